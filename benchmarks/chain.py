@@ -3,11 +3,12 @@
 Needs root: every host is a network namespace with its own /tmp and sshd. The recipe is the 64-node one, its
 launcher a real hydra; a stand-in for Caffe leaves a snapshot of ResNet-50's 102 MB after every phase.
 
-    python benchmarks/chain.py [joins [HOSTS] | whole [HOSTS [SECONDS A PHASE]]]
+    python benchmarks/chain.py [joins [HOSTS] | whole [HOSTS [SECONDS A PHASE]] | hosts [HOSTS]]
 
 joins: on 8 hosts, from the exit of a phase's last rank to the start of the next mpiexec, less one scp of the
 same snapshot. whole: on 64 hosts, the whole command against the authors' own script, which is the same five
 launches and an scp after each. A phase of the stand-in takes 45 s, where the real ones take 17 to 85 min.
+hosts: on 64 and 128 hosts, `preflight` and `stage`, whose LMDB is tiny, against `mpiexec.hydra true` there.
 """
 
 from __future__ import annotations
@@ -120,6 +121,20 @@ def time_whole(number: int, phase_s: float) -> None:
     )
 
 
+def time_hosts(number: int) -> None:
+    with Cluster.up(hosts_of(number)) as cluster:
+        root = ResNetRoot(cluster, cluster.shared / "root")
+        launch = ["mpiexec.hydra", "-n", str(2 * number), "-ppn", "2", "-f", "hostfile", "true"]
+        launch_s = statistics.median(seconds_of(root, launch) for _ in range(CALLS))
+        stage_s = seconds_of(root, ours(root, "stage"))
+        checks_s = statistics.median(seconds_of(root, ours(root, "preflight")) for _ in range(3))
+    print(
+        f"{number} hosts: preflight {checks_s:.1f} s, {checks_s / launch_s:.1f} times `mpiexec.hydra true` "
+        f"({launch_s:.2f} s); stage {stage_s:.1f} s, {stage_s / launch_s:.1f} times it",
+        flush=True,
+    )
+
+
 def main() -> None:
     argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -133,6 +148,9 @@ def main() -> None:
         time_joins(int(hosts or 8))
     if what in ("", "whole"):
         time_whole(int(hosts or 64), float(seconds or 45))
+    if what in ("", "hosts"):
+        for number in (int(hosts),) if hosts else (64, 128):
+            time_hosts(number)
 
 
 if __name__ == "__main__":

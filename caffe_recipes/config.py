@@ -1,8 +1,7 @@
-"""YAML text to a frozen model, with the file and line of whatever is wrong.
+"""Read YAML into frozen models, and report mistakes with their file and line.
 
-What is wrong is raised as the caller's own exception, of (where, what, hint): this floor knows none.
-
-What recipes and cluster profiles are made of: the frozen base, and texts and numbers with their bounds.
+Errors are raised by a function of the caller, `fail(where, what, hint)`, since recipes and profiles have
+exceptions of their own. Also here: the base class of all models (`Value`), and bounded texts and numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pydantic import (
 )
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.wording import did_you_mean
 
 Location = tuple[str | int, ...]
@@ -36,7 +35,7 @@ _MOST_SHOWN = 80
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML with today's scalars: 5e-5 is a number, `on` and `no` are text, 1_000 and 1:30 too."""
+    """Loader of YAML with YAML 1.2's scalars: 5e-5 is a number; `on`, `no`, 1_000 and 1:30 are text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
 
@@ -53,7 +52,7 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A mapping that was read, and where its values stand; `kind` is what errors call it, as `recipe`."""
+    """A mapping that was read, with the line of each value; `kind` is its name in errors, as `recipe`."""
 
     where: str | Path
     kind: str
@@ -62,13 +61,13 @@ class YamlSource:
     fail: Fail
 
     def place(self, location: Location) -> str:
-        """Return `file:line` of a value, or of the nearest thing around it."""
+        """Return `file:line` of a value, or of the nearest value that contains it."""
         while location and location not in self.lines:
             location = location[:-1]
         return f"{self.where}:{self.lines.get(location, 1)}"
 
     def fault(self, place: str, key: str, reason: str, hint: str) -> Exception:
-        """Return the error for a value that does not fit."""
+        """Return the error for a value that does not validate."""
         error = self.fail(place, f"{key}: {reason}", hint)
         if isinstance(error, RecipeError):
             error.key, error.reason = key, reason
@@ -76,7 +75,7 @@ class YamlSource:
 
 
 def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSource:
-    """Read YAML text that holds a mapping; sequences become tuples. Raises what `fail` makes."""
+    """Parse YAML text whose root is a mapping; sequences become tuples. Raises what `fail` returns."""
     try:
         _check_bounds(text, where, fail)
         root = yaml.compose(text, Loader=Loader)
@@ -95,16 +94,16 @@ def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSourc
     return YamlSource(where, kind, raw, lines, fail)
 
 
-# What an explicit tag may say: what others make of a text is more than a recipe needs.
+# The explicit tags that are allowed; a recipe needs none of those that build other types.
 _TAGS = frozenset((None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))))
 
 
-_DEEPEST = 300  # libyaml's recursion, and ours, may take
+_DEEPEST = 300  # levels that the recursion of libyaml and of this module can take
 
 
 @dataclass
 class _Open:
-    """A collection whose end is yet to come: values so far, aliases counted as what they stand for."""
+    """A collection whose end has not been read; an alias adds as many values as its target holds."""
 
     anchor: str | None
     is_mapping: bool
@@ -113,12 +112,12 @@ class _Open:
 
 
 def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
-    """Count what YAML holds, before anything is made of it: libyaml composes by recursion, without a limit.
+    """Check depth and number of values before anything is composed: libyaml recurses without a limit.
 
-    An alias counts as all that it stands for, since that is what is made of it.
+    An alias counts as many values as its target holds, since it expands to them.
     """
     deepest, most = min(limit("yaml-depth"), _DEEPEST), limit("yaml-values")
-    sizes: dict[str | None, int | None] = {}  # of what has an anchor; None of what is not at its end yet
+    sizes: dict[str | None, int | None] = {}  # values by anchor; None until the collection's end
     around: list[_Open] = [_Open(None, False)]
     for event in yaml.parse(text, Loader=Loader):
         place = f"{where}:{event.start_mark.line + 1 if event.start_mark else 1}"
@@ -137,9 +136,9 @@ def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
         else:
             continue
         if len(around) - 1 > deepest:
-            raise fail(place, f"values nest more than {deepest} deep", raise_limit("yaml-depth"))
+            raise fail(place, f"values nest more than {deepest} deep", hint_at_limit("yaml-depth"))
         if sum(each.values for each in around) > most:
-            raise fail(place, f"holds more than {most:,} values", raise_limit("yaml-values"))
+            raise fail(place, f"holds more than {most:,} values", hint_at_limit("yaml-values"))
 
 
 def _add_event(
@@ -153,11 +152,11 @@ def _add_event(
     if isinstance(event, yaml.AliasEvent):
         size = sizes.get(event.anchor, 0)
         if size is None:
-            raise fail(place, f"alias '{_short(str(event.anchor))}' holds itself", "write the values out")
+            raise fail(place, f"alias '{_short(str(event.anchor))}' contains itself", "write the values out")
         around[-1].values += size
         return
     if event.tag not in _TAGS:
-        raise fail(place, f"the tag '{_short(event.tag)}' is not known here", "write the value without it")
+        raise fail(place, f"the tag '{_short(event.tag)}' is not supported", "write the value without it")
     if isinstance(event, yaml.ScalarEvent):
         around[-1].values += 1
         if event.anchor:
@@ -174,9 +173,9 @@ def validate(
     context: object = None,
     moved: Callable[[Location], Location] | None = None,
 ) -> M:
-    """Make a model of what was read; raises what `fail` makes, for the first thing that does not fit.
+    """Return what was read as a model; raises what `fail` returns, for the first mistake.
 
-    `moved` gives where a value really stands, for one that is inherited from elsewhere in the file.
+    `moved` maps the location of a value that is inherited to where it stands in the file.
     """
     try:
         return model.model_validate(source.raw, context=context)
@@ -185,7 +184,7 @@ def validate(
 
 
 def write_key(location: Location) -> str:
-    """Write a location as a person would.
+    """Write a location as a dotted key.
 
     >>> write_key(("phases", 2, "base_lr"))
     'phases[2].base_lr'
@@ -199,7 +198,7 @@ def _short(text: str) -> str:
 
 
 def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iterator[tuple[Location, int]]:
-    """Yield each value's location and line, and refuse a key given twice."""
+    """Yield each value's location and line; raises what `fail` returns for a key that is given twice."""
     yield at, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -218,7 +217,7 @@ def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iter
 
 
 def _values(root: yaml.Node | None) -> Any:  # noqa: ANN401 - whatever the YAML held
-    """Construct plain values; sequences become tuples, since what is made of them is frozen."""
+    """Construct plain values; sequences become tuples, since the models are frozen."""
     if root is None:
         return None
     loader = Loader("")
@@ -239,8 +238,8 @@ def _freeze(value: Any) -> Any:  # noqa: ANN401
 def _first_error(
     error: ValidationError, source: YamlSource, model: type[BaseModel], moved: Callable[[Location], Location]
 ) -> Exception:
-    """Turn pydantic's first finding into one line that names file, line and key."""
-    # A misspelt key is also a missing one; the misspelling is what to mend.
+    """Turn pydantic's first error into one line that names file, line and key."""
+    # A misspelt key often leaves a required one missing: report the misspelling.
     found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     is_key = found["loc"][-1:] == (_KEY,) and found["type"] != "extra_forbidden"
     location = moved(found["loc"][:-1] if is_key else found["loc"])
@@ -264,9 +263,9 @@ def _first_error(
     return source.fault(place, key, f"{message[0].lower()}{message[1:]}{shown}", _near_literal(found))
 
 
-_KEY = "[key]"  # as pydantic ends the location of a mapping's key
+_KEY = "[key]"  # pydantic ends the location of a mapping's key with this
 
-# Pydantic's kinds of error in the words of people who write YAML.
+# Pydantic's error types, in the words of people who write YAML.
 _PLAIN = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping of keys to values",
@@ -274,7 +273,7 @@ _PLAIN = {
     "float_type": "must be a number",
     "greater_than": "must be above {gt:.12g}",
     "greater_than_equal": "must be {ge:.12g} or more",
-    "int_type": "must be a whole number",
+    "int_type": "must be an integer",
     "is_instance_of": "must be a mapping of keys to values",
     "less_than": "must be below {lt:.12g}",
     "less_than_equal": "must be {le:.12g} or less",
@@ -287,16 +286,16 @@ _PLAIN = {
     "too_short": "must have {min_length} or more items",
     "tuple_type": "must be a list of values",
 }
-# What patterns mean; other ones are shown.
+# What the patterns mean in words; any other pattern is shown itself.
 _PATTERNS = {
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must be of letters, digits, `.`, `_` and `-`, a letter or digit first",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable's name: letters, digits and `_`, no digit first",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must start with a letter or digit; `.`, `_` and `-` may follow",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable's name: letters, digits and `_`, but no digit first",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
 }
 
 
 def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    """Say in plain words what is wrong with a value; what is missing after a key's colon is said so."""
+    """Say in plain words what is wrong with a value, and whether it is empty."""
     kind, context = found["type"], found.get("ctx", {})
     if kind == "string_pattern_mismatch":
         return _PATTERNS.get(context["pattern"], f"must be of the form {context['pattern']}")
@@ -377,7 +376,7 @@ V = TypeVar("V")
 
 
 class FrozenMapping(Mapping[K, V]):
-    """A mapping that nothing changes, hashable if its values are; equal to any mapping of the same items."""
+    """An immutable mapping, hashable if its values are; it equals any mapping of the same items."""
 
     def __init__(self, items: Mapping[K, V]) -> None:
         """Keep the items in their order."""
@@ -403,11 +402,11 @@ def _serialize(items: Mapping[K, V], serialize: SerializerFunctionWrapHandler) -
     return serialize(dict(items))
 
 
-# A field's mapping, frozen once it is validated; dumped as the plain one that it was read from.
+# A mapping as a field: frozen when it is validated, and dumped as a plain dict.
 Frozen = Annotated[Mapping[K, V], AfterValidator(FrozenMapping), WrapSerializer(_serialize)]
 
 
 class Value(BaseModel):
-    """Base of all parts: frozen, strict, and closed to unknown keys."""
+    """Base class of all models that are read from YAML: frozen, strict, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)

@@ -1,17 +1,17 @@
-"""The exceptions of caffe_recipes. Every message says where, what, and what to do next, on one line.
+"""The exceptions of caffe_recipes. Each message is one line that says where, what, and what to do next.
 
     CaffeRecipesError               exit_code
-      InputError                    2   what the user gave is wrong; nothing on disk has changed
+      InputError                    2   the input is wrong; nothing on disk has changed
         PrototxtError                   prototxt text: file, line, column, field
         RecipeError                     recipe YAML: file, line, key
         DataError                       an LMDB or the images in it
         WeightsError                    a caffemodel or solverstate
-      ClusterError                  2   a launcher, ssh or Slurm does not do what is needed
-        HostFailed                      the same of one host, by its name
-          CommandTimedOut               a command on it did not end
+      ClusterError                  2   a launcher, ssh or Slurm failed
+        HostFailed                      one host failed; carries its name
+          CommandTimedOut               a command on a host did not finish in time
       CheckFailed                   1   a check that the user asked for found something
       RunFailed                     3   a run started and did not succeed
-        DiskFailed                      a disk on this machine that does not take a file
+        DiskFailed                      a file could not be written to a disk of this machine
 
 Whoever handles an error decides by its class and its fields, never by its text. Only `cli/` and
 `engine/main.py` print them; errors of other packages are translated where they arise.
@@ -25,7 +25,7 @@ from typing import Self
 
 
 class CaffeRecipesError(Exception):
-    """Base of all; `where: what; hint` as text."""
+    """Base class of all errors; its text is `where: what; hint`."""
 
     exit_code = 1
 
@@ -39,11 +39,11 @@ class CaffeRecipesError(Exception):
 
     @property
     def without_hint(self) -> str:
-        """`where: what`, for a line that says itself what comes next."""
+        """`where: what`, for a caller that writes its own hint."""
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def reworded(self, where: str | Path | None = None, what: str = "", hint: str = "") -> Self:
-        """Return an error of the same class with the same fields, in the given words where there are any."""
+        """Return a copy of the error with the given texts replaced; its class and other fields stay."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__.update(self.__dict__)
         other.where = self.where if where is None else str(where)
@@ -53,19 +53,19 @@ class CaffeRecipesError(Exception):
 
 
 class InputError(CaffeRecipesError):
-    """What the user gave is wrong; nothing on disk has changed."""
+    """Input that is wrong: an argument, a file or a variable. Nothing on disk has changed."""
 
     exit_code = 2
 
 
 class PrototxtError(InputError):
-    """Prototxt text that is not a message of the schema; `where` is `file:line:column`."""
+    """Prototxt text that does not parse as a message of the schema; `where` is `file:line:column`."""
 
 
 class RecipeError(InputError):
     """A recipe that does not validate; `where` is `file:line`.
 
-    `key` is the dotted path of the value that is wrong, "" for none, and `reason` what is wrong with it.
+    `key` is the dotted path of the wrong value, or "" if no single value is wrong; `reason` says why.
     """
 
     key = ""
@@ -73,21 +73,21 @@ class RecipeError(InputError):
 
 
 class DataError(InputError):
-    """An LMDB that is missing, empty, unreadable, or holds labels outside the classes."""
+    """An LMDB that is missing, empty or unreadable, or that holds labels outside the classes."""
 
 
 class WeightsError(InputError):
-    """A caffemodel or solverstate that is missing, empty, truncated, or of another net."""
+    """A caffemodel or solverstate that is missing, empty or truncated, or that belongs to another net."""
 
 
 class ClusterError(CaffeRecipesError):
-    """A launcher, ssh or Slurm that does not do what is needed."""
+    """A launcher, ssh or Slurm that failed."""
 
     exit_code = 2
 
 
 class HostFailed(ClusterError):
-    """What befell one host; `place` is the path there that it concerns, "" if it concerns none."""
+    """A failure on one host; `place` is the path on that host that it concerns, or ""."""
 
     def __init__(self, host: str, what: str, hint: str = "", place: str | Path = "") -> None:
         self.host = host
@@ -96,7 +96,7 @@ class HostFailed(ClusterError):
 
 
 class CommandTimedOut(HostFailed):
-    """A command on a host that did not end within `limit_s` seconds."""
+    """A command on a host that did not finish within `limit_s` seconds."""
 
     def __init__(self, host: str, program: str, limit_s: float) -> None:
         self.program = program
@@ -119,7 +119,7 @@ class RunFailed(CaffeRecipesError):
 
 
 class DiskFailed(RunFailed):
-    """A disk on this machine that a file, `path`, could not be written to."""
+    """A file, `path`, that could not be written to a disk of this machine."""
 
     def __init__(self, path: str | Path, what: str, hint: str = "check the disk") -> None:
         self.path = Path(path)
@@ -127,7 +127,7 @@ class DiskFailed(RunFailed):
 
 
 def escaped_error(where: str, error: Exception) -> RunFailed:
-    """Make one line of an exception that nobody expected, so that no user sees it as it is."""
+    """Turn an unexpected exception into a RunFailed of one line, so that users never see a traceback."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     frame = traceback.extract_tb(error.__traceback__)[-1]
     hint = f"please report it, with the prototxts ({Path(frame.filename).name}, line {frame.lineno})"

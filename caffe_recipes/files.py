@@ -1,9 +1,7 @@
-"""Files that change in one step, whole or not at all, and the diff of what they hold and are to hold.
+"""Write files atomically, lock them, and read paths that may be pipes, devices or endless.
 
-Folders may be shared with other users, as /tmp is. What is written goes by a random name in a folder that is
-held open, and is renamed there; a symbolic link is followed only where no other user can have put it.
-
-Reading a path that may be a pipe, a device, endless, or silent.
+Folders may be shared with other users, as /tmp is. A new file is written under a random name in a folder that
+is held open, and renamed there; a symbolic link is followed only if no other user can have created it.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.limits import LIMITS_VARIABLE, limit, raise_limit
+from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
 
-# As many as Linux follows.
+# The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
-# To pass through a folder takes no right to list it.
+# Passing through a folder does not need the permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def name_beside(path: Path) -> Path:
-    """Name what takes a path's place once it is whole: hidden, in the same folder, not to be guessed."""
+    """Return a hidden, random name in a path's folder, for a file that will replace it when complete."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
@@ -48,12 +46,12 @@ def write_whole(
     mode: int = 0o666,
     is_synced: bool = False,
 ) -> None:
-    """Write files in existing folders; each changes in one step, and none unless all could be written.
+    """Write files into existing folders; each is replaced atomically, and none unless all could be written.
 
-    A symbolic link of this user or root is followed. What exists keeps its mode; what does not gets `mode`,
-    or 0o777 if it is `executable`, less the umask. `is_synced` waits for the disk. Raises OSError, which
-    names the file: for a link that another user could have put there, and for a folder in a world-writable
-    one where others can exchange files. No device or pipe is replaced.
+    A symbolic link of this user or of root is followed. An existing file keeps its mode; a new one gets
+    `mode`, or 0o777 if it is in `executable`, less the umask. `is_synced` waits until the data are on disk.
+    Raises OSError, which names the file: for a link that another user could have created, for a folder inside
+    a world-writable one where others can exchange files, and for a device or a pipe, which is never replaced.
     """
     waiting: dict[Path, str] = {}
     try:
@@ -72,22 +70,23 @@ def write_whole(
                 os.unlink(part, dir_fd=place.folder)
 
 
-# What a file system says that has no room for us; not every one can reserve.
+# The errors of a file system without room for us; not every file system can reserve space.
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _KEEP_SIZE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def reserve(path: Path, ahead_bytes: int) -> bool:
-    """Reserve room behind a file's end, so that it can grow on a disk that fills up; tell whether it is full.
+    """Reserve `ahead_bytes` behind a file's end; return whether the disk is full.
 
-    The file's size stays. Whether there is room is looked at first: what was reserved before is not counted.
+    The file can then grow on a disk that others fill up; its size does not change yet. Free space is read
+    before the reservation, so that the reservation does not count.
     """
     try:
         with path.open("rb+") as file:
             is_full = os.fstatvfs(file.fileno()).f_bavail == 0
             end = ctypes.c_int64(os.fstat(file.fileno()).st_size)
-            for part in (1, 8, 64):  # what little there is will do
+            for part in (1, 8, 64):  # with less room, reserve less
                 ahead = ctypes.c_int64(ahead_bytes // part)
                 if _libc.fallocate(file.fileno(), _KEEP_SIZE, end, ahead) == 0:
                     return is_full
@@ -97,13 +96,13 @@ def reserve(path: Path, ahead_bytes: int) -> bool:
 
 
 def release(path: Path) -> None:
-    """Give back what was reserved behind a file's end."""
+    """Free the space that was reserved behind a file's end."""
     with suppress(OSError):
         os.truncate(path, path.stat().st_size)
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise OSError, which names the path, where write_whole would: before what takes long is begun."""
+    """Raise OSError, which names the path, if write_whole would; call it before work that takes long."""
     with _naming(path), _open_place(path) as place:
         place.look()
         if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
@@ -111,10 +110,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def make_own_folder(path: Path) -> None:
-    """Make a folder, with those above it, or take the one that exists; raises OSError, which names it.
+    """Create a folder and its parents unless it exists; raises OSError, which names it.
 
-    In a folder where others can write, a link is refused, and a folder that is another user's or that others
-    can write in.
+    Where other users can write in the parent, a symbolic link is refused, and so is an existing folder that
+    belongs to another user or that others can write in.
     """
     with _naming(path.parent):
         try:
@@ -136,18 +135,18 @@ def make_own_folder(path: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock's file, made if need be, so that nobody else can; raises OSError.
+    """Open the file of a lock, created if missing, with mode 0600; return its descriptor. Raises OSError.
 
-    Whoever can read a lock can hold it. One that belongs to another user is refused, but by root. Without
-    blocking: a pipe of that name would wait for a reader for ever.
+    Mode 0600, since whoever can read a lock's file can hold the lock. A file of another user is refused,
+    unless this user is root. O_NONBLOCK, since opening a pipe of that name would wait for a reader for ever.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(path, flags, 0o600)
     try:
         if os.geteuid() not in (0, os.fstat(file).st_uid):
-            raise PermissionError(errno.EPERM, "another user can hold it", str(path))
-        with suppress(OSError):  # a disk without modes
-            os.fchmod(file, 0o600)  # what an earlier version made is readable by all
+            raise PermissionError(errno.EPERM, "it belongs to another user, who could hold it", str(path))
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(file, 0o600)  # earlier versions created it readable by all
     except OSError:
         os.close(file)
         raise
@@ -155,7 +154,10 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file without waiting; False where another has it. Raises OSError for a disk without."""
+    """Lock an open file without waiting; return False if another process holds it.
+
+    Raises OSError where the file system has no locks.
+    """
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -165,7 +167,7 @@ def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def lock(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold the lock of a file, made if need be, for this process alone; raises `busy` where another has it.
+    """Hold the exclusive lock of a file, created if missing; raises `busy` if another process holds it.
 
     Raises OSError where open_lock and try_lock do.
     """
@@ -179,23 +181,24 @@ def lock(path: Path, busy: Exception) -> Iterator[None]:
 
 
 def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
-    """Wait until whoever reads a pipe has taken all that was written to it; anything but a pipe is no wait.
+    """Wait until the reader of a pipe or socket has read everything, `at_most_s` seconds at most.
 
-    What a process writes last is lost where its reader acts on its end before it reads.
+    Otherwise the last lines are lost if the reader acts on the end of this process before it reads them. For
+    anything but a pipe or socket, return at once.
     """
     until = time.monotonic() + at_most_s
     with suppress(OSError):
         mode = os.fstat(descriptor).st_mode
         ask = termios.FIONREAD if stat.S_ISFIFO(mode) else termios.TIOCOUTQ if stat.S_ISSOCK(mode) else 0
         readers = select.poll()
-        readers.register(descriptor, 0)  # which says no more than that there are none left
+        readers.register(descriptor, 0)  # reports only that no reader is left
         while ask and any(fcntl.ioctl(descriptor, ask, bytes(4))) and time.monotonic() < until:
             if readers.poll(1):
                 break
 
 
 def is_changed_by_group(folder: os.stat_result) -> bool:
-    """Return whether a group of others can write in a folder: many systems give each user a private one."""
+    """Return whether a group with other members can write in a folder; private groups do not count."""
     if not folder.st_mode & stat.S_IWGRP:
         return False
     with suppress(KeyError):
@@ -205,7 +208,7 @@ def is_changed_by_group(folder: os.stat_result) -> bool:
 
 
 def render_unified(path: str, before: str | None, after: str | None) -> str:
-    """Write what changes in a file as a unified diff; None is a file that is not there, or is to go.
+    """Return a file's change as a unified diff; None stands for a file that does not exist, before or after.
 
     >>> print(render_unified("n", "a\\n", None), end="")
     --- a/n
@@ -214,7 +217,7 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
     -a
     """
     lines = difflib.unified_diff(
-        list(io.StringIO(before or "")),  # not splitlines, which splits at more than line feeds
+        list(io.StringIO(before or "")),  # splitlines would not split at line feeds only
         list(io.StringIO(after or "")),
         "/dev/null" if before is None else f"a/{path}",
         "/dev/null" if after is None else f"b/{path}",
@@ -226,7 +229,7 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let an OSError name the file that is meant, not the one beside it."""
+    """Make an OSError name the intended file, not the temporary one beside it."""
     try:
         yield
     except OSError as error:
@@ -235,13 +238,13 @@ def _naming(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a path leads: a descriptor of the folder, and the name in it, which is not a link."""
+    """A resolved path: a descriptor of the folder, and a name in it that is not a symbolic link."""
 
     folder: int
     name: str
 
     def look(self) -> os.stat_result | None:
-        """Return the file that a rename would replace; raises OSError where it must not."""
+        """Return the status of the file that a rename would replace; raises OSError if it must stay."""
         try:
             status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -250,18 +253,18 @@ class _Place:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "Is a device, a pipe or a socket, not a file")
-        if not os.access(self.name, os.W_OK, dir_fd=self.folder):  # a rename would not ask
+        if not os.access(self.name, os.W_OK, dir_fd=self.folder):  # a rename would ignore the file's mode
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return status
 
 
 @contextmanager
 def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
-    """Walk to a path, one step at a time, as the kernel would; raises OSError for a step that is not trusted.
+    """Resolve a path step by step, as the kernel would; raises OSError for a step that is not trusted.
 
-    The last step is the name of a folder if `is_folder`: then no link is followed there.
+    With `is_folder` the last step names a folder, and a link there is not followed.
     """
-    steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop what stands before ".."
+    steps = _split(os.path.join(Path.cwd(), path))  # noqa: PTH118 - Path would drop the step before ".."
     folder = os.open("/", _PASS)
     try:
         is_shared, links = _is_open(os.fstat(folder)), 0
@@ -290,22 +293,22 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
 
 
 def _split(path: str) -> list[str]:
-    """Return a path's steps, the first last."""
+    """Return a path's steps in reverse order."""
     return [step for step in reversed(path.split("/")) if step not in ("", ".")] or ["."]
 
 
 def _step(folder: int, name: str) -> int:
-    """Open a folder in another, which is closed then."""
+    """Open a folder in another one, and close that one."""
     inner = os.open(name, _PASS, dir_fd=folder)
     os.close(folder)
     return inner
 
 
 def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
-    """Return where a link leads, if `name` is one; raises OSError where another user can have put it there.
+    """Return the target of a symbolic link, None if `name` is not one; raises OSError for an untrusted link.
 
-    What lies where only the folder's owner can write was put there by that owner, who is believed on the way
-    to a file, since the user chose to go there; where the file's own name leads, no other user decides.
+    A link is untrusted if another user could have created it. The owner of a folder that nobody else can
+    write in is trusted on the way to a file, since the user chose that path, but not for the file's own name.
     """
     try:
         link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -349,9 +352,9 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
         stream.write(data)
         if before is not None:
             kept = stat.S_IMODE(before.st_mode)
-            if before.st_uid != os.geteuid():  # else a planted file would open ours to its owner
+            if before.st_uid != os.geteuid():  # the mode of a planted file must not open ours to its owner
                 kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
-            # Whoever may read a script may run it.
+            # Make a script executable by all who may read it.
             os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:
             stream.flush()
@@ -363,9 +366,9 @@ _PIECE_BYTES = 1 << 20
 
 
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:
-    """Read at most `most_bytes` of a file, a pipe or a terminal; OSError for anything else.
+    """Read at most `most_bytes` of a file, a pipe or a terminal; raises OSError for anything else.
 
-    A pipe that somebody holds open is read to its end; where nobody does, opening it does not wait for ever.
+    A pipe that has a writer is read to its end; one that gets none within 2 s raises TimeoutError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -373,7 +376,7 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
-            raise OSError(errno.EINVAL, "a device is no file")
+            raise OSError(errno.EINVAL, "it is a device, not a file")
         start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
         os.set_blocking(descriptor, True)
         return start + read_pieces(file, most_bytes - len(start))
@@ -381,7 +384,7 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
 
 @contextmanager
 def reading(path: str | Path, fault: type[CaffeRecipesError], hint: str) -> Iterator[None]:
-    """Have an OSError raise `fault` instead: `PATH: cannot be read: REASON; hint`."""
+    """Turn an OSError into a `fault` with the text `PATH: cannot be read: REASON; hint`."""
     try:
         yield
     except OSError as error:
@@ -389,18 +392,18 @@ def reading(path: str | Path, fault: type[CaffeRecipesError], hint: str) -> Iter
 
 
 def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hint: str) -> bytes:
-    """Read a file, as read_within does; raises `fault`, as `reading` does."""
+    """Read a file within the limit `name`, as read_within does; raises `fault`, as `reading` does."""
     with reading(path, fault, hint):
         return read_within(path, name)
 
 
 def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
-    """Read a file's YAML, `kind` being what it is to hold; raises `fault`, also over `yaml-bytes`."""
+    """Read the text of a YAML file that should hold a `kind`; raises `fault`, also above `yaml-bytes`."""
     most = limit("yaml-bytes")
     with reading(path, fault, f"give the path of a {kind}'s YAML"):
         data = read_bytes(path, most + 1)
     if len(data) > most:
-        raise fault(path, f"is over {most:,} bytes", f"is it a {kind}? {raise_limit('yaml-bytes')}")
+        raise fault(path, f"is over {most:,} bytes", f"is it a {kind}? {hint_at_limit('yaml-bytes')}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -408,7 +411,7 @@ def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str
 
 
 def read_within(path: str | Path, name: str) -> bytes:
-    """Read a file, as read_bytes does, of at most the bytes of a limit; OSError for more, as for all else."""
+    """Read a file, as read_bytes does; raises OSError for one above the limit `name`, in bytes."""
     most = limit(name)
     data = read_bytes(path, most + 1)
     if len(data) > most:
@@ -417,25 +420,25 @@ def read_within(path: str | Path, name: str) -> bytes:
 
 
 def too_large(path: str | Path, name: str) -> OSError:
-    """Return the error of a file, or a part of one, that is over a limit."""
-    what = f"it has over {limit(name):,} bytes ({LIMITS_VARIABLE}={name}=N raises this)"
+    """Return the error for a file, or a part of one, that is above a limit."""
+    what = f"it is over {limit(name):,} bytes ({LIMITS_VARIABLE}={name}=N raises this limit)"
     return OSError(errno.EFBIG, what, str(path))
 
 
 def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
-    """Read at most `most_bytes`, without asking for the memory of all of them at once."""
+    """Read at most `most_bytes`, and allocate memory only for what is there."""
     pieces: list[bytes] = []
     while most_bytes > 0:
         wanted = min(_PIECE_BYTES, most_bytes)
         pieces.append(file.read(wanted))
-        if len(pieces[-1]) < wanted:  # the end: a terminal, asked again, would want it typed again
+        if len(pieces[-1]) < wanted:  # the end; reading a terminal again would need a second Ctrl-D
             break
         most_bytes -= wanted
     return b"".join(pieces)
 
 
 def _await_writer(descriptor: int, most_bytes: int) -> bytes:
-    """Return what a pipe holds as soon as it holds something, or nothing once it has a writer."""
+    """Return the first bytes of a pipe, or b"" once it has a writer; raises TimeoutError without one."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -445,5 +448,6 @@ def _await_writer(descriptor: int, most_bytes: int) -> bytes:
         if start or not most_bytes:
             return start
         if time.monotonic() > until:
-            raise TimeoutError(errno.ETIMEDOUT, "a pipe that nobody writes to")
+            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that nobody writes to")
+
         time.sleep(0.01)

@@ -1,7 +1,7 @@
-"""Bounds on what is read, so that a file of anybody's costs seconds and megabytes, and not the machine.
+"""Upper bounds on input, so that an oversized or malicious file cannot exhaust time or memory.
 
-Each is far above what the field has. `caffe-recipes --limit NAME=N COMMAND` raises one, and so does
-`CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md has the table.
+Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one, and so does
+the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md lists all.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LIMITS = MappingProxyType(
 
 
 def limit(name: str) -> int:
-    """Return a bound: its default, or what the environment says; raises ValueError for a spoilt variable."""
+    """Return a bound, from the environment or its default; raises ValueError for a malformed variable."""
     return parse_limits(os.environ.get(LIMITS_VARIABLE, "")).get(name, LIMITS[name])
 
 
 def parse_limits(text: str) -> dict[str, int]:
-    """Read `NAME=N,NAME=N`; raises ValueError, whose text says what is wrong.
+    """Parse `NAME=N,NAME=N` into {name: N}; raises ValueError, whose text says what is wrong.
 
     >>> parse_limits("yaml-depth=70,image-pixels=200000000")
     {'yaml-depth': 70, 'image-pixels': 200000000}
@@ -49,17 +49,17 @@ def parse_limits(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, _, number = part.strip().partition("=")
         if name not in LIMITS:
-            raise ValueError(f"there is no limit {name[:60]!r}; there are {', '.join(LIMITS)}")
+            raise ValueError(f"unknown limit {name[:60]!r}; the limits are {', '.join(LIMITS)}")
         if not (number.isascii() and number.isdigit() and 0 < len(number) < 19 and int(number)):
-            raise ValueError(f"{part[:60]!r} has no count; write {name}={LIMITS[name]}")
+            raise ValueError(f"{part[:60]!r} does not give a positive integer; write {name}={LIMITS[name]}")
         found[name] = int(number)
     return found
 
 
 def raise_limits(texts: Sequence[str]) -> None:
-    """Take `NAME=N` on top of what the environment says, for this process and those that it starts.
+    """Set bounds from `NAME=N` texts, for this process and those that it starts.
 
-    Raises ValueError, also for what the environment says.
+    They override those of the environment. Raises ValueError for a malformed text or environment variable.
     """
     found = {**parse_limits(os.environ.get(LIMITS_VARIABLE, "")), **parse_limits(",".join(texts))}
     if texts:
@@ -67,15 +67,15 @@ def raise_limits(texts: Sequence[str]) -> None:
     bound_opencv()
 
 
-def raise_limit(name: str) -> str:
-    """Return what to do about a file that is over a bound."""
+def hint_at_limit(name: str) -> str:
+    """Return the hint for an error about a file that exceeds a bound."""
     return f"if you trust it, raise the bound with {LIMITS_VARIABLE}={name}=N"
 
 
 def bound_opencv() -> None:
-    """Have OpenCV refuse images of more pixels; it reads this when it is loaded, and not again."""
+    """Set OpenCV's own bound on an image's pixels; OpenCV reads the variable only when it is loaded."""
     os.environ[_OPENCV] = str(limit("image-pixels"))
 
 
-with suppress(ValueError):  # which the command line reports
+with suppress(ValueError):  # the command line reports a malformed variable
     bound_opencv()

@@ -1,7 +1,4 @@
-"""Durations and sizes as people read them.
-
-Times and numbers as people read them, however long or large they are.
-"""
+"""Write durations, sizes and numbers for people, with units that suit how large they are."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 
 
 def describe_duration(seconds: float) -> str:
-    """Write a duration in the two units that matter, rounded to the nearest of the smaller.
+    """Write a duration in its two largest units, rounded to the nearest of the smaller one.
 
     >>> [describe_duration(s) for s in (7.4, 125, 14_694)]
     ['7 s', '2 min 05 s', '4 h 05 min']
@@ -25,7 +22,7 @@ def describe_duration(seconds: float) -> str:
 
 
 def write_clock(seconds: float) -> str:
-    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns that are read again and again.
+    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns whose width should not change.
 
     >>> [write_clock(s) for s in (7.4, 125, 14_694)]
     ['0:07', '2:05', '4:04:54']
@@ -35,7 +32,7 @@ def write_clock(seconds: float) -> str:
 
 
 def describe_bytes(count: float) -> str:
-    """Write a size in powers of 1000, three digits of it.
+    """Write a size in powers of 1000, to three significant digits.
 
     >>> [describe_bytes(n) for n in (999, 4_222_976, 42e9)]
     ['999 bytes', '4.22 MB', '42 GB']
@@ -49,8 +46,8 @@ def describe_bytes(count: float) -> str:
     return f"{count / 1000:,.3g} TB"
 
 
-_MOST = 10_000  # of a unit, before the next larger one is taken
-_LARGEST = 1e9  # that is written with all its digits
+_MOST = 10_000  # of a unit, before the next larger unit is used
+_LARGEST = 1e9  # number that is written with all its digits
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,8 @@ LONGER = (
 
 
 def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
-    """Return the first of some units, the smallest first, in which a time is 10,000 at most; else the last.
+    """Return the smallest of some units in which a time is at most 10,000, or else the largest.
+
 
     >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
     ['minutes', 'hours', 'days', 'years']
@@ -87,7 +85,7 @@ def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
 
 
 def write_time(seconds: float) -> str:
-    """Write a time with its unit.
+    """Write a time in seconds, or in a longer unit from 10,000 s on, with the unit.
 
     >>> write_time(203.26), write_time(1_281_167)
     ('203.3 s', '355.9 h')
@@ -97,7 +95,7 @@ def write_time(seconds: float) -> str:
 
 
 def write_number(value: float, decimals: int = 0) -> str:
-    """Write a number to so many decimals, unless it is too large or small for that: then to three digits.
+    """Write a number to some decimals, or to three significant digits if it is too large or small for that.
 
     >>> write_number(6303), write_number(0.031), write_number(1e12), write_number(0.0, 1)
     ('6,303', '0.031', '1e+12', '0.0')

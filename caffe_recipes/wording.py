@@ -1,4 +1,4 @@
-"""How names and counts stand in a sentence: made printable, counted, joined, cut short, corrected."""
+"""Write names and counts in messages: escape, pluralize, join and shorten them, and suggest corrections."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Write what is not printable as Python would, but the characters of `keep`.
+    r"""Escape unprintable characters as Python's repr does, except those in `keep`.
 
-    Names, logs and titles of anybody's may move a terminal's cursor, or turn its text around. Not printable
-    are control characters, also those of 8 bits, all that turns the direction of text or has no width, blanks
-    other than the space, and halves of surrogate pairs.
+    A file name, log or title from elsewhere could move the terminal's cursor or reverse its text. Unprintable
+    are control characters (7-bit and 8-bit), characters that change the direction of text or have no width,
+    white space other than the space itself, and lone surrogates.
 
     >>> printable("a\x1b[2J\u202eb\n", keep="\n\t")
     'a\\x1b[2J\\u202eb\n'
@@ -22,7 +22,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """Return the form of a word that goes with a count; `many` is `one` with an s if it is not given.
+    """Return the singular or the plural of a word, as a count requires; `many` defaults to `one` plus "s".
 
     >>> plural(1, "host"), plural(0, "host"), plural(2, "has", "have")
     ('host', 'hosts', 'have')
@@ -31,7 +31,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def describe_count(count: int, noun: str) -> str:
-    """Write a number of things.
+    """Write a count with its noun.
 
     >>> describe_count(1, "rank"), describe_count(4096, "rank")
     ('1 rank', '4,096 ranks')
@@ -40,7 +40,7 @@ def describe_count(count: int, noun: str) -> str:
 
 
 def describe_names(names: Sequence[str]) -> str:
-    """Write the first few of many names.
+    """Join up to three names; of a longer list, give the first two and the total.
 
     >>> describe_names(["a", "b"]), describe_names(["a", "b", "c", "d"])
     ('a, b', 'a, b, ... (4 in all)')
@@ -49,7 +49,7 @@ def describe_names(names: Sequence[str]) -> str:
 
 
 def join_names(names: Sequence[str], last: str = "and") -> str:
-    """Write all of some names, with a word before the last.
+    """Join all names with commas, and with the word `last` before the last one.
 
     >>> join_names(["a"]), join_names(["a", "b", "c"], "or")
     ('a', 'a, b or c')
@@ -58,7 +58,7 @@ def join_names(names: Sequence[str], last: str = "and") -> str:
 
 
 def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like one, in at least `cutoff` of it; None if none is.
+    """Return the known name most similar to `name`, or None if no similarity reaches `cutoff` (0 to 1).
 
     >>> find_nearest("kernal_size", ["kernel_size", "pad"]), find_nearest("x", ["pad"])
     ('kernel_size', None)
@@ -66,11 +66,11 @@ def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Suggest the known name that is most like one; `otherwise` if none is like it.
+def did_you_mean(name: str, known: Iterable[str], fallback: str = "", cutoff: float = 0.6) -> str:
+    """Suggest the known name most similar to `name`; return `fallback` if none is similar.
 
     >>> did_you_mean("gama", ["net", "gamma"]), did_you_mean("x", ["net"], "there are net")
     ("did you mean 'gamma'?", 'there are net')
     """
     near = find_nearest(name, known, cutoff)
-    return otherwise if near is None else f"did you mean '{near}'?"
+    return fallback if near is None else f"did you mean '{near}'?"

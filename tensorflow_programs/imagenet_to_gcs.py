@@ -60,7 +60,7 @@ def make_records(given: argparse.Namespace) -> None:
 
         out = given.local_scratch_dir / prefix
         made = write_picture_tfrecords(
-            found, out, shards=shards, seed=given.seed, prefix=prefix, workers=given.workers, tell=show
+            found, out, shards=shards, seed=given.seed, prefix=prefix, workers=given.workers, on_progress=show
         )
         print(
             f"{out}: {made.records:,} images of {len(made.classes or ()):,} classes in {made.shards:,} files"

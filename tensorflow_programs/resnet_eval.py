@@ -12,8 +12,9 @@ from __future__ import annotations
 import tensorflow.compat.v1 as tf
 from absl import flags
 
-from imagenet_input import BadInput, evaluation_input, load_files
-from resnet_main import find_checkpoint, resnet_model_fn, run, session_config, set_threads
+from imagenet_input import evaluation_input
+from record_files import BadInput, load_files
+from resnet_main import find_checkpoint, record_labels, resnet_model_fn, run, session_config, set_threads
 
 FLAGS = flags.FLAGS
 # 2 c iii: lower than tensorflow/tpu's 1024.
@@ -28,11 +29,11 @@ def evaluate() -> None:
         raise BadInput("there is no TPU here; give --use_tpu=False")
     if find_checkpoint(FLAGS.model_dir) is None:
         raise BadInput(f"{FLAGS.model_dir}: no checkpoint; give the --model_dir of resnet_main.py")
-    files = load_files(FLAGS.data_dir, FLAGS.num_eval_images)
+    files = load_files(FLAGS.data_dir, FLAGS.num_eval_images, FLAGS.num_label_classes)
     config = tf.estimator.RunConfig(model_dir=FLAGS.model_dir, session_config=session_config())
     classifier = tf.estimator.Estimator(resnet_model_fn, config=config)
     results = classifier.evaluate(
-        lambda: evaluation_input(files, FLAGS.eval_batch_size, FLAGS.image_size, FLAGS.num_label_classes),
+        lambda: evaluation_input(files, FLAGS.eval_batch_size, FLAGS.image_size, record_labels()),
         steps=-(-files.records // FLAGS.eval_batch_size),
     )
     tf.logging.info("Eval results: %s", results)

@@ -25,7 +25,8 @@ import tensorflow.compat.v1 as tf
 from absl import app, flags
 from tensorflow.config.experimental import enable_op_determinism
 
-from imagenet_input import BadInput, Share, load_files, train_input
+from imagenet_input import train_input
+from record_files import BadInput, Share, load_files
 from resnet_model import SIZES, build_logits
 
 try:
@@ -44,10 +45,13 @@ flags.DEFINE_integer("train_steps", 4680, "Steps in all, those before a resume a
 flags.DEFINE_integer("train_batch_size", 24576, "Images of a step over all ranks.", lower_bound=1)
 flags.DEFINE_integer("num_train_images", 1281167, "Images in data_dir.", lower_bound=1)
 flags.DEFINE_integer("num_label_classes", 1000, "Classes.", lower_bound=2)
+# imagenet_to_gcs.py counts classes from 1; 0 would be a background class.
+flags.DEFINE_integer("label_offset", 1, "Label of the first class in the records.", lower_bound=0)
 flags.DEFINE_integer("image_size", 224, "Pixels of a side that the model sees.", lower_bound=1)
 flags.DEFINE_integer("save_checkpoints_steps", None, "Steps between checkpoints [600 s].", lower_bound=1)
 flags.DEFINE_integer("log_step_count_steps", 10, "Steps between lines of the log.", lower_bound=1)
 flags.DEFINE_integer("seed", 1, "Of the initial weights, of the order of the images, and of their crops.")
+flags.DEFINE_integer("file_groups", 1, "Nodes, if each is to read files of its own only.", lower_bound=1)
 flags.DEFINE_bool("deterministic", False, "Same images for any number of ranks; no random crops.")
 flags.DEFINE_bool("frozen_batch_norm", False, "Normalize by the moving averages, and keep these.")
 # 2 c ii: MKL's and OpenMP's. The environment keeps OMP_NUM_THREADS if it has one.
@@ -159,14 +163,31 @@ def check_flags() -> Share:
         raise BadInput(f"--train_batch_size {batch} is not divisible by {hvd.size()} ranks")
     if batch > images:
         raise BadInput(f"--train_batch_size {batch} is more than the {images} images")
-    return Share(
-        load_files(FLAGS.data_dir, images),
+    groups = FLAGS.file_groups
+    if groups > 1 and FLAGS.deterministic:
+        what = "with files dealt to groups, the images of a step depend on the number of groups"
+        raise BadInput(f"--deterministic with --file_groups {groups}: {what}; leave one of them out")
+    if hvd.size() % groups:
+        raise BadInput(f"--file_groups {groups} does not divide {hvd.size()} ranks; give the number of nodes")
+    group = hvd.rank() // (hvd.size() // groups)
+    share = Share(
+        load_files(FLAGS.data_dir, images, FLAGS.num_label_classes, groups, group),
         batch=batch,  # 2 c xiv: its local_batch is split by hvd.size()
         rank=hvd.rank(),  # 2 c xiii, very important: each rank reads other records
         ranks=hvd.size(),
         seed=FLAGS.seed,
         is_deterministic=FLAGS.deterministic,
+        groups=groups,
     )
+    if share.steps == 0:
+        what = f"a group has too few records for its {share.group_batch} images of a step"
+        raise BadInput(f"--file_groups {groups}: {what}; give fewer")
+    return share
+
+
+def record_labels() -> range:
+    """Return the labels that records have."""
+    return range(FLAGS.label_offset, FLAGS.label_offset + FLAGS.num_label_classes)
 
 
 def set_threads() -> None:
@@ -196,7 +217,7 @@ def train() -> None:
     set_threads()
     hvd.init()  # 2 c x
     tf.get_logger().setLevel("INFO" if is_first() else "ERROR")
-    share = check_flags()
+    share = _agree_on_share()
     if FLAGS.deterministic:
         enable_op_determinism()
     with nullcontext(FLAGS.model_dir) if is_first() else tempfile.TemporaryDirectory() as model_dir:
@@ -217,9 +238,9 @@ def train() -> None:
         )
         classifier = tf.estimator.Estimator(resnet_model_fn, config=config)
         broadcast = hvd.BroadcastGlobalVariablesHook(0)  # 2 c xv: rank 0's weights or checkpoint for all
-        size, classes = FLAGS.image_size, FLAGS.num_label_classes
+        size, labels = FLAGS.image_size, record_labels()
         classifier.train(
-            lambda: train_input(share, start, FLAGS.train_steps, size, classes),
+            lambda: train_input(share, start, FLAGS.train_steps, size, labels),
             max_steps=FLAGS.train_steps,
             hooks=[broadcast],  # 2 c xvi
         )
@@ -246,6 +267,20 @@ def check_checkpoint(path: str | None) -> None:
         if saved is not None and saved.get(name) != shape:
             found = "missing" if name not in saved else f"of shape {saved[name]}"
             raise BadInput(f"{path}: {name} is {found}, not of shape {shape}; give the flags of its training")
+
+
+def _agree_on_share() -> Share:
+    """Return what this rank reads; raises BadInput on all ranks if one cannot, without words elsewhere."""
+    share, refusal = None, None
+    try:
+        share = check_flags()
+    except BadInput as error:
+        refusal = error
+    with tf.Graph().as_default(), tf.Session(config=session_config()) as session:
+        refused = int(session.run(hvd.allreduce(tf.constant(int(refusal is not None)), op=hvd.Sum)))
+    if refused or share is None:
+        raise refusal or BadInput("")
+    return share
 
 
 def _agree_on_start(model_dir: str) -> int:
@@ -275,6 +310,8 @@ def load_step(path: str | None) -> int:
 def _log_plan(share: Share, start: int) -> None:
     left_over = share.files.records - share.steps * share.batch
     deal = "whole files" if share.is_by_file else "single records"
+    if share.groups > 1:
+        deal += f" of {share.groups} groups of files"
     tf.logging.info(
         "Training from step %d to %d: %d ranks with %d images each, dealt %s; an epoch has %d steps and "
         "leaves out %d of %d images.",
@@ -294,7 +331,7 @@ def run(program: str, work: Callable[[], None]) -> None:
         try:
             work()
         except BadInput as error:
-            _end(program, str(error), 2)
+            _end(program, str(error), 2, is_local=error.is_local)
         except (tf.errors.OpError, tf.train.NanLossDuringTrainingError) as error:
             _end(program, _first_line(error), 3)
 
@@ -316,9 +353,14 @@ def _first_line(error: Exception) -> str:
     return text.removeprefix("Graph execution error:").strip().partition("\n")[0]
 
 
-def _end(program: str, message: str, status: int) -> None:
-    """Say why on rank 0, or on the rank that alone knows, and end without waiting for the other ranks."""
-    if status == 3 or is_first():
+def _is_first_of_node() -> bool:
+    """Return whether this rank speaks for its node, or for its group of files."""
+    return 0 in (hvd.local_rank(), hvd.rank() % (hvd.size() // FLAGS.file_groups))
+
+
+def _end(program: str, message: str, status: int, *, is_local: bool = False) -> None:
+    """Say why on rank 0, or where it alone is known, and end without waiting for the other ranks."""
+    if message and (status == 3 or is_first() or (is_local and _is_first_of_node())):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 

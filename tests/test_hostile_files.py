@@ -25,7 +25,7 @@ BOUNDS = {
     "yaml: aliases of aliases": "yaml-values",
     "yaml: aliases of aliases as a key": "yaml-values",
     "yaml: merges of merges": "yaml-values",
-    "yaml: an alias that holds itself": "alias 'a' holds itself",
+    "yaml: an alias that holds itself": "alias 'a' contains itself",
     "yaml: 30,000 open brackets": "yaml-depth",
     "yaml: 30,000 brackets": "yaml-depth",
     "yaml: 30,000 braces": "yaml-depth",
@@ -54,7 +54,7 @@ BOUNDS = {
     "caffemodel: 20 million dimensions": "weights-fields",
     "caffemodel: unknown fields": "weights-fields",
     "solverstate: 10 million blobs": "weights-fields",
-    "mean file: 20 million dimensions": "is no mean file",
+    "mean file: 20 million dimensions": "is not a mean file",
     "mean file: 4 GB": "record-bytes",
     "image: a PNG of 32,000 x 32,000": "has over 100,000,000 pixels",
     "image: a PNG of 32,000 x 32,000 in a record": "has over 100,000,000 pixels",
@@ -135,12 +135,12 @@ def test_a_bound_is_raised_by_an_option(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("yaml-dept=3", "there is no limit 'yaml-dept'; there are yaml-bytes, "),
-        ("yaml-depth", "'yaml-depth' has no count; write yaml-depth=50"),
-        ("yaml-depth=0", "has no count"),
-        ("yaml-depth=-1", "has no count"),
-        ("yaml-depth=1e9", "has no count"),
-        (f"yaml-depth={'9' * 30}", "has no count"),
+        ("yaml-dept=3", "unknown limit 'yaml-dept'; the limits are yaml-bytes, "),
+        ("yaml-depth", "'yaml-depth' does not give a positive integer; write yaml-depth=50"),
+        ("yaml-depth=0", "positive integer"),
+        ("yaml-depth=-1", "positive integer"),
+        ("yaml-depth=1e9", "positive integer"),
+        (f"yaml-depth={'9' * 30}", "positive integer"),
     ],
 )
 def test_a_bound_that_is_none_is_refused(text: str, what: str) -> None:

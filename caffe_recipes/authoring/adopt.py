@@ -1,7 +1,4 @@
-"""A folder of solvers and nets as a recipe that generates them again, equal as messages.
-
-A solver's file as the keys of a recipe's phase.
-"""
+"""Turn existing solvers and nets into a recipe that generates them again, equal as messages."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
 _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
-# Fields that a recipe has no key for, and why its solvers do without them.
+# Fields without a key in a recipe, and why the generated solvers do not need them.
 _LEFT_OUT = {
     "snapshot_format": "a run verifies snapshots of the default format",
     "device_id": "a run's launcher places its ranks",
@@ -57,7 +54,7 @@ _LEFT_OUT = {
 def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of a phase, and notes on it.
 
-    Raises InputError, with the solver's file and field, for what no phase of a recipe can say.
+    Raises InputError, with the solver's file and field, for settings that a recipe's phase cannot have.
     """
     link, begin = found.links[index], found.begins[index]
     settings, notes = solver_values(link)
@@ -73,7 +70,7 @@ def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]
 
 
 def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a phase's solver as keys of its own, and what of them is generated differently."""
+    """Return the fields of a solver as keys of its phase, and notes on those that will differ."""
     solver = link.solver
     values: dict[str, Any] = {}
     notes = []
@@ -84,8 +81,8 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
             notes.append(f"{link.name} is written without {field.name}: {_LEFT_OUT[field.name]}")
             continue
         if field.name not in _KEYS:
-            hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "take it out"
-            what = f"{field.name}: a recipe has no key for it"
+            hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "remove it"
+            what = f"{field.name}: recipes have no key for it"
             raise InputError(solver.where(_place(field)), what, hint)
         values[field.name] = _plain(solver, field, value)
     missing = [key for key in _NEEDED if key not in values]
@@ -94,7 +91,7 @@ def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
     if link.last_iter != solver.message.max_iter:
         values["stop_iter"] = link.last_iter
     if not values.get("snapshot"):
-        note = f"is written with snapshot {link.last_iter}, where Caffe makes its last one anyway"
+        note = f"is written with snapshot {link.last_iter}, at which Caffe writes its last one anyway"
         notes.append(f"{link.name} {note}")
     if values.get("snapshot", 0) in (0, link.last_iter):
         values.pop("snapshot", None)
@@ -113,7 +110,7 @@ def _start(begin: Begin, before: str, *, is_first: bool) -> dict[str, Any]:
 def _plain(solver: Solver, field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - as the field is
     if field.name == "test_iter":
         if len(value) > 1:
-            what = f"test_iter: is given {len(value)} times, and a recipe has one test net"
+            what = f"test_iter: is given {len(value)} times, but a recipe has one test net"
             raise InputError(solver.where("test_iter[1]"), what, "keep one")
         return value[0]
     if field.is_repeated:
@@ -129,7 +126,7 @@ def _place(field: FieldDescriptor) -> str:
 
 
 def _check(solver: Solver, values: Mapping[str, Any]) -> None:
-    """Let the model of a phase judge the values; what is wrong has the solver's file and line."""
+    """Validate the keys of a phase; errors have the solver's file and line."""
     lines: dict[Location, int] = {(): 1}
     for key in values:
         place = solver.where(key if key in solver.offsets else f"{key}[0]")
@@ -150,9 +147,9 @@ def adopt(
     script: Path | None = None,
     home: Path = Path(),
 ) -> NewRecipe:
-    """Make a recipe of a folder's files, or of one solver; `home` is the folder that its YAML will be in.
+    """Turn the files of a folder, or one solver, into a recipe whose YAML will be in the folder `home`.
 
-    Raises InputError or PrototxtError, with file and field, for what a recipe cannot say.
+    Raises InputError or PrototxtError, with file and field, for anything that a recipe cannot express.
     """
     found = read_folder(target, script, options.caffe_root)
     first = found.links[0].net
@@ -160,10 +157,10 @@ def adopt(
     values, comments, notes = _values(found, first, options, name)
     classes, counted = options.classes, count_classes(first)
     if classes and classes != counted and has_classifier(first):
-        raise InputError("--classes", f"the net tells {counted:,} apart, not {classes:,}", "leave it out")
+        raise InputError("--classes", f"the net has {counted:,} classes, not {classes:,}", "leave it out")
     classes = classes or counted
     if not classes:
-        raise InputError(first.path, "has no layer that tells classes apart", "give --classes N")
+        raise InputError(first.path, "has no layer that scores classes", "give --classes N")
     recipe, origin = _with_net(values, found, first, classes, home, _given_options(options))
     comments |= {("net",): [origin]}
     _check_same(recipe, found)
@@ -173,17 +170,17 @@ def adopt(
 def _values(
     found: Adopted, first: Net, options: AdoptOptions, name: str | None
 ) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
-    """Return a recipe's values but for its net, the comments that say where they are from, and notes."""
+    """Return a recipe's values without its net, comments on where the values come from, and notes."""
     folder = found.folder.absolute().name
     trainer, trainer_from = find_trainer(found)
     data, data_notes = _data(found, first, options)
     cluster, cluster_notes = find_cluster(found, options, batch_of(first))
-    prototxt_dir, mended = _prototxt_dir(found)
-    phases, notes = [], [*cluster_notes, *data_notes, *mended]
+    prototxt_dir, dir_notes = _prototxt_dir(found)
+    phases, notes = [], [*cluster_notes, *data_notes, *dir_notes]
     comments: dict[Location, list[str]] = {
-        (): [f"Adopted from the files in {folder}: `caffe-recipes generate` makes them again."],
+        (): [f"Adopted from the files in {folder}; `caffe-recipes generate` makes them again."],
         ("trainer",): [trainer_from],
-        ("prototxt_dir",): mended,
+        ("prototxt_dir",): dir_notes,
         ("cluster",): cluster_notes,
         ("data",): data_notes,
     }
@@ -212,7 +209,7 @@ def _values(
 
 
 def _name_of(found: Adopted) -> str:
-    """Return a recipe's name: the folder's, with the phase's where one solver of the folder was named."""
+    """Return a recipe's name: that of the folder, and of the phase if a single solver was named."""
     folder, phase = found.folder.absolute().name, found.links[0].name
     if found.target == found.folder or phase == "main":
         return folder
@@ -220,13 +217,13 @@ def _name_of(found: Adopted) -> str:
 
 
 def _given_options(options: AdoptOptions) -> dict[str, str]:
-    """Return the option that an iteration of more images than there are is from, if one is given."""
+    """Return the option to blame if an iteration takes more images than there are, by the recipe's key."""
     given = [option for option, value in (("--ranks", options.ranks), ("--images", options.images)) if value]
     return {"cluster.batch_per_rank": given[0]} if given else {}
 
 
 def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:
-    """Return the data of the first net; of TEST, of the first net that has any."""
+    """Return the TRAIN data of the first net, and the TEST data of the first net that has any, with notes."""
     data = data_values(first)
     tested = next((test for net in found.nets.values() if (test := data_values(net)["test"])), None)
     data["test"] = tested or {"lmdb": "none", "batch_size": 1}
@@ -236,14 +233,14 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
     )
     data["train"]["images"], data["test"]["images"] = train, test
     if tested is None:
-        notes.append("no net has data for TEST: `test` stands for none")
+        notes.append("no net has data for TEST: `test` is a placeholder")
     return data, notes
 
 
 def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
-    """Return the folder that the solvers name; one that names another, where no net is, is fixed.
+    """Return the folder in which the solvers name their nets, and notes.
 
-    InputError for solvers whose nets lie in several folders.
+    A solver that names another folder without a net is fixed. Raises InputError for nets in several folders.
     """
     folders = [posixpath.dirname(link.solver.message.net) for link in found.links]
     own = found.folder.absolute().name
@@ -257,8 +254,8 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
         given = link.solver.message.net
         beside = found.folder / posixpath.basename(given)
         if is_file(Path(given)) or not is_file(beside):
-            what = f"net: lies in {folder or '.'}, and those of other solvers in {chosen or '.'}"
-            raise InputError(link.solver.where("net"), what, "a recipe's nets lie in one folder")
+            what = f"net: lies in {folder or '.'}, but the nets of other solvers in {chosen or '.'}"
+            raise InputError(link.solver.where("net"), what, "put all nets into one folder")
         notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, which has none: fixed")
     if not chosen:
         notes.append("the solvers name their nets without a folder: they are written with ./")
@@ -266,7 +263,7 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
 
 
 def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what is tested at the end: what the script tests, else the last phase's net, else any."""
+    """Return the evaluation: of the net that the script tests, or else the last phase's, or else any."""
     able = [name for name, net in found.nets.items() if variant_values(net).get("test", True)]
     last = found.links[-1].net
     wanted = [found.tested, Path(last.path).stem if last else "", *able]
@@ -284,13 +281,13 @@ def _with_net(
     home: Path,
     options: Mapping[str, str],
 ) -> tuple[Recipe, str]:
-    """Return the recipe with a builder of ours if one makes every net, else with the first net's own file."""
+    """Return the recipe with a builder if one makes all nets, or else the first net's file; and a note."""
     for guess in guess_nets(first, classes):
         try:
             recipe = make_recipe({**values, "net": guess}, str(found.folder))
             if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
                 return recipe, f"equal to what the builder {guess['builder']} makes"
-        except CaffeRecipesError:  # a guess; what is really wrong is raised below
+        except CaffeRecipesError:  # only this guess is wrong; real errors are raised below
             continue
     own = own_net(first, classes, home)
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
@@ -298,7 +295,7 @@ def _with_net(
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> None:
-    """Refuse a recipe that does not generate the files again, but for what the notes mention."""
+    """Refuse a recipe that does not generate the files again, except for differences in the notes."""
     for name, net in found.nets.items():
         made = build_net(recipe, name)
         if made != net.message:
@@ -323,7 +320,7 @@ def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
 
 
 def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
-    """Name the first field that a recipe generates differently."""
+    """Return the error for files that a recipe generates differently, with the first such field."""
     if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
         changes = diff_nets(given, made, defaults=True)
     else:
@@ -334,5 +331,5 @@ def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa:
         )
     first = changes[0]
     layer = f"layer '{first.layer}' " if first.layer else ""
-    what = f"{layer}{first.field or first.kind}: {first.old.text}, and a recipe makes it {first.new.text}"
-    return InputError(document.path, what, "a recipe cannot say it: write all files alike, or by hand")
+    what = f"{layer}{first.field or first.kind}: {first.old.text}, but a recipe makes it {first.new.text}"
+    return InputError(document.path, what, "recipes cannot express it: write all files alike, or by hand")

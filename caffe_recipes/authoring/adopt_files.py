@@ -1,8 +1,7 @@
-"""The solvers and nets of a folder that is to become a recipe: in their order, with what each starts from.
+"""Read the solvers, nets and script of a folder that `adopt` turns into a recipe.
 
-Nets' files as keys of a recipe: the data layers, and a builder of ours where one makes the rest.
-
-The machine of adopted files: its ranks, threads and images, by what is given, the script and comments.
+From the solvers come the phases in their order, and what each starts from; from the nets, the keys of `data`
+and `net`; from options, script and comments, the keys of `cluster` and the numbers of images.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from caffe_recipes.review.lint.snapshot_rules import name_of
 from caffe_recipes.review.naming import is_prototxt_file
 from caffe_recipes.wording import describe_count
 
-_NO_PHASE = {"solver": "main"}  # the name of a file that names no phase
+_NO_PHASE = {"solver": "main"}  # the phase of a file whose name does not say one
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class Begin:
-    """What a phase starts from: a phase before it, by its name, or a file; neither is its own fillers."""
+    """What a phase starts from: an earlier phase, by its name, or a file, or else the fillers of its net."""
 
     phase: str = ""
     iteration: int | None = None
@@ -54,10 +53,10 @@ class Begin:
 
 @dataclass(frozen=True)
 class Adopted:
-    """What a folder holds: phases in order, what each starts from, and the nets by their files' names.
+    """The content of a folder: phases in order, what each starts from, and the nets by their files' names.
 
-    `target` is the folder, or the solver in it that was named. `tested` is the net that the script tests, by
-    its name; `notes` says what was guessed or left out.
+    `target` is the folder, or the solver in it that was named. `tested` is the name of the net that the
+    script tests; `notes` list what was guessed or left out.
     """
 
     target: Path
@@ -73,10 +72,10 @@ class Adopted:
 
 
 def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None) -> Adopted:
-    """Read the solvers of a folder, or the one that is named, their nets, and the script that starts them.
+    """Read the solvers of a folder, or a single solver, with their nets and the script that starts them.
 
-    Raises InputError or PrototxtError for a folder without solvers, solvers in unknown order, a net that is
-    not found, and all that a recipe cannot say of a phase's start.
+    Raises InputError or PrototxtError for a folder without solvers, for solvers in unknown order, for a net
+    that is not found, and for a start of a phase that a recipe cannot express.
     """
     solvers = _load_solvers(target)
     folder = target if target.is_dir() else target.parent
@@ -103,7 +102,7 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
 
 
 def phase_name(path: str | Path) -> str:
-    """Name a phase by its solver's file, in the characters that a recipe's names have.
+    """Return the phase's name from its solver's file, in the characters that names in recipes may have.
 
     >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
     ('cyc1', 'main', 'a-b')
@@ -125,8 +124,8 @@ def _load_solvers(target: Path) -> list[Solver]:
     documents: list[Document[Any]] = [load_document(path) for path in paths]
     for document in documents:
         if isinstance(document.message, pb.MultiPhaseSolverParameter):
-            what = "holds several solvers in one, and a recipe's phases have a file each"
-            raise InputError(document.path, what, "give each a file of its own")
+            what = "holds several solvers, but each phase of a recipe has a solver of its own"
+            raise InputError(document.path, what, "write each solver to a file of its own")
     solvers = [document for document in documents if is_solver(document)]
     if not solvers:
         what = "is not a solver" if target.is_file() else "holds no solver"
@@ -137,7 +136,7 @@ def _load_solvers(target: Path) -> list[Solver]:
 def _order(
     folder: Path, solvers: Sequence[Solver], script: Script, *, is_given: bool
 ) -> tuple[list[Solver], list[str]]:
-    """Return the solvers in their order, and notes; InputError where they may be alternatives."""
+    """Return the solvers in their order, and notes; raises InputError if they may be alternatives."""
     if len(solvers) == 1:
         return list(solvers), []
     ordered, why = order_solvers(solvers, script)
@@ -161,7 +160,9 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     field = net_field(solver.message)
     if field != "net":
         what = f"{field}: a recipe's solvers name their net by `net`" if field else "net: is missing"
-        raise InputError(solver.where(field), what, "write the net in a file of its own, and name it so")
+        raise InputError(
+            solver.where(field), what, "write the net to a file of its own, and name it in `net`"
+        )
     place = find_net(solver, field, caffe_root, "")
     if place.file is None:
         what = f"net: {solver.message.net} is neither here nor beside the solver"
@@ -178,10 +179,10 @@ def _link(solver: Solver, net: Net, script: Script) -> Link:
 
 
 def _refuse_resumed(links: Sequence[Link]) -> None:
-    """Refuse a chain that continues by `--snapshot`, and name the one solver that trains the same."""
+    """Refuse a chain that continues with `--snapshot`; the hint gives the one solver that trains the same."""
     for link in links:
         if link.resumes:
-            what = f"{link.name} resumes {link.resumes}, and a recipe's phases start from weights"
+            what = f"{link.name} resumes {link.resumes}, but a recipe's phases start from weights"
             hint = _as_one_solver([one.solver.message for one in links])
             raise InputError(
                 link.weights_where, what, hint or "train it as one phase, or start it with --weights"
@@ -189,7 +190,7 @@ def _refuse_resumed(links: Sequence[Link]) -> None:
 
 
 def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
-    """Say which fields make one solver of fixed rates that fall by equal factors; empty for other chains.
+    """Return the fields of one solver for phases of fixed rates that fall by equal factors; "" for others.
 
     >>> ends = {1000: 0.1, 1500: 0.01, 1800: 0.001}
     >>> make = pb.SolverParameter
@@ -220,19 +221,19 @@ def _begins(links: Sequence[Link]) -> Iterator[Begin]:
             yield Begin(before.name, None if is_last else start.iteration, why=why)
         elif link.weights:
             if not link.weights.endswith(".caffemodel"):
-                what = f"{link.name} starts from {link.weights}, which is no .caffemodel"
+                what = f"{link.name} starts from {link.weights}, which is not a .caffemodel"
                 raise InputError(link.weights_where, what, "name the file that Caffe writes")
             prefix = split_weights(link.weights)[0]
             yield Begin(file=link.weights, why=f"starts from {prefix}, which no phase here writes")
         elif index and link.weights is None:
             what = f"{links[index - 1].name} writes no snapshot for {link.name} to start from"
-            raise InputError(link.solver.path, what, "mend its max_iter and snapshot")
+            raise InputError(link.solver.path, what, "fix its max_iter and snapshot")
         else:
             yield Begin()
 
 
 def _with_tested(found: Adopted) -> Adopted:
-    """Add the net that the script tests: one of the nets, or another file of its name in the folder."""
+    """Set the net that the script tests: one of the nets, or another file in the folder, by its name."""
     for model in found.script.tested:
         file = found.folder / Path(model).name
         if file.stem in found.nets:
@@ -244,21 +245,21 @@ def _with_tested(found: Adopted) -> Adopted:
 
 
 def data_values(net: Net) -> dict[str, Any]:
-    """Return the keys of `data` that a net's data layers say, but for the numbers of images.
+    """Return the keys of `data` from a net's data layers, without the numbers of images.
 
-    InputError for a net without a Data layer for TRAIN, or with one of LevelDB, which a recipe cannot name.
+    Raises InputError for a net without a Data layer for TRAIN, or with one that does not read an LMDB.
     """
     train, test = _data_layer(net, pb.TRAIN), _data_layer(net, pb.TEST)
     for index, layer in enumerate(net.message.layer):
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' reads {layer.type}, and a recipe's data are LMDBs"
+            what = f"layer '{layer.name}' reads {layer.type}, but a recipe's data are LMDBs"
             raise InputError(net.where(f"layer[{index}].type"), what, "build an LMDB and write type Data")
         if layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LEVELDB:
             where, place = (
                 f"layer[{index}].data_param",
                 "backend" if layer.data_param.HasField("backend") else "",
             )
-            what = f"layer '{layer.name}' reads a LevelDB, and a recipe's data are LMDBs"
+            what = f"layer '{layer.name}' reads a LevelDB, but a recipe's data are LMDBs"
             hint = "build an LMDB and write backend: LMDB"
             raise InputError(net.where(f"{where}.{place}" if place else where), what, hint)
     if train is None:
@@ -280,7 +281,7 @@ def data_values(net: Net) -> dict[str, Any]:
 
 
 def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.LayerParameter | None) -> None:
-    """Add the transformation: what TRAIN and TEST share under `data`, all else under `train` and `test`."""
+    """Add the transformation: shared keys under `data`, all others under `train` and `test`."""
     ours = _transform_values(train)
     theirs = ours if test is None else _transform_values(test)
     for key in Transformation.model_fields:
@@ -296,7 +297,7 @@ def _add_transforms(values: dict[str, Any], train: pb.LayerParameter, test: pb.L
 
 
 def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
-    """Return the keys of a transformation that a data layer gives."""
+    """Return the transformation of a data layer as keys of a recipe."""
     values: dict[str, Any] = {}
     for field, value in layer.transform_param.ListFields():
         if field.name == "mean_value":
@@ -307,7 +308,7 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
 
 
 def batch_of(net: Net) -> int:
-    """Return the batch of a rank; InputError if there is none."""
+    """Return the batch of a rank; raises InputError if the net has none."""
     train = _data_layer(net, pb.TRAIN)
     if train is None or not train.data_param.batch_size:
         raise InputError(net.path, "gives no batch_size in a Data layer for TRAIN", "give it there")
@@ -315,7 +316,7 @@ def batch_of(net: Net) -> int:
 
 
 def variant_values(net: Net) -> dict[str, Any]:
-    """Return the keys of one of `nets`: the augmentation, and whether it has data for TEST."""
+    """Return the keys of an entry of `nets`: the augmentation, and whether it has data for TEST."""
     values: dict[str, Any] = {}
     train = _data_layer(net, pb.TRAIN)
     if train is not None and train.transform_param.HasField("random_aspect_ratio_param"):
@@ -332,7 +333,7 @@ def variant_values(net: Net) -> dict[str, Any]:
 
 
 def guess_nets(net: Net, classes: int) -> Iterator[dict[str, Any]]:
-    """Yield the keys of `net` for every builder, by the numbers and fillers that a net's layers have."""
+    """Yield the keys of `net` for every builder, with the numbers and fillers of the given net's layers."""
     fillers = dict(_fillers(net.message))
     norms = [layer.batch_norm_param for layer in net.message.layer if layer.type == "BatchNorm"]
     fraction = _float(norms[0].moving_average_fraction) if norms else 0
@@ -351,7 +352,7 @@ def guess_nets(net: Net, classes: int) -> Iterator[dict[str, Any]]:
 
 
 def count_classes(net: Net) -> int:
-    """Return the outputs of a net's last inner product, else of its last convolution; 0 if it has neither."""
+    """Return the outputs of a net's last inner product, or else its last convolution; 0 if it has neither."""
     counts = {
         "InnerProduct": [one.inner_product_param.num_output for one in net.message.layer],
         "Convolution": [one.convolution_param.num_output for one in net.message.layer],
@@ -360,7 +361,7 @@ def count_classes(net: Net) -> int:
 
 
 def has_classifier(net: Net) -> bool:
-    """Whether a net ends in an inner product, whose outputs are its classes."""
+    """Return whether a net has an inner product, whose outputs are then its classes."""
     return any(one.type == "InnerProduct" and one.inner_product_param.num_output for one in net.message.layer)
 
 
@@ -386,7 +387,7 @@ def _fields(filler: pb.FillerParameter) -> Iterator[tuple[str, Any]]:
 
 
 def _data_layer(net: Net, phase: int) -> pb.LayerParameter | None:
-    """Find the Data layer of one phase; one without `include` is of both."""
+    """Return the Data layer of a phase; one without `include` belongs to both phases."""
     for layer in net.message.layer:
         phases = {rule.phase for rule in layer.include if rule.HasField("phase")}
         if layer.type == "Data" and (phase in phases or not phases):
@@ -404,7 +405,7 @@ def _float(value: float) -> float:
 
 
 def own_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
-    """Return the keys of `net` for a file of the user's own, as its path is from the recipe's folder."""
+    """Return the keys of `net` for the user's own file, with its path relative to the recipe's folder."""
     path = os.path.relpath(net.path, folder).replace(os.sep, "/")
     return {"name": net.message.name or Path(net.path).stem, "classes": classes, "prototxt": path}
 
@@ -413,7 +414,7 @@ _TRAINER = re.compile(r"(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")
 _AFFINITY = re.compile(r"""KMP_AFFINITY(?:=|\s+)("[^"]+"|'[^']+'|[^\s;]+)""")
 _SERVERS = re.compile(r"MLSL_NUM_SERVERS(?:=|\s+)(\d{1,4})\b")
 _PSM2 = re.compile(r"(?:^|\s)-PSM2\b")
-# Public sets by what people call their LMDBs, and how many images each has.
+# Public data sets: the usual names of their LMDBs, and their numbers of images.
 _PUBLIC_SETS = (
     ("ImageNet", re.compile(r"ilsvrc12|imagenet", re.IGNORECASE), {"training": 1_281_167, "test": 50_000}),
     ("CIFAR-10", re.compile(r"cifar-?10(?!\d)", re.IGNORECASE), {"training": 50_000, "test": 10_000}),
@@ -423,7 +424,7 @@ _PUBLIC_SETS = (
 
 @dataclass(frozen=True)
 class AdoptOptions:
-    """What the user states of the machine and the data; None is not stated."""
+    """What the user states about the machine and the data; None for what is not stated."""
 
     ranks: int | None = None
     ranks_per_node: int | None = None
@@ -434,7 +435,7 @@ class AdoptOptions:
 
 
 def find_trainer(found: Adopted) -> tuple[str, str]:
-    """Return the trainer, and where it is from."""
+    """Return the trainer, and a note on its origin."""
     match = _TRAINER.search(found.script_text)
     if match and "$" not in match[1]:
         return match[1], f"by {found.script_name}"
@@ -444,7 +445,7 @@ def find_trainer(found: Adopted) -> tuple[str, str]:
 def find_cluster(
     found: Adopted, options: AdoptOptions, batch_per_rank: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of the cluster, and where they are from. InputError for nodes partly filled."""
+    """Return the keys of `cluster`, and notes on their origins; raises InputError for partly filled nodes."""
     script, notes = found.script, []
     basis = find_basis(found.links)
     counted = round(basis.batch / batch_per_rank) if basis else 0
@@ -456,7 +457,7 @@ def find_cluster(
         ranks = counted
         origin = f"by the comments: {basis.batch:,.0f} images an iteration, {batch_per_rank} of each rank"
     else:
-        ranks, origin = 1, "a guess: nothing says how many (--ranks)"
+        ranks, origin = 1, "a guess, since no file says how many (--ranks)"
     notes.append(f"{describe_count(ranks, 'rank')}: {origin}")
     times = {max(link.solver.message.iter_size, 1) for link in found.links}
     if basis and round(basis.batch) not in {ranks * batch_per_rank * each for each in times}:
@@ -471,7 +472,7 @@ def find_cluster(
         what = f"{ranks:,} ranks do not fill whole nodes of {each:,}"
         raise InputError(given, what, f"give another, or another {other}")
     if script.omp_num_threads is None:
-        notes.append("1 OpenMP thread a rank: a guess, nothing says how many")
+        notes.append("1 OpenMP thread per rank: a guess, since no file says how many")
     values: dict[str, Any] = {
         "nodes": ranks // each,
         "ranks_per_node": each,
@@ -483,7 +484,7 @@ def find_cluster(
 
 
 def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
-    """Say which images an iteration has by the comments, and by the ranks.
+    """Return a warning: the images of an iteration by the comments, and by the ranks.
 
     >>> _contradiction(4096.0, 3, 32)
     'warning: the comments say 4,096 images an iteration, that is 128 ranks of 32; 3 make 96'
@@ -498,7 +499,7 @@ def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
 def find_images(
     found: Adopted, options: AdoptOptions, train: str, test: str, test_batch: int
 ) -> tuple[int, int, list[str]]:
-    """Return the training and test images, and where the numbers are from. InputError where none is known."""
+    """Return the numbers of training and test images, and notes; raises InputError for an unknown number."""
     basis = find_basis(found.links)
     counts: list[int] = []
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""What `new` is asked for, completed by what the net and the LMDBs say."""
+"""The options of `new`, completed from the net and the LMDBs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from caffe_recipes.review.lint.chain import Net
 from caffe_recipes.wording import did_you_mean
 
 _USUAL_BATCH_PER_RANK = 32
-_MOST_SCANNED = 100_000  # records whose labels are read where no manifest says how many classes there are
+_MOST_SCANNED = 100_000  # records whose labels are read to count classes, if there is no manifest
 _GREY, _COLOUR = (128.0,), (104.0, 117.0, 123.0)
 
 
 @dataclass(frozen=True)
 class AskedRecipe:
-    """The options of `new` as they are given; None follows from the net, the LMDBs, rules or the profile."""
+    """The options of `new` as given; those that are None follow from the net, LMDBs, rules or profile."""
 
     epochs: float
     images: int | None = None
@@ -49,7 +49,7 @@ class AskedRecipe:
 
 @dataclass(frozen=True)
 class LmdbFacts:
-    """What an LMDB says: its images and classes, 0 if not known, and the shape of its first image."""
+    """An LMDB's images and classes (0 if unknown), and its first image's (channels, height, width)."""
 
     images: int
     classes: int
@@ -58,9 +58,9 @@ class LmdbFacts:
 
 
 def make_wish(asked: AskedRecipe, home: Path) -> Wish:
-    """Complete what is asked for; `home` is the folder that the recipe's YAML will be in.
+    """Complete the options of `new`; the recipe's YAML will be in the folder `home`.
 
-    Raises InputError for a net that is not found, and for numbers that nothing says.
+    Raises InputError for a net that is not found, and for numbers that cannot be determined.
     """
     own = _own_prototxt(asked.net, home)
     data = data_values(own) if own and any(one.type == "Data" for one in own.message.layer) else None
@@ -75,7 +75,7 @@ def make_wish(asked: AskedRecipe, home: Path) -> Wish:
     test_images = asked.test_images or (test.images if test else of_imagenet)
     for option, count, path in (("--images", images, lmdb), ("--test-images", test_images, test_lmdb)):
         if not count:
-            raise InputError(option, f"{path} is not here to count its images", f"give {option} N")
+            raise InputError(option, f"cannot count the images: no LMDB at {path}", f"give {option} N")
     net = _net_values(asked, own, train, home)
     ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
     given = {field.name: getattr(asked, field.name) for field in fields(asked) if hasattr(Wish, field.name)}
@@ -97,7 +97,7 @@ def make_wish(asked: AskedRecipe, home: Path) -> Wish:
 
 
 def read_lmdb(path: str) -> LmdbFacts | None:
-    """Read an LMDB and its manifest; None if it is not on this machine, DataError if it is damaged."""
+    """Read an LMDB and its manifest; None if it is not on this machine. Raises DataError if it is damaged."""
     folder = Path(path)
     if not (folder / "data.mdb").is_file():
         return None
@@ -129,7 +129,7 @@ def _sockets(profile: Profile | None) -> int:
 
 
 def _own_prototxt(name: str | None, home: Path) -> Net | None:
-    """Read the net of a .prototxt; None for a builder or a function, which is not run here."""
+    """Read the net of a .prototxt; None for a builder, and for a function, which is not run here."""
     if not name or name in BUILDERS:
         return None
     if name.endswith(".prototxt"):
@@ -148,13 +148,13 @@ def _own_prototxt(name: str | None, home: Path) -> Net | None:
 
 
 def _net_values(asked: AskedRecipe, own: Net | None, train: LmdbFacts | None, home: Path) -> dict[str, Any]:
-    """Return the keys of `net`; a prototxt's classes are its own."""
+    """Return the keys of `net`; the classes of a prototxt are those of its last layer."""
     classes = asked.classes or (count_classes(own) if own else 0) or (train.classes if train else 0)
     if own:
         if not classes:
             raise InputError("--classes", f"{own.path} has no layer that scores classes", "give --classes N")
         if train and train.classes > classes:
-            what = f"{own.path} has {classes} classes, and the labels of the LMDB need {train.classes}"
+            what = f"{own.path} has {classes} classes, but the labels of the LMDB need {train.classes}"
             raise InputError("--net", what, "change num_output of its last layer")
         return own_net(own, classes, home)
     classes = classes or Wish.classes
@@ -166,7 +166,7 @@ def _net_values(asked: AskedRecipe, own: Net | None, train: LmdbFacts | None, ho
 
 
 def _depth(asked: AskedRecipe, net: Mapping[str, Any]) -> int:
-    """Return the depth that the rules for ResNets are held against; 0 for another net."""
+    """Return the depth of a ResNet, for the rules on them; 0 for another net."""
     depth = str(net.get("builder", "")).removeprefix("resnet")
     if asked.depth and asked.net and depth != str(asked.depth):
         raise InputError("--depth", f"--net is {asked.net}", "give only one of them")
@@ -183,8 +183,8 @@ def _own_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -
     augmented = {key: value for key, value in variant_values(own).items() if key == "random_aspect_ratio"}
     crop = data.get("crop_size") or parts["train"].get("crop_size")
     if crop and not augmented and train and train.shape and crop > min(train.shape[1:]):
-        what = f"{own.path} crops {crop} pixels, and the first image has {train.shape[1]} x {train.shape[2]}"
-        raise InputError("--net", what, "take larger images, or a smaller crop_size")
+        what = f"{own.path} crops {crop} pixels, but the first image has {train.shape[1]} x {train.shape[2]}"
+        raise InputError("--net", what, "use larger images, or a smaller crop_size")
     shared = {key: data[key] for key in data if key in keys}
     return Images(
         shared, parts["train"], parts["test"], augmented, "The transformation is that of the net's file."
@@ -192,7 +192,7 @@ def _own_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -
 
 
 def _fitting(lmdb: str, train: LmdbFacts | None) -> Images:
-    """Return the published transformation, or one whose crop has the same share of smaller images."""
+    """Return the published transformation, or for smaller images one whose crop is the same share of them."""
     shape = train.shape if train else None
     side = min(shape[1:]) if shape else 256
     if not train or shape is None or (train.is_encoded and side >= 256 and shape[0] == 3):

@@ -1,6 +1,6 @@
-"""A new recipe by the authors' rules: each number with its source beside it, and rates that meet.
+"""Make a new recipe by the authors' rules, with the source of each number in the comments of its YAML.
 
-Where the numbers of a new recipe's phases are from, in the comments of its YAML.
+The learning rate is continuous: each phase starts at the rate at which the one before ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from caffe_recipes.render.nets import build_net
 from caffe_recipes.wording import describe_count
 
 _NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."
-_HORIZON = "lr_iter: where the rate would be 0, so that the last update is at the next phase's first rate."
+_HORIZON = "lr_iter: where the rate would be 0; the last update has the first rate of the next phase."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
-_LINEAR = "Ours: that share, and an end at 2/3 of the epochs before the cycles, as is 30 of the paper's 45."
-_LARGE_WARMUP = "7 to 10 from 16K on (section V-C), which of them for which batch is ours"
+_LINEAR = "Ours: this share, and the end at 2/3 of the epochs before the cycles, like the paper's 30 of 45."
+_LARGE_WARMUP = "7 to 10 from 16K on (section V-C); the choice by batch is ours"
 _LARGEST_SCALED = 12_288  # of the paper's own runs
 
 _Place = tuple[str, ...]
@@ -47,52 +47,52 @@ def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
     """Say why a recipe does not warm up.
 
     >>> no_warmup()
-    'no warm-up: the peak is no higher than 0.1, where it would start'
+    'no warm-up: it would start at 0.1, and the peak rate is not higher'
     """
-    return f"no warm-up: the peak is no higher than {start:g}, where it would start"
+    return f"no warm-up: it would start at {start:g}, and the peak rate is not higher"
 
 
 def rate_lines(recipe: Recipe, joins: int) -> list[str]:
-    """Say why rises are phases of their own, or that there is no warm-up, and what joins cost."""
+    """Explain why rises are phases of their own, or why there is no warm-up, and what joins cost."""
     updates = 1 / (1 - rules.MOMENTUM)
     iterations = sum(phase.max_iter for phase in recipe.phases)
-    goes_on = "The rate goes on at every join; the published one jumps."
+    continuous = "The rate is continuous at every join; the published one jumps."
     if any(phase.warmup_iter for phase in recipe.phases):
-        goes_on = (
-            "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as its "
-            "policy's, so that a solver's rate drops where its warm-up ends. Here it goes on at every join; "
-            "the published one jumps."
+        continuous = (
+            "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as those of "
+            "the policy, so that a solver's rate drops where its warm-up ends. Here it is continuous at "
+            "every join; the published one jumps."
         )
     where = "the join" if joins == 1 else f"each of the {joins} joins"
     cost = (
-        f"What it costs: the history of momentum starts at 0 at {where}, and is back after some "
+        f"The cost: the momentum history starts at 0 at {where}, and recovers within about "
         f"{updates:.0f} updates, of {iterations:,} in all."
     )
     none = [] if recipe.phases[0].warmup_iter else [f"{no_warmup().capitalize()}."]
-    return [*none, f"{goes_on} {cost}"]
+    return [*none, f"{continuous} {cost}"]
 
 
 def branch_lines(recipe: Recipe) -> list[str]:
-    """Say what the collapses are that branch off, and what they cost."""
+    """Explain the collapses that branch off, and their cost."""
     model, more = model_epochs(recipe), total_epochs(recipe) - model_epochs(recipe)
     return [
         f"c1 to {recipe.phases[-1].name} branch off the end of the decay and of each cycle (section VI):",
-        f"{model:.2f} epochs are behind the last model, and the other collapses are {more:.2f} more.",
-        "What all of the models predict, `caffe-recipes ensemble` averages.",
+        f"the last model is trained for {model:.2f} epochs, and the other collapses take {more:.2f} more.",
+        "`caffe-recipes ensemble` averages the predictions of all the models.",
     ]
 
 
 def collapse_lines() -> list[str]:
-    """Say how long a collapse is that nobody asked for."""
+    """Explain the length of a collapse if none was given."""
     share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}".replace("%", " %"), rules.COLLAPSE_EPOCHS
     return [
-        f"A collapse is {share} of the run, but {least} to {most} epochs: section V-B has 5 to 7 %, and VI",
-        f"{least} to {most} epochs; the {share} are ours.",
+        f"A collapse is {share} of the run, but {least} to {most} epochs: section V-B says 5 to 7 %, VI says",
+        f"{least} to {most} epochs; choosing {share} is ours.",
     ]
 
 
 def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
-    """Say of a phase, and of its keys, by which rule they are so."""
+    """Return comments on a phase and its keys: the rules that they follow."""
     batch, images = recipe.cluster.global_batch, recipe.data.train.images
     epochs = f"{epochs_of(phase.max_iter, batch, images):.2f} epochs"
     peak: dict[_Place, list[str]] = {("base_lr",): _peak_lines(batch)}
@@ -119,7 +119,7 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
 
 
 def _peak_lines(batch: int) -> list[str]:
-    """Say where the highest rate is from, and where the sources depart from it."""
+    """Explain the highest rate, and where the sources depart from its rule."""
     linear, highest = rules.scaled_lr(batch), rules.HIGHEST_LR
     rule = "0.1 for each 256 images: section IV-D, after Goyal et al., arXiv:1706.02677."
     if batch <= _LARGEST_SCALED:
@@ -127,16 +127,16 @@ def _peak_lines(batch: int) -> list[str]:
     if batch < rules.LARGE_BATCH:
         return [
             rule,
-            "The published 448-node recipe has less, 4.8 for 14,336 images, where this would be 5.6.",
+            "The published 448-node recipe has less: 4.8 for 14,336 images, where this rule says 5.6.",
         ]
     return [
         f"{highest:g} from {rules.LARGE_BATCH:,} images on: section V-C; 0.1 for each 256 is {linear:g}.",
-        "The TensorFlow run of 24,576 images halved that, 9.6, instead, to 4.8.",
+        "The TensorFlow run of 24,576 images instead halved the scaled rate, from 9.6 to 4.8.",
     ]
 
 
-_LEAST_EPOCHS = 1.0  # of any part: a shorter one would be none
-_LINEAR_SHARE = 2 / 3  # of what is before the cycles: 30 of the paper's 45 epochs
+_LEAST_EPOCHS = 1.0  # of any part of the schedule
+_LINEAR_SHARE = 2 / 3  # of the epochs before the cycles: 30 of the paper's 45
 _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
@@ -147,7 +147,10 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class Images:
-    """The transformation of a recipe's images: shared, of each part, and a net's augmentation; and why."""
+    """The transformation of a recipe's images: shared, of TRAIN, of TEST, and a net's augmentation.
+
+    `why` is the comment on where it comes from.
+    """
 
     shared: Mapping[str, Any]
     train: Mapping[str, Any]
@@ -167,10 +170,10 @@ PUBLISHED = Images(
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user wants trained; None follows from the rules, or from the profile.
+    """What the user wants to train; options that are None follow from the rules, or from the profile.
 
-    A `collapse` ends the last cycle, or each of them: then `epochs` are those behind the last model, and the
-    other collapses come on top. `net` has the keys of a recipe's net; without it, it is a ResNet of `depth`.
+    A `collapse` follows the last cycle, or each of them: `epochs` are those of the last model, and the other
+    collapses are extra. `net` holds the keys of a recipe's net; without it, the net is a ResNet of `depth`.
     """
 
     images: int
@@ -199,14 +202,14 @@ class Wish:
 
 
 def make_new(wish: Wish, home: Path = Path()) -> NewRecipe:
-    """Make a recipe by the rules, continuous at every join; `home` is the folder that its YAML will be in.
+    """Make a recipe by the rules, with a continuous rate; its YAML will be in the folder `home`.
 
-    Raises InputError for what does not fit: a batch above the images, nodes that do not divide it, a schedule
-    whose parts are longer than the run.
+    Raises InputError for a batch of more images than there are, for nodes that do not divide it, and for a
+    schedule whose parts are longer than the run.
     """
     check_batch(wish.batch, wish.images)
     if wish.collapse == "each" and not wish.cycles:
-        raise InputError("--collapse", "there are no cycles that it could branch off", "give --cycles too")
+        raise InputError("--collapse", "there are no cycles to branch off from", "give --cycles too")
     sockets = wish.profile.node.sockets if wish.profile else None
     ranks_per_node = wish.ranks_per_node or sockets or 1
     nodes, batch_per_rank = find_shape(
@@ -255,53 +258,53 @@ def _phases(
 
 
 def _check_nets(wish: Wish, draft: Recipe) -> None:
-    """Refuse a net that does not fit the images; a function's code is for `generate` and `run` to run."""
+    """Refuse a net that does not fit the images; only `generate` and `run` run the code of a function."""
     if wish.net and "function" not in wish.net:
         for net in draft.nets:
             build_net(draft, net)
 
 
 def _prefix(wish: Wish) -> str:
-    """Return how a recipe's name begins: with its net's."""
+    """Return the first part of a recipe's name, which is its net's."""
     if wish.depth:
         return f"resnet{wish.depth}"
     return _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
 
 
 def _nodes(wish: Wish, ranks_per_node: int) -> int | None:
-    """Return the nodes: one where nothing is given and its ranks can hold the batch; None follows."""
+    """Return the given nodes, or 1 if nothing is given and the batch is small enough for one node."""
     is_small = wish.batch <= _MOST_OF_ONE_NODE * ranks_per_node and wish.batch % ranks_per_node == 0
     return 1 if wish.nodes is None and wish.batch_per_rank is None and is_small else wish.nodes
 
 
 def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
-    """Return the phases by the rules; raises InputError for epochs that they cannot be made of."""
+    """Return the phases by the rules; raises InputError for epochs that are too few or too many."""
     try:
         planned = plan_phases(schedule, wish.batch, wish.images).phases
     except ValueError as error:
-        raise InputError("--epochs", str(error), "take more, or a smaller batch") from None
+        raise InputError("--epochs", str(error), "use more, or a smaller batch") from None
     longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
     if longest > _MOST_ITERATIONS:
-        what = f"a phase of {longest:,} iterations, and Caffe counts to {_MOST_ITERATIONS:,}"
-        raise InputError("--epochs", what, "take fewer, or a larger batch")
+        what = f"a phase has {longest:,} iterations, but Caffe counts only to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "use fewer, or a larger batch")
     return planned
 
 
 def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
     is_papers = wish.depth == _PAPERS_DEPTH
     if not is_papers:
-        yield f"{wish.net_name}: the paper and the runs with LARS are ResNet-{_PAPERS_DEPTH}'s"
-    # How many epochs another net needs, they do not tell.
+        yield f"{wish.net_name}: the paper and the runs with LARS trained ResNet-{_PAPERS_DEPTH}"
+    # They do not say how many epochs another net needs.
     yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
 
 
 def find_schedule(wish: Wish) -> Schedule:
-    """Lay out the epochs: warm-up, power 1, with cycles power 2 and the cycles, and the collapse.
+    """Divide the epochs: warm-up, decay of power 1, with cycles also one of power 2 and the cycles, collapse.
 
-    Raises InputError where they do not fit.
+    Raises InputError for too few epochs.
     """
     collapse = wish.collapse_epochs or rules.collapse_epochs(wish.epochs)
-    # To 0.1, where it begins, there is nothing to rise to.
+    # A warm-up starts at 0.1; a peak rate that is not higher needs none.
     warmup = rules.warmup_epochs(wish.batch) if rules.peak_lr(wish.batch) > rules.WARMUP_START_LR else 0.0
     cycle = Cycles()
     in_cycles = wish.cycles * (cycle.rise_epochs + cycle.fall_epochs)
@@ -309,7 +312,7 @@ def find_schedule(wish: Wish) -> Schedule:
     linear = before * _LINEAR_SHARE if wish.cycles else before
     square = before - linear if wish.cycles else _LEAST_EPOCHS
     if wish.cycles > _MOST_CYCLES:
-        raise InputError("--cycles", f"{wish.cycles:,} are too many", f"take {_MOST_CYCLES} or fewer")
+        raise InputError("--cycles", f"{wish.cycles:,} are too many", f"use {_MOST_CYCLES} or fewer")
     if linear < warmup + _LEAST_EPOCHS or square < _LEAST_EPOCHS:
         _refuse(wish, warmup, collapse, in_cycles)
     if not wish.cycles:
@@ -320,7 +323,7 @@ def find_schedule(wish: Wish) -> Schedule:
             collapse=True,
             collapse_epochs=collapse,
         )
-    # As the paper's 120 epochs: one off the end of the decay, and of each cycle.
+    # As in the paper's 120 epochs: a branch from the end of the decay, and from that of each cycle.
     branches = {"collapse_epochs": (collapse,) * (wish.cycles + 1)}
     line = {"last_collapse_epochs": collapse}
     cycles = Cycles(
@@ -333,7 +336,7 @@ def find_schedule(wish: Wish) -> Schedule:
 
 
 def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> None:
-    """Say what does not fit, and what would."""
+    """Raise InputError for too few epochs, with the least number that would do."""
     parts = [
         f"{epochs:g} of {what}" for epochs, what in ((warmup, "warm-up"), (collapse, "collapse")) if epochs
     ]
@@ -345,8 +348,8 @@ def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> Non
     needed = math.ceil(least + in_cycles + collapse)
     while needed < least + in_cycles + (wish.collapse_epochs or rules.collapse_epochs(needed)):
         needed += 1
-    what = f"{wish.epochs:g} epochs do not hold {', '.join(parts)}, and a decay"
-    hint = f"take --epochs {needed}" + (
+    what = f"{wish.epochs:g} epochs are too few for {', '.join(parts)}, and a decay"
+    hint = f"use --epochs {needed}" + (
         ", or fewer --cycles" if wish.cycles else ", or less --collapse-epochs"
     )
     raise InputError("--cycles" if wish.cycles else "--epochs", what, hint)
@@ -361,7 +364,7 @@ def _weights(planned: PlannedPhase) -> dict[str, str]:
 
 
 def _starts(planned: Sequence[PlannedPhase]) -> list[int | None]:
-    """Say from which phase each starts, by index."""
+    """Return the index of the phase that each phase starts from; None for the first."""
     names = [one.name for one in planned]
     starts = [names.index(one.weights) if one.weights else index - 1 for index, one in enumerate(planned)]
     return [None, *starts[1:]]
@@ -401,20 +404,20 @@ def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[st
 
 
 def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield the findings of lint that the rules bring with them."""
+    """Yield the findings of lint that follow from the rules, as accepted."""
     if any("weights" in phase for phase in phases):
         yield {"finding": "weights-of-other-phase", "reason": "a collapse branches off the end of each cycle"}
     last = phases[-1]["max_iter"]
     if (1 / last) ** 2 > _END_IS_HIGH:
-        reason = f"power 2 to 0 over so few as {last} iterations ends at 1 / {last}^2 of base_lr"
+        reason = f"power 2 to 0 over only {last} iterations ends at 1 / {last}^2 of base_lr"
         yield {"finding": "final-rate-high", "phase": phases[-1]["name"], "reason": reason}
 
 
-_END_IS_HIGH = 1e-5  # as lint has it
+_END_IS_HIGH = 1e-5  # lint's own limit
 
 
 def _divisor(images: int) -> int:
-    """Return the test batch: 50, or the largest below it down to 10 that counts each image once.
+    """Return the test batch: 50, or the largest from 10 to 50 that divides the images.
 
     >>> _divisor(50_000), _divisor(10_010), _divisor(7)
     (50, 35, 7)
@@ -430,15 +433,15 @@ def _is_resnet(wish: Wish) -> bool:
 def _comments(
     wish: Wish, recipe: Recipe, schedule: Schedule, node_notes: list[str], warnings: tuple[str, ...]
 ) -> dict[Location, list[str]]:
-    """Say where each number is from."""
+    """Return the comments of the YAML: where each number comes from."""
     joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
     ranks = describe_count(recipe.cluster.ranks, "rank")
     comments: dict[Location, list[str]] = {
         (): [
-            "Made by `caffe-recipes new` by the rules of arXiv:1711.04291, whose sections are named below.",
+            "Made by `caffe-recipes new` with the rules of arXiv:1711.04291; its sections are named below.",
             *warnings,
         ],
-        ("net",): [_NET_FROM] if _is_resnet(wish) else ["As it was given."],
+        ("net",): [_NET_FROM] if _is_resnet(wish) else ["As given."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
         ("data",): [wish.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],

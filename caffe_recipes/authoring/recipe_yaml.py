@@ -1,4 +1,4 @@
-"""A recipe's YAML as a person would write it: in the model's order, without defaults, with comments.
+"""Write a recipe's YAML as a person would: in the model's order, without defaults, with comments.
 
 A recipe as the plain values that its YAML is to hold: no defaults, and once what its phases share.
 
@@ -88,7 +88,7 @@ def _above(at: Location, indent: str, comments: Comments) -> Iterator[str]:
 
 
 def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401
-    """Write an item of a list: its first key stands behind the dash."""
+    """Write an item of a list; its first key follows the dash."""
     indent = _INDENT * (len(at) - 1)
     yield from _above(at, indent, comments)
     if not isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noq
 
 
 def _is_small(value: Any, at: Location, comments: Comments) -> bool:  # noqa: ANN401
-    """Whether a value goes on its key's line: a scalar, scalars, or a few of them within a part."""
+    """Return whether a value fits on its key's line: a scalar, or a small list or mapping of scalars."""
     if isinstance(value, Mapping):
         has_comment = any(place[: len(at)] == at and place != at for place in comments)
         plain = all(_is_small(item, (), {}) and not isinstance(item, Mapping) for item in value.values())
@@ -135,7 +135,7 @@ def _scalar(value: Any, *, is_inner: bool = False) -> str:  # noqa: ANN401
 
 
 def _is_read_back(text: str, is_inner: bool) -> bool:
-    """Whether text without quotes is read as itself."""
+    """Return whether YAML reads a text without quotes as that text."""
     written = f"[{text}, {text}]" if is_inner else f"{text}"
     try:
         read = yaml.load(written, Loader=Loader)
@@ -156,7 +156,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else format(Decimal(repr(value)), "f")
 
 
-# What tells phases apart stays with each of them.
+# Keys that differ between phases stay with each phase.
 _OWN = (
     "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "max_iter",
     "lr_iter", "warmup_iter", "warmup_start_lr",
@@ -166,7 +166,7 @@ _SHARED = tuple(key for key in SolverSettings.model_fields if key not in _OWN)
 
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
-    """Return what a recipe's YAML needs to hold, in the model's order."""
+    """Return the values that a recipe's YAML needs, in the model's order."""
     values = recipe.model_dump(exclude_defaults=True)
     data = values["data"]
     values["data"] = _transform_last(data | {key: _transform_last(data[key]) for key in ("train", "test")})
@@ -176,7 +176,7 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def _transform_last(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Put what the images are before what is done to them."""
+    """Return the keys of data with the images first, and then their transformation."""
     return {key: data[key] for key in data if key not in Transformation.model_fields} | dict(data)
 
 
@@ -202,7 +202,7 @@ def share_settings(phases: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any],
 
 
 def write_recipe(recipe: Recipe, comments: Comments) -> str:
-    """Write a recipe's YAML, from which the same is generated."""
+    """Return a recipe's YAML, from which the same files are generated."""
     return render_yaml(recipe_values(recipe), comments)
 
 
@@ -231,7 +231,7 @@ def make_recipe(
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether text can be written: a name that is not UTF-8 comes as surrogates from the command line."""
+    """Return whether text can be encoded: a name that is not UTF-8 has surrogates from the command line."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -240,13 +240,13 @@ def _is_utf8(text: str) -> bool:
 
 
 def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a phase's keys as people write them: what it is first, then its rate, then all else."""
+    """Return a phase's keys as people order them: its name and net, its rate, then all others."""
     first = {key: phase[key] for key in _FIRST if key in phase}
     return first | {key: value for key, value in phase.items() if key not in first}
 
 
 def check_output(path: Path) -> None:
-    """Refuse a name that no recipe is read by, and a file that is there; raises InputError."""
+    """Refuse a file that is not named like a recipe, or that already exists; raises InputError."""
     if not path.name.endswith(RECIPE_SUFFIXES):
         raise InputError(path, "is not a name for a recipe", "end it in .yaml")
     if os.path.lexists(path):
@@ -256,7 +256,7 @@ def check_output(path: Path) -> None:
 
 
 def choose_name(name: str | None, path: Path | None) -> str | None:
-    """Return a recipe's name: as it is given, else as its file is called, so that its jobs find it.
+    """Return a recipe's name: the given one, or else that of its file, so that its jobs find it.
 
     None without either. Raises InputError for a file whose name no recipe can have.
     """
@@ -270,14 +270,14 @@ def choose_name(name: str | None, path: Path | None) -> str | None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a recipe's YAML in one step where nothing was; raises InputError."""
+    """Write a recipe's YAML to a new file, atomically; raises InputError."""
     check_output(path)
     write_file(path, text.encode())
 
 
 @dataclass(frozen=True)
 class NewRecipe:
-    """A recipe that was made, its YAML, and the notes to print with it."""
+    """A new recipe, its YAML, and the notes to print with it."""
 
     recipe: Recipe
     text: str

@@ -27,6 +27,7 @@ from caffe_recipes.authoring.scale import (
     Settings,
     find_scale,
     is_all_warmup,
+    last_iter,
     scale_phases,
     smooth,
     warmup_epochs,
@@ -49,6 +50,7 @@ from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipe_rules import accepts
 from caffe_recipes.review.lint.recipes import check_recipe
 from caffe_recipes.review.lint.rules import Finding
+from caffe_recipes.tensorflow.run import HorovodRun
 from caffe_recipes.wording import describe_count
 
 _SAME_EPOCHS = 0.1  # as two iterations of the largest batch may make
@@ -63,8 +65,8 @@ def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[st
         yield ", ".join(changes)
     yield from _against_rules(source, made)
     yield from _rounding(source, made, epochs)
-    if source.tensorflow:
-        yield f"tensorflow is left out: it is the run of {source.name}"
+    if made.tensorflow:
+        yield from _own_share(source, made.cluster.global_batch, made.tensorflow.schedule.end_learning_rate)
     if len(made.phases) != len(source.phases):
         yield f"{len(source.phases)} phases -> {len(made.phases)}: a warm-up is one where the rate dropped"
 
@@ -109,6 +111,14 @@ def _against_rules(source: Recipe, made: Recipe) -> Iterator[str]:
         return
     own = f"{source.name} has {_highest(source):g} where it is {rules.peak_lr(old):g}"
     yield f"the highest rate is {rate:g}; for such a batch the rule is {peak:g}, and {own}"
+
+
+def _own_share(source: Recipe, batch: int, rate: float) -> Iterator[str]:
+    """Warn of a rate that keeps the source's own share of the linear rule at a batch of its own."""
+    linear, old = rules.scaled_lr(batch), source.cluster.global_batch
+    if batch != old and abs(rate - linear) > _SAME_RATE * linear:
+        share = f"{rate / linear:.3g} of the linear rule's {linear:g}, as in {source.name}"
+        yield f"warning: the rate is {share}, where that was found for a batch of {old:,}"
 
 
 def _rounding(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
@@ -202,7 +212,7 @@ def _epochs(recipe: Recipe, phase: Phase) -> float:
     return images_of(recipe, phase) / recipe.data.train.images
 
 
-_DROPPED = ("nets_dir", "reported", "derived", "differences", "tensorflow", "accept", "solver", "phases")
+_DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept", "solver", "phases")
 _TOO_FEW = "final-rate-high"
 
 
@@ -342,8 +352,31 @@ def _values(
     }
     if recipe.ensemble:
         changed["ensemble"] = {"members": list(recipe.ensemble.members)}
+    if recipe.tensorflow:
+        changed["tensorflow"] = _tensorflow(recipe.tensorflow, name, phases) | _threads(recipe, cluster)
     kept = {key: value for key, value in (values | changed).items() if key not in _DROPPED}
     return kept | ({"solver": solver} if solver else {}) | {"phases": own}
+
+
+def _tensorflow(run: HorovodRun, name: str, phases: Sequence[Settings]) -> dict[str, Any]:
+    """Return the keys of a TensorFlow run with the schedule of other phases, and with a model of its own."""
+    warmup = next((phase for phase in phases if phase.get("warmup_iter")), None)
+    if warmup is None:
+        what = "a TensorFlow run needs a warm-up, and its rate would not rise above where it starts"
+        raise InputError("--batch", what, "use a larger batch")
+    changed = {
+        "warmup_steps": warmup["warmup_iter"],
+        "end_learning_rate": warmup["base_lr"],
+        "steps": sum(map(last_iter, phases)),
+    }
+    values = run.model_dump(exclude_defaults=True, exclude={"linear_share"})  # of the source's own speed
+    return values | {"schedule": values["schedule"] | changed, "model": name}
+
+
+def _threads(recipe: Recipe, cluster: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many threads a TensorFlow rank has of OpenMP's, if these were as many before."""
+    is_same = recipe.tensorflow and recipe.tensorflow.intra_threads == recipe.cluster.omp_num_threads
+    return {"intra_threads": cluster["omp_num_threads"]} if is_same else {}
 
 
 def _moved_net(recipe: Recipe, home: Path) -> dict[str, Any]:

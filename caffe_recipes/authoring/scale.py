@@ -32,12 +32,12 @@ _DECAYING = ("poly", "poly_cyc")
 
 
 def solver_of(settings: Mapping[str, Any]) -> pb.SolverParameter:
-    """Return a solver of the keys that its rate depends on."""
+    """Return a solver with the keys that its rate depends on."""
     return pb.SolverParameter(**{key: settings[key] for key in _FIELDS if settings.get(key) is not None})
 
 
 def first_rate(settings: Mapping[str, Any]) -> float:
-    """Return the rate of a phase's first update, in the digits that are written.
+    """Return the rate of a phase's first update, in six digits.
 
     >>> first_rate({"base_lr": 1.6, "warmup_iter": 5, "warmup_start_lr": 0.1}), first_rate({"base_lr": 1.6})
     (0.1, 1.6)
@@ -53,7 +53,7 @@ def last_rate(settings: Mapping[str, Any], iteration: int | None = None) -> floa
 
 
 def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[Settings]:
-    """Make the rates of phases meet; `before` says from which each starts, by index, if from any.
+    """Make the rates of phases continuous; `before` has the index of the phase that each starts from.
 
     A warm-up of its own reaches its peak with its last update. A decay goes to the rate at which the next
     phase starts, if that is lower, by its `lr_iter`. What still differs, by the rounding of `lr_iter`, the
@@ -82,7 +82,7 @@ def start_at(settings: Settings, rate: float) -> None:
 
 
 def _reach_peak(settings: Settings) -> None:
-    """Let a phase that is all warm-up be at its peak with the last update."""
+    """Make a phase that only warms up reach its peak with its last update."""
     if settings.get("warmup_iter") != settings["max_iter"]:
         return
     settings["warmup_iter"] -= 1
@@ -91,7 +91,7 @@ def _reach_peak(settings: Settings) -> None:
 
 
 def _end_at(settings: Settings, rate: float) -> None:
-    """Let a decay reach a rate with its last update, if it is one that goes so low."""
+    """Make a decay reach a rate with its last update, if it can go that low."""
     steps = settings["max_iter"] - 1
     if settings["lr_policy"] not in _DECAYING or settings.get("warmup_iter") or steps < 1:
         return
@@ -106,7 +106,7 @@ def _end_at(settings: Settings, rate: float) -> None:
 
 
 _MOST_ITERATIONS = 2**31 - 1
-# What speaks of the source's own run.
+# Keys that describe the source's own run.
 _DROPPED = {"comment", "reported"}
 
 
@@ -133,11 +133,17 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
 
     The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on: of one that
     was longer at least the rule's 5 stay. The rest takes what is left. InputError where nothing is.
+
+    The phases of a TensorFlow run follow its source, section 7 b ii: any batch has as many epochs of warm-up,
+    and the rate is proportional to the batch.
     """
     old, images = recipe.cluster.global_batch, recipe.data.train.images
     by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
+    rate = rules.peak_lr(batch) / rules.peak_lr(old)
     warmup = warmup_epochs(recipe)
-    if warmup:
+    if recipe.tensorflow:
+        by_rule, rate = 1.0, batch / old
+    elif warmup:
         by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
     own = sum(
@@ -147,12 +153,11 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     )
     wanted = whole if epochs is None else epochs
     left, rest_epochs = wanted - own * by_rule, (whole - own) / by_batch
-    rate = rules.peak_lr(batch) / rules.peak_lr(old)
     rest = left / rest_epochs if rest_epochs else by_batch
     scale = Scale(by_batch * by_rule, rest, rate, own * by_rule, rest_epochs)
     if left <= 0:
         what = f"{wanted:g} epochs do not hold {own * by_rule:.3g} of warm-up"
-        raise InputError("--epochs", what, f"take {scale.epochs_for(0)} or more")
+        raise InputError("--epochs", what, f"use {scale.epochs_for(0)} or more")
     return scale
 
 
@@ -165,14 +170,15 @@ def warmup_epochs(recipe: Recipe) -> float:
 
 
 def is_all_warmup(phase: Phase) -> bool:
-    """Whether a phase does nothing but warm up, but perhaps for its last update."""
+    """Return whether a phase only warms up, except perhaps in its last update."""
     return phase.warmup_iter is not None and phase.warmup_iter >= phase.last_iter - 1
 
 
 def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
     """Return the keys of a recipe's phases at another scale; no rate jumps where the source's did not.
 
-    InputError for a phase that its warm-up outgrows, and for more iterations than Caffe counts.
+    Raises InputError for a phase that becomes shorter than its warm-up, and for more iterations than Caffe
+    can count.
     """
     result: list[Settings] = []
     for phase in recipe.phases:
@@ -188,7 +194,7 @@ def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
 
 
 def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings) -> None:
-    """Start a phase at the rate of the one before, if they met in the source and would no longer."""
+    """Start a phase at the rate of the one before, if they met in the source and no longer do."""
     old, own = start.model_dump(exclude_none=True), phase.model_dump(exclude_none=True)
     if "plateau" in (start.lr_policy, phase.lr_policy):
         return
@@ -200,7 +206,7 @@ def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings)
 
 
 def last_iter(settings: Mapping[str, Any]) -> int:
-    """Return the iterations that a phase's keys make it train."""
+    """Return the last iteration of a phase, by its keys."""
     return int(settings.get("stop_iter") or settings["max_iter"])
 
 
@@ -245,26 +251,26 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
     else:
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
         _check_warmup(phase, settings, scale)
-    # The first one rises from where the rule has it begin; others from where the phase before ends.
+    # The first warm-up starts at the rate of the rule; others start where the phase before ends.
     settings["warmup_start_lr"] = _six_digits(start if is_first else start * scale.rate)
     if settings["warmup_iter"] < 1:
         del settings["warmup_iter"], settings["warmup_start_lr"]
 
 
 def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
-    """Raise InputError where a warm-up lasts until the phase ends, or until its rate first steps down."""
+    """Raise InputError for a warm-up that lasts until the phase ends, or until its rate first steps down."""
     assert phase.warmup_iter is not None
     warmup, old, new = settings["warmup_iter"], _first_step(phase.model_dump()), _first_step(settings)
     outgrown = [("end", phase.last_iter, last_iter(settings))]
     if old is not None and new is not None and phase.warmup_iter < old:
         outgrown.append(("step down", old, new))
-    does, before, at = outgrown[-1]  # the first of these, and so what takes the most epochs
+    does, before, at = outgrown[-1]  # the earliest of these, which needs the most epochs
     if warmup < at:
         return
     # Each snapshot up to the end may be rounded down by half an iteration.
     rounded = max(phase.last_iter // phase.snapshot if phase.snapshot else 0, 1) / 2
-    what = f"phase '{phase.name}' is to {does} at {at}, within its warm-up of {warmup} iterations"
-    hint = f"take {scale.epochs_for((warmup + rounded) / before)} or more"
+    what = f"phase '{phase.name}' would {does} at {at}, within its warm-up of {warmup} iterations"
+    hint = f"use {scale.epochs_for((warmup + rounded) / before)} or more"
     raise InputError("--epochs", what, hint)
 
 
@@ -275,7 +281,7 @@ def _first_step(settings: Mapping[str, Any]) -> int | None:
 
 
 def _scale_gamma(settings: Settings, times: float) -> None:
-    """Let a rate that falls by iterations fall as far in as many times their number."""
+    """Scale the keys by which a rate falls, so that it falls as far over the new number of iterations."""
     if settings["lr_policy"] == "exp":
         settings["gamma"] **= 1 / times
     elif settings["lr_policy"] in ("inv", "sigmoid"):
@@ -302,8 +308,8 @@ def _count(phase: Phase, iterations: int, times: float) -> int:
 
 def _checked(phase: Phase, iterations: int) -> int:
     if iterations > _MOST_ITERATIONS:
-        what = f"phase '{phase.name}' counts to {iterations:,} iterations, and Caffe to {_MOST_ITERATIONS:,}"
-        raise InputError("--epochs", what, "take fewer, or a larger batch")
+        what = f"phase '{phase.name}' has {iterations:,} iterations, but Caffe counts to {_MOST_ITERATIONS:,}"
+        raise InputError("--epochs", what, "use fewer, or a larger batch")
     return iterations
 
 
@@ -312,9 +318,9 @@ def _six_digits(rate: float) -> float:
 
 
 def smooth(phases: Sequence[Settings]) -> list[Settings]:
-    """Make the rates of phases meet at every join, and where a warm-up ends.
+    """Make the rates of phases continuous at every join, and where a warm-up ends.
 
-    A phase that others leave before its end, ends there. InputError for one that is left at several
+    A phase ends at the iteration from which later phases start. Raises InputError if they start from several
     iterations, and for a rate that depends on the loss.
     """
     unknown = next((phase["name"] for phase in phases if phase["lr_policy"] == "plateau"), None)
@@ -337,7 +343,7 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
 
 
 def _left_at(phases: Sequence[Settings], index: int) -> int | None:
-    """Return the iteration at which all that start from a phase leave it; None for its end."""
+    """Return the iteration from which all later phases start, before a phase's end; None for its end."""
     own = phases[index]
     last = last_iter(own)
     left = set()
@@ -346,12 +352,12 @@ def _left_at(phases: Sequence[Settings], index: int) -> int | None:
             left.add(phase.get("weights_iter", last))
     if len(left) > 1:
         what = f"phases start from iterations {', '.join(map(str, sorted(left)))} of {own['name']}"
-        raise InputError("--smooth", what, "its rate can meet that of one: leave --smooth out")
+        raise InputError("--smooth", what, "only one of them can be continuous: leave --smooth out")
     return left.pop() if left else None
 
 
 def _cut(settings: Settings, left_at: int | None) -> Settings:
-    """End a phase where it is left, or stopped; its rate goes on as if it did not."""
+    """End a phase where later phases start from it, or where it is stopped; its rates stay the same."""
     end = min(left_at or last_iter(settings), last_iter(settings))
     if end == settings["max_iter"]:
         return settings

@@ -1,6 +1,6 @@
-"""How a global batch is spread: nodes, ranks on each, images of each rank; and the node's own keys.
+"""Divide a global batch over nodes and ranks, and warn of what is known about a batch and its epochs.
 
-What a batch, and so many epochs of it, are known to cost: the paper's accuracies, and runs with LARS.
+The warnings come from the accuracies in the paper, and from MLPerf's runs with LARS.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from caffe_recipes.wording import describe_count
 
 _USUAL_BATCH = 32
 _FITTING = range(64, 7, -1)
-# What a ResNet's first convolution makes of an image; Caffe counts the numbers of a blob to 2^31 - 1.
+# Numbers that a ResNet's first convolution makes of an image; a blob of Caffe's has at most 2^31 - 1.
 _NUMBERS_AN_IMAGE = 64 * 112 * 112
 _MOST_NUMBERS = 2**31 - 1
 _MOST_PER_RANK = _MOST_NUMBERS // _NUMBERS_AN_IMAGE
 _LEAST_CLASSES = 2
-_BOTTLENECKS_FROM = 50  # whose last blocks make four times the features
+_BOTTLENECKS_FROM = 50  # depth; the last blocks of such nets make four times the features
 
 
 def check_batch(batch: int, images: int, option: str = "--batch") -> None:
     """Refuse a batch of more images than there are; raises InputError."""
     if batch > images:
         what = f"a batch of {batch:,} is more than the {describe_count(images, 'image')}"
-        raise InputError(option, what, "take a smaller one")
+        raise InputError(option, what, "use a smaller one")
 
 
 def find_shape(
@@ -39,10 +39,11 @@ def find_shape(
     *,
     option: str | None = None,
 ) -> tuple[int, int]:
-    """Return nodes and the batch of a rank that make a global batch.
+    """Return the number of nodes and the batch of a rank that make a global batch.
 
-    What is not given follows; of neither, ranks of 32 images as in the 64-node recipe, else of another number
-    up to 64, else one node. Raises InputError where they do not divide it, of the `option` that asked for it.
+    The one that is None follows from the other. If both are, a rank gets 32 images as in the 64-node recipe,
+    or else another number up to 64, or else there is one node. Raises InputError, which names `option`, if
+    they do not divide the batch.
 
     >>> find_shape(4096, None, 2, None), find_shape(4096, 16, 2, None), find_shape(100, None, 2, None)
     ((64, 32), (16, 128), (1, 50))
@@ -72,19 +73,19 @@ def find_shape(
 
 
 def check_batch_per_rank(each: int, option: str = "--nodes") -> None:
-    """Refuse a batch of a rank with which a ResNet's blobs are too large for Caffe; raises InputError."""
+    """Refuse a batch of a rank that makes a ResNet's blobs too large for Caffe; raises InputError."""
     if each > _MOST_PER_RANK:
         what = f"{each:,} images of a rank make a blob of more than 2^31 - 1 numbers in the ResNet"
-        raise InputError(option, what, f"take ranks of {_MOST_PER_RANK:,} images or fewer")
+        raise InputError(option, what, f"use ranks of {_MOST_PER_RANK:,} images or fewer")
 
 
 def check_classes(classes: int, batch_per_rank: int, depth: int) -> None:
-    """Refuse classes of which there are too few to tell apart, or too many for Caffe; raises InputError.
+    """Refuse fewer than two classes, or more than Caffe's blobs can hold; raises InputError.
 
-    The last layer's scores are of each image, and its weights of each feature.
+    The last layer has a score for each image and class, and a weight for each feature and class.
     """
     if classes < _LEAST_CLASSES:
-        raise InputError("--classes", "there is nothing to tell apart", f"give {_LEAST_CLASSES} or more")
+        raise InputError("--classes", "there is nothing to classify", f"give {_LEAST_CLASSES} or more")
     features = 2048 if depth >= _BOTTLENECKS_FROM else 512
     most = _MOST_NUMBERS // max(batch_per_rank, features)
     if classes > most:
@@ -93,9 +94,9 @@ def check_classes(classes: int, batch_per_rank: int, depth: int) -> None:
 
 
 def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
-    """Suggest the numbers near to one that was wanted that divide what a batch leaves for them.
+    """Return a hint with the numbers next to `wanted` that divide the batch of a rank on each node.
 
-    They are `of` an option, named where the error is told of another.
+    `of` is the option that they belong to, if that is not the one which the error names.
     """
     whole = batch // ranks_per_node if batch % ranks_per_node == 0 else 0
     below = next((number for number in range(min(wanted, whole), 0, -1) if whole % number == 0), 0)
@@ -104,11 +105,11 @@ def _near(batch: int, ranks_per_node: int, wanted: int, of: str) -> str:
     above = next(
         (number for number in range(wanted + 1, min(2 * wanted, whole) + 1) if whole % number == 0), 0
     )
-    return f"take {of}{below:,}" + (f" or {above:,}" if above else "")
+    return f"use {of}{below:,}" + (f" or {above:,}" if above else "")
 
 
 def find_threads(profile: Profile | None) -> int | None:
-    """Return the OpenMP threads of all ranks of a node, without MLSL's cores; None if nobody says."""
+    """Return the OpenMP threads of all ranks of a node, without MLSL's cores; None if they are unknown."""
     if profile is None:
         return None
     if profile.omp_num_threads:  # of a rank, one on each socket
@@ -118,7 +119,7 @@ def find_threads(profile: Profile | None) -> int | None:
 
 
 def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a cluster that a machine decides, and notes on them."""
+    """Return the keys of `cluster` that follow from the machine, and notes on them."""
     threads = find_threads(profile)
     if threads is None:
         threads_note = "omp_num_threads: as no --profile says more."
@@ -142,11 +143,11 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
 
 
 def find_unstated(profile: Profile | None) -> Iterator[str]:
-    """Yield what of the machine the recipe, and its run.sh, do not hold."""
+    """Yield warnings and notes about settings of the machine that neither recipe nor run.sh holds."""
     if find_threads(profile) is None:
-        who = f"the profile {profile.name} does not tell" if profile else "no --profile tells"
-        hint = "give one that does (docs/running.md), or mend it in the recipe"
-        yield f"warning: omp_num_threads is 1: {who} a node's cores; {hint}"
+        who = f"the profile {profile.name} does not say" if profile else "no --profile says"
+        hint = "give one that does (docs/running.md), or set it in the recipe"
+        yield f"warning: omp_num_threads is 1: {who} how many cores a node has; {hint}"
     if profile is None:
         return
     left = {
@@ -162,12 +163,12 @@ def find_unstated(profile: Profile | None) -> Iterator[str]:
 
 _FALLS_ABOVE = ACCURACY[0][0]
 _LARGEST = ACCURACY[-1][0]
-# Whose epochs may be compared with those that others needed on ImageNet-1K.
+# Sizes of data sets whose epochs can be compared with those of others on ImageNet-1K.
 IMAGENET_IMAGES = range(1_000_000, 1_500_000)
 
 
 def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
-    """Yield what is known to be lost at a batch, and on ImageNet with fewer epochs than others need.
+    """Yield what a batch is known to cost in accuracy, and on ImageNet also too few epochs.
 
     >>> [line.partition(":")[0] for line in find_warnings(16384, 40, 1281167)]
     ['batch 16,384', '40 epochs']
@@ -188,7 +189,7 @@ def find_warnings(batch: int, epochs: float, images: int) -> Iterator[str]:
 
 
 def _lars(batch: int, needed: float) -> str:
-    """Say what is published of a batch, or of those around it.
+    """Write the published epochs for a batch, or those for the batches around it.
 
     >>> _lars(8192, 42), _lars(16384, 49)
     ('42 to 75.9 % at a batch of 8,192', '42 to 75.9 % at 8,192 and 56 at 32,768, by our line 49 at 16,384')
@@ -201,7 +202,7 @@ def _lars(batch: int, needed: float) -> str:
 
 
 def _what_it_did(batch: int) -> str:
-    """Say how the paper held against it."""
+    """Say what the paper did against the loss of accuracy at a batch."""
     did = "it halved the weight decay and collapsed the end"
     if batch >= LARGE_BATCH:
         did += f", kept the rate at {HIGHEST_LR:g} and warmed up for 7 to 10 epochs (section V-C)"

@@ -1,7 +1,4 @@
-"""LMDBs of Datums, as Caffe reads and writes them: one record per image, in the order of their keys.
-
-What keeps records from being written, in one line: the machine, or what the user gave.
-"""
+"""Read, check and write LMDBs of Datums as Caffe does: one record per image, in the order of the keys."""
 
 from __future__ import annotations
 
@@ -25,18 +22,18 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
 from caffe_recipes.errors import DataError, RunFailed
 from caffe_recipes.files import name_beside
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 
-# The machine's fault, not that of what the user gave; LMDB calls a write that is cut short EIO.
+# Errors of the machine, not of the user's input; LMDB reports a write that is cut short as EIO.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 
 
 @contextmanager
 def writing(out: Path, then: str = "") -> Iterator[None]:
-    """Tell what keeps `out` from being written: RunFailed if that is the machine, else DataError.
+    """Turn an OSError while writing `out` into RunFailed if the machine is at fault, or else into DataError.
 
-    `then` says what to do when that is mended. Errors of LMDB's own are passed on, with numbers below 0.
+    `then` says what to do once the cause is fixed. LMDB's own errors, with codes below 0, pass unchanged.
     """
     try:
         yield
@@ -44,14 +41,14 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else getattr(error, "code", errno.EIO)
         if number is None or number < 0:
             raise
-        hint = "make room on its disk" if number in _FULL else "mend that"
+        hint = "make room on its disk" if number in _FULL else "fix that"
         kind = RunFailed if number in _FAILED else DataError
         why = error.strerror if isinstance(error, OSError) else os.strerror(number)
         what = f"cannot be written: {why}"
         raise kind(out, what, f"{hint}; {then}" if then else hint) from None
 
 
-# LMDB forbids two environments of one file in one process, and a TRAIN and a TEST net may read the same.
+# LMDB forbids opening a file twice in one process, but a TRAIN and a TEST net may read the same one.
 _environments: WeakValueDictionary[Path, lmdb.Environment] = WeakValueDictionary()
 
 _COMMIT_EVERY = 1000
@@ -62,11 +59,11 @@ ImageShape = tuple[int, int, int]
 class Datums:
     """An open LMDB: `len()`, `datums[i]` in key order, iteration over (key, Datum). Close it, or use `with`.
 
-    It may cross a fork, and be pickled to another process, which opens it for itself.
+    It survives a fork, and can be pickled to another process, which opens the LMDB itself.
     """
 
     def __init__(self, path: Path, tree: PageTree, environment: lmdb.Environment) -> None:
-        """Take over an environment; open_datums opens it."""
+        """Wrap an open environment; use open_datums to open one."""
         self.path = path
         self._tree = tree
         self._environment: lmdb.Environment | None = environment
@@ -89,11 +86,11 @@ class Datums:
     def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
         """Read all records in key order."""
         with self._reading() as transaction:
-            for key in self._tree:  # no cursor, which follows damaged pages
+            for key in self._tree:  # not by a cursor, which would follow damaged pages
                 yield key, _read(self.path, key, transaction)
 
     def close(self) -> None:
-        """Let go of the environment; the last Datums of a file closes it."""
+        """Release the environment, which closes with the last Datums of its file."""
         self._environment = None
 
     def __enter__(self) -> Datums:
@@ -113,7 +110,7 @@ class Datums:
     @contextmanager
     def _reading(self) -> Iterator[lmdb.Transaction]:
         try:
-            # With buffers, no value is copied before its size is known.
+            # With buffers, no value is copied before its size has been checked.
             with self._open.begin(buffers=True) as transaction:
                 yield transaction
         except lmdb.Error as error:
@@ -127,16 +124,16 @@ class Datums:
 
 
 def open_datums(path: str | Path) -> Datums:
-    """Open an LMDB for reading, without writing so much as a lock file into its folder.
+    """Open an LMDB for reading, without writing even a lock file into its folder.
 
-    Raises DataError, naming the path, if it is missing, empty, unreadable, cut short or no LMDB.
+    Raises DataError, which names the path, if it is missing, empty, unreadable, cut short or not an LMDB.
     """
     path = Path(path)
     file = path / "data.mdb"
     try:
         file.stat()
         if not file.is_file():
-            raise DataError(path, "holds no data.mdb that is a file", "give another folder")
+            raise DataError(path, "holds a data.mdb that is not a file", "give another folder")
         key = file.resolve()
         tree = load_tree(path)
         environment = _environments.get(key) or lmdb.open(
@@ -154,7 +151,7 @@ def open_datums(path: str | Path) -> Datums:
         raise DataError(path, _reason(file, error), "build or copy the LMDB again") from None
     _environments[key] = environment
     if tree is None:
-        raise DataError(path, "is no LMDB", "build or copy the LMDB again")
+        raise DataError(path, "is not an LMDB", "build or copy the LMDB again")
     datums = Datums(path, tree, environment)
     if not len(datums):
         raise DataError(path, "holds no records", "build the LMDB again")
@@ -163,9 +160,10 @@ def open_datums(path: str | Path) -> Datums:
 
 @dataclass(frozen=True)
 class DatumsSummary:
-    """What check_datums saw: `count` records in the LMDB and, of the `checked` ones, how many of what.
+    """What check_datums found: `count` records in the LMDB, and how many of the `checked` are of each kind.
 
-    `shapes` counts (channels, height, width), of encoded images only where the Datum or `decode` tells.
+    `labels` counts records by label, `shapes` by (channels, height, width). The shape of an encoded image is
+    known only from its Datum or from `decode`.
     """
 
     count: int
@@ -182,10 +180,11 @@ def check_datums(
     decode: Callable[[bytes], ImageShape | None] | None = None,
     limit: int | None = None,
 ) -> DatumsSummary:
-    """Look at every record, or at `limit` of them evenly spread; raise DataError at the first bad one.
+    """Check every record, or `limit` of them evenly spread; raises DataError at the first bad one.
 
-    A good record has a label in [0, classes) (Caffe dies of SIGSEGV at others) and an image: raw, of the size
-    stated, or encoded. `decode` gives an encoded image's (channels, height, width), or None if it is broken.
+    A good record has a label in [0, classes) (Caffe dies of SIGSEGV at others) and an image: a raw one of the
+    stated size, or an encoded one. `decode` returns an encoded image's (channels, height, width), or None if
+    it is broken.
     """
     with open_datums(path) as datums:
         step = max(1, -(-len(datums) // limit)) if limit else 1
@@ -199,7 +198,7 @@ def check_datums(
                 _check_label(datum, classes)
             except ValueError as error:
                 what = f"record '{show_key(key)}' {error}"
-                raise DataError(path, what, "mend the list of images and build the LMDB again") from None
+                raise DataError(path, what, "fix the list of images and build the LMDB again") from None
             labels[datum.label] += 1
             encoded += datum.encoded
             shapes.update([shape] if shape else [])
@@ -209,9 +208,10 @@ def check_datums(
 def datum_shape(
     datum: pb.Datum, decode: Callable[[bytes], ImageShape | None] | None = None
 ) -> ImageShape | None:
-    """Give a record's (channels, height, width); None if encoded and told neither by itself nor by `decode`.
+    """Return a record's (channels, height, width), or None for an encoded image whose size is unknown.
 
-    Raises ValueError if there is no image in it.
+    An encoded image's size comes from `decode`, or from the record itself. Raises ValueError for a record
+    without an image, with a raw one of another size, or with one that does not decode.
     """
     stated = (datum.channels, datum.height, datum.width)
     if not datum.encoded:
@@ -236,19 +236,19 @@ def _check_label(datum: pb.Datum, classes: int) -> None:
         raise ValueError("has no label")
     if not 0 <= datum.label < classes:
         raise ValueError(
-            f"has label {datum.label}, which is none of the {classes} classes 0 to {classes - 1}"
+            f"has label {datum.label}, which is not one of the {classes} classes 0 to {classes - 1}"
         )
 
 
 def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
-    """Write (name, Datum) pairs as an LMDB at `path`, keys `%08d_name` as convert_imageset; give the count.
+    """Write (name, Datum) pairs as an LMDB with convert_imageset's keys, `%08d_name`; return their number.
 
-    The LMDB is built beside `path` and renamed when whole. Raises DataError if `path` is there already, or
+    The LMDB is built beside `path` and renamed when complete. Raises DataError if `path` already exists or
     cannot be written, and RunFailed if its disk is full.
     """
     path = Path(path)
     if path.exists():
-        raise DataError(path, "is there already", "remove it, or give another path")
+        raise DataError(path, "already exists", "remove it, or give another path")
     temporary = name_beside(path)
     try:
         with writing(path):
@@ -281,7 +281,7 @@ def _write(folder: Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
 
 
 def commit_records(environment: lmdb.Environment, pending: list[tuple[bytes, bytes]]) -> None:
-    """Append (key, value) records in the order of their keys, growing the map as needed; empty `pending`."""
+    """Append (key, value) records, sorted by key, growing the map as needed; then empty `pending`."""
     while True:
         try:
             with environment.begin(write=True) as transaction:
@@ -296,7 +296,7 @@ def _read(path: Path, key: bytes, transaction: lmdb.Transaction) -> pb.Datum:
     value = transaction.get(key) or b""
     if len(value) > limit("record-bytes"):
         what = f"record '{show_key(key)}' has {len(value):,} bytes"
-        raise DataError(path, what, raise_limit("record-bytes"))
+        raise DataError(path, what, hint_at_limit("record-bytes"))
     try:
         return pb.Datum.FromString(bytes(value))
     except DecodeError:
@@ -307,7 +307,7 @@ def _read(path: Path, key: bytes, transaction: lmdb.Transaction) -> pb.Datum:
 
 
 def show_key(key: bytes) -> str:
-    r"""Write a key on one line, whatever it holds.
+    r"""Write a key on one line, with unprintable bytes escaped.
 
     >>> show_key(b"00000001_a\n\xff.jpg")
     '00000001_a\\n\\xff.jpg'
@@ -321,4 +321,6 @@ def _reason(file: Path, error: lmdb.Error) -> str:
         return "is empty: data.mdb has 0 bytes"
     if not os.access(file, os.R_OK):
         return "cannot be read: permission denied"
-    return f"is no LMDB ({error})" if isinstance(error, lmdb.InvalidError) else f"cannot be opened ({error})"
+    return (
+        f"is not an LMDB ({error})" if isinstance(error, lmdb.InvalidError) else f"cannot be opened ({error})"
+    )

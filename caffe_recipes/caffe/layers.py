@@ -1,4 +1,4 @@
-"""Layers and nets as function calls, read as the paper reads: frozen values in, messages out.
+"""Build layers and nets by function calls that read like the paper.
 
 >>> from caffe_recipes.caffe import layers as L
 >>> lenet = L.net(
@@ -15,10 +15,8 @@
 Traceback (most recent call last):
 caffe_recipes.errors.InputError: layer 'c1': Convolution has no field 'strid'; did you mean 'stride'?
 
-Every layer is named by its author. Further fields go by keyword: those of the type's own message
+The caller names every layer. Other fields are keywords: those of the type's own message
 (`convolution_param` and so on) and those of LayerParameter (`param`, `include`, `loss_weight`, ...).
-
-The layers that read data in batches, and where each says how many images one batch has.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ ZERO: Filler = {"type": "constant", "value": 0}
 MSRA: Filler = {"type": "msra"}
 _STATISTICS: list[FieldValue] = [{"lr_mult": 0}] * 3
 
-# The version before references: equal values give equal bytes.
+# A version without references, so that equal values give equal bytes.
 _PLAIN_MARSHAL = 2
 _LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
 
@@ -52,9 +50,9 @@ _LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
 def layer(
     name: str, type: str, bottom: Blobs = (), top: Blobs | None = None, **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Build a layer of any type; without `top` it makes one blob of its own name.
+    """Build a layer of any type; without `top` it makes one blob with the layer's name.
 
-    Raises InputError, which names the layer, for an unknown field and a value that does not fit its field.
+    Raises InputError, which names the layer, for an unknown field and for a value that does not fit.
     """
     message = pb.LayerParameter()
     try:
@@ -62,7 +60,7 @@ def layer(
         message.name = name
         _add_blobs(message.bottom, bottom)
         _add_blobs(message.top, name if top is None else top)
-    except (TypeError, ValueError, InputError):  # a type of another package, or a value that does not fit
+    except (TypeError, ValueError, InputError):  # a value that marshal cannot take, or one that does not fit
         where = f"layer '{name}'"
         message = _build_kind(where, type, fields)
         set_fields(message, where, {"name": name, "bottom": bottom, "top": name if top is None else top})
@@ -78,7 +76,7 @@ def _add_blobs(field: MutableSequence[str], blobs: Blobs) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _kind(type: str, fields: bytes) -> pb.LayerParameter:
-    """Build a layer but for its names: those of a net are of few kinds, each checked and built once."""
+    """Build a layer without its names; most layers of a net are equal but for them, so cache the check."""
     return _build_kind("", type, marshal.loads(fields))
 
 
@@ -96,7 +94,7 @@ def _build_kind(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.L
             hint = nearest(key, [*_LAYER_FIELDS, *own_fields])
             raise InputError(where, f"{type} has no field '{key}'", hint)
     if own and own_name in given:
-        raise InputError(where, f"{own_name} is given whole and by {', '.join(own)}", "give it one way")
+        raise InputError(where, f"{own_name} is given whole and by {', '.join(own)}", "keep one of the two")
     if own:
         given[own_name] = own
     return build_message(pb.LayerParameter, where, given)
@@ -105,7 +103,7 @@ def _build_kind(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.L
 def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> pb.NetParameter:
     """Join layers, and groups of layers, into a net.
 
-    Raises InputError where two layers of one phase have the same name: Caffe finds weights by it.
+    Raises InputError if two layers of one phase have the same name, by which Caffe finds weights.
     """
     parts = ((part,) if isinstance(part, pb.LayerParameter) else part for part in layers)
     message = pb.NetParameter(name=name, layer=chain.from_iterable(parts))
@@ -129,7 +127,7 @@ def data(
     backend: Literal["LMDB", "LEVELDB"] = "LMDB",
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Read images and labels from a database, in one phase; `transform_param` says how."""
+    """Read images and labels from a database, in one phase; `transform_param` holds the transformation."""
     return layer(
         name,
         "Data",
@@ -153,7 +151,7 @@ def conv(
     weight_filler: Filler = MSRA,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Convolve; further fields of `convolution_param`: pad, stride, group, bias_term, bias_filler, ..."""
+    """Convolve; other fields of `convolution_param` are pad, stride, group, bias_term, bias_filler, ..."""
     return layer(
         name,
         "Convolution",
@@ -169,7 +167,7 @@ def conv(
 def batch_norm(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -> pb.LayerParameter:
     """Normalize over the batch, in place unless `top` is given; a `scale` usually follows.
 
-    Its three blobs are statistics, which no solver may touch: their `lr_mult` is 0.
+    Its three blobs are statistics that the solver must not update, so their `lr_mult` is 0.
     """
     return layer(name, "BatchNorm", bottom, top or bottom, **{"param": _STATISTICS, **fields})
 
@@ -189,7 +187,7 @@ def relu(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -
 def pooling(
     name: str, bottom: str, top: str | None = None, *, pool: Literal["MAX", "AVE"], **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Pool windows of `kernel_size`, or all of a channel with `global_pooling=True`; sizes round up."""
+    """Pool windows of `kernel_size`, or whole channels with `global_pooling=True`; output sizes round up."""
     return layer(name, "Pooling", bottom, top, pool=pool, **fields)
 
 
@@ -202,7 +200,7 @@ def inner_product(
     weight_filler: Filler = MSRA,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Connect all inputs with `num_output` outputs."""
+    """Connect all inputs to `num_output` outputs."""
     return layer(
         name, "InnerProduct", bottom, top, num_output=num_output, weight_filler=weight_filler, **fields
     )
@@ -218,7 +216,7 @@ def eltwise_sum(
 def softmax_with_loss(
     name: str, scores: str, label: str, top: str | None = None, **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Take the cross entropy of the softmax of the scores, the loss to train by."""
+    """Compute the cross entropy of the softmax of the scores, the loss to minimize."""
     return layer(name, "SoftmaxWithLoss", (scores, label), top, **fields)
 
 
@@ -231,20 +229,20 @@ def accuracy(
     top_k: int | None = None,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Count how often the label is among the `top_k` best scores (default: the best)."""
+    """Compute the share of images whose label is among the `top_k` best scores (default: 1)."""
     return layer(name, "Accuracy", (scores, label), top, top_k=top_k, **fields)
 
 
 @functools.cache
 def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
-    """Find the field that holds a type's own settings: `inner_product_param` for InnerProduct; or none."""
+    """Return the field with a type's own settings, such as `inner_product_param`, and its fields; or ""."""
     for name, field in _LAYER_FIELDS.items():
         if field.message_type and name.replace("_", "") == f"{type.lower()}param":
             return name, fields_of(field.message_type)
     return "", {}
 
 
-# Which block holds the batch_size. VideoData takes it from Data's, and its file from its own.
+# The block that holds the batch_size of each type. VideoData reads it from Data's block.
 BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
     {
         "AnnotatedData": "data_param",
@@ -259,7 +257,7 @@ BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
 
 
 def batch_size(layer: pb.LayerParameter) -> int:
-    """Give the images of one batch that a layer reads; 0 if it reads none, or does not say it.
+    """Return the number of images of one batch that a data layer reads; 0 if it has no batch_size.
 
     >>> batch_size(pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32)))
     32

@@ -1,9 +1,9 @@
-"""An LMDB's pages, looked at before LMDB's library follows them: damaged ones would end the whole process.
+"""Walk the pages of an LMDB in Python, since damaged pages crash LMDB's library and the whole process.
 
-Of its format 1, as machines of 64 bits write it. Pages 0 and 1 both tell where all is; the one of the later
-transaction holds. A page of the tree begins with its number, its kind and the places of its nodes, whose keys
-ascend. A branch's node leads to the page of all keys from its own on. A value too large for a leaf lies on
-pages of its own, of which the leaf tells: those are not read.
+This is LMDB's format 1, as 64-bit machines write it. Pages 0 and 1 are meta pages, each with the root of the
+tree; the one with the later transaction is valid. A page of the tree begins with its number, its kind and the
+offsets of its nodes, whose keys ascend. A node of a branch points to the page with the keys from its own key
+on. A value too large for a leaf lies on overflow pages, which the leaf points to; those are not read.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import NamedTuple
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import reading
 
-# Of pages 0 and 1: kind, magic, version, bytes of a page; of the records' tree flags, depth, entries, root;
-# the last page in use, the transaction.
+# A meta page: kind, magic, version, bytes of a page; the flags, depth, entries and root of the records' tree;
+# the last page in use, and the transaction.
 _META = struct.Struct("<10xH4xII16xI48xHH24xQQQQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_HEAD = struct.Struct("<Q2xHHH")  # number, kind, where the places end, where the nodes begin
+_HEAD = struct.Struct("<Q2xHHH")  # number, kind, end of the list of offsets, start of the nodes
 _NODE = struct.Struct("<HHHH")  # the value's size in two halves, flags, the key's size
-_KEPT_FLAGS = 0x6F  # of a page's kind; the others matter in memory alone
+_KEPT_FLAGS = 0x6F  # the flags of a page's kind; the others are used in memory only
 _BRANCH, _LEAF, _IS_META = 1, 2, 8
-_ON_PAGES, _DATABASE = 1, 2  # a value on pages of its own; one that is a database of its own
+_ON_PAGES, _DATABASE = 1, 2  # a value on overflow pages; a value that is a database of its own
 _NO_PAGE = 2**64 - 1
-_DEEPEST = 32  # by LMDB's own limit
+_DEEPEST = 32  # LMDB's own limit
 _PAGE_BYTES = frozenset(2**power for power in range(8, 17))
 
 
 class _DamagedError(ValueError):
-    """What is wrong with a page."""
+    """A damaged page; the text says which and how."""
 
 
 class _Meta(NamedTuple):
@@ -49,7 +49,7 @@ class _Meta(NamedTuple):
 
 @dataclass(frozen=True)
 class PageTree:
-    """Where an LMDB's records are; nothing beyond page `last` is in use."""
+    """The tree of an LMDB's records; no page beyond `last` is in use."""
 
     folder: Path
     page_bytes: int
@@ -71,7 +71,7 @@ class PageTree:
 
     def _keys(self, file: int) -> Iterator[bytes]:
         count = 0
-        # Pages yet to be read, the next at the end: each with its depth, and its keys' first and end.
+        # A stack of pages to read: each with its depth, its first key, and the key before which it ends.
         ahead: list[tuple[int, int, bytes, bytes | None]] = []
         if self.root != _NO_PAGE:
             ahead.append((self.root, 1, b"", None))
@@ -101,7 +101,7 @@ class PageTree:
         return page
 
     def _branch(self, page: bytes, number: int) -> tuple[list[bytes], list[int]]:
-        """Return a branch's keys, of which the first means nothing, and the pages beneath."""
+        """Return the keys of a branch, the first of which is unused, and the numbers of its child pages."""
         keys, beneath = [], []
         for at, (low, high, flags, length) in self._nodes(page, number, _BRANCH):
             keys.append(page[at + 8 : at + 8 + length])
@@ -113,7 +113,7 @@ class PageTree:
         return keys, beneath
 
     def _leaf(self, page: bytes, number: int) -> list[bytes]:
-        """Return a leaf's keys; their values are in the file."""
+        """Return the keys of a leaf; raises _DamagedError unless all their values lie within the file."""
         keys = []
         for at, (low, high, flags, length) in self._nodes(page, number, _LEAF):
             value, size = at + 8 + length, low | high << 16
@@ -129,12 +129,12 @@ class PageTree:
         return keys
 
     def _nodes(self, page: bytes, number: int, kind: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield where a page's nodes are, and what they begin with."""
+        """Yield the offset and the header of each node of a page."""
         own_number, flags, places_end, nodes = _HEAD.unpack_from(page)
         if own_number != number or flags & _KEPT_FLAGS != kind:
-            raise _DamagedError(f"page {number:,} is no {'branch' if kind == _BRANCH else 'leaf'}")
+            raise _DamagedError(f"page {number:,} is not a {'branch' if kind == _BRANCH else 'leaf'}")
         if not _HEAD.size < places_end <= nodes <= self.page_bytes or places_end % 2:
-            raise _DamagedError(f"page {number:,} does not tell its nodes")
+            raise _DamagedError(f"page {number:,} has a damaged list of nodes")
         for at in struct.unpack_from(f"<{(places_end - _HEAD.size) // 2}H", page, _HEAD.size):
             if not nodes <= at <= self.page_bytes - _NODE.size:
                 raise _DamagedError(f"page {number:,} holds no node at {at}")
@@ -142,9 +142,9 @@ class PageTree:
 
 
 def load_tree(folder: Path) -> PageTree | None:
-    """Read where the records of an LMDB are; None of what is no LMDB, as its library says itself.
+    """Read the tree of an LMDB's records; None for a file that is not an LMDB, which its library reports.
 
-    Raises DataError for one that is damaged or cut short, and OSError.
+    Raises DataError for an LMDB that is damaged or cut short, and OSError.
     """
     with (folder / "data.mdb").open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -154,7 +154,7 @@ def load_tree(folder: Path) -> PageTree | None:
         return None
     meta = other if other.transaction > one.transaction else one
     if meta.page_bytes not in _PAGE_BYTES or one.page_bytes != other.page_bytes or meta.flags:
-        raise _damaged(folder, "does not tell where its records are")
+        raise _damaged(folder, "its meta pages do not agree")
     needed = (meta.last + 1) * meta.page_bytes
     if size_bytes < needed:  # a read beyond the end of the mapped file would kill the process
         what = f"is cut short: data.mdb has {size_bytes:,} of {needed:,} bytes"
@@ -171,10 +171,10 @@ def _read_meta(file: int, at: int) -> _Meta | None:
 
 
 def _check_keys(keys: Sequence[bytes], first: bytes, end: bytes | None, number: int) -> None:
-    """See that keys ascend, and stay where the branches above say: where LMDB will look for them."""
+    """Check that keys ascend and lie within the range of the branches above, where LMDB looks for them."""
     ascends = keys[0] >= first and all(map(lt, keys, keys[1:])) and (end is None or keys[-1] < end)
     if not ascends:
-        raise _DamagedError(f"the keys of page {number:,} are in no order")
+        raise _DamagedError(f"the keys of page {number:,} are out of order")
 
 
 def _damaged(folder: Path, what: str) -> DataError:

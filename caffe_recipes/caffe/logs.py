@@ -1,9 +1,7 @@
-"""Caffe's log: from lines to events, and from events to what a run has done so far.
+"""Parse Caffe's log: lines become events, and events a summary of the training so far.
 
-A line may begin with the `[rank] ` of `mpiexec -l`; the time in it has a year since glog 0.6. Lines that say
-nothing of the training (the net's dump, other programs' output, two ranks in one line) are no events.
-
-What a line of Caffe's log can tell.
+A line may begin with the `[rank] ` of `mpiexec -l`; since glog 0.6 its time has a year. Lines that say
+nothing about the training (the net's dump, other programs' output, two ranks in one line) are not events.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class Started:
-    """The solver begins with a net of this name."""
+    """The solver starts with a net of this name."""
 
     net: str
 
@@ -42,7 +40,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class TrainOutput:
-    """One value of the TRAIN net, of the iteration whose Loss came last."""
+    """One value of the TRAIN net, at the iteration of the previous Loss."""
 
     index: int
     name: str
@@ -59,7 +57,7 @@ class TestStarted:
 
 @dataclass(frozen=True)
 class TestOutput:
-    """One mean over `test_iter` batches of the TEST net that started last."""
+    """One mean over `test_iter` batches of the TEST net of the previous TestStarted."""
 
     index: int
     name: str
@@ -94,14 +92,14 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class Resuming:
-    """Training goes on from a solverstate."""
+    """Training resumes from a solverstate."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class IgnoredLayer:
-    """A layer of the weights that the net has not: what it has learned, if anything, is lost."""
+    """A layer of the weights that the net lacks, so that its blobs are not used."""
 
     name: str
 
@@ -113,7 +111,7 @@ class Done:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """The solver has stopped at a signal, and will return 0 all the same."""
+    """The solver has stopped at a signal; Caffe will return 0 nevertheless."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ class Fatal:
 
 @dataclass(frozen=True)
 class Complaint:
-    """What protobuf could not read or write; Caffe may go on without it."""
+    """An error message of protobuf, after which Caffe may continue."""
 
     text: str
 
@@ -163,18 +161,18 @@ Event = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that is an event, with its rank and time where it has them."""
+    """One line that is an event, with its rank and time, or None if the line has none."""
 
     event: Event
     rank: int | None = None
     time: datetime | None = None
 
 
-# So much of a log is held at a time, and of a line; a program that floods its log costs no more.
+# At most this much of a log, and of a line, is held in memory, even if a program floods its log.
 _PIECE_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 16
 
-# The label of a rank whose line never came may stand before.
+# The label of another rank may precede, if its line never followed.
 _RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
 _STUCK = re.compile(r"(?:\[\d{1,18}\] )+$")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
@@ -204,17 +202,17 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
 ]
 _CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
-# Few lines of a log are events; one of these words is in each that is one, so that the others cost little.
+# Few lines of a log are events, and each event has one of these words; the search skips all other lines fast.
 _WORDS = re.compile(
     r"Iteration|net output|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
 )
-# What a process says last without glog: protobuf, glog's handler of signals, and caffe-torch.
+# Fatal messages that do not go through glog: protobuf's, glog's signal handler's, and caffe-torch's.
 _LAST_WORDS = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
 
 
 def parse_line(line: str, year: int = 2000) -> Entry | None:
-    """Read one line of a log; None if it is no event. A time without a year is taken to be of `year`.
+    """Parse one line of a log; None if it is not an event. A time without a year gets `year`.
 
     >>> parse_line("[0] I1120 11:49:33.597681  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.001").event
     Rate(iteration=0, rate=0.001)
@@ -231,7 +229,7 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
 
 
 def _event(text: str) -> Event | None:
-    """Read `file.cpp:line] text`."""
+    """Parse `file.cpp:line] text`; None if it is not an event."""
     if not _WORDS.search(text):
         return None
     for pattern, kind in _PATTERNS:
@@ -243,7 +241,7 @@ def _event(text: str) -> Event | None:
 
 
 def _without_glog(line: str) -> Event | None:
-    """Read what is written past glog."""
+    """Parse a line that was not written by glog; None if it is not an event."""
     last, complaint = _LAST_WORDS.fullmatch(line), _COMPLAINT.fullmatch(line)
     if last:
         return Fatal(next(filter(None, last.groups())))
@@ -251,9 +249,10 @@ def _without_glog(line: str) -> Event | None:
 
 
 def split_rank(line: str) -> tuple[int | None, str]:
-    """Take the `[rank] ` of `mpiexec -l` off a line, which puts another where a write ends without its line.
+    """Split a line into its rank and its text; the rank is None if the line has no label.
 
-    And the `rank: ` of `srun --label`.
+    The label is the `[rank] ` of `mpiexec -l`, or the `rank: ` of `srun --label`. mpiexec also adds a label
+    after a write that does not end its line.
 
     >>> split_rank("[0] [1] no route"), split_rank("[1] no route[0] "), split_rank("no route")
     ((1, 'no route'), (1, 'no route'), (None, 'no route'))
@@ -277,7 +276,7 @@ def _time(year: int, stamp: list[str]) -> datetime | None:
 
 @dataclass(frozen=True)
 class Test:
-    """What one run of a TEST net gave: mean outputs by name."""
+    """The mean outputs, by name, of one run of a TEST net."""
 
     iteration: int
     net: int
@@ -286,12 +285,18 @@ class Test:
 
 @dataclass
 class LogSummary:
-    """What a log tells of a run so far. Further elements of an output are named `name#1`, `name#2`.
+    """The training so far, as its log shows it. Further elements of an output are named `name#1`, `name#2`.
 
-    `times` are when each iteration's loss was printed: images/s is the images between two of them, by their
-    difference. Of several ranks only rank 0 counts, but `fatal` is the first reason to die of any, behind the
-    last `complaint` before it, which often tells why.
+    `times` holds when each iteration's loss was printed, from which images/s can be computed. Only rank 0
+    counts, except for `fatal`: the first fatal message of any rank, after the last `complaint` before it,
+    which often explains it. Each line that must not be skipped, however long a log is, has one of the VITAL
+    words: why a launch ends, what it left out, what it wrote.
     """
+
+    VITAL: ClassVar[tuple[str, ...]] = (
+        *("Ignoring source layer", "Snapshot", "Optimization ", "Check fail", "libprotobuf", "*** SIG"),
+        "caffe-torch: ",
+    )
 
     net: str | None = None
     finetuned_from: str | None = None
@@ -314,7 +319,7 @@ class LogSummary:
     complaint: str | None = None
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
-        """Take one more line; give its event, if it is one."""
+        """Add a line; return its entry, or None if it is not an event."""
         entry = parse_line(line, year)
         if entry is None:
             return None
@@ -368,26 +373,26 @@ class LogSummary:
 
 
 class LogFile:
-    """A growing log, read by bounded pieces, whatever is written into it. `offset` is how far it is read."""
+    """A growing log, read in pieces of bounded size; `offset` is how many bytes have been read."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the beginning; the file may still be missing."""
+        """Start at the beginning; the file need not exist yet."""
         self.path = path
         self.offset = 0
-        self._begun = b""  # of a line whose end is still to come
+        self._begun = b""  # the start of a line that is not complete yet
 
     def unread_bytes(self) -> int:
-        """Return how much has come since; raises OSError for a file that cannot be read."""
+        """Return how many bytes have not been read yet; raises OSError for an unreadable file."""
         try:
             return max(0, self.path.stat().st_size - self.offset)
         except FileNotFoundError:
             return 0
 
     def read(self, most_bytes: int | None = None, *, to_end: bool = False) -> Iterator[list[str]]:
-        """Yield the whole lines that have come, some at a time, and with `to_end` a last one cut short.
+        """Yield the new complete lines, in groups; with `to_end` also an incomplete last one.
 
-        At most `most_bytes` are read, and nothing that comes meanwhile: a flood has no end. Of a line, the
-        first LONGEST_LINE_BYTES are given. Raises OSError for a file that cannot be read.
+        At most `most_bytes` are read, and nothing that is written meanwhile, which could be endless. Lines
+        are cut to LONGEST_LINE_BYTES. Raises OSError for an unreadable file.
         """
         try:
             file = self.path.open("rb")
@@ -422,7 +427,7 @@ def _decode(lines: bytes) -> list[str]:
 
 
 def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
-    """Fold the lines of a whole log."""
+    """Return the summary of a complete log."""
     summary = LogSummary()
     for line in lines:
         summary.feed(line, year)
@@ -433,7 +438,7 @@ def _put(outputs: dict[str, float], name: str, value: float) -> None:
     if name not in outputs:
         outputs[name] = value
         return
-    # A blob's values come one after the other, thousands of them at times: the last key tells the next.
+    # A blob's values follow each other, sometimes thousands of them, so derive the next key from the last.
     stem, _, number = next(reversed(outputs)).rpartition("#")
     if stem == name and number.isdigit():
         taken = int(number) + 1

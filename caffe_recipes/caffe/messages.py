@@ -1,4 +1,4 @@
-"""Messages from plain values: what a person writes by keyword, checked field by field."""
+"""Build protobuf messages from plain Python values, and check each field."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from caffe_recipes.wording import did_you_mean
 
 M = TypeVar("M", bound=Message)
 
-# A scalar, an enum's name, a message, a mapping of its fields, a list of these, or None for "not given".
+# A scalar, an enum's name, a message, a mapping of its fields, a list of these, or None to leave a field out.
 FieldValue = Any
 
-# Makes what protobuf takes of a plain value, or raises.
+# Converts a plain value to one that protobuf accepts, or raises.
 _Check = Callable[[FieldValue], bool | int | float | str | bytes]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
@@ -42,10 +42,10 @@ _TEXTS: dict[int, tuple[type[bool | str | bytes], str]] = {
 
 
 def build_message(cls: type[M], where: str, fields: Mapping[str, FieldValue]) -> M:
-    """Build a message from its fields by name; `where` is named in errors.
+    """Build a message from a mapping of its fields; errors name `where`.
 
-    A field that is None stays absent, and an empty mapping is an empty message that is present. One value
-    will do for a repeated field. Raises InputError for an unknown field and a value that does not fit it.
+    A field that is None stays absent; an empty mapping is an empty message that is present. A repeated field
+    may have a single value. Raises InputError for an unknown field and for a value that does not fit.
 
     >>> from caffe_recipes.caffe import pb
     >>> print(build_message(pb.PoolingParameter, "pool1", {"pool": "AVE", "kernel_size": 7, "stride": None}))
@@ -59,7 +59,7 @@ def build_message(cls: type[M], where: str, fields: Mapping[str, FieldValue]) ->
 
 
 def set_fields(message: Message, where: str, fields: Mapping[str, FieldValue]) -> None:
-    """Set the fields of a message that is there already, as `build_message` does."""
+    """Set fields of an existing message, as `build_message` does."""
     try:
         _set_fields(message, fields)
     except _UnfitError as unfit:
@@ -67,7 +67,7 @@ def set_fields(message: Message, where: str, fields: Mapping[str, FieldValue]) -
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is nearest, or say what there is.
+    """Suggest the known name most similar to `name`; if none is, list up to 19 known names.
 
     >>> nearest("kernal_size", ["kernel_size", "pad"]), nearest("x", ["kernel_size", "pad"])
     ("did you mean 'kernel_size'?", 'there are kernel_size, pad')
@@ -83,7 +83,7 @@ def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
 
 
 class _UnfitError(Exception):
-    """A value that does not fit; each block on the way out puts the name of its field before the path."""
+    """A value that does not fit; each enclosing block adds its field's name to the front of the path."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -122,7 +122,7 @@ def _extend(target: Any, check: _Check | None, value: FieldValue) -> None:  # no
 
 
 def _fill(target: Message, value: FieldValue) -> None:
-    if isinstance(value, (dict, Mapping)):  # dict: an abstract Mapping takes longer to tell
+    if isinstance(value, (dict, Mapping)):  # dict first: checking for an abstract Mapping is slower
         target.SetInParent()
         _set_fields(target, value)
     elif isinstance(value, type(target)):
@@ -133,7 +133,7 @@ def _fill(target: Message, value: FieldValue) -> None:
 
 @functools.cache
 def _checks(message: Descriptor) -> Mapping[str, tuple[bool, _Check | None]]:
-    """Return, by a field's name, whether it repeats, and its check; a message's fields have their own."""
+    """Return {field: (whether it is repeated, its check)}; a field that is a message has no check."""
     return {field.name: (field.is_repeated, _check_of(field)) for field in message.fields}
 
 
@@ -156,7 +156,7 @@ def _integer(least: int, most: int, value: FieldValue) -> int:
         and least <= index(value) <= most
     ):
         return index(value)
-    raise _unfit(value, f"a whole number from {least} to {most}")
+    raise _unfit(value, f"an integer from {least} to {most}")
 
 
 def _number(largest: float, value: FieldValue) -> float:

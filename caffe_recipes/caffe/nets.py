@@ -1,7 +1,7 @@
-"""Residual nets: ResNet-50 as published with its 64-node recipe, its siblings, and a small one.
+"""Build residual nets: ResNet-50 as published with the 64-node recipe, other depths, and a small one.
 
 Layers are named as in the published nets: `res2a_branch2a`, `bn2a_branch2a`, `scale2a_branch2a`, ...
-Depths, and their blocks: table 1 of He et al., arXiv:1512.03385; the stride is on the 3x3 convolutions.
+The blocks of each depth are from table 1 of He et al., arXiv:1512.03385; 3x3 convolutions have the stride.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ZeroInit = Literal["none", "last-block", "every-block"]
 
 @dataclass(frozen=True)
 class NetOptions:
-    """What a recipe may choose about a residual net."""
+    """The options of a residual net; `input_px` is the side of the square input."""
 
     classes: int
     input_px: int
@@ -48,10 +48,10 @@ class NetOptions:
 
 @dataclass(frozen=True)
 class NetStage:
-    """Blocks of one resolution; the first has the stride, and projects its input if it changes shape.
+    """The blocks of one resolution; the first has the stride, and projects its input if the shape changes.
 
-    Blocks are bottlenecks, 1x1 . 3x3 . 1x1 of which the last widens by 4, or 3x3 . 3x3. They are called by
-    letters, or, as in He et al.'s deeper nets, `a`, `b1`, `b2`, ...
+    A bottleneck block is 1x1, 3x3, 1x1, and its last convolution has 4 times the width; other blocks are 3x3,
+    3x3. Blocks are named by letters or, as in He et al.'s deeper nets, `a`, `b1`, `b2`, ...
     """
 
     blocks: int
@@ -69,7 +69,7 @@ class NetStage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its blocks are called.
+        """Names of its blocks.
 
         >>> NetStage(3, 64, 1).names, NetStage(3, 64, 1, is_numbered=True).names
         (('a', 'b', 'c'), ('a', 'b1', 'b2'))
@@ -81,7 +81,7 @@ class NetStage:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What tells one net from another: the first convolution, and the stages behind the first pooling."""
+    """The architecture of a net: its first convolution, and the stages after the first pooling."""
 
     conv1_output: int
     conv1_kernel: int
@@ -105,7 +105,7 @@ def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> BlockShape:
 
 _SHAPES = {
     "resnet50": _of_depth(50, (3, 4, 6, 3)),  # `adopt` tries them in this order
-    # Four thin blocks for images of about 28 px: quick on a CPU.
+    # Four narrow blocks for images of about 28 px, which train fast on a CPU.
     "resnet_small": BlockShape(16, 3, 1, (NetStage(2, 8, 1), NetStage(2, 16, 2))),
     "resnet18": _of_depth(18, (2, 2, 2, 2)),
     "resnet34": _of_depth(34, (3, 4, 6, 3)),
@@ -124,12 +124,12 @@ def _resnet(
         px = _last_px(shape, options.input_px)
     except MisfitError as error:
         what = f"layer 'pool1' {error}: the input is {options.input_px} px"
-        raise InputError(f"net '{name}'", what, "take larger images") from None
+        raise InputError(f"net '{name}'", what, "use larger images") from None
     return net(name, layers, _head(layers[-1].top[0], px, options))
 
 
-# Each takes the net's name, its data layers and its options; those of a depth are for images of 224 px.
-# InputError for images that are too small.
+# Each takes the net's name, its data layers and its options; those named by depth are for images of 224 px.
+# Each raises InputError for images that are too small.
 BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], NetOptions], pb.NetParameter]] = {
     name: partial(_resnet, shape) for name, shape in _SHAPES.items()
 }
@@ -138,7 +138,7 @@ resnet50, resnet_small = BUILDERS["resnet50"], BUILDERS["resnet_small"]
 
 
 def _last_px(shape: BlockShape, input_px: int) -> Dim:
-    """Return the side of the last stage's blobs, which `pool5` averages whole."""
+    """Return the side of the last stage's blobs, which is the kernel of `pool5`."""
     px = conv_size(input_px, shape.conv1_kernel, shape.conv1_stride, shape.conv1_kernel // 2)
     px = pool_size(px, kernel=3, stride=2, pad=0)
     for stage in shape.stages:
@@ -175,7 +175,7 @@ def _stage(number: int, bottom: str, stage: NetStage, options: NetOptions) -> It
 def _block(
     block: str, bottom: str, stage: NetStage, options: NetOptions, *, is_first: bool, starts_at_zero: bool
 ) -> Iterator[pb.LayerParameter]:
-    """Build relu(shortcut + convolutions); the first 3x3 of the stage has its stride."""
+    """Build relu(shortcut + convolutions); the first 3x3 convolution of a stage has its stride."""
     res, stride, last = f"res{block}", stage.stride if is_first else 1, len(stage.convs) - 1
     shortcut = bottom
     if is_first and (stage.is_bottleneck or stride > 1):
@@ -212,7 +212,7 @@ def _branch(
 
 
 def _normalized(blob: str, suffix: str, options: NetOptions, gamma: int = 1) -> Iterator[pb.LayerParameter]:
-    """Normalize in place; `gamma` is what MKL-DNN's fused scale starts from, the plain engine starts at 1."""
+    """Normalize in place; `gamma` is the initial scale of MKL-DNN's fused engine, the plain one uses 1."""
     fraction = options.batch_norm_fraction
     yield batch_norm(f"bn{suffix}", blob, moving_average_fraction=fraction, filler={"value": gamma})
     yield scale(f"scale{suffix}", blob, param=[{"decay_mult": 0}] * 2)
@@ -234,6 +234,6 @@ def _head(bottom: str, px: Dim, options: NetOptions) -> Iterator[pb.LayerParamet
     )
     yield softmax_with_loss("prob", scores, "label", "loss")
     yield accuracy("loss3/top-1", scores, "label")
-    # Of five classes all are among the best 5, and Caffe stops at a top_k above their number.
+    # With five classes every label is among the best 5, and Caffe stops at a top_k above the classes.
     if options.classes > 5:
         yield accuracy("loss3/top-5", scores, "label", top_k=5)

@@ -1,15 +1,14 @@
-"""Prototxt text: the one parser and the one formatter.
+"""Read, write and format prototxts: the package's only way to their text.
 
-The canonical text: two spaces per block; fields in the order of `field_order.py`; a block that holds one
-scalar on one line (`include { phase: TRAIN }`), an empty one as `relu_param { }`; a blank line after the
-file's header; strings in double quotes; floats in the fewest digits that read back bit-equal in every
-protobuf. Of what a person wrote it keeps one blank line between outermost fields, a block that stands on one
-line and fits there, and each comment with the field that it stands above, beside or, before a blank line,
-directly below; what stands last in a block stays last in it, and beside a closing brace stays there.
+The canonical text has two spaces per block; fields in the order of `field_order.py`; a block with a single
+scalar on one line (`include { phase: TRAIN }`), and an empty one as `relu_param { }`; a blank line after the
+file's header; strings in double quotes; floats in the fewest digits that every protobuf reads back bit-equal.
+It keeps from the author's text: one blank line between outermost fields; a block on one line that fits there;
+and each comment with the field that it is above, beside or, before a blank line, directly below. A comment
+that is last in a block stays last, and one beside a closing brace stays there.
 
-A prototxt file as a reader sees it: its message, its comments, and where each field stands.
-
-Which message a file holds shows in the names of its first fields: `layer` is a net's, `base_lr` a solver's.
+A `Document` is a file with its message, its comments, and the place of each field. Which message a file holds
+follows from the names of its first fields: `layer` belongs to a net, `base_lr` to a solver.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ __all__ = [
     "render_prototxt",
 ]
 
-# No prototxt of the field comes near; a caffemodel or a log given by mistake often lies above.
+# No real prototxt is nearly as large; a caffemodel or a log that is given by mistake often is larger.
 MOST_BYTES = 16_000_000
 
 M = TypeVar("M", bound=Message)
@@ -57,7 +56,7 @@ _NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
-    """Parse text into a message; PrototxtError at the first thing that Caffe would refuse.
+    """Parse text into a message; raises PrototxtError at the first mistake that Caffe would refuse.
 
     >>> from caffe_recipes.caffe import pb
     >>> parse_prototxt("stage: 'a' levle: 2", pb.NetState, "n.prototxt")
@@ -70,10 +69,10 @@ def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
 
 
 def load_prototxt(path: str | Path, cls: type[M]) -> M:
-    """Read a prototxt file; PrototxtError if it is missing, no text, or holds no field at all.
+    """Read a prototxt file; raises PrototxtError if it is missing, not text, or holds no field at all.
 
-    Caffe takes an empty file for a message without fields and trains nothing; an empty solver or net is
-    a copy that failed, so it is an error here. `parse_prototxt` takes empty text.
+    Caffe accepts an empty file as a message without fields and trains nothing; an empty solver or net comes
+    from a failed copy, so it is an error here. `parse_prototxt` accepts empty text.
     """
     text = read_prototxt(path)
     message = parse_prototxt(text, cls, path)
@@ -83,7 +82,7 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
 
 
 def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
-    """Read a file's text; PrototxtError if it cannot be read, is over `max_bytes`, or is not UTF-8."""
+    """Read a file's text; raises PrototxtError if it is unreadable, over `max_bytes`, or not UTF-8."""
     try:
         data = read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
@@ -93,13 +92,15 @@ def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
 
 
 def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) -> str:
-    """Decode a prototxt's bytes; PrototxtError if they are over `max_bytes`, or are not UTF-8.
+    """Decode a prototxt's bytes; raises PrototxtError if they are over `max_bytes`, or not UTF-8.
 
-    A comment may hold any byte, as Caffe never reads it: what is not UTF-8 becomes a lone surrogate
-    (`surrogateescape`), of which `encode_prototxt` makes the byte again.
+    A comment may hold any byte, as Caffe never reads it: a byte that is not UTF-8 becomes a lone surrogate
+    (`surrogateescape`), which `encode_prototxt` turns back into the byte.
     """
     if len(data) > max_bytes:
-        raise PrototxtError(path, f"is over {max_bytes:,} bytes", "is it a prototxt? --max-bytes takes more")
+        raise PrototxtError(
+            path, f"is over {max_bytes:,} bytes", "is it a prototxt? raise the limit with --max-bytes"
+        )
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -113,21 +114,21 @@ def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) 
 
 
 def encode_prototxt(text: str) -> bytes:
-    """Encode a prototxt's text, with the bytes of its comments that are not UTF-8."""
+    """Encode a prototxt's text; bytes of comments that were not UTF-8 are restored."""
     return text.encode(errors="surrogateescape")
 
 
 def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:
-    """Write the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
+    """Return the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
 
-    The path `""` is the file: its header is above, its last lines are below. PrototxtError where a comment's
-    field is not in the message.
+    The path `""` is the file itself: the comment above it is the header, the one below it the file's end.
+    Raises PrototxtError if a comment's field is not in the message.
     """
     return write_text(message, comments)
 
 
 def render_checked(message: Message, comments: Mapping[str, Comment], path: str | Path = "<text>") -> str:
-    """Write the canonical text of a message, and make sure that it reads back as the very same."""
+    """Return the canonical text of a message; raises PrototxtError unless it reads back as the same."""
     text = render_prototxt(message, comments)
     if digest(parse_prototxt(text, type(message), path)) != digest(message):
         what = "would read back as another message"
@@ -136,18 +137,18 @@ def render_checked(message: Message, comments: Mapping[str, Comment], path: str 
 
 
 def format_prototxt(text: str, cls: type[Message], path: str | Path = "<text>") -> str:
-    """Rewrite text canonically: the very same message, every comment with what it stands by."""
+    """Return text in canonical form: the same message, with every comment beside its field."""
     message = cls()
     comments = parse_text(text, message, path).comments
     return render_checked(message, comments, path)
 
 
 def digest(message: Message) -> str:
-    """Hash the deterministic binary form of a message: SHA-256, in hex."""
+    """Return the SHA-256 of a message's deterministic binary form, in hex."""
     return hashlib.sha256(message.SerializePartialToString(deterministic=True)).hexdigest()
 
 
-# The messages that Caffe and its tools read from a file of their own, by what people call the file.
+# The messages that Caffe and its tools read from files, by the usual name of such a file.
 KINDS: Mapping[str, type[Message]] = {
     "net": pb.NetParameter,
     "solver": pb.SolverParameter,
@@ -157,26 +158,26 @@ KINDS: Mapping[str, type[Message]] = {
 
 
 class Places(Mapping[str, int]):
-    """Characters to the name of each field that a text gives, or to the value in a list, by the field's path.
+    """The offset in characters of each field's name, or of a list's value, by the field's path.
 
-    Counted by reading the text once more when the first is asked for: of a file without findings none is,
-    and the paths take more memory than all else.
+    The text is parsed again when the first offset is asked for: a file without findings needs none, and the
+    paths take more memory than anything else.
     """
 
     def __init__(self, text: str, cls: type[Message]) -> None:
-        """Take a text that has been read as a `cls`."""
+        """Remember a text that has been parsed as a `cls`."""
         self._text, self._cls = text, cls
 
     def __getitem__(self, path: str) -> int:
-        """Give the place of a field."""
+        """Return the offset of a field."""
         return self._found[path]
 
     def __iter__(self) -> Iterator[str]:
-        """Walk through the paths in the order of the text."""
+        """Yield the paths in the order of the text."""
         return iter(self._found)
 
     def __len__(self) -> int:
-        """Count the fields that the text gives."""
+        """Return the number of fields in the text."""
         return len(self._found)
 
     @cached_property
@@ -188,7 +189,7 @@ class Places(Mapping[str, int]):
 
 @dataclass(frozen=True)
 class Document(Generic[M]):
-    """A prototxt's message with the text it came from; fields are named by path (`layer[3].name`)."""
+    """A prototxt's message with its text, comments and offsets by field path (`layer[3].name`)."""
 
     path: str
     text: str
@@ -198,7 +199,7 @@ class Document(Generic[M]):
     newer_forms: tuple[NewerForm, ...] = ()  # what a Caffe built with an old protobuf cannot read
 
     def where(self, field: str = "") -> str:
-        """Give `file:line:column` of a field, or of the nearest block around it that the text holds."""
+        """Return `file:line:column` of a field, or of the nearest block that contains it in the text."""
         while field and field not in self.offsets:
             field = field.rpartition(".")[0]
         if not field:
@@ -206,7 +207,7 @@ class Document(Generic[M]):
         return self.place(self.offsets[field])
 
     def place(self, offset: int) -> str:
-        """Give `file:line:column` of a character, as of `NewerForm.offset`."""
+        """Return `file:line:column` of an offset, such as `NewerForm.offset`."""
         line = bisect_right(self._line_starts, offset)
         return f"{self.path}:{line}:{offset - self._line_starts[line - 1] + 1}"
 
@@ -218,9 +219,9 @@ class Document(Generic[M]):
 def load_document(
     path: str | Path, cls: type[M] | None = None, *, max_bytes: int = MOST_BYTES
 ) -> Document[M]:
-    """Read a prototxt file, of the message that its fields tell unless `cls` says it.
+    """Read a prototxt file as a `cls`, or as the message that its fields belong to.
 
-    Raises PrototxtError if it is missing, no text, over `max_bytes`, holds no field, or is no such message.
+    Raises PrototxtError if it is missing, not text, over `max_bytes`, without a field, or of another message.
     """
     document = parse_document(read_prototxt(path, max_bytes), path, cls)
     if not document.message.ListFields():
@@ -229,17 +230,17 @@ def load_document(
 
 
 def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None = None) -> Document[M]:
-    """Parse text, into the message that its fields tell unless `cls` says it; raises PrototxtError."""
+    """Parse text as a `cls`, or as the message that its fields belong to; raises PrototxtError."""
     message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # the caller asks for any
     comments, newer_forms = parse_text(text, message, path)
-    text = text.removeprefix("\ufeff")  # the parser skips one, and counts from behind it
+    text = text.removeprefix("\ufeff")  # the parser skips a byte-order mark, and counts from after it
     return Document(str(path), text, message, comments, Places(text, type(message)), newer_forms)
 
 
 def guess_class(
     text: str, path: str | Path = "", kinds: Mapping[str, type[Message]] = KINDS
 ) -> type[Message]:
-    """Tell the message of a text by its first field that only one of `kinds` has; else by the file's name.
+    """Guess a text's message by the first field that only one of `kinds` has, or else by the file's name.
 
     >>> guess_class("debug_info: true base_lr: 1").DESCRIPTOR.name
     'SolverParameter'
@@ -252,7 +253,8 @@ def guess_class(
 
 
 def _outer_names(text: str) -> Iterator[str]:
-    """Yield the names of fields outside every block; values that are words come along, and harm nothing."""
+    """Yield the names of fields outside every block, and also values that are words, which do no harm."""
+
     depth = 0
     for match in TOKEN.finditer(text):
         if match.lastgroup == "mark":

@@ -1,7 +1,7 @@
-"""A solver's learning rate at any iteration, in Caffe's float32 arithmetic and without numpy.
+"""Compute a solver's learning rate at any iteration, in Caffe's float32 arithmetic and without numpy.
 
-Source: the solver of SURFsara's Intel Caffe; warm-up iterations count as iterations of the policy, so the
-rate drops where warm-up ends.
+Source: the solver of SURFsara's Intel Caffe, in which warm-up iterations count as iterations of the policy,
+so that the rate drops where the warm-up ends.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def float32(value: float) -> float:
 
 
 def lr_at(solver: pb.SolverParameter, iteration: int) -> float:
-    """Give the rate of the update that iteration `iteration` (from 0) makes.
+    """Return the learning rate of the update of `iteration`, counted from 0.
 
-    Where Caffe's own arithmetic ends in infinity or NaN, so does this; an unknown policy, and `plateau`,
-    which needs the losses, raise KeyError.
+    It is infinite or NaN wherever Caffe's own arithmetic is. Raises KeyError for an unknown policy, and for
+    `plateau`, whose rate depends on the losses.
 
     >>> init = pb.SolverParameter(lr_policy="poly_cyc", base_lr=1.6, power=1, max_iter=7800, lr_iter=18720,
     ...                           warmup_iter=1560, warmup_start_lr=0.1)
@@ -53,7 +53,7 @@ def lr_at(solver: pb.SolverParameter, iteration: int) -> float:
 
 
 def stepped_lr(solver: pb.SolverParameter, step: int) -> float:
-    """Give base_lr * gamma ^ step: the rate of `step`, `multistep` and `plateau` after `step` steps.
+    """Return base_lr * gamma ^ step: the rate of `step`, `multistep` and `plateau` after `step` steps.
 
     >>> f"{stepped_lr(pb.SolverParameter(base_lr=0.1, gamma=0.5), 2):.6g}"
     '0.025'
@@ -62,7 +62,7 @@ def stepped_lr(solver: pb.SolverParameter, step: int) -> float:
 
 
 def steps_at(solver: pb.SolverParameter, iteration: int) -> int:
-    """Count the steps that `step` or `multistep` has taken by an iteration; other policies take none.
+    """Return the number of steps that `step` or `multistep` has taken by an iteration; 0 for other policies.
 
     >>> steps_at(pb.SolverParameter(lr_policy="multistep", stepvalue=[10, 20]), 20)
     2
@@ -73,7 +73,7 @@ def steps_at(solver: pb.SolverParameter, iteration: int) -> int:
 
 
 def step_iters(solver: pb.SolverParameter, last: int) -> Sequence[int]:
-    """Give the iterations at which `step` or `multistep` steps, those of `step` up to an iteration.
+    """Return the iterations at which the rate steps: all of `multistep`, those of `step` up to `last`.
 
     >>> list(step_iters(pb.SolverParameter(lr_policy="step", stepsize=10), 25))
     [10, 20]
@@ -85,7 +85,7 @@ def step_iters(solver: pb.SolverParameter, last: int) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class RateFault:
-    """What is wrong with a solver's schedule, and its outcome where that is not obvious."""
+    """A mistake in a solver's schedule, and its effect where that is not obvious."""
 
     kind: Literal["no base_lr", "unknown policy", "no lr_iter", "incomplete policy", "not finite"]
     what: str
@@ -96,7 +96,7 @@ class RateFault:
 
 
 def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
-    """Find what is wrong with a solver's schedule; Caffe itself trains on, and returns 0, in most cases.
+    """Return the mistakes in a solver's schedule; with most of them Caffe itself trains, and returns 0.
 
     >>> str(*check_rates(pb.SolverParameter(lr_policy="poly_cyc", base_lr=1, max_iter=10)))
     'lr_policy poly_cyc needs lr_iter above 0: without it the rate is NaN'
@@ -112,7 +112,7 @@ def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
         return missing
     if policy == "plateau":
         return []
-    # Beside the telling iterations, a rate can leave the finite and positive numbers where `poly_cyc` ends.
+    # Besides at the key iterations, a rate can become negative or infinite where `poly_cyc` ends.
     places = filter(None, telling_iters(solver, solver.max_iter).values())
     for iteration in sorted({0, *places, solver.lr_iter, solver.lr_iter + 1}):
         if not 0 <= iteration < solver.max_iter:
@@ -126,9 +126,9 @@ def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
 
 @dataclass(frozen=True)
 class TellingRates:
-    """The rates that tell a schedule: the first, both sides of the warm-up's end, and the last update's.
+    """The key rates of a schedule: of the first and last update, and on both sides of the warm-up's end.
 
-    `warmup_end` and `after_warmup` are None where no warm-up ends.
+    `warmup_end` and `after_warmup` are None if no warm-up ends.
     """
 
     first: float
@@ -138,7 +138,7 @@ class TellingRates:
 
 
 def telling_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int | None]:
-    """Give the iterations of the telling rates, by the names of `TellingRates`; None where there is none.
+    """Return the iterations of the key rates, by the names of `TellingRates`; None for a rate that is None.
 
     >>> telling_iters(pb.SolverParameter(warmup_iter=4), 8)
     {'first': 0, 'warmup_end': 3, 'after_warmup': 4, 'last': 7}
@@ -153,7 +153,7 @@ def telling_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int 
 
 
 def telling_rates(solver: pb.SolverParameter, iterations: int) -> TellingRates | None:
-    """Return the telling rates of one iteration or more; None for `plateau`, which depends on the losses.
+    """Return the key rates of at least one iteration; None for `plateau`, whose rate depends on the losses.
 
     >>> solver = pb.SolverParameter(lr_policy="poly", power=1, base_lr=1, max_iter=8, warmup_iter=4)
     >>> telling_rates(solver, 8)
@@ -167,7 +167,7 @@ def telling_rates(solver: pb.SolverParameter, iterations: int) -> TellingRates |
 
 
 def _power(base: float, exponent: float) -> float:
-    """pow() of C, which has no exceptions."""
+    """Compute C's pow(), which returns infinity or NaN instead of raising."""
     try:
         value = base**exponent
     except ZeroDivisionError:
@@ -203,11 +203,11 @@ def _sigmoid(solver: pb.SolverParameter, iteration: int) -> float:
 
 
 def _steps_taken(stepvalues: Iterable[int], iteration: int) -> int:
-    """Count the step values reached, in their order: Caffe never looks past one that is still ahead.
+    """Count the step values reached, in their order: Caffe stops at the first one that lies ahead.
 
-    Of equal ones, and those that a warm-up passed, all are counted: Intel's line computes the rate once for
-    the log, one step on, and again for each learned blob, one more step each. BVLC's and nvcaffe take one in
-    an iteration.
+    Equal values, and those within the warm-up, all count: Intel's line computes the rate once for the log and
+    once for each learned blob, and each computation takes one step. BVLC's Caffe and nvcaffe take at most one
+    step in an iteration.
     """
     taken = 0
     for value in stepvalues:
@@ -228,7 +228,7 @@ POLICIES: dict[str, _Policy] = {
     "sigmoid": _sigmoid,
 }
 
-# Without these Caffe trains at a zero or NaN rate and exits 0; without `power` it trains at a constant one.
+# Without these fields Caffe trains at a rate of 0 or NaN and exits 0; without `power` the rate is constant.
 POLICY_NEEDS: dict[str, tuple[str, ...]] = {
     "fixed": (),
     "step": ("gamma", "stepsize"),

@@ -1,7 +1,7 @@
-"""What Caffe checks of one layer when it sets it up, and stops at, as far as the layer alone shows.
+"""Find settings at which Caffe stops when it sets up a layer, as far as the layer alone shows them.
 
-Shapes that do not fit are `shapes.py`'s. Facts from the layers' LayerSetUp, layer.hpp, layer_factory.cpp and
-filler.hpp of Intel's and SURFsara's Caffe on CPUs.
+Shapes that do not fit are found by `shapes.py`. Source: LayerSetUp of the layers, layer.hpp,
+layer_factory.cpp and filler.hpp of Intel's and SURFsara's Caffe on CPUs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 
-# Layers whose first top counts as a loss, with weight 1, where no loss_weight is written; such a layer gets
-# a top of its own where it has none.
+# Layers whose first top is a loss of weight 1 if no loss_weight is written; without a top, Caffe adds one.
 IMPLICIT_LOSSES = frozenset(
     (
         "ContrastiveLoss",
@@ -32,7 +31,7 @@ IMPLICIT_LOSSES = frozenset(
 # Losses that never give themselves the weight 1: their LayerSetUp does not call LossLayer's.
 UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
 
-# Their tops have the shape of their bottoms, and their forward pass may write the one over the other.
+# Layers whose tops have the shape of their bottoms, and which may overwrite the bottom by the top.
 _IN_PLACE_WORDS = """
     BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MVN MnActivation PReLU Power Python ReLU
     Scale Sigmoid Softmax Swish TanH Threshold
@@ -60,7 +59,7 @@ _NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
 }
 
 
-# The types that a factory makes by their `engine`, and the block that holds the type's own; others read none.
+# The types that have an `engine`, and the block that holds a type's own; other types ignore the field.
 ENGINE_BLOCKS = {
     "BatchNorm": "batch_norm_param",
     "Concat": "concat_param",
@@ -86,7 +85,7 @@ _WINDOWS = {
     "Pooling": "pooling_param",
 }
 
-# How many tops a type makes that makes no other number.
+# The number of tops of types that have a fixed one.
 _TOPS = {
     "ImageData": 2,
     "MemoryData": 2,
@@ -98,7 +97,7 @@ _TOPS = {
 
 
 class Refusal(NamedTuple):
-    """Why Caffe stops: the rule, the field, the text after the layer's title, the effect, and a remedy."""
+    """A reason why Caffe stops: the rule, the field, what is wrong, the effect, and what to write instead."""
 
     rule: str
     field: str
@@ -108,7 +107,7 @@ class Refusal(NamedTuple):
 
 
 def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
-    """Return the indexes of the bottoms to which Caffe has no backward pass.
+    """Return the indexes of the bottoms for which Caffe has no backward pass.
 
     >>> closed_bottoms(pb.LayerParameter(type="SoftmaxWithLoss", bottom=["scores", "label"]))
     (1,)
@@ -121,7 +120,7 @@ def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
 
 
 def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:
-    """Yield what Caffe stops at in a layer of a net whose `engine` is `net_engine`."""
+    """Yield the settings of a layer at which Caffe stops; `net_engine` is the `engine` of its net."""
     for check in (*_BY_TYPE.get(layer.type, ()), _values, _loss_weight, _propagate_down):
         yield from check(layer)
     yield from _numbers(layer, "")
@@ -129,7 +128,7 @@ def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Ref
 
 
 def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
-    """Yield what Caffe stops at in a filler of a known type; each `field` is the filler's own."""
+    """Yield the settings of a filler of a known type at which Caffe stops; `field` is the filler's."""
     if filler.type == "gaussian" and not filler.std > 0:
         what = f"has a gaussian filler of std {filler.std:g}"
         yield Refusal("filler-range", "std", what, "Caffe stops: Check failed: sigma > 0", "std: 0.01")
@@ -139,7 +138,7 @@ def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
     if filler.type != "gaussian" and filler.sparse != -1:
         what = f"has a {filler.type} filler with sparse"
         effect = "Caffe stops: Sparsity not supported by this Filler"
-        yield Refusal("filler-sparse", "sparse", what, effect, 'take it out, or type: "gaussian"')
+        yield Refusal("filler-sparse", "sparse", what, effect, 'remove it, or type: "gaussian"')
     if filler.type == "gaussian" and filler.sparse < -1:
         what = f"has a gaussian filler of sparse {filler.sparse}"
         yield Refusal(
@@ -161,13 +160,13 @@ def _windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 f"Caffe stops: either {field} or {stem}_h/w should be specified; not both",
                 f"keep {field}, or {stem}_h and {stem}_w",
             )
-        # A convolution takes what is absent as 0, which only its pad may be.
+        # A convolution reads a missing value as 0, which is valid for its pad only.
         elif len(axes) == 1 and not (field == "pad" and layer.type != "Pooling"):
             other = f"{stem}_w" if axes[0].endswith("_h") else f"{stem}_h"
             yield Refusal(
                 "size-half-given",
                 f"{block}.{axes[0]}",
-                f"has {axes[0]} and no {other}",
+                f"has {axes[0]} but no {other}",
                 f"Caffe stops: both {stem}_h and {stem}_w are required",
                 f"add {other}, or write {field}",
             )
@@ -191,7 +190,7 @@ def _pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 f"pooling_param.{wrong[0]}[0]",
                 f"has global_pooling and {' and '.join(wrong)}",
                 "Caffe stops: with global_pooling the kernel is the whole image, pad 0 and stride 1",
-                f"take {' and '.join(wrong)} out, or global_pooling",
+                f"remove {' and '.join(wrong)}, or global_pooling",
             )
     if param.pool == param.STOCHASTIC:
         yield Refusal(
@@ -211,7 +210,7 @@ def _dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "dropout_param.dropout_ratio",
             f"has dropout_ratio {ratio:.6g}, the share that is set to 0",
             "Caffe sets all values to 0 or to NaN",
-            "dropout_ratio: 0.5" if ratio > 0 else "take the layer out",
+            "dropout_ratio: 0.5" if ratio > 0 else "remove the layer",
         )
 
 
@@ -226,7 +225,7 @@ def _eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
             if product
             else f"has {len(param.coeff)} coeff for {len(layer.bottom)} bottoms",
             "Caffe stops: Eltwise takes one coefficient per bottom, for sums only",
-            "take coeff out, or operation: SUM" if product else f"give {len(layer.bottom)} coeff",
+            "remove coeff, or operation: SUM" if product else f"give {len(layer.bottom)} coeff",
         )
 
 
@@ -239,7 +238,7 @@ def _axes(layer: pb.LayerParameter) -> Iterator[Refusal]:
             f"{block}.{old}",
             f"has axis and {old}",
             f"Caffe stops: either axis or {old} should be specified; not both",
-            f"take {old} out",
+            f"remove {old}",
         )
 
 
@@ -252,7 +251,7 @@ def _dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
             f"dummy_data_param.{legacy[0]}[0]",
             f"has shape and {', '.join(legacy)}",
             "Caffe stops: Both shape and legacy fields were specified",
-            f"take {', '.join(legacy)} out",
+            f"remove {', '.join(legacy)}",
         )
 
     counts = {name: len(getattr(param, name)) for name in ("num", "channels", "height", "width")}
@@ -281,14 +280,14 @@ def _infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 def _tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Check the tops of types that `shapes.py` does not count: it knows fewer tops of data layers."""
+    """Check the tops of types whose tops `shapes.py` does not count."""
     count = _TOPS[layer.type]
     if layer.top and len(layer.top) != count:
         yield Refusal(
             "tops-count",
             "top[0]",
-            f"has {len(layer.top)} tops, and its type makes {count}",
-            "Caffe stops when it sets the layer up: it counts the tops",
+            f"has {len(layer.top)} tops, but its type makes {count}",
+            "Caffe stops when it sets up the layer: it counts the tops",
             f"give it {count}",
         )
 
@@ -298,7 +297,7 @@ def _lacks_size(name: str, layer: pb.LayerParameter) -> bool:
 
 
 class _Bound(NamedTuple):
-    """A field that Caffe checks, or computes nonsense with, where `is_wrong` holds of its layer."""
+    """A field with values at which Caffe stops, or computes nonsense; `is_wrong` finds them in a layer."""
 
     field: str
     is_wrong: Callable[[pb.LayerParameter], bool]
@@ -312,7 +311,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "accuracy_param.top_k",
             lambda layer: layer.accuracy_param.top_k == 0,
-            "nothing is among the best 0: the accuracy is always 0",
+            "no label is among the best 0: the accuracy is always 0",
             "top_k: 1",
         ),
     ),
@@ -328,7 +327,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "data_param.prefetch",
             lambda layer: layer.data_param.prefetch == 0,
-            "Caffe has no batch to read ahead into, and waits for ever",
+            "Caffe has no buffer to read a batch into, and waits for ever",
             "leave it out",
         ),
     ),
@@ -345,7 +344,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
             "transform_param",
             lambda layer: layer.HasField("transform_param"),
             "Caffe stops: HDF5Data does not transform data",
-            "take it out, and transform what the files hold",
+            "remove it, and transform what the files hold",
         ),
     ),
     "HDF5Output": (
@@ -382,7 +381,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "log_param.scale",
             lambda layer: layer.log_param.scale == 0 and layer.log_param.shift <= 0,
-            "Caffe takes the logarithm of no number above 0: all values are infinite or NaN",
+            "Caffe takes no logarithm of a number above 0: all values are infinite or NaN",
             "scale: 1",
         ),
     ),
@@ -391,7 +390,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
             f"memory_data_param.{name}",
             partial(_lacks_size, name),
             "Caffe stops: batch_size, channels, height, and width must be specified and positive",
-            f"{name}: the data's",
+            f"{name}: that of the data",
         )
         for name in ("channels", "height", "width")
     ),
@@ -407,7 +406,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "loss_param.label_smoothing",
             lambda layer: not 0 <= layer.loss_param.label_smoothing < 1,
-            "of the true class nothing is left, or less: the gradient leads away from it",
+            "the true class gets a share of 0 or less: the gradient leads away from it",
             "label_smoothing: 0.1",
         ),
     ),
@@ -445,12 +444,12 @@ def _values(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 _INT_MAX = 2**31 - 1
-# These Caffe holds as they are written.
+# Caffe does not convert these to int.
 _UNSIGNED = frozenset(("rand_skip",))
 
 
 def _numbers(message: Message, path: str) -> Iterator[Refusal]:
-    """Check every number that is set: a float that is none, and a size that Caffe's int cannot hold."""
+    """Find numbers that are not finite, and integers that Caffe's int cannot hold."""
     for field, values in message.ListFields():
         for index, value in enumerate(values if field.is_repeated else (values,)):
             at = f"{path}{field.name}" + (f"[{index}]" if field.is_repeated else "")
@@ -460,13 +459,13 @@ def _numbers(message: Message, path: str) -> Iterator[Refusal]:
                 effect = "all that is computed with it becomes NaN or infinite"
                 yield Refusal("value-not-finite", at, f"has {field.name} {value}", effect, "a number")
             elif type(value) is int and value > _INT_MAX and field.name not in _UNSIGNED:
-                effect = "Caffe holds it in 32 bits with a sign, and stops, or counts with another number"
+                effect = "Caffe keeps it as a signed 32-bit integer, and stops, or uses another number"
                 write = f"{field.name}: {_INT_MAX} at most"
                 yield Refusal("value-overflows", at, f"has {field.name} {value}", effect, write)
 
 
 def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    # A loss without a top gets one by itself.
+    # Caffe adds a top to a loss without one.
     tops = len(layer.top) or int("Loss" in layer.type)
     given = len(layer.loss_weight) or (layer.type in IMPLICIT_LOSSES and tops > 1)
     if given and given != tops:
@@ -475,7 +474,7 @@ def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "loss_weight[0]" if layer.loss_weight else "top[1]",
             f"has {len(layer.loss_weight) or 'no'} loss_weight and {tops} tops",
             "Caffe stops: loss_weight must be unspecified or specified once per top blob"
-            + ("" if layer.loss_weight else ", and a loss without any gives itself one"),
+            + ("" if layer.loss_weight else ", and a loss without any gets one"),
             f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
         )
 
@@ -493,7 +492,7 @@ def _propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
-    """Check the engine, which is the block's own, else the layer's, else the net's."""
+    """Check the engine: that of the block, or else of the layer, or else of the net."""
     if layer.type not in ENGINE_BLOCKS:
         return
     block = ENGINE_BLOCKS[layer.type]
@@ -504,7 +503,7 @@ def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
             f"{block}.engine",
             "has engine: CUDNN",
             f"Caffe stops on CPUs: Layer {layer.name} has unknown engine",
-            "engine: CAFFE, or take it out",
+            "engine: CAFFE, or remove it",
         )
     named = layer.engine or net_engine
     if own == _DEFAULT and named and named.partition(":")[0].strip().upper() not in ENGINES:
@@ -512,7 +511,7 @@ def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
             "engine-unknown",
             "engine" if layer.engine else "type",
             f"has engine '{named}'" + ("" if layer.engine else ", the net's"),
-            "Caffe stops: it knows no such engine",
+            "Caffe stops: it does not know this engine",
             f'engine: "CAFFE"; known are {", ".join(ENGINES)}',
         )
 

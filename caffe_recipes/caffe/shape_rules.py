@@ -1,21 +1,13 @@
-"""The shape of each layer type's tops and learned blobs, from the shapes of its bottoms.
+"""Infer the shapes of each layer type's tops and learned blobs from the shapes of its bottoms.
 
-Every rule takes the layer and its bottoms' shapes and gives (tops, learned blobs), or raises MisfitError.
+Each rule takes a layer and its bottoms' shapes, and returns (tops, learned blobs) or raises MisfitError. The
+rules come in groups: layers that rearrange, join, split or reduce their bottoms; recurrent layers; layers
+that slide windows over their bottoms; and data layers, whose shapes come from the layer and the first record
+of its LMDB.
 
-Shape rules of the layers that only rearrange, join, split or reduce their bottoms.
-
-Shape rules of recurrent layers and of what stands before and behind them.
-
-A sequence is a blob of steps x streams x features; its second bottom, steps x streams, is 0 where a new one
-starts.
-
-Shape rules of the layers that slide windows over their bottoms, and the sizes of these windows.
-
-The shapes that data layers make: from the layer itself, and from the first record of its LMDB.
-
-Shapes with dimensions that may be unknown, and Caffe's arithmetic of them.
-
-A dimension that is not known (the channels of an LMDB that nobody has opened) is None, and fits any other.
+A dimension that is not known (such as the channels of an LMDB that is not here) is None, and fits any other.
+A sequence is a blob of steps x streams x features; its second bottom, steps x streams, is 0 where a new
+sequence starts.
 """
 
 from __future__ import annotations
@@ -39,7 +31,7 @@ class MisfitError(Exception):
 
 
 def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) -> Dim:
-    """Give the output size of a convolution along one axis; rounded down.
+    """Return the output size of a convolution along one axis, rounded down.
 
     >>> conv_size(224, kernel=7, stride=2, pad=3)
     112
@@ -56,7 +48,7 @@ def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) 
 
 
 def pool_size(size: Dim, kernel: int, stride: int, pad: int) -> Dim:
-    """Give the output size of a pooling along one axis; rounded up, without windows beyond the padded input.
+    """Return the output size of a pooling along one axis: rounded up, but no window starts beyond the input.
 
     >>> pool_size(112, kernel=3, stride=2, pad=0), pool_size(112, kernel=3, stride=2, pad=1)
     (56, 57)
@@ -76,7 +68,7 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 
 def merge(shapes: Shapes) -> Shape:
-    """Give the one shape that all of `shapes` are, filling in unknown dimensions."""
+    """Return the common shape of all `shapes`, with unknown dimensions filled in; raises MisfitError."""
     if len({len(shape) for shape in shapes}) > 1:
         raise MisfitError("needs bottoms of one shape")
     merged = []
@@ -89,7 +81,7 @@ def merge(shapes: Shapes) -> Shape:
 
 
 def canonical_axis(shape: Shape, axis: int) -> int:
-    """Give the index of an axis that may count from the end."""
+    """Return the index of an axis that may be counted from the end; raises MisfitError."""
     if not -len(shape) <= axis < len(shape):
         raise MisfitError(f"has axis {axis}, which its bottom lacks")
     return axis % len(shape)
@@ -222,7 +214,7 @@ def batch_reindex(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def choose(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Keep those images for which the last bottom, the selector, is not 0; how many is not known before."""
+    """Keep the images for which the last bottom, the selector, is not 0; their number is unknown."""
     *kept, selector = bottoms
     if not all(bottoms) or product(selector[1:]) not in (1, None):
         raise MisfitError("needs a selector of one number an image")
@@ -430,7 +422,7 @@ class ShapeRule(NamedTuple):
     max_bottoms: float
 
     def least_tops(self, layer: pb.LayerParameter) -> int:
-        """Give how many tops a layer must have, if it has any."""
+        """Return how many tops a layer must have at least, if it has any."""
         if layer.type in ("Convolution", "Deconvolution"):
             return len(layer.bottom)
         if layer.type == "Filter":
@@ -441,7 +433,7 @@ class ShapeRule(NamedTuple):
 
     @property
     def arity(self) -> str:
-        """Say how many bottoms the layer takes."""
+        """How many bottoms the layer takes, in words."""
         if self.min_bottoms == self.max_bottoms:
             return str(self.min_bottoms)
         return f"{self.min_bottoms} " + (
@@ -478,7 +470,7 @@ def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _operand(param: pb.ScaleParameter | pb.BiasParameter, bottoms: Shapes) -> Shape:
-    """Give the shape of the factor or summand: axes of the first bottom, or the whole second bottom."""
+    """Return the shape of the factor or summand: axes of the first bottom, or the whole second bottom."""
     first = bottoms[0]
     axis = 0 if bottoms[1:] == [SCALAR] else canonical_axis(first, param.axis)
     count = len(bottoms[1]) if len(bottoms) > 1 else param.num_axes
@@ -534,7 +526,7 @@ def _eltwise(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _check_first(bottoms: Shapes) -> None:
-    """Check that predictions and labels are of as many images."""
+    """Check that predictions and labels have the same number of images."""
     predictions, labels = bottoms[:2]
     if not predictions or not labels:
         raise MisfitError("needs bottoms with a first dimension")
@@ -593,7 +585,7 @@ def _loss_by_label(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _legacy(shape: Shape) -> Shape:
-    """Give channels, height and width as Caffe's older layers see them: 1 where there is no such axis."""
+    """Return channels, height and width as Caffe's older layers see them: 1 for an axis that is missing."""
     if len(shape) > 4:
         raise MisfitError("needs bottoms of 4 axes at most")
     return (*shape, *[1] * (4 - len(shape)))[1:]
@@ -677,7 +669,7 @@ def _data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
 
 
 def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
-    """Give images as Data does; how many boxes are annotated, only the records tell."""
+    """Return the shape of images as for Data; the number of boxes depends on the records."""
     first, *_ = _data(layer, images)
     return [first, *[None] * (len(layer.top) - 1)]
 
@@ -699,7 +691,7 @@ def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
 
 
 def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
-    """Give windows of crop_size, which is stated in either of two places."""
+    """Return windows of crop_size, which may be in either of two blocks."""
     param = layer.window_data_param
     side = layer.transform_param.crop_size or param.crop_size
     if not side:
@@ -708,7 +700,7 @@ def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
 
 
 def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
-    """Give the batch of the first top, if `images` knows the rest; the file alone tells of other tops."""
+    """Return the batch of the first top if `images` knows its shape; other tops depend on the file."""
     param = layer.hdf5_data_param
     if not param.batch_size:
         raise MisfitError("has no batch_size")
@@ -718,7 +710,7 @@ def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | Non
 
 
 def _batch(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[Shape]:
-    """Give the shapes of data and label; mean_values tell the channels of an unknown image."""
+    """Return the shapes of data and label; mean_values give the channels of an unknown image."""
     if not batch_size:
         raise MisfitError("has no batch_size")
     transform = layer.transform_param
@@ -752,7 +744,7 @@ def _dummy_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | No
 
 
 def _repeated(layer: pb.LayerParameter, shapes: Sequence[Shape]) -> Sequence[Shape]:
-    """Give each top its shape, or all tops the only one."""
+    """Return the shape of each top; a single shape is that of all tops."""
     if len(shapes) not in (1, len(layer.top)):
         raise MisfitError(f"gives {len(shapes)} shapes for {len(layer.top)} tops")
     if any(dim is not None and dim < 0 for shape in shapes for dim in shape):

@@ -1,4 +1,4 @@
-"""The shape of every blob of a net, worked out as Caffe does when it sets the net up, without running it."""
+"""Infer the shape of every blob of a net as Caffe does when it sets up the net, without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caffe_recipes.wording import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class LayerShapes:
-    """One layer with its shapes; None where its type has no rule here, or a bottom's shape is None."""
+    """One layer with its shapes, which are None if its type has no rule here, or a bottom's shape is None."""
 
     layer: pb.LayerParameter
     bottoms: tuple[Shape | None, ...]
@@ -32,7 +32,7 @@ class NetShapes:
 
 
 def show_shape(shape: Shape | None) -> str:
-    """Write a shape for people.
+    """Write a shape for messages; unknown dimensions are `?`.
 
     >>> show_shape((32, None, 224, 224))
     '32x?x224x224'
@@ -45,7 +45,7 @@ def show_shape(shape: Shape | None) -> str:
 def select_layers(
     net: pb.NetParameter, phase: int, level: int = 0, stages: Collection[str] = ()
 ) -> list[pb.LayerParameter]:
-    """Give the layers that Caffe keeps in a phase: an `include` rule is met, or no `exclude` rule."""
+    """Return the layers that Caffe keeps in a phase: an `include` rule holds, or no `exclude` rule does."""
 
     def met(rule: pb.NetStateRule) -> bool:
         return (
@@ -64,9 +64,10 @@ def select_layers(
 
 
 def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
-    """Give how many images a BatchNorm normalises together in a net of `phase`; None by running statistics.
+    """Return how many images a BatchNorm normalises together in a net of `phase`.
 
-    0 is the whole batch. A layer's own phase goes before the net's. Facts from batch_norm_layer.cpp, net.cpp.
+    0 is the whole batch, and None stands for running statistics. A layer's own phase overrides the net's.
+    Source: batch_norm_layer.cpp and net.cpp.
 
     >>> stats_images(pb.LayerParameter(type="BatchNorm"), pb.TEST)
     """
@@ -77,7 +78,7 @@ def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
 
 
 def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb.LayerParameter:
-    """Give a layer as its net has it: a written `bn_stats_batch_size` goes over a BatchNorm's own, 0 too."""
+    """Return a layer with its net's `bn_stats_batch_size`, which overrides a BatchNorm's own, even if 0."""
     if layer.type != "BatchNorm" or not net.HasField("bn_stats_batch_size"):
         return layer
     changed = pb.LayerParameter()
@@ -87,7 +88,7 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
 
 
 class LayerMisfit(PrototxtError):
-    """A layer that does not fit what stands before it; `index` counts from 0 the layers of the phase."""
+    """A layer that does not fit the layers above it; `index` is its number in the phase, from 0."""
 
     def __init__(self, where: str, layer: pb.LayerParameter, index: int, what: str, hint: str) -> None:
         self.index = index
@@ -103,11 +104,11 @@ def infer_shapes(
     images: Images = lambda source: None,
     path: str = "",
 ) -> NetShapes:
-    """Work out the shape of each layer's bottoms, tops and learned blobs in `phase`.
+    """Infer the shape of each layer's bottoms, tops and learned blobs in `phase`.
 
-    `images` gives (channels, height, width) of the first record of an LMDB, or None; dimensions that are not
-    known stay None. `path` is named in errors. Raises LayerMisfit for a bottom that no layer above makes, a
-    top made twice, or shapes that do not fit, with the layers that made them.
+    `images` maps an LMDB's path to the (channels, height, width) of its first record, or to None; unknown
+    dimensions are None. Errors name `path`. Raises LayerMisfit for a bottom that no layer above makes, for a
+    top that is made twice, and for shapes that do not fit, with the layers that made them.
     """
     where = path or net.name or "net"
     if net.layers:
@@ -136,7 +137,7 @@ def infer_shapes(
 
 
 def _check_stats(layer: pb.LayerParameter, phase: int, bottoms: Sequence[Shape | None]) -> None:
-    """Check that a BatchNorm's batch is a multiple of what it normalises together."""
+    """Check that a BatchNorm's batch is a multiple of the images that it normalises together."""
     images = stats_images(layer, phase) if layer.type == "BatchNorm" else None
     batch = bottoms[0][0] if images and bottoms[0] else None
     if images and batch is not None and batch % images:
@@ -162,7 +163,7 @@ def _infer(
     else:
         return unknown, None
     least = RULES[layer.type].least_tops(layer) if layer.type in RULES else 1
-    # A layer without any top is a matter of names, and a loss makes its own.
+    # A layer may have no top at all: Caffe checks only the names then, and a loss adds a top itself.
     if len(layer.top) > len(tops) or 0 < len(layer.top) < least:
         count = least if 0 < len(layer.top) < least else len(tops)
         raise MisfitError(f"makes {count} tops, not {len(layer.top)}")
@@ -170,7 +171,7 @@ def _infer(
 
 
 def _inputs(net: pb.NetParameter) -> dict[str, Shape | None]:
-    """Give the shapes of `input:` fields, with `input_shape` or four `input_dim` each."""
+    """Return the shapes of the `input:` fields, each from an `input_shape` or from four `input_dim`."""
     shapes: list[Shape] = [tuple(shape.dim) for shape in net.input_shape]
     dims = list(net.input_dim)
     shapes = shapes or [tuple(dims[i : i + 4]) for i in range(0, len(dims), 4)]
@@ -193,7 +194,7 @@ def _check_names(
     for index, name in enumerate(layer.top):
         in_place = index < len(layer.bottom) and layer.bottom[index] == name
         if name in makers and not in_place:
-            what = f"makes blob '{name}', which layer '{makers[name]}' makes already"
+            what = f"makes blob '{name}', which layer '{makers[name]}' already makes"
             raise misfit(what, "rename one of the tops")
 
 

@@ -1,12 +1,11 @@
-"""Old nets and solvers in today's form, as Caffe itself upgrades them when it reads them.
+"""Upgrade old nets and solvers as Caffe itself does when it reads them.
 
-Caffe's steps in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs;
-for a solver its type. Each comment moves with its field; what has no successor leaves it above its layer.
+The steps are Caffe's, in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs; and for
+a solver its type. Each comment moves with its field; that of a field without a successor goes above its
+layer.
 
-What changed after nets had `layer`: inputs became a layer.
-
-Facts from Caffe's upgrade_proto.cpp. BVLC's also sets the rates of a BatchNorm's three `param` to 0; this
-Caffe does not.
+Source: Caffe's upgrade_proto.cpp. BVLC's also sets the lr_mult of a BatchNorm's three `param` to 0, which
+this Caffe does not.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from caffe_recipes.caffe.upgrade_old import (
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import describe_count
 
-_AXES = 4  # what `input_dim` gives each input
+_AXES = 4  # values of `input_dim` for each input
 
 
 def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
-    """Turn `input` with `input_shape` or `input_dim` into one Input layer, the first; None without `input`.
+    """Turn `input` with `input_shape` or `input_dim` into a first layer of type Input; None without `input`.
 
-    Inputs without any shape, as in old caffemodels, are dropped, as Caffe does. Raises PrototxtError where
-    there are fewer shapes than inputs.
+    Inputs without any shape, as in old caffemodels, are dropped, as Caffe does. Raises PrototxtError if there
+    are fewer shapes than inputs.
     """
     if not net.input:
         return None
@@ -68,7 +67,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
 
 
 def _shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
-    """Return the shape of each input; none if there are no shapes at all."""
+    """Return the shape of each input, or an empty list if no input has one."""
     count = len(net.input)
     if net.input_shape:
         if len(net.input_shape) < count:
@@ -99,7 +98,7 @@ _NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Upgrade(Generic[M_co]):
-    """A message in today's form, its comments by path, and what was changed, one line per kind."""
+    """An upgraded message, its comments by path, and the changes, one line for each kind."""
 
     message: M_co
     comments: Mapping[str, Comment]
@@ -107,7 +106,7 @@ class Upgrade(Generic[M_co]):
 
 
 def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
-    """Upgrade what a file holds, of whatever kind; PrototxtError says where Caffe would give up."""
+    """Upgrade a file's message of any kind; raises PrototxtError at the place where Caffe would give up."""
     message = document.message
     try:
         if isinstance(message, pb.NetParameter):
@@ -124,7 +123,7 @@ def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
 def upgrade_net(
     net: pb.NetParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
 ) -> Upgrade[pb.NetParameter]:
-    """Return a net in today's form; an upgraded one comes back as it is.
+    """Return the upgraded net; a current one comes back unchanged.
 
     Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
     """
@@ -142,7 +141,7 @@ def upgrade_net(
 def upgrade_solver(
     solver: pb.SolverParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
 ) -> Upgrade[pb.SolverParameter]:
-    """Return a solver with its type as text, and the nets within it in today's form.
+    """Return the upgraded solver: its type as text, and the nets within it upgraded.
 
     Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
     """
@@ -189,7 +188,7 @@ def _upgrade_within(
     comments: Mapping[str, Comment],
     changes: list[str],
 ) -> Mapping[str, Comment]:
-    """Upgrade a message within another in place; return all comments, and add what changed."""
+    """Upgrade a message within another in place; return all comments, and append to `changes`."""
     inner = {
         at.removeprefix(f"{path}."): comment for at, comment in comments.items() if at.startswith(f"{path}.")
     }

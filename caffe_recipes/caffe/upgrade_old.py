@@ -1,14 +1,14 @@
-"""Nets of 2013: `layers { layer { name: "conv1" type: "conv" num_output: 96 } bottom: "data" }`.
+"""Upgrade nets of the V0 and V1 formats, with the comments of each field.
 
-Each becomes what 2014 wrote, `layers { name: "conv1" type: CONVOLUTION convolution_param { .. } }`, and a
-padding layer becomes the `pad` of the layer that it feeds. Facts from Caffe's upgrade_proto.cpp.
+V0, of 2013: `layers { layer { name: "conv1" type: "conv" num_output: 96 } bottom: "data" }`. It becomes V1,
+`layers { name: "conv1" type: CONVOLUTION convolution_param { .. } }`, and a padding layer becomes the `pad`
+of the layer that it feeds.
 
-Nets of 2014: `layers { name: "conv1" type: CONVOLUTION blobs_lr: 1 }`.
+V1, of 2014: `layers { name: "conv1" type: CONVOLUTION blobs_lr: 1 }`. It becomes
+`layer { name: "conv1" type: "Convolution" param { lr_mult: 1 } }`, and the transformations of data layers go
+into `transform_param`.
 
-Each becomes `layer { name: "conv1" type: "Convolution" param { lr_mult: 1 } }`, and what data layers do to
-images goes into `transform_param`. Facts from Caffe's upgrade_proto.cpp.
-
-Comments that move with their fields where a field is renamed, moved or dropped.
+Source: Caffe's upgrade_proto.cpp.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 @dataclass(frozen=True)
 class UpgradeStep:
-    """What one upgrade made of a net.
+    """The result of one upgrade of a net.
 
-    `moves` maps the old path of each field that moved to its new one; what is below it moves along. A new
-    path without a field behind it stands for none: the comment goes above what is around it.
+    `moves` maps the old path of each field that moved to its new one; fields within it move along. A new path
+    that no field has means that the field was dropped: its comment goes above the enclosing block.
     """
 
     net: pb.NetParameter
@@ -168,7 +168,7 @@ def upgrade_v0(net: pb.NetParameter) -> UpgradeStep | None:
         return None
     for index, old in enumerate(net.layers):
         if not old.HasField("layer"):
-            what = "is no V0 layer among V0 layers"
+            what = "is not a V0 layer, but other layers are"
             raise PrototxtError(f"layers[{index}]", what, "write all layers in one format")
     folded, consumers = _fold_paddings(net)
     kept = [index for index, old in enumerate(net.layers) if old.layer.type != "padding"]

@@ -1,7 +1,7 @@
-"""Caffemodels and solverstates: read, written whole or not at all, and never believed without a look.
+"""Read, check and write caffemodels and solverstates.
 
-Caffe goes on from random weights, and returns 0, when `--weights` names an empty file, a folder or an HTML
-page. Everything here raises WeightsError instead.
+Caffe trains from random weights, and returns 0, if `--weights` names an empty file, a folder or an HTML page.
+The functions here raise WeightsError instead.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from caffe_recipes.caffe.shape_rules import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import WeightsError
 from caffe_recipes.files import write_whole
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 
 M = TypeVar("M", bound=Message)
 
-_LARGEST_BYTES = 2**31 - 1  # of any binary message
+_LARGEST_BYTES = 2**31 - 1  # protobuf's limit for a binary message
 
-# The only layer types of the old format that learn anything.
+# The only layer types of the old format that have weights.
 _V1_LEARNED = {
     pb.V1LayerParameter.CONVOLUTION: "Convolution",
     pb.V1LayerParameter.DECONVOLUTION: "Deconvolution",
     pb.V1LayerParameter.INNER_PRODUCT: "InnerProduct",
 }
 
-# What a file that is no binary message turns out to be: a pattern at its start, its name, what to do.
+# What a wrong file may be: a pattern at its start, what that file is, and the hint.
 _BINARIES = [
     (rb"\x89HDF\r\n", "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
     (rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04", "a compressed archive", "unpack it first"),
@@ -46,10 +46,10 @@ _TEXTS = [
     (rb"(?s).*?\b(net|base_lr|max_iter)\s*:", "a prototxt of a solver", "give the binary file"),
     (rb"", "a text file", "give the binary file"),
 ]
-# Kinds of a field on the wire, and the bytes of those of one size.
+# Protobuf's wire types: the one with a length, and the fixed sizes in bytes of others.
 _LENGTH = 2
 _FIXED = {1: 8, 5: 4}
-# What takes no more of memory than of a file.
+# Types that take no more bytes in memory than in the file.
 _WIDE = frozenset(
     (
         FieldDescriptor.TYPE_BYTES,
@@ -67,8 +67,8 @@ _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 def load_weights(path: str | Path) -> pb.NetParameter:
     """Read a caffemodel; layers of the old V1 format become `layer`, with name, type, bottom, top and blobs.
 
-    Raises WeightsError, naming the path, if it is missing, empty, truncated or another kind of file, if it
-    holds no blobs, or if a blob's data do not fill its shape.
+    Raises WeightsError, which names the path, if the file is missing, empty, truncated or of another kind, if
+    it holds no blobs, or if the values of a blob do not fill its shape.
     """
     data = _read(path, "caffemodel")
     net = _parse(data, pb.NetParameter, path)
@@ -88,10 +88,10 @@ def load_weights(path: str | Path) -> pb.NetParameter:
 
 
 def load_solverstate(path: str | Path) -> pb.SolverState:
-    """Read a solverstate: iteration, history, and the name of the caffemodel that belongs to it.
+    """Read a solverstate: its iteration, its history, and the name of its caffemodel.
 
-    Raises WeightsError, naming the path, where load_weights would, and for a state that names no
-    `learned_net` (Caffe would resume it from random weights).
+    Raises WeightsError, which names the path, where load_weights would, and for a state without a
+    `learned_net`, which Caffe would resume from random weights.
     """
     data = _read(path, "solverstate")
     state = _parse(data, pb.SolverState, path)
@@ -107,9 +107,9 @@ def load_solverstate(path: str | Path) -> pb.SolverState:
 
 
 def save_message(message: Message, path: str | Path) -> None:
-    """Write a binary message so that `path` holds all of it or, after a crash, what it held before.
+    """Write a binary message atomically: after a crash, `path` holds either the message or its old content.
 
-    Raises WeightsError if the folder is missing or cannot be written to.
+    Raises WeightsError if the file cannot be written.
     """
     try:
         write_whole({Path(path): message.SerializeToString(deterministic=True)}, is_synced=True)
@@ -118,11 +118,11 @@ def save_message(message: Message, path: str | Path) -> None:
 
 
 def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
-    """Say where a caffemodel does not fit the layers that `net` has in `phase`; empty if it fits.
+    """List where a caffemodel does not fit the layers of `net` in `phase`; the list is empty if it fits.
 
-    Each learned layer must be there with its blobs, of the shapes that the net implies, and finite; learned
-    layers that the net lacks are named too, since Caffe ignores them in silence. Raises PrototxtError for a
-    net that does not fit itself.
+    Each learned layer must have its blobs, with finite values and the shapes that the net implies. Layers of
+    the caffemodel that the net lacks are listed too, since Caffe silently ignores them. Raises PrototxtError
+    for a net whose own shapes do not fit.
     """
     learned = {layer.layer.name: layer.learned for layer in infer_shapes(net, phase).layers}
     given = {layer.name: layer for layer in weights.layer if layer.blobs}
@@ -141,18 +141,19 @@ def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = p
 def check_solverstate(
     state: pb.SolverState, net: pb.NetParameter, *, at_most_iter: int, phase: int = pb.TRAIN
 ) -> list[str]:
-    """Say where a solverstate does not fit the training of `net` up to an iteration; empty if it fits.
+    """List where a solverstate does not fit the training of `net`; the list is empty if it fits.
 
-    Its history has a blob for each learned parameter (one that layers share counts once), of its shape and
-    finite; AdaDelta, Adam and RMSProp keep two: all first ones, then all second ones. Raises PrototxtError
-    for a net that does not fit itself.
+    Its iteration must be from 1 to `at_most_iter`. Its history must have a blob of finite values for each
+    learned parameter, with its shape; a parameter that layers share counts once. AdaDelta, Adam and RMSProp
+    keep two blobs: first one of each parameter, then the second ones. Raises PrototxtError for a net whose
+    own shapes do not fit.
     """
     misfits = []
     if not 0 < state.iter <= at_most_iter:
         misfits.append(f"its iteration is {state.iter:,}, not one from 1 to {at_most_iter:,}")
     wanted = _learned_params(net, phase)
     if wanted is not None and len(state.history) not in (len(wanted), 2 * len(wanted)):
-        what = f"it holds {len(state.history)} blobs of history, the net has {len(wanted)} parameters"
+        what = f"it holds {len(state.history)} blobs of history, but the net has {len(wanted)} parameters"
         return [*misfits, what]
     for index, blob in enumerate(state.history):
         where = f"history {index}"
@@ -164,9 +165,9 @@ def check_solverstate(
 
 
 def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
-    """Give the bytes of a net's learned values in float32; None if a shape depends on unseen data.
+    """Return the bytes of a net's weights in float32; None if a shape depends on data that is not here.
 
-    A caffemodel is larger by names and parameters: ResNet-50's 102,441,076 become 102,466,903.
+    A caffemodel also holds names and layer parameters: ResNet-50's 102,441,076 bytes become 102,466,903.
     """
     layers = infer_shapes(net, phase).layers
     if any(layer.learned is None for layer in layers):
@@ -176,22 +177,22 @@ def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
 
 
 def is_legacy(blob: pb.BlobProto) -> bool:
-    """Whether a blob was written before 2014, with num, channels, height and width for its shape.
+    """Return whether a blob has the format of before 2014, with num, channels, height and width as its shape.
 
-    One without these and without `shape` is a single value: a blob without axes.
+    A blob without these and without `shape` is a single value, without axes.
     """
     return any(blob.HasField(field) for field in ("num", "channels", "height", "width"))
 
 
 def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
-    """Give a blob's shape, of four dimensions for one of before 2014."""
+    """Return a blob's shape; that of the format of before 2014 has four dimensions."""
     if is_legacy(blob):
         return (blob.num, blob.channels, blob.height, blob.width)
     return tuple(blob.shape.dim)
 
 
 def blob_values(blob: pb.BlobProto) -> Sequence[float]:
-    """Give a blob's values, row-major; Caffe reads `double_data` where there is any."""
+    """Return a blob's values, row-major: its `double_data` if there is any, as in Caffe, or its `data`."""
     return blob.double_data or blob.data
 
 
@@ -202,7 +203,7 @@ def _read(path: str | Path, kind: str) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise WeightsError(path, "is a folder", hint)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
-            raise WeightsError(path, f"is no {kind}: not a file of at most 2 GiB", hint)
+            raise WeightsError(path, f"is not a {kind}: not a file of at most 2 GiB", hint)
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise WeightsError(path, "no such file", hint) from None
@@ -210,31 +211,31 @@ def _read(path: str | Path, kind: str) -> bytes:
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(path, f"cannot be read: {reason}", hint) from None
     if not data:
-        raise WeightsError(path, "is empty", "copy it again: a whole snapshot is never empty")
+        raise WeightsError(path, "is empty", "copy it again: a complete snapshot is never empty")
     return data
 
 
 def parse_message(data: bytes, cls: type[M]) -> M:
-    """Parse a binary message; ValueError where it is none, or of more fields than `weights-fields`.
+    """Parse a binary message; raises ValueError if it does not parse, or exceeds `weights-fields` fields.
 
-    An empty layer takes 2 bytes of a file, and 700 of memory: fields are counted before they are parsed.
+    Fields are counted first, since an empty layer takes 2 bytes in a file, but 700 in memory.
     """
     _count_fields(data, cast(Descriptor, cls.DESCRIPTOR), limit("weights-fields"))
     try:
         return cls.FromString(data)
     except DecodeError as error:
-        raise ValueError("is no such message") from error
+        raise ValueError("is not such a message") from error
 
 
 class TooManyFieldsError(ValueError):
-    """A binary message of more fields than `weights-fields`."""
+    """A binary message with more fields than the limit `weights-fields`."""
 
 
 def _count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
-    """Raise TooManyFieldsError for a message that has more fields than `left`, in all messages within it.
+    """Raise TooManyFieldsError if a message and those within it have more fields than `left`.
 
-    Packed floats count once; packed integers, which may grow from 1 byte to 8 each, by their bytes. What is
-    not a message is followed as far as it can be, and refused by the parser.
+    Packed floats count as one field; of packed integers, which may grow from 1 byte to 8, every byte counts.
+    Data that are not a message are read as far as possible; the parser will refuse them.
     """
     ahead = [(0, len(data), descriptor)]
     while ahead:
@@ -251,14 +252,14 @@ def _count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
                 elif field is not None and field.type not in _WIDE:
                     left -= size
                 at += size
-            else:  # what opens or closes a group has no bytes of its own
+            else:  # the start and end of a group have no bytes of their own
                 at = _read_varint(data, at, end)[1] if wire == 0 else at + _FIXED.get(wire, 0)
             if left < 0:
                 raise TooManyFieldsError
 
 
 def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Read an integer of at most ten bytes; return it and where it ends."""
+    """Read an integer of at most ten bytes; return it, and the offset after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -274,13 +275,13 @@ def _parse(data: bytes, cls: type[M], path: str | Path) -> M | None:
         return parse_message(data, cls)
     except TooManyFieldsError:
         what = f"holds more than {limit('weights-fields'):,} layers, blobs, names and other fields"
-        raise WeightsError(path, what, raise_limit("weights-fields")) from None
+        raise WeightsError(path, what, hint_at_limit("weights-fields")) from None
     except ValueError:
         return None
 
 
 def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
-    """Say what `data` are, since they are no `kind`: (what, what to do)."""
+    """Return what is wrong with `data`, which are not a `kind`, and a hint."""
     head = data[:4096]
     for pattern, name, hint in _BINARIES if _CONTROL_CHARACTER.search(head) else _TEXTS:
         if re.match(pattern, head):
@@ -290,7 +291,7 @@ def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
         return f"is a solverstate, not a {kind}", f"give its caffemodel, {state.learned_net}"
     if kind != "caffemodel" and net is not None and (net.layer or net.layers):
         return f"is a caffemodel, not a {kind}", "give the solverstate, or use it with -weights"
-    return f"is no {kind}, or a truncated one ({len(data):,} bytes)", "copy it again and compare sizes"
+    return f"is not a {kind}, or a truncated one ({len(data):,} bytes)", "copy it again and compare sizes"
 
 
 def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
@@ -301,7 +302,7 @@ def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
 
 
 def _learned_params(net: pb.NetParameter, phase: int) -> list[Shape] | None:
-    """Give the shapes of what a solver updates, in its order; None where a layer's are not known."""
+    """Return the shapes of the parameters that a solver updates, in its order; None if one is not known."""
     params: list[Shape] = []
     named: set[str] = set()
     for layer in infer_shapes(net, phase).layers:
@@ -320,7 +321,7 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
     if wanted is None:
         return []
     if len(layer.blobs) != len(wanted):
-        return [f"layer '{layer.name}' has {len(layer.blobs)} blobs, the net wants {len(wanted)}"]
+        return [f"layer '{layer.name}' has {len(layer.blobs)} blobs, but the net needs {len(wanted)}"]
     return [
         f"layer '{layer.name}', blob {index} is {show_shape(blob_shape(blob))}, not {show_shape(shape)}"
         for index, (blob, shape) in enumerate(zip(layer.blobs, wanted, strict=True))
@@ -330,7 +331,7 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
 
 def _fits(blob: pb.BlobProto, wanted: Shape) -> bool:
     given = blob_shape(blob)
-    if is_legacy(blob):  # four dimensions, the leading ones filled up with 1
+    if is_legacy(blob):  # four dimensions, padded with 1 in front
         wanted = (1,) * (len(given) - len(wanted)) + wanted
     return len(given) == len(wanted) and all(w in (g, None) for g, w in zip(given, wanted, strict=True))
 
@@ -346,10 +347,10 @@ def _check_finite(where: str, blob: pb.BlobProto) -> list[str]:
 
 
 def _are_below_2_to_127(blob: pb.BlobProto) -> bool:
-    """Tell, without making a Python number of each, whether no value of `data` is that large, or no number.
+    """Return whether all of `data` are below 2^127 and finite, without a Python number for each value.
 
-    The last of a float32's four bytes, as they lie in a message, is its sign and all but one bit of its
-    exponent: from 2^127 on, and for infinities and NaNs, those seven bits are ones.
+    In a message, the last of a float32's four bytes holds the sign and all but one bit of the exponent: for
+    numbers from 2^127 on, and for infinities and NaNs, these seven bits are ones.
     """
     bare = pb.BlobProto()
     bare.data.MergeFrom(blob.data)

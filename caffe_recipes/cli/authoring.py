@@ -1,11 +1,4 @@
-"""`caffe-recipes new`: a recipe by the authors' rules.
-
-`caffe-recipes rescale`: a recipe for another machine, batch or length.
-
-`caffe-recipes adopt`: a folder of solvers and nets becomes a recipe.
-
-What `adopt`, `new` and `rescale` share: how counts and epochs are read, and where their recipe goes.
-"""
+"""`caffe-recipes new`, `rescale` and `adopt`: make a recipe by rules, from another one, or from prototxts."""
 
 from __future__ import annotations
 
@@ -36,19 +29,19 @@ _MOST_EPOCHS = 100_000
 
 
 def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:
-    """Refuse epochs that are none, or more than anyone trains for; raises InputError."""
+    """Raise InputError for epochs below `least` or not above 0, or more than anyone trains for."""
     if epochs is None:
         return
     if not (least <= epochs and 0 < epochs < math.inf):
         hint = f"give {least:g} or more" if least else "give more than 0"
-        raise InputError(option, f"{epochs:g} epochs are none to train", hint)
+        raise InputError(option, f"{epochs:g} is not a valid number of epochs", hint)
     if epochs > _MOST_EPOCHS:
         what = f"{epochs:.10g} epochs are more than anyone trains for"
         raise InputError(option, what, f"give {_MOST_EPOCHS} or fewer")
 
 
 def read_name(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
-    """Refuse an empty name, which would be taken for none; raises InputError."""
+    """Return the name; raises InputError if it is empty."""
     if name == "":
         raise InputError("--name", "is empty", "give a name, or leave it out")
     return name
@@ -70,7 +63,7 @@ out = click.option(
 
 
 def give_recipe(made: NewRecipe, path: Path | None) -> None:
-    """Print a recipe's YAML, or write it; its notes go to standard error."""
+    """Write a recipe's YAML to a file, or print it; its notes go to standard error."""
     notes = list(made.notes)
     if path is not None:
         write_new(path, made.text)
@@ -99,11 +92,11 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--net",
     type=PATH_TEXT,
     metavar="NAME|FILE|MODULE:FUNCTION",
-    help="The net: a builder (resnet18, 34, 50, 101 or 152, resnet_small), a file, or a function of a module "
-    "beside the recipe [default: resnet50]",
+    help="The net: a builder (resnet18, resnet34, resnet50, resnet101, resnet152 or resnet_small), a "
+    "prototxt, or a function of a module beside the recipe [default: resnet50]",
 )
 @click.option(
-    "--images", metavar="N", type=COUNT, help="Images of the training LMDB [default: counted in it]"
+    "--images", metavar="N", type=COUNT, help="Images in the training LMDB [default: counted in it]"
 )
 @click.option(
     "--batch",
@@ -117,19 +110,19 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=NUMBER,
     callback=_total_epochs,
     required=True,
-    help="Epochs of the last model, in all.",
+    help="Epochs that the final model is trained for.",
 )
 @click.option(
     "--nodes",
     metavar="N",
     type=COUNT,
-    help="Nodes [default: 1, or for more than 256 images per rank as many as give each rank 32]",
+    help="Nodes [default: 1; with more than 256 images per rank, as many as give each rank 32]",
 )
 @click.option(
     "--ranks-per-node",
     metavar="N",
     type=COUNT,
-    help="MPI ranks per node [default: the profile's sockets, or 1]",
+    help="MPI ranks per node [default: one per socket of the profile, else 1]",
 )
 @click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
 @click.option(
@@ -138,21 +131,21 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=Whole(0, 2**31 - 1),
     default=0,
     show_default=True,
-    help="Cycles of 15 epochs between the decay and the collapse.",
+    help="Number of cycles, of 15 epochs each, between the decay and the collapse.",
 )
 @click.option(
     "--collapse",
     type=click.Choice(["last", "each"]),
     default="last",
     show_default=True,
-    help="Collapse once at the end, or after the decay and after each cycle, for an ensemble.",
+    help="Collapse once, at the end (last), or after the decay and every cycle, for an ensemble (each).",
 )
 @click.option(
     "--collapse-epochs",
     metavar="E",
     type=NUMBER,
     callback=_total_epochs,
-    help="Epochs of a collapse [default: 6 % of the run, between 3 and 10]",
+    help="Epochs of each collapse [default: 6 % of the run, at least 3 and at most 10]",
 )
 @click.option(
     "--depth",
@@ -167,26 +160,26 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--test-images",
     metavar="N",
     type=COUNT,
-    help="Images of the test LMDB [default: counted in it; of ImageNet, 50000]",
+    help="Images in the test LMDB [default: counted in it; for ImageNet 50000]",
 )
 @click.option(
     "--lmdb",
     metavar="DIR",
     type=PATH_TEXT,
-    help=f"The training LMDB on every node; one that is here says its images, classes and size "
-    f"[default: {Wish.lmdb}]",
+    help=f"Path of the training LMDB on every node; if it exists here, images, classes and size are read "
+    f"from it [default: {Wish.lmdb}]",
 )
 @click.option(
     "--test-lmdb",
     metavar="DIR",
     type=PATH_TEXT,
-    help=f"The test LMDB [default: {Wish.test_lmdb}]",
+    help=f"Path of the test LMDB [default: {Wish.test_lmdb}]",
 )
 @click.option(
     "--name",
     metavar="NAME",
     callback=read_name,
-    help="The recipe's name [default: --out's, or resnet<depth>-<batch>-<epochs>ep]",
+    help="Name of the recipe [default: the name of the --out file, or resnet<depth>-<batch>-<epochs>ep]",
 )
 @click.option(
     "--profile",
@@ -194,16 +187,16 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=PATH_TEXT,
     shell_complete=run_options.complete_profile,
     callback=lambda context, option, profile: load_profile(profile) if profile else None,
-    help="The machine that the recipe is for: its cores, threads, /tmp and MLSL settings go into the recipe; "
-    "launcher, modules and folders are read by `run --profile` and `submit --profile`.",
+    help="The machine to write the recipe for: its cores, threads, /tmp and MLSL settings go into it. Its "
+    "launcher, modules and folders are used by `run --profile` and `submit --profile`.",
 )
 @out
 @gather(AskedRecipe, "asked")
 def new(asked: AskedRecipe, out: Path | None) -> None:
     """Make a recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
 
-    The phases are a warm-up with linear decay, cycles if any, and a collapse. The rate has no jump between
-    phases.
+    The phases are a warm-up, a linear decay, cycles if you ask for them, and a collapse. The learning rate
+    does not jump between phases.
     """
     home = out.parent if out else Path()
     wish = make_wish(replace(asked, name=choose_name(asked.name, out)), home)
@@ -221,27 +214,32 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@click.option("--nodes", metavar="N", type=COUNT, help="Nodes; given alone, the batch stays.")
 @click.option(
-    "--batch", metavar="B", type=COUNT, help="Images per iteration; given alone, the number of nodes changes."
+    "--nodes", metavar="N", type=COUNT, help="Nodes; without --batch the batch size stays the same."
+)
+@click.option(
+    "--batch",
+    metavar="B",
+    type=COUNT,
+    help="Images per iteration over all ranks; without --nodes the number of nodes changes with it.",
 )
 @click.option(
     "--epochs",
     metavar="E",
     type=NUMBER,
     callback=_rescaled_epochs,
-    help="Epochs of the last model, in all.",
+    help="Epochs that the final model is trained for.",
 )
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
 @click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
 @click.option(
-    "--smooth", is_flag=True, help="Remove the jumps of the rate between phases and at the end of a warm-up."
+    "--smooth", is_flag=True, help="Remove jumps of the rate between phases and at the end of a warm-up."
 )
 @click.option(
     "--name",
     metavar="NAME",
     callback=read_name,
-    help="The new recipe's name [default: --out's, or the old one's and what changed]",
+    help="Name of the new recipe [default: the name of the --out file, or the old name and what changed]",
 )
 @consent.run_code
 @out
@@ -249,8 +247,8 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     """Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
 
-    The rate grows with the batch, up to 6.4 at 16,384 images, and the iterations shrink; the first warm-up
-    keeps its epochs. A warning names the accuracy that such a batch and length are known to cost.
+    The learning rate grows with the batch size, up to 6.4 at 16,384 images, and the number of iterations
+    falls. The first warm-up keeps its epochs. A warning reports the accuracy that is known to be lost.
     """
     target = replace(target, name=choose_name(target.name, out))
     made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
@@ -269,35 +267,37 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     "--name",
     metavar="NAME",
     callback=read_name,
-    help="The recipe's name [default: --out's, or the folder's]",
+    help="Name of the recipe [default: the name of the --out file, or of the folder]",
 )
 @click.option(
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log that has the commands: order, weights, ranks [default: one in the folder]",
+    help="A script, README or log with the commands, which show order, weights and ranks [default: one "
+    "in the folder]",
 )
 @click.option("--ranks", metavar="N", type=COUNT, help="MPI ranks that train.")
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
-@click.option("--images", metavar="N", type=COUNT, help="Images of the training LMDB.")
-@click.option("--test-images", metavar="N", type=COUNT, help="Images of the test LMDB.")
+@click.option("--images", metavar="N", type=COUNT, help="Images in the training LMDB.")
+@click.option("--test-images", metavar="N", type=COUNT, help="Images in the test LMDB.")
 @click.option("--classes", metavar="N", type=COUNT, help="Number of classes.")
 @click.option(
     "--caffe-root",
     metavar="DIR",
     type=FOLDER,
-    help="The folder that Caffe is started in, from which `net:` paths lead.",
+    help="The folder that Caffe is started in; `net:` paths are relative to it.",
 )
 @gather(AdoptOptions, "options")
 def adopt(
     target: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None
 ) -> None:
-    """Turn existing solvers and nets into a recipe that generates them again, equal as messages.
+    """Turn existing solvers and nets into a recipe that generates them again.
 
-    Give a folder whose solvers are one chain, or one solver.
+    Give a folder whose solvers form one chain, or a single solver. The generated files are equal as protobuf
+    messages.
 
-    What the files do not say is taken from the options, else the script, else comments; else it is guessed,
-    and the guess is reported.
+    Values that are not in the files are taken from the options, then from the script, then from comments. Any
+    other is guessed, and the guess is reported.
     """
     home = out.parent if out else Path()
     made = adopt_folder(target, options, name=choose_name(name, out), script=script, home=home)

@@ -23,7 +23,7 @@ run_code = click.option(
     is_flag=True,
     expose_value=False,
     callback=_allow_once,
-    help="Run the Python of the recipe's `net: function:` this once.",
+    help="Allow this command to run the Python code of the recipe's `net: function:`.",
 )
 
 

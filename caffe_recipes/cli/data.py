@@ -1,9 +1,4 @@
-"""`caffe-recipes data`: build LMDBs of images, and check any LMDB.
-
-`caffe-recipes data tfrecords`, and `data check` of such files.
-
-How far a long build is, told now and then.
-"""
+"""`caffe-recipes data`: build and check LMDBs of images, and write TFRecords."""
 
 from __future__ import annotations
 
@@ -28,12 +23,12 @@ from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
 
-_TELL_EVERY_S = 10
-_IN_SECONDS_S = 90  # below, whole minutes would be off by a third and more
+_REPORT_EVERY_S = 10
+_IN_SECONDS_S = 90  # shorter times are printed in seconds, since minutes would be too coarse
 
 
 class BuildProgress:
-    """Say on standard error, now and then, how far a build is."""
+    """Prints the progress of a build to standard error, at most every ten seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -41,13 +36,13 @@ class BuildProgress:
         self._last = clock()
 
     def __call__(self, done: int, total: int) -> None:
-        """Hear of images done, of `total`."""
+        """Report that `done` of `total` images are done."""
         now = self._clock()
-        if self._start is None:  # what an earlier build did tells nothing of the pace
+        if self._start is None:  # images of an interrupted build do not count for the pace
             self._start = done, now
             if done:
                 echo(f"resuming: {done:,} of {total:,} images are done", err=True)
-        elif now - self._last >= _TELL_EVERY_S and done > self._start[0]:
+        elif now - self._last >= _REPORT_EVERY_S and done > self._start[0]:
             self._last = now
             pace = (done - self._start[0]) / (now - self._start[1])
             left_s = (total - done) / pace
@@ -60,17 +55,18 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     if not _PREFIX.fullmatch(text):
-        raise InputError("--prefix", f"'{text[:80]}' begins no file's name", "e.g. train or validation")
+        raise InputError("--prefix", f"'{text[:80]}' cannot begin a file name", "e.g. train or validation")
     return text
 
 
 @click.command(
+    short_help="Write the images of an LMDB as TFRecords.",
     epilog=examples(
         "caffe-recipes data tfrecords train_lmdb --out train_records --shards 128",
-    )
+    ),
 )
 @click.argument("lmdb", type=PATH)
-@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder to write the files into.")
+@click.option("--out", metavar="DIR", type=PATH, required=True, help="Folder to write the files to.")
 @click.option(
     "--shards",
     metavar="N",
@@ -94,7 +90,8 @@ def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
 def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_list: Path | None) -> None:
     """Write an LMDB's images as TFRecords like ImageNet's: JPEGs, labels from 1, shuffled over all files.
 
-    Run it again after an interruption to resume. `data check DIR` measures how well they are shuffled.
+    After an interruption, run the same command again to resume. `data check DIR` measures how well the
+    records are shuffled.
     """
     from caffe_recipes.data.images import load_classes
     from caffe_recipes.data.manifest import load_manifest
@@ -103,13 +100,13 @@ def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_
     manifest = load_manifest(lmdb) if class_list is None else None
     classes = load_classes(class_list) if class_list else manifest.classes if manifest else None
     made = write_tfrecords(
-        lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes, tell=BuildProgress()
+        lmdb, out, shards=shards, seed=seed, prefix=prefix, classes=classes, on_progress=BuildProgress()
     )
     echo(f"{out}: {made.records:,} records in {made.shards:,} files")
 
 
 def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
-    """Print what files of TFRecords hold; raises CheckFailed for what is wrong."""
+    """Print what a file or folder of TFRecords contains; raises CheckFailed if there are problems."""
     from caffe_recipes.data.tfrecords import check_records, records_values, render_records_text
 
     seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
@@ -121,13 +118,13 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
 
 
 _ANY_LABEL = 2**31
-_SIDE_PX = Whole(1, 65_500)  # a JPEG's most
+_SIDE_PX = Whole(1, 65_500)  # the limit of a JPEG
 _DIGITS = Path("examples/digits")
 
 
 @click.group()
 def data() -> None:
-    """Build and check LMDBs of labelled images."""
+    """Build and check LMDBs of labelled images, and write TFRecords."""
 
 
 data.add_command(tfrecords)
@@ -135,7 +132,7 @@ data.add_command(tfrecords)
 
 @dataclass(frozen=True)
 class _Pictures:
-    """Where the images are, and what they are called."""
+    """The options that name the images and their classes."""
 
     images: Path | None = None
     root: Path | None = None
@@ -146,7 +143,7 @@ class _Pictures:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """What is done to each image, by the names of convert_imageset's flags."""
+    """How each image is converted, by the names of convert_imageset's flags."""
 
     resize_height: int | None = None
     resize_width: int | None = None
@@ -157,7 +154,7 @@ class _Pixels:
     check_size: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Return them by the names of `data.convert.Settings`, which is slow to import."""
+        """Return the arguments of `data.convert.Settings`, which is slow to import."""
         return {
             "resize_height_px": self.resize_height or 0,
             "resize_width_px": self.resize_width or 0,
@@ -171,41 +168,45 @@ class _Pixels:
 
 @dataclass(frozen=True)
 class _Order:
-    """In which order the images come."""
+    """The options for the order of the images."""
 
     shuffle: bool = False
     seed: int | None = None
 
     def find_seed(self) -> int | None:
-        """Return the seed of the order, None for the images' own; raises InputError for one in vain."""
+        """Return the seed of the shuffle, None without --shuffle; raises InputError for a seed without it."""
         if self.seed is not None and not self.shuffle:
             raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
         return (1 if self.seed is None else self.seed) if self.shuffle else None
 
 
 @data.command(
+    short_help="Build an LMDB of labelled images.",
     epilog=examples(
         "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
         "caffe-recipes data build digits",
-    )
+    ),
 )
 @click.argument("name", required=False, type=click.Choice(["digits"]))
-@click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="The images to build from.")
+@click.option("--images", metavar="LIST|FOLDER|TAR", type=PATH, help="The images to build the LMDB from.")
 @click.option(
     "--out",
     metavar="LMDB",
     type=PATH,
-    help="The LMDB to build; for digits a folder [default: examples/digits]",
+    help="The LMDB to build; for digits, the folder of both LMDBs [default: examples/digits]",
 )
 @click.option(
     "--root",
     metavar="DIR",
     type=PATH,
-    help="The folder that a LIST's paths start from [default: the list's folder]",
+    help="The folder that the paths in LIST are relative to [default: the list's folder]",
 )
-@click.option("--labels", metavar="FILE", type=PATH, help="Labels, for a TAR that holds images only.")
+@click.option("--labels", metavar="FILE", type=PATH, help="Labels for a TAR that contains only images.")
 @click.option(
-    "--class-list", metavar="FILE", type=PATH, help="Names of the classes, or a manifest that has them."
+    "--class-list",
+    metavar="FILE",
+    type=PATH,
+    help="Names of the classes, one a line in the order of labels, or a manifest that has them.",
 )
 @click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Refuse labels outside 0 to N - 1.")
 @click.option(
@@ -215,15 +216,20 @@ class _Order:
     "--resize-width", metavar="PX", type=_SIDE_PX, help="Resize to this width; needs --resize-height."
 )
 @click.option(
-    "--shorter-side", metavar="PX", type=_SIDE_PX, help="Resize the shorter side, and keep the aspect ratio."
+    "--shorter-side",
+    metavar="PX",
+    type=_SIDE_PX,
+    help="Resize the shorter side to this; keep the aspect ratio.",
 )
 @click.option("--gray", is_flag=True, help="Convert images to greyscale.")
-@click.option("--encoded/--raw", default=True, help="Store JPEGs and PNGs, or raw pixels.", show_default=True)
+@click.option(
+    "--encoded/--raw", default=True, help="Store images as JPEG or PNG, or as raw pixels.", show_default=True
+)
 @click.option(
     "--encode-type",
     metavar="jpg|png",
     type=click.Choice(["jpg", "png"]),
-    help="Encode all images so [default: as each file is]",
+    help="Encode all images in this format [default: the format of each file]",
 )
 @click.option("--shuffle", is_flag=True, help="Shuffle the images.")
 @click.option("--seed", metavar="N", type=Whole(0), help="Seed of the shuffle [default: 1]")
@@ -237,7 +243,7 @@ class _Order:
     type=click.Choice(["lmdb"]),
     default="lmdb",
     expose_value=False,
-    help="Accepted for convert_imageset's sake.",
+    help="Only lmdb; accepted as in convert_imageset.",
 )
 @gather(_Pictures, "pictures")
 @gather(_Pixels, "pixels")
@@ -251,11 +257,11 @@ def build(
     skip_bad: bool,
     workers: int | None,
 ) -> None:
-    """Build an LMDB of labelled images; or `digits`, scikit-learn's 1,797 in two LMDBs.
+    """Build an LMDB of labelled images, or two LMDBs of scikit-learn's 1,797 digits.
 
-    LIST has lines `path label`, FOLDER a subfolder for each class, TAR is one of ImageNet's archives. An LMDB
-    that already exists is kept. Run it again after an interruption to resume. LMDB.manifest.json records what
-    the LMDB was built from.
+    LIST has lines `path label`, FOLDER has a subfolder for each class, and TAR is one of ImageNet's archives.
+    An LMDB that already exists is kept. After an interruption, run the same command again to resume.
+    LMDB.manifest.json records what the LMDB was built from.
     """
     if (name is None) == (pictures.images is None):
         raise click.UsageError("Give either 'digits' or --images.")
@@ -270,15 +276,15 @@ def build(
     from caffe_recipes.data.convert import Settings
 
     settings = Settings(**pixels.settings())
-    check_settings(settings)  # before a million images are looked for
+    check_settings(settings)  # before listing a million images
     check_out(out, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = load_pictures(pictures.images, **lists)
     if found.left_out:
-        echo(f"{pictures.images}: {_tell_left_out(found.left_out)}", err=True)
+        echo(f"{pictures.images}: {_describe_left_out(found.left_out)}", err=True)
     plan = plan_build(found, settings, seed=seed, classes=pictures.classes)
     cores = len(os.sched_getaffinity(0))
-    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, tell=BuildProgress())
+    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, on_progress=BuildProgress())
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
     echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}")
 
@@ -291,38 +297,39 @@ def _build_digits(out: Path | None) -> None:
 
 
 def _refuse_options(what: str, besides: Sequence[str]) -> None:
-    """Raise InputError for the first option that is given, but those that `what` heeds."""
+    """Raise InputError for the first option on the command line that is not one of `besides`."""
     context = click.get_current_context()
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
         if option.name not in besides and source is ParameterSource.COMMANDLINE:
             is_off = context.params.get(str(option.name)) is False
             word = (option.secondary_opts if is_off else option.opts)[0]
-            raise InputError(word, f"does not go with {what}", "leave it out")
+            raise InputError(word, f"cannot be used with {what}", "leave it out")
 
 
-def _tell_left_out(names: Sequence[str]) -> str:
+def _describe_left_out(names: Sequence[str]) -> str:
     first = str(names[0])
     if len(names) == 1:
-        return f"left out 1 file whose name is not an image's: '{first}'"
-    return f"left out {len(names):,} files whose names are not images', '{first}' to begin with"
+        return f"left out 1 file without the suffix of an image: '{first}'"
+    return f"left out {len(names):,} files without the suffix of an image, e.g. '{first}'"
 
 
 @data.command(
+    short_help="Check an LMDB or TFRecords.",
     epilog=examples(
         "caffe-recipes data check train_lmdb --classes 1000 --shuffled",
-    )
+    ),
 )
 @click.argument("lmdb", metavar="LMDB|TFRECORDS", type=PATH)
 @click.option(
     "--classes",
     metavar="N",
     type=Whole(1, _ANY_LABEL),
-    help="Number of classes: labels go from 0 to N - 1, of TFRecords from 1 to N.",
+    help="Number of classes: labels must be 0 to N - 1, or 1 to N in TFRecords.",
 )
-@click.option("--all", "decodes_all", is_flag=True, help="Decode every image, and hash every record.")
+@click.option("--all", "decodes_all", is_flag=True, help="Decode every image and hash every record.")
 @click.option(
-    "--sample", metavar="N", type=Whole(0), default=256, show_default=True, help="Images to decode."
+    "--sample", metavar="N", type=Whole(0), default=256, show_default=True, help="Number of images to decode."
 )
 @click.option(
     "--batch",
@@ -330,7 +337,7 @@ def _tell_left_out(names: Sequence[str]) -> str:
     type=Whole(2),
     default=256,
     show_default=True,
-    help="Batch size for measuring how classes are mixed.",
+    help="Batch size for measuring how well classes are mixed.",
 )
 @click.option("--shuffled", is_flag=True, help="Exit 1 unless the records are shuffled.")
 @click.option(
@@ -350,17 +357,17 @@ def check(
     sheet: Path | None,
     as_json: bool,
 ) -> None:
-    """Check an LMDB: every label, a sample of the images, the shuffling, the size.
+    """Check every label of an LMDB, a sample of its images, its shuffling and its size.
 
-    Of TFRecords, in a file or a folder, every record is checked. Exit 1 if a label is out of range, an image
-    does not decode, or the records are not what the manifest says.
+    A file or folder of TFRecords is checked record by record. Exit 1 if a label is out of range, an image
+    does not decode, or the records differ from the manifest.
     """
     given = click.get_current_context().get_parameter_source("sample")
     if decodes_all and given is ParameterSource.COMMANDLINE:
-        raise InputError("--sample", "does not go with --all, which decodes every image", "leave one out")
+        raise InputError("--sample", "cannot be used with --all, which decodes every image", "leave one out")
     if is_records(lmdb):
         if sheet is not None:
-            raise InputError("--sheet", "is drawn of LMDBs alone", "leave it out")
+            raise InputError("--sheet", "works only for LMDBs", "leave it out")
         check_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
         return
     if sheet is not None:
@@ -383,11 +390,11 @@ def check(
 
 
 def _check_sheet(sheet: Path) -> None:
-    """See that a sheet could be written, before the LMDB is looked at."""
+    """Raise InputError unless the sheet can be written, before the LMDB is read."""
     if sheet.suffix != ".png":
         raise InputError(sheet, "is not a .png file", "sheets are drawn as PNG")
     if not sheet.parent.is_dir():
-        raise InputError(sheet, "its folder does not exist", "make it, or give another path")
+        raise InputError(sheet, "its folder does not exist", "create it, or give another path")
     try:
         check_replaceable(sheet)
     except OSError as error:

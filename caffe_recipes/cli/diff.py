@@ -1,4 +1,4 @@
-"""`caffe-recipes diff`: what changed in meaning."""
+"""`caffe-recipes diff`: compare prototxts, recipes, folders or git revisions by their meaning."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import sys
 
 import click
 
-from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, painter
+from caffe_recipes.cli.streams import echo, max_bytes_option, painter
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.diff.compare import DiffOptions, compare_sides
 from caffe_recipes.review.diff.report import render_comparison, render_for_git, render_json
@@ -20,7 +19,7 @@ _REST = "caffe_recipes.diff.rest"
 
 
 class _Diff(click.Command):
-    """Keeps the words after `--` apart, which are paths as with git, and those that git adds to `--git`."""
+    """Separates the paths after `--`, and the arguments that git adds after `--git`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         mark = next((word for word in args if word in ("--", "--git")), None)
@@ -35,7 +34,7 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     parts = text.split(",")
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
     if len(numbers) != len(parts) or len(numbers) > 2 or 0 in numbers:
-        raise click.BadParameter(f"'{text}' is not one count of ranks, or two with a comma")
+        raise click.BadParameter(f"'{text}' is not a number of ranks; write 128, or 64,128 for two")
     return numbers[0], numbers[-1]
 
 
@@ -56,15 +55,13 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     "--ranks",
     metavar="N[,N]",
     callback=_read_ranks,
-    help="MPI ranks; N,M if A and B have different numbers.",
+    help="MPI ranks that train; N,M if A and B have different numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing; see the exit code.")
-@click.option("--git", is_flag=True, help="Be git's diff driver; must come last (see docs/reviewing.md).")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
+@click.option("--git", is_flag=True, help="Act as git's diff driver; must come last (see docs/reviewing.md).")
 @consent.run_code
-@click.option(
-    "--max-bytes", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes [default: 16000000]"
-)
+@max_bytes_option
 @click.pass_context
 @gather(DiffOptions, "options")
 def diff(
@@ -78,7 +75,7 @@ def diff(
     """Compare prototxts, recipes, folders or git revisions by what they mean; exit 1 if they differ.
 
     A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
-    comments and formatting do not count. With --images and --ranks, solvers are compared in epochs too.
+    comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs.
     """
     rest = ctx.meta[_REST]
     if git:
@@ -100,5 +97,5 @@ def diff(
 
 
 def _is_shown() -> bool:
-    """Whether a person sees what git shows of us: its pager takes colours, though we see only a pipe."""
+    """Return whether a person sees git's output: its pager shows colours, although we write to a pipe."""
     return os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or sys.stdout.isatty()

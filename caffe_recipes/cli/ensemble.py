@@ -1,4 +1,4 @@
-"""`caffe-recipes ensemble`: measure a run's models, each alone and averaged."""
+"""`caffe-recipes ensemble`: measure the models of a run, each by itself and averaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
     "--members",
     metavar="A,B,...",
     callback=_names,
-    help="Phases or .caffemodel files [default: the recipe's, else the phases that no other starts from]",
+    help="Phases or .caffemodel files [default: the recipe's members, else the last phase of each branch]",
 )
 @click.option(
     "--lmdb",
@@ -53,10 +53,11 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 def ensemble(
     run: str, caffe_root: str, members: tuple[str, ...] | None, lmdb: Path | None, average: str, as_json: bool
 ) -> None:
-    """Measure a run's models on a test LMDB: each alone, all averaged, and what each one adds.
+    """Measure the models of a run on a test LMDB: each by itself, all averaged, and what each one adds.
 
-    RUN is a run's folder or name (digits-cyclic-1), or a recipe's name or YAML, which stands for its latest
-    run. caffe-torch computes each model's predictions once, and keeps them beside the snapshots.
+    RUN is the folder or name of a run (digits-cyclic-1), or the name or YAML of a recipe, which stands for
+    its latest run. caffe-torch computes the predictions of each model once, and stores them beside the
+    snapshots.
     """
     options = EnsembleOptions(Path(caffe_root), members, lmdb, average)
     found = measure_ensemble(run, options, lambda text: echo(text, err=True))

@@ -1,4 +1,4 @@
-"""`caffe-recipes estimate`: what a recipe costs in time, and the paper's times computed again."""
+"""`caffe-recipes estimate`: estimate a recipe's time and cost, or recompute the paper's tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Speed:
     by: Kind | None = None
 
     def known(self, recipe: Recipe) -> Known:
-        """Return it with the machine that the profile, or the recipe, names."""
+        """Return what is known of the speed, with the machine of the profile or the recipe."""
         found = find_profile(recipe, self.profile)
         machine = found if self.profile else None
         return Known(self.logs, self.images_per_s, machine, find_rates(found), self.by)
@@ -59,7 +59,7 @@ class _Speed:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """Which shapes are estimated besides the recipe's own."""
+    """The options for estimating other shapes than the recipe's own."""
 
     nodes: tuple[int, ...] = ()
     sweeps: tuple[str, ...] = ()
@@ -70,6 +70,7 @@ class _Sweep:
     epilog=examples(
         "caffe-recipes estimate stampede2-64n-72ep",
         "caffe-recipes estimate mine.yaml --sweep nodes=64..512:x2 --plot sweep.svg",
+        "caffe-recipes estimate stampede2-448n-90ep --to-accuracy 76",
         "caffe-recipes estimate --paper-tables",
     )
 )
@@ -81,69 +82,82 @@ class _Sweep:
     type=PATH,
     metavar="FILE|DIR",
     multiple=True,
-    help="Take the speed from this Caffe log or run folder, of the recipe's own shape.",
+    help="Use the speed in this Caffe log or run folder, of a run with the recipe's own shape.",
 )
 @click.option(
     "--images-per-s",
     metavar="N",
     type=NUMBER,
     callback=run_options.read_speed,
-    help="Take this speed, for the recipe's own shape.",
+    help="Use this speed for the recipe's own shape.",
 )
 @click.option(
     "--by",
     type=click.Choice(list(KINDS)),
-    help="Which speed to take [default: the first of these that is known]",
+    help="Which source of the speed to use [default: the first of these that is known]",
 )
 @click.option(
     "--nodes",
     metavar="N",
     type=COUNT,
     multiple=True,
-    help="Estimate for N nodes; repeat for more.",
+    help="Estimate for N nodes; may be repeated.",
 )
 @click.option(
     "--sweep",
     "sweeps",
     metavar="KEY=VALUES",
     multiple=True,
-    help="Estimate for many shapes: nodes, batch_per_rank or global_batch, as 64,128 or 64..512:64 or "
-    "64..1024:x2.",
+    help="Estimate many shapes. KEY is nodes, batch_per_rank or global_batch; VALUES are e.g. 64,128 or "
+    "64..512:64 or 64..1024:x2.",
 )
-@click.option("--plot", type=PATH, metavar="FILE", help="Draw the sweep as .svg, .png or .pdf.")
+@click.option(
+    "--to-accuracy",
+    metavar="PERCENT",
+    type=NUMBER,
+    help="Estimate the time to this top-1 of ResNet-50 by the paper's epochs: 75.5, 76 or 76.5.",
+)
+@click.option("--plot", type=PATH, metavar="FILE", help="Draw the sweep to this .svg, .png or .pdf file.")
 @click.option(
     "--start",
     metavar="TIME",
     callback=_start,
-    help="When the run starts, e.g. 2026-03-01T09:00 [default: now]",
+    help="Time when the run starts, e.g. 2026-03-01T09:00 [default: now]",
 )
 @consent.run_code
-@click.option("--paper-tables", is_flag=True, help="Recompute the paper's tables beside its own numbers.")
+@click.option("--paper-tables", is_flag=True, help="Recompute the paper's tables, beside its own numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all values unrounded.")
 @gather(_Speed, "speed")
 @gather(_Sweep, "sweep")
 def estimate(
-    name: str | None, speed: _Speed, sweep: _Sweep, start: datetime, paper_tables: bool, as_json: bool
+    name: str | None,
+    speed: _Speed,
+    sweep: _Sweep,
+    to_accuracy: float | None,
+    start: datetime,
+    paper_tables: bool,
+    as_json: bool,
 ) -> None:
     """Estimate a recipe's time and cost: training, staging, evaluation, node-hours, and when it ends.
 
-    The speed is taken from --log, else --images-per-s, else the images/s that the recipe's source reports,
-    else what the paper measured on such a machine, else the minutes that the source reports.
+    The speed comes from the first of these that is known: --log, --images-per-s, the images/s that the
+    recipe's source reports, the paper's measurements on such a machine, and the minutes that the source
+    reports.
     """
     if paper_tables:
-        if name or speed != _Speed() or sweep != _Sweep():
+        if name or speed != _Speed() or sweep != _Sweep() or to_accuracy is not None:
             hint = "give it alone, or with --json"
-            raise InputError("--paper-tables", "are of the paper's runs, by its own speeds", hint)
+            raise InputError("--paper-tables", "stands for the paper's own recipes and speeds", hint)
         _print_tables(as_json=as_json)
         return
     if name is None:
-        raise InputError("", "no recipe is given", "name one, or ask for --paper-tables")
+        raise InputError("", "no recipe is given", "name one, or give --paper-tables")
     kind = format_of(sweep.plot) if sweep.plot else ""
     if sweep.plot and not (sweep.sweeps or sweep.nodes):
-        raise InputError("--plot", "draws what is swept, and nothing is", "give --sweep or --nodes too")
+        raise InputError("--plot", "draws a sweep, but none is given", "give --sweep or --nodes too")
     recipe = load_recipe(recipe_named(name))
     shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
-    estimates = estimate_shapes(recipe, shapes, speed.known(recipe))
+    estimates = estimate_shapes(recipe, shapes, speed.known(recipe), to_accuracy)
     if sweep.plot:
         swept = [text.partition("=")[0] for text in sweep.sweeps]
         write_file(sweep.plot, render_sweep_plot(estimates, kind, swept))

@@ -11,9 +11,8 @@ from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
-from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.recipe.translate import translate
-from caffe_recipes.render.dialect import find_parts
+from caffe_recipes.recipe.source import load_any_recipe
+from caffe_recipes.render.dialect import find_parts, translate_whole
 from caffe_recipes.render.headers import find_misnamed
 from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
 
@@ -33,7 +32,7 @@ from caffe_recipes.render.tree import find_differences, find_foreign, find_stale
     default=".",
     help="Write prototxt/ and jobs/ into this folder [default: the current one]",
 )
-@click.option("--check", is_flag=True, help="Write nothing; print a diff and exit 1 if files differ.")
+@click.option("--check", is_flag=True, help="Write nothing; if files differ, print a diff and exit 1.")
 @consent.run_code
 @click.option("--overwrite", is_flag=True, help="Also overwrite files that `generate` did not write.")
 @click.option(
@@ -41,13 +40,13 @@ from caffe_recipes.render.tree import find_differences, find_foreign, find_stale
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe to write for; other than the default, into prototxt/<recipe>-<dialect>/.",
+    help="The Caffe to write for; for others than the default, files go to prototxt/<recipe>-<dialect>/.",
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/."""
     if not check:
         consent.allow_code()
-    loaded = [load_recipe(recipe) for recipe in recipes]
+    loaded = [load_any_recipe(recipe) for recipe in recipes]
     inexact = [f"{recipe.name}: {part}" for recipe in loaded for part in find_parts(recipe, dialect)]
     for line in inexact:
         echo(line, err=True)
@@ -55,14 +54,14 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
         raise RecipeError("", what, "nothing is written")
-    files = generate_all(translate(recipe, dialect) for recipe in loaded)
+    files = generate_all(translate_whole(recipe, dialect) for recipe in loaded)
     if check:
         differences = find_differences(files, out)
         for difference in differences:
             echo(difference.diff, nl=False)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
-            raise CheckFailed("", paths, "run caffe-recipes generate, and remove what is stale")
+            raise CheckFailed("", paths, "run caffe-recipes generate, and remove stale files")
         echo(f"{len(files)} files are as generated")
         return
     foreign = [] if overwrite else find_foreign(files, out)
@@ -75,7 +74,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         echo(f"wrote {out / path}")
     echo(f"{len(written)} written, {len(files) - len(written)} unchanged")
     for path in find_stale(files, out):
-        echo(f"stale: {out / path} is generated no more; remove it", err=True)
+        echo(f"stale: {out / path} is no longer generated; remove it", err=True)
     for recipe, given in zip(loaded, recipes, strict=True):
         if warning := find_misnamed(recipe, given):
             echo(f"warning: {warning}", err=True)

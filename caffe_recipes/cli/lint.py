@@ -1,4 +1,4 @@
-"""`caffe-recipes lint`: what is wrong with recipes, chains of solvers, nets, and folders of them."""
+"""`caffe-recipes lint`: check recipes, chains of solvers, nets, and folders of them for mistakes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, painter, print_text
+from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
 from caffe_recipes.review.lint.fixes import plan_fixes
 from caffe_recipes.review.lint.folders import explain_rule, is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
@@ -63,20 +62,20 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     type=RECIPE_OR_PROTOTXT,
 )
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
-@click.option("--images", metavar="N", type=_COUNT, help="Images of the training LMDB.")
-@click.option("--test-images", metavar="N", type=_COUNT, help="Images of the test LMDB.")
+@click.option("--images", metavar="N", type=_COUNT, help="Images in the training LMDB.")
+@click.option("--test-images", metavar="N", type=_COUNT, help="Images in the test LMDB.")
 @click.option("--classes", metavar="N", type=_COUNT, help="Number of classes.")
 @click.option(
     "--caffe-root",
     metavar="DIR",
     type=FOLDER,
-    help="The folder that Caffe is started in, from which `net:` paths lead.",
+    help="The folder that Caffe is started in; `net:` paths are relative to it.",
 )
 @click.option(
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log that has the commands: order, weights, ranks, MLSL's cores.",
+    help="A script, README or log with the commands, which show order, weights, ranks and MLSL's cores.",
 )
 @click.option(
     "--dialect",
@@ -87,7 +86,7 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
 )
 @consent.run_code
 @click.option("--alone", "is_alone", is_flag=True, help="Check each solver by itself, not as a chain.")
-@click.option("--fix", "is_fixing", is_flag=True, help="Correct what is mechanical in the files, then lint.")
+@click.option("--fix", "is_fixing", is_flag=True, help="Fix mechanical mistakes in the files, then lint.")
 @click.option("--diff", "is_diff", is_flag=True, help="With --fix: write nothing; print a diff.")
 @click.option(
     "--format",
@@ -95,17 +94,10 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     type=click.Choice(["text", "json", "github"]),
     default="text",
     show_default=True,
-    help="How findings are printed; github: annotations of a pull request's lines.",
+    help="Output format; github prints annotations for the lines of a pull request.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option(
-    "--max-bytes",
-    metavar="N",
-    type=Whole(min=1),
-    default=MOST_BYTES,
-    show_default=True,
-    help="Refuse files over N bytes.",
-)
+@max_bytes_option
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "never"]),
@@ -138,11 +130,11 @@ def lint(
     """Check recipes, solvers and nets for mistakes.
 
     Several solvers are read as a chain, in the order given. A folder stands for the prototxts in it. --fix
-    edits prototxts written by hand: all but what it corrects stays as it is.
+    edits prototxts in place, and changes nothing in them but the mistakes.
     """
     form = "json" if as_json else form
     if is_diff and not is_fixing:
-        raise click.UsageError("--diff goes with --fix")
+        raise click.UsageError("--diff needs --fix")
     chains: list[str] = []
     found = find_all(targets, options, chains.append)
     if is_fixing:
@@ -168,4 +160,4 @@ def _print(found: list[Finding], form: str, chains: list[str]) -> None:
     else:
         for line in chains:
             echo(line, err=True)
-        echo(render_findings(found, painter(sys.stdout.isatty())))
+        echo(render_findings(found, painter(sys.stdout.isatty()), terminal_width()))

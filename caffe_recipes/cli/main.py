@@ -1,4 +1,4 @@
-"""`caffe-recipes`: the group of commands, each imported when it is called, and the one place of errors."""
+"""`caffe-recipes`: the group of commands, each imported when it is called; all errors are printed here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
 from caffe_recipes.wording import printable
 
-# The machine's fault, not the user's.
+# Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 
 
@@ -71,11 +71,11 @@ TASKS = {
     },
     "Slurm": {
         "submit": _Lazy("caffe_recipes.cli.submit", "submit", "Submit a recipe's chain to Slurm."),
-        "cancel": _Lazy("caffe_recipes.cli.monitor", "cancel", "Stop a run, or cancel its jobs."),
+        "cancel": _Lazy("caffe_recipes.cli.monitor", "cancel", "Stop a run, and cancel its jobs."),
     },
     "Watch": {
         "status": _Lazy("caffe_recipes.cli.monitor", "status", "Show where runs and their jobs stand."),
-        "attach": _Lazy("caffe_recipes.cli.monitor", "attach", "Watch a run from anywhere."),
+        "attach": _Lazy("caffe_recipes.cli.monitor", "attach", "Watch a run until it ends."),
         "logs": _Lazy("caffe_recipes.cli.monitor", "logs", "Print a run's log, and follow it."),
     },
     "Data": {
@@ -83,7 +83,7 @@ TASKS = {
         "tf": _Lazy("caffe_recipes.cli.tf", "tf", "Read the logs of TensorFlow and Horovod runs."),
     },
     "Setup": {
-        "doctor": _Lazy("caffe_recipes.cli.setup", "doctor", "Check what this machine has and lacks."),
+        "doctor": _Lazy("caffe_recipes.cli.setup", "doctor", "Check what is installed on this machine."),
         "profiles": _Lazy("caffe_recipes.cli.setup", "profiles", "List the machines that ship as profiles."),
         "completion": _Lazy("caffe_recipes.cli.setup", "completion", "Print a shell's completion script."),
     },
@@ -92,7 +92,7 @@ COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in comma
 
 
 class _LazyGroup(click.Group):
-    """Commands from the table: `--help` imports none of them."""
+    """A group of the commands in TASKS; `--help` imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -142,7 +142,7 @@ def commands(limits: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Run the command line; exit 2 for bad input, 1 for a check that fails, 3 for a run that failed."""
+    """Run the command line; exit 2 for bad input, 1 for a failed check, 3 for a failed run."""
     _open_standard_files()
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def _open_standard_files() -> None:
-    """Open standard files that are closed (`>&-`), so that no other file takes their numbers."""
+    """Open standard streams that are closed (`>&-`), so that no other file gets their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -184,29 +184,29 @@ def _open_standard_files() -> None:
 
 
 def _raised_in(error: OSError) -> str:
-    """Return the source file that raised an error; click's and this one write to standard output only."""
+    """Return the source file that raised an error; click's and this file write only to standard output."""
     return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _lacks_threads(error: RuntimeError) -> bool:
-    """Return whether Python could not start a thread, which has no exception type of its own."""
+    """Return whether Python could not start a thread; this error has no type of its own."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.filename, last.name) == (threading.__file__, "start")
 
 
 def _drop_output() -> None:
-    """Discard pending output: Python would try to write it at exit, and exit with 120."""
+    """Discard pending output, which Python would try to write at exit, and then exit with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: click.ClickException) -> str:
-    """Return click's error in one line; without a hint of its own, it points to --help."""
+    """Return click's error in one line; if it has no hint, it refers to --help."""
     what = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{what}; see {context.command_path} --help" if context and "; " not in what else what
 
 
 def _fail(text: str, exit_code: int) -> None:
-    """Print one line of error, and exit."""
+    """Print an error in one line, and exit."""
     click.echo(f"Error: {printable(text)}", err=True)
     sys.exit(exit_code)

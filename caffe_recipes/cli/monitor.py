@@ -42,10 +42,10 @@ from caffe_recipes.wording import printable
 @run_options.on
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of runs, or the one that is named.")
 def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> None:
-    """Show where all runs and their Slurm jobs stand, or everything about one run.
+    """Show the state of all runs and their Slurm jobs, or everything about one run.
 
-    RUN is a run's folder or name (digits-local-1), or a recipe's name or YAML, which stands for its latest
-    run. Nothing is written or locked.
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
+    latest run. Nothing is written or locked.
     """
     options = StatusOptions(caffe_root, on)
     if run is not None:
@@ -83,12 +83,13 @@ def _show_one(standing: Standing, as_json: bool) -> None:
 @click.argument("run", type=RUN)
 @run_options.runs_root
 @run_options.on
-@click.option("--once", is_flag=True, help="Print where the run stands now, and exit.")
+@click.option("--once", is_flag=True, help="Print the present state of the run, and exit.")
 def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
-    """Watch a run until it is finished. Nothing is written; Ctrl-C stops the watching, not the run.
+    """Watch a run until it ends; Ctrl-C stops watching, not the run.
 
-    RUN is a run's folder or name (digits-local-1), or a recipe's name or YAML, which stands for its latest
-    run. While the run's job waits in Slurm's queue, `attach` shows that, and waits too.
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
+    latest run. If its job is waiting in Slurm's queue, `attach` shows that, and waits too. Nothing is
+    written.
     """
     try:
         attach_run(run, AttachOptions(caffe_root, on, once), Reporter())
@@ -110,16 +111,16 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     "-f",
     "--follow",
     is_flag=True,
-    help="Print new lines as they come, through all phases, until the run ends.",
+    help="Keep printing new lines, through all phases, until the run ends.",
 )
 @click.option(
     "--phase",
     metavar="NAME",
     shell_complete=complete_phase,
-    help="The log of this phase [default: the one that trains, or trained last]",
+    help="Print the log of this phase [default: the phase that is training, or the last one that did]",
 )
-@click.option("--rank", type=Whole(min=0), metavar="N", help="Print the lines of this rank only.")
-@click.option("--job", is_flag=True, help="Print the output of the Slurm job that runs, or ran last.")
+@click.option("--rank", type=Whole(min=0), metavar="N", help="Print only the lines of this rank.")
+@click.option("--job", is_flag=True, help="Print the output of the Slurm job that is running, or ran last.")
 def logs(
     run: str,
     caffe_root: str,
@@ -129,10 +130,10 @@ def logs(
     rank: int | None,
     job: bool,
 ) -> None:
-    """Print the log of the phase that trains, or trained last.
+    """Print the log of the phase that is training, or of the last one that did.
 
-    RUN is a run's folder or name (digits-local-1), or a recipe's name or YAML, which stands for its latest
-    run. Nothing is written or locked.
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
+    latest run. Nothing is written or locked.
     """
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:
@@ -143,7 +144,7 @@ def logs(
 
 
 def _printer() -> Callable[[bytes], None]:
-    """Return what prints a log: byte for byte into a file or pipe, on a terminal what is printable."""
+    """Return the function that prints a log: unchanged to a file or pipe, escaped to a terminal."""
     if not sys.stdout.isatty():
         return lambda data: click.echo(data, nl=False)
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
@@ -165,12 +166,13 @@ def _printer() -> Callable[[bytes], None]:
     metavar="SECONDS",
     default=JOB_GRACE_S,
     show_default=True,
-    help="How long a running job may take to stop; after that Slurm kills it.",
+    help="Time that a running job has to stop before Slurm kills it.",
 )
 def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
-    """Stop a run here or in Slurm as Ctrl-C does, with a snapshot, and wait until it has ended.
+    """Stop a run, here or in Slurm, as Ctrl-C does: take a snapshot, and wait until the run has ended.
 
-    Its jobs that are still in the queue are cancelled first. Run the same command as before to resume.
+    Jobs of the run that are still in the queue are cancelled first. To resume, run the same command as
+    before.
     """
     try:
         cancel_run(run, CancelOptions(caffe_root, now, grace_s), echo)

@@ -1,7 +1,7 @@
-"""Arguments and option types that several commands share: names, numbers, paths.
+"""Types of arguments and options that several commands share: names, numbers, paths.
 
-A name completes in the shell. A number is written in ASCII digits, as in a recipe's YAML; Python would read
-`6_0` too. No path may be empty: `"$DIR"` with DIR unset would be the current folder.
+Names are completed by the shell. Numbers are written in ASCII digits, as in a recipe's YAML, while Python
+also reads `6_0`. A path must not be empty: `"$DIR"` with DIR unset would be the current folder.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 
 
 class GivenPath(click.Path):
-    """A path, as a Path, or as typed if `as_text`; `is_folder` asks for an existing folder.
+    """A path, as a Path, or as text if `as_text`; with `is_folder` it must be an existing folder.
 
-    Whether it can be read is left to its reader, which says so in one line.
+    Code that reads the file reports in one line if it cannot.
     """
 
     def __init__(self, *, is_folder: bool = False, as_text: bool = False) -> None:
@@ -37,14 +37,14 @@ class GivenPath(click.Path):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
-        """Convert it; raises InputError if it is empty."""
+        """Return the converted value; raises InputError if it is empty."""
         return super().convert(refuse_empty("path", value, param), param, context)
 
 
 def refuse_empty(
     kind: str, value: str | os.PathLike[str], param: click.Parameter | None
 ) -> str | os.PathLike[str]:
-    """Return a path or name; raises InputError, naming the option or argument, if it is blank."""
+    """Return a path or name unchanged; raises InputError, with the option or argument, if it is blank."""
     if not str(value).strip():
         where = (
             param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name if param else ""
@@ -58,12 +58,12 @@ PATH_TEXT = GivenPath(as_text=True)
 FOLDER = GivenPath(is_folder=True)
 
 
-# The same as run/submit/submissions.py has; importing that would keep the shell waiting.
+# The same as in run/submit/submissions.py, whose import would slow down completion.
 SUBMITTED = ".submissions.jsonl"
 
 
 class Name(click.types.StringParamType):
-    """The name of a shipped recipe, unless `shipped` is False, or a file with one of these suffixes."""
+    """The name of a shipped recipe (unless `shipped` is False), or a file with one of these suffixes."""
 
     name = "name"
 
@@ -74,14 +74,14 @@ class Name(click.types.StringParamType):
             self.name = "path"
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Convert it; raises InputError if it is empty."""
+        """Return the converted value; raises InputError if it is empty."""
         return str(super().convert(refuse_empty(self.name, value, param), param, context))
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete names and files; where none matches, let the shell complete any path."""
-        from caffe_recipes.review.naming import shipped_names  # only a shell that completes waits for it
+        """Return the matching names and files; if there are none, let the shell complete any path."""
+        from caffe_recipes.review.naming import shipped_names  # slow, and needed only for completion
 
         given = ctx.params.get(param.name or "") if param.nargs == -1 else None
         names = [*self._runs(ctx), *(shipped_names() if self.shipped else []), *self._files(incomplete)]
@@ -115,10 +115,10 @@ class RunName(Name):
 
 
 def complete_phase(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the phases of the recipe, or of the run, that the command line names."""
+    """Return the matching phases of the recipe or run that the command line names."""
     from caffe_recipes.recipe.source import load_recipe
 
-    # While an option lacks its value, click leaves the arguments unread.
+    # While an option lacks its value, click has not read the arguments yet.
     words = [context.params.get("recipe"), context.params.get("run"), *context.args]
     given = next((str(word) for word in words if word), "")
     for name in (given, _NUMBERED.sub("", given)):
@@ -131,12 +131,12 @@ def complete_phase(context: click.Context, option: click.Parameter, typed: str) 
 
 
 class NetName(Name):
-    """What `summary` reads: a recipe's name, with a net's behind a colon, or a prototxt."""
+    """A net for `summary`: the name of a recipe, optionally with a colon and a net, or a prototxt."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Complete a recipe's nets after the colon, names and files before it."""
+        """Return a recipe's matching nets after a colon, else the matching names and files."""
         recipe, colon, net = incomplete.rpartition(":")
         if not colon:
             return super().shell_complete(ctx, param, incomplete)
@@ -149,7 +149,7 @@ class NetName(Name):
         return [CompletionItem(f"{recipe}:{name}") for name in nets if name.startswith(net)]
 
 
-# The number behind the recipe in a run's name.
+# The number after the recipe's name in the name of a run.
 _NUMBERED = re.compile(r"-[0-9]+$")
 RECIPE = Name(".yaml", ".yml")
 RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
@@ -168,7 +168,7 @@ _NUMBER = re.compile(
 
 
 class Whole(click.types.IntParamType):
-    """An integer, within a range if one is given. The range shows in errors, not in the help."""
+    """An integer, within a range if one is given. The range is shown in errors, not in the help."""
 
     def __init__(self, min: int | None = None, max: int | None = None) -> None:
         self.min, self.max = min, max
@@ -179,7 +179,7 @@ class Whole(click.types.IntParamType):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> int:
-        """Convert it; click names the option in the error."""
+        """Return the converted value; click names the option in an error."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
             self.fail(f"'{value[:80]}' is not an integer; write 1281167.", param, context)
         number = int(super().convert(int(value), param, context))
@@ -191,7 +191,7 @@ class Whole(click.types.IntParamType):
 
 
 class Count(Whole):
-    """An integer from 1 to 2^31 - 1, with or without commas between thousands."""
+    """An integer from 1 to 2^31 - 1; thousands may be separated by commas."""
 
     def __init__(self) -> None:
         super().__init__(1, 2**31 - 1)
@@ -202,14 +202,14 @@ class Count(Whole):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> int:
-        """Convert it; click names the option in the error."""
+        """Return the converted value; click names the option in an error."""
         if isinstance(value, str) and _THOUSANDS.fullmatch(value):
             value = value.replace(",", "")
         return super().convert(value, param, context)
 
 
 class Number(click.types.FloatParamType):
-    """A number; whether `nan` and `inf` are allowed is up to the command."""
+    """A number, also `nan` and `inf`, which a command may refuse."""
 
     def convert(
         self,
@@ -217,7 +217,7 @@ class Number(click.types.FloatParamType):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> float:
-        """Convert it; click names the option in the error."""
+        """Return the converted value; click names the option in an error."""
         if isinstance(value, str) and not _NUMBER.fullmatch(value.strip()):
             self.fail(f"'{value[:80]}' is not a number; write 90 or 0.5.", param, context)
         return float(super().convert(value, param, context))
@@ -235,7 +235,7 @@ class Seconds(Number):
         param: click.Parameter | None,
         context: click.Context | None,
     ) -> float:
-        """Convert it; click names the option in the error."""
+        """Return the converted value; click names the option in an error."""
         seconds = super().convert(value, param, context)
         if not math.isfinite(seconds):
             self.fail(f"{value} is not a time in seconds.", param, context)
@@ -249,14 +249,14 @@ NUMBER = Number()
 
 
 def examples(*lines: str) -> str:
-    """Return examples for the end of a command's help: lines to type as they are."""
+    """Return the examples for the end of a command's help; the lines can be typed as they are."""
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
 def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Pass a command's options to it as one dataclass of type `kind`, in the parameter `name`.
+    """Return a decorator that passes a command's options as one dataclass `kind` in the parameter `name`.
 
-    Put it below the options. A field without an option keeps its default.
+    It goes below the options. A field without an option keeps its default.
     """
     known = {field.name for field in fields(kind)}
 

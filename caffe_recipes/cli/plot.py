@@ -1,4 +1,4 @@
-"""`caffe-recipes plot`: learning rate and weight decay of recipes and solvers as a picture."""
+"""`caffe-recipes plot`: draw the learning rate and weight decay of recipes and solvers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plots import format_of, render_plot
 from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_schedules
@@ -35,9 +34,9 @@ _COUNT = Whole(1, 2**31 - 1)
     metavar="FILE",
     type=PATH,
     required=True,
-    help="The picture to write: .svg, .png or .pdf.",
+    help="The .svg, .png or .pdf file to write.",
 )
-@click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis of at most four decades.")
+@click.option("--log", is_flag=True, help="Use a logarithmic axis for the rate, of at most four decades.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images in an epoch, for solver files.")
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solver files [default: 1]")
 @click.option(
@@ -46,10 +45,8 @@ _COUNT = Whole(1, 2**31 - 1)
     type=_COUNT,
     help="Images per rank and iteration [default: read from the nets beside the solvers]",
 )
-@click.option("--apart", is_flag=True, help="Draw each solver file from 0, not one after another.")
-@click.option(
-    "--max-bytes", metavar="N", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes."
-)
+@click.option("--apart", is_flag=True, help="Draw each solver file from 0, instead of one after another.")
+@max_bytes_option
 def plot(
     names: tuple[str, ...],
     out: Path,
@@ -60,9 +57,9 @@ def plot(
     apart: bool,
     max_bytes: int,
 ) -> None:
-    """Draw learning rate and weight decay over epochs, with phases and jumps marked.
+    """Draw the learning rate and weight decay over epochs, with phases and jumps marked.
 
-    Solver files are drawn one after another, over iterations, or over epochs with --images.
+    Solver files are drawn one after another, over iterations or, with --images, over epochs.
     """
     kind = format_of(out)
     files = [name for name in names if Path(name).is_file() and not name.endswith((".yaml", ".yml"))]

@@ -1,7 +1,4 @@
-"""`caffe-recipes fmt`: format prototxts in place.
-
-`caffe-recipes upgrade`: old nets and solvers in today's form.
-"""
+"""`caffe-recipes fmt` and `upgrade`: format prototxts, and upgrade old nets and solvers."""
 
 from __future__ import annotations
 
@@ -39,8 +36,8 @@ from caffe_recipes.review.rewrites import (
 def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
     """Format prototxts in place, in one canonical form; comments stay with their fields.
 
-    A folder stands for every *.prototxt below it, - for standard input and output. If a file cannot be read,
-    none is written.
+    A folder stands for every *.prototxt below it, and - stands for standard input and output. If any file
+    cannot be read, no file is written.
     """
     if paths == ("-",):
         text = read_stdin(max_bytes)
@@ -49,7 +46,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
             print_text(rewrites[0].after)
             return
     elif "-" in paths:
-        raise click.UsageError("give - alone: it stands for standard input to standard output")
+        raise click.UsageError("give - alone: it formats standard input to standard output")
     else:
         files = find_prototxts(paths)
         if not check and not diff:
@@ -86,13 +83,13 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
     )
 )
 @click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
-@click.option("--write", "-w", is_flag=True, help="Write each file in place, unless it is up to date.")
+@click.option("--write", "-w", is_flag=True, help="Upgrade files in place; files that are up to date stay.")
 @click.option(
     "--out",
     "-o",
     metavar="FILE",
     type=PATH_TEXT,
-    help="Write the upgraded file here; - is standard output.",
+    help="Write the upgraded file to this path; - is standard output.",
 )
 @click.option("--check", is_flag=True, help="Write nothing; list what would change, and exit 1.")
 @click.option("--diff", is_flag=True, help="Write nothing; print a diff.")
@@ -102,12 +99,12 @@ def upgrade(
 ) -> None:
     """Upgrade V0 and V1 nets and old solvers to today's form, as Caffe does when it reads them.
 
-    One file goes to standard output; several need --write. Comments are kept, and what was changed is
-    reported on standard error. If a file cannot be upgraded, none is written.
+    A single file is printed to standard output; several files need --write. Comments are kept, and changes
+    are reported on standard error. If any file cannot be upgraded, no file is written.
     """
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0
-    # All are read before anything is printed: a file that is reported looks written.
+    # Read all files before printing, since a file that is reported seems to have been written.
     for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
         outdated += bool(changes)
         for change in changes or ("up to date",):

@@ -1,4 +1,4 @@
-"""`caffe-recipes recipes`, `show` and `schema`: the recipes that ship, and what is in one."""
+"""`caffe-recipes recipes`, `show` and `schema`: list recipes, show one, and print the schema of recipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import NUMBER, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, recipe_schema
+from caffe_recipes.recipe.source import load_any_recipe, recipe_schema
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe
 from caffe_recipes.review.naming import recipe_named
@@ -23,8 +23,8 @@ from caffe_recipes.review.naming import recipe_named
     )
 )
 def recipes() -> None:
-    """List the recipes that ship; the other commands take these names."""
-    echo(render_list(map(load_recipe, shipped_recipes())))
+    """List the recipes that ship; other commands accept these names."""
+    echo(render_list(map(load_any_recipe, shipped_recipes())))
 
 
 @click.command(
@@ -39,7 +39,7 @@ def recipes() -> None:
     metavar="N",
     type=NUMBER,
     callback=run_options.read_speed,
-    help="Estimate minutes at this speed [default: the speed that the recipe's source reports]",
+    help="Estimate times at this speed [default: the speed that the recipe's source reports]",
 )
 @click.option(
     "--dialect",
@@ -50,8 +50,8 @@ def recipes() -> None:
 )
 @consent.run_code
 def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
-    """Show a recipe on a page: net, data, shape, rates by phase, snapshots, reported results."""
-    loaded = [translate_whole(load_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
+    """Show a recipe on one page: net, data, nodes and batch, rates by phase, snapshots, reported results."""
+    loaded = [translate_whole(load_any_recipe(recipe_named(recipe)), dialect) for recipe in recipes]
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return
@@ -64,5 +64,5 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
     )
 )
 def schema() -> None:
-    """Print the JSON schema of a recipe's YAML, for editors that complete and check with it."""
+    """Print the JSON schema of a recipe's YAML, with which editors can complete and check recipes."""
     click.echo(json.dumps(recipe_schema(), indent=2))

@@ -13,7 +13,7 @@ import click
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import RECIPE, Seconds, Whole, complete_phase, examples, gather
 from caffe_recipes.cli.streams import echo
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import ON_FAILURE, RETRIES, Policy, RunOptions
@@ -26,7 +26,7 @@ from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_j
 
 @dataclass(frozen=True)
 class GivenChain:
-    """How the chain is run: the fields of RunOptions that are options of the command."""
+    """The options of the command that are fields of RunOptions."""
 
     stop_grace_s: float
     side_by_side: bool
@@ -49,6 +49,7 @@ class GivenChain:
 @run_options.lmdb_source
 @run_options.how
 @run_options.dialect
+@run_options.trainer
 @click.option(
     "--stop-grace-s",
     type=Seconds(min=0),
@@ -57,15 +58,15 @@ class GivenChain:
     default=float(STOP_GRACE_S),
     show_default=True,
     show_envvar=True,
-    help="How long Caffe may take to exit where it is stopped before its schedule's end; then it is killed.",
+    help="Time that Caffe has to exit when it is stopped before the end of its schedule; then it is killed.",
 )
 @click.option(
     "--on-failure",
     type=click.Choice(ON_FAILURE),
     default="stop",
     show_default=True,
-    help="After a failed launch: stop, retry, or replace a dead host with a spare (a further line of the "
-    "hostfile) and retry.",
+    help="What to do after a failed launch: stop, retry, or replace a dead host with a spare (a host of the "
+    "hostfile that the recipe does not need) and retry.",
 )
 @click.option(
     "--retries",
@@ -73,41 +74,41 @@ class GivenChain:
     metavar="N",
     default=RETRIES,
     show_default=True,
-    help="Retries of each phase, at most.",
+    help="Maximum number of retries of each phase.",
 )
 @click.option(
     "--checkpoint-every",
     type=Whole(min=1),
     metavar="N",
-    help="Snapshot every N iterations, keep the newest two here, and resume from them.",
+    help="Take a snapshot every N iterations, keep the newest two, and resume from them.",
 )
 @click.option(
     "--stall-s",
     type=Seconds(min=1),
     metavar="SECONDS",
-    help="Give up a launch after this long without progress in the log [default: by the log's own pace]",
+    help="End a launch after this time without progress in the log [default: depends on the pace of the log]",
 )
 @click.option(
     "--side-by-side",
     is_flag=True,
-    help="Train branches at the same time, on the last hosts of the hostfile: twice the recipe's nodes.",
+    help="Train branches at the same time, on the last hosts of the hostfile; needs twice the nodes.",
 )
 @click.option(
     "--until",
     metavar="PHASE",
     shell_complete=complete_phase,
-    help="Stop after this phase; run again to resume.",
+    help="Stop after this phase; run the same command without --until to continue.",
 )
 @click.option("--new", is_flag=True, help="Start a new run instead of resuming the latest.")
-@click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe.")
+@click.option("--overwrite", is_flag=True, help="Overwrite prototxts that differ from the recipe's.")
 @click.option(
     "--max-requeues",
     type=Whole(min=0),
     metavar="N",
-    help="In a Slurm job: when SIGUSR1 announces its time limit, requeue it, at most N times.",
+    help="In a Slurm job: requeue the job when SIGUSR1 announces its time limit, at most N times.",
 )
 @click.option(
-    "--detach", is_flag=True, help="Return once it trains; the run continues without this terminal."
+    "--detach", is_flag=True, help="Return once training has begun; the run continues in the background."
 )
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
@@ -115,33 +116,33 @@ class GivenChain:
 def run(
     typed: run_options.GivenRun, policy: Policy, chain: GivenChain, max_requeues: int | None, detach: bool
 ) -> None:
-    """Train a recipe's chain: preflight, stage, each phase, evaluate. Run it again to resume.
+    """Train a recipe's chain: preflight, staging, each phase, evaluation.
 
-    State, logs and verified snapshots of each run are kept in runs/<recipe>-<n>/. Ctrl-C asks Caffe for a
-    snapshot and stops; a second one stops at once. SIGUSR1, which a batch system sends before a job's time
-    limit, does the same.
+    Run the same command again to resume. The state, logs and verified snapshots of each run are kept in
+    runs/<recipe>-<n>/. Ctrl-C asks Caffe for a snapshot and stops; a second Ctrl-C stops at once. SIGUSR1,
+    which a batch system sends before a job's time limit, does the same as Ctrl-C.
     """
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
-        # By default SIGUSR1 ends a process silently. So do the others, which may until a run exists.
+        # By default SIGUSR1 ends a process silently. The other signals may do so until a run exists.
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
             options = replace(typed.options(loaded), policy=policy, **vars(chain))
             if max_requeues is not None:
-                kept = list_kept(options.root, loaded.name)
+                kept = list_kept(options.root, loaded)
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a second one would end us before the job is requeued
         echo(f"interrupted by {stop}; run the same command again to resume", err=True)
         if max_requeues is None or stop.number != signal.SIGUSR1:
             sys.exit(128 + stop.number)
-        now = list_kept(options.root, loaded.name) if options and loaded else kept
+        now = list_kept(options.root, loaded) if options and loaded else kept
         over = TimeOver(this_job(os.environ), stop.time_s - begun_s, has_kept=bool(now - kept))
         sys.exit(requeue_job(over, max_requeues, lambda line: echo(line, err=True)))
 
 
-def _run(recipe: Recipe, options: RunOptions, *, detach: bool) -> None:
+def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:
     started = leave_terminal(options.root, recipe, _relay) if detach else None
     if started is None:
         run_chain(recipe, options, Reporter())

@@ -1,4 +1,4 @@
-"""Options that the commands for hosts share: hosts, folders, the machine, the Caffe."""
+"""Options of the commands that work on hosts: hostfile, profile, folders, staging, Caffe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
@@ -16,23 +17,23 @@ from caffe_recipes.cluster.staging.plan import WAYS, How
 from caffe_recipes.errors import InputError
 
 if TYPE_CHECKING:
-    from caffe_recipes.recipe.model import Recipe
+    from caffe_recipes.recipe.model import AnyRecipe
     from caffe_recipes.run.context import RunOptions
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Return `--images-per-s`; raises InputError for a speed that no machine has."""
-    from caffe_recipes.recipe.model import FASTEST, SLOWEST  # pydantic: not for each command
+    """Return `--images-per-s`; raises InputError for a speed that no machine can have."""
+    from caffe_recipes.recipe.model import FASTEST, SLOWEST  # slow: imports pydantic
 
     if value is not None and not SLOWEST <= value <= FASTEST:
-        hint = f"give images a second of all ranks, {SLOWEST:g} to {FASTEST:g}"
+        hint = f"give the images per second of all ranks, {SLOWEST:g} to {FASTEST:g}"
         raise InputError("--images-per-s", f"{value:g} is not a speed", hint)
     return value
 
 
 def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete the profiles that ship; where none matches, let the shell complete a file."""
-    from caffe_recipes.cluster.profiles import shipped_profiles  # only a shell that completes waits for it
+    """Return the matching profiles that ship; if there are none, let the shell complete a file."""
+    from caffe_recipes.cluster.profiles import shipped_profiles  # slow, and needed only for completion
 
     items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
     return items or [CompletionItem(typed, type="file")]
@@ -42,7 +43,7 @@ hostfile = click.option(
     "--hostfile",
     type=PATH,
     metavar="FILE",
-    help="Hosts, one a line, or folded as c[1-4] [default: ./hostfile, else the Slurm job's hosts]",
+    help="File of hosts, one a line or as c[1-4] [default: ./hostfile, else the Slurm job's hosts]",
 )
 
 
@@ -51,7 +52,7 @@ profile = click.option(
     type=PATH_TEXT,
     metavar="NAME|FILE.yaml",
     shell_complete=complete_profile,
-    help="The machine: its launcher, modules, folders and rates [default: the recipe's]",
+    help="The machine to run on: launcher, modules, folders, transfer rates [default: the recipe's profile]",
 )
 
 
@@ -78,7 +79,7 @@ runs_root = click.option(
     envvar="CAFFE_ROOT",
     default=".",
     show_envvar=True,
-    help="The folder that holds runs/; with --on a path on that host [default: the current folder]",
+    help="The folder that contains runs/; with --on, a path on that host [default: the current folder]",
 )
 
 
@@ -93,12 +94,24 @@ lmdb_source = click.option(
     metavar="DIR",
     envvar="LMDB_SOURCE",
     show_envvar=True,
-    help="Where the training LMDB is copied from [default: the recipe's source]",
+    help="The training data to copy to the hosts [default: the recipe's source]",
     callback=lambda context, option, given: given.absolute() if given else None,
 )
 
 
-how = click.option("--how", type=click.Choice(list(WAYS)), help="How to stage [default: the quickest way]")
+class _StagingWay(click.Choice[str]):
+    """A way of staging; `sftp`, an older name of `ssh`, is accepted too."""
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the way by its present name."""
+        return super().convert("ssh" if value == "sftp" else value, param, context)
+
+
+how = click.option(
+    "--how",
+    type=_StagingWay(list(WAYS)),
+    help="The way to copy the LMDB to the hosts [default: the quickest]",
+)
 
 
 dialect = click.option(
@@ -106,7 +119,14 @@ dialect = click.option(
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe that trains; other than the default, the recipe is named <recipe>-<dialect>.",
+    help="The Caffe that trains; for others than the default, the recipe is named <recipe>-<dialect>.",
+)
+
+
+trainer = click.option(
+    "--trainer",
+    type=click.Choice(["tensorflow"]),
+    help="Train the recipe's TensorFlow run instead of its phases; it is named <recipe>-tensorflow.",
 )
 
 
@@ -122,27 +142,45 @@ class GivenRun:
     lmdb_source: Path | None = None
     how: How | None = None
     dialect: str = OURS
+    trainer: str | None = None
 
-    def load(self) -> Recipe:
-        """Return the recipe, translated to the dialect, with the given Caffe; raises InputError."""
-        from caffe_recipes.recipe.source import load_recipe
+    def load(self) -> AnyRecipe:
+        """Return the recipe, translated to the dialect, with the given trainer; raises InputError."""
+        from caffe_recipes.recipe.model import TensorFlowRecipe
+        from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
         from caffe_recipes.render.dialect import translate_whole
 
-        loaded = translate_whole(load_recipe(self.recipe), self.dialect)
+        if self.trainer is not None:
+            return load_tensorflow_run(self.recipe)
+        loaded = translate_whole(load_any_recipe(self.recipe), self.dialect)
         if self.caffe is None:
             return loaded
+        if isinstance(loaded, TensorFlowRecipe):
+            what = f"{loaded.name} is trained by TensorFlow, not by a Caffe"
+            raise InputError("--caffe", what, "leave it out, or name a Python in the profile")
         trainer = str(Path(shutil.which(self.caffe) or self.caffe).absolute())
         return loaded.model_copy(update={"trainer": trainer})
 
-    def find_root(self, recipe: Recipe | None) -> Path:
-        """Return the Caffe root; raises InputError if it holds nothing of the given recipe."""
+    def find_source(self, recipe: AnyRecipe) -> Path | None:
+        """Return the training data to copy from `--lmdb-source`; None if the recipe's own source counts.
+
+        $LMDB_SOURCE is the path of an LMDB, so recipes without an LMDB ignore it, unlike the option.
+        """
+        from caffe_recipes.recipe.model import Recipe
+
+        source = click.get_current_context().get_parameter_source("lmdb_source")
+        is_typed = source is ParameterSource.COMMANDLINE
+        return self.lmdb_source if is_typed or isinstance(recipe, Recipe) else None
+
+    def find_root(self, recipe: AnyRecipe | None) -> Path:
+        """Return the Caffe root; raises InputError if it has none of the recipe's files."""
         from caffe_recipes.run.context import find_root
 
         return find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
 
-    def options(self, recipe: Recipe) -> RunOptions:
-        """Return the options of a run; raises InputError for the Caffe root."""
+    def options(self, recipe: AnyRecipe) -> RunOptions:
+        """Return the options of a run; raises InputError for an unusable Caffe root."""
         from caffe_recipes.run.context import RunOptions
 
         root = self.find_root(recipe)
-        return RunOptions(root, self.hostfile, self.lmdb_source, self.how, self.profile)
+        return RunOptions(root, self.hostfile, self.find_source(recipe), self.how, self.profile)

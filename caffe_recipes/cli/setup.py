@@ -1,4 +1,4 @@
-"""`caffe-recipes doctor`, `profiles` and `completion`: what a machine and a shell need before a run."""
+"""`caffe-recipes doctor`, `profiles` and `completion`: check and set up a machine and a shell."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("commands", metavar="[COMMAND]...", nargs=-1, type=click.Choice(COMMANDS_WITH_NEEDS))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(commands: tuple[str, ...], as_json: bool) -> None:
-    """Check what this machine has: launcher, MPI, Caffe, torch, threads, /tmp, ssh, Slurm.
+    """Check this machine: launcher, MPI, Caffe, torch, threads, /tmp, ssh, Slurm.
 
-    For whatever is missing, it names the commands that need it, and the line that installs it. With COMMANDs,
-    only what these need is checked, and the exit code is 1 if they cannot work. `preflight` checks the
-    hosts of a run.
+    For each missing part, it names the commands that need it, and the command line that installs it. If
+    COMMANDs are given, only their needs are checked, and the exit code is 1 if they cannot work. `preflight`
+    checks the hosts of a run.
     """
     symptoms = list(examine(Machine(LocalHost()), commands))
     if as_json:
@@ -52,7 +52,7 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
 @click.command(epilog=examples("caffe-recipes profiles", "caffe-recipes profiles slurm > cluster.yaml"))
 @click.argument("name", required=False, type=PATH_TEXT, shell_complete=run_options.complete_profile)
 def profiles(name: str | None) -> None:
-    """List the machines that ship as profiles, or print the YAML of one, to edit for your own."""
+    """List the profiles that ship, or print the YAML of one, which you can edit for your own machine."""
     if name is not None:
         echo(find_shipped(name).read_text("utf-8"), nl=False)
         return
@@ -60,6 +60,8 @@ def profiles(name: str | None) -> None:
     width = max(len(profile.name) for profile in loaded)
     for profile in loaded:
         echo(f"{profile.name:{width}}  {profile.title}")
+        for note in profile.notes:
+            echo(f"{'':{width}}    {note}")
 
 
 @click.command(
@@ -72,7 +74,7 @@ def profiles(name: str | None) -> None:
 @click.argument("shell", metavar="bash|zsh|fish", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script with which a shell completes commands, options, recipes, runs, phases and rules."""
+    """Print a script for a shell that completes commands, options, recipes, runs, phases and rules."""
     kind = get_completion_class(shell)
     assert kind
     program = "caffe-recipes"

@@ -1,4 +1,4 @@
-"""`caffe-recipes stage`: copy a recipe's training LMDB to the hosts of a hostfile, or remove it."""
+"""`caffe-recipes stage`: copy a recipe's training data to the hosts of a hostfile, or remove it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from caffe_recipes.cli.options import RECIPE, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import RunFailed
+from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_tensorflow_run
 from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
 
@@ -27,17 +29,23 @@ from caffe_recipes.run.staging import clean_recipe, stage_recipe
 @run_options.caffe_root
 @run_options.lmdb_source
 @run_options.how
-@click.option("--clean", is_flag=True, help="Remove the staged copies that are not in use, and nothing else.")
+@run_options.trainer
+@click.option(
+    "--whole", is_flag=True, help="Give every host, spares included, all files of a set of TFRecords."
+)
+@click.option("--clean", is_flag=True, help="Remove staged copies that are not in use, and nothing else.")
 @gather(run_options.GivenRun, "typed")
-def stage(typed: run_options.GivenRun, clean: bool) -> None:
-    """Copy a recipe's training LMDB to every host that lacks it, spares included.
+def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
+    """Copy a recipe's training data to every host that lacks it.
 
-    Each copy is verified, and is put in place whole or not at all. A copy that is right is not sent again; a
-    file that `stage` did not put there is never replaced.
+    An LMDB goes to all hosts, spares included. Of TFRecords each host gets the files that its ranks read, and
+    a spare those of the host that it replaces. Each copy is verified, and is put in place whole or not at
+    all. A copy that is right is not sent again; a file that `stage` did not put there is never replaced.
     """
-    loaded = typed.load()
-    root = typed.find_root(None if clean else loaded)
-    options = StageOptions(root, typed.hostfile, typed.lmdb_source, typed.how, typed.profile)
+    loaded = load_tensorflow_run(typed.recipe) if typed.trainer else load_any_recipe(typed.recipe)
+    root = typed.find_root(loaded if isinstance(loaded, Recipe) and not clean else None)
+    source = typed.find_source(loaded)
+    options = StageOptions(root, typed.hostfile, source, typed.how, typed.profile, whole)
     if clean:
         cleaned = clean_recipe(loaded, options, open_host)
         for each in cleaned:

@@ -1,4 +1,4 @@
-"""What commands read from standard input and print, and how large a file may be."""
+"""Read prototxts from standard input, and print text safely and in colour."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ max_bytes_option = click.option(
 
 
 def read_stdin(max_bytes: int) -> str:
-    """Return a prototxt from standard input; raises PrototxtError for any other text, or over `max_bytes`."""
+    """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes` long."""
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
-# Marks the colours that `paint` asks for; no file can contain it, since it is random.
+# Marks the colours of `paint`; it is random, so that no file can contain it.
 _WORD = secrets.token_hex(8)
 
 
@@ -46,12 +46,12 @@ _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
 
 
 def paint(text: str, colour: str) -> str:
-    """Return text that `echo` prints in a colour, or bold."""
+    """Return text that `echo` prints in a colour, or in bold."""
     return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
 
 
 def painter(is_shown: bool) -> Paint:
-    """Return `paint` if a person sees the text and did not ask for none with NO_COLOR; else plain text."""
+    """Return `paint` if `is_shown` and NO_COLOR is not set, else a function that returns plain text."""
     return paint if is_shown and not os.environ.get("NO_COLOR") else keep_plain
 
 
@@ -63,17 +63,17 @@ def _style(colour: str) -> str:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
-    """Print text for people; control characters are escaped, so that none reaches the terminal."""
+    """Print text for people; control characters are escaped, so that the terminal does not obey them."""
     parts = _PAINT.split(str(text))  # text, colour, text, ..., text
     shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
     click.echo("".join(shown), err=err, nl=nl, color=color)
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal that standard output is; None of a pipe or a file."""
+    """Return the columns of the terminal on standard output; None for a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_text(text: str) -> None:
-    """Print a prototxt's text as UTF-8, whatever the terminal's encoding, with no line added."""
+    """Print a prototxt's text unchanged, as UTF-8 whatever the terminal's encoding."""
     click.echo(encode_prototxt(text), nl=False)

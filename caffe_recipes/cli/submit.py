@@ -16,24 +16,25 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.cluster.slurm_jobs import parse_limit
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.context import ON_FAILURE, OnFailure
 from caffe_recipes.run.submit.plan import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return a time limit in seconds, read as sbatch does; raises InputError, also for no limit."""
+    """Return a time limit in seconds, in the forms of sbatch; raises InputError, also for `unlimited`."""
     if text is None:
         return None
     seconds = parse_limit(text, "--time")
     if seconds is None or math.isinf(seconds) or seconds == 0:
-        raise InputError("--time", f"{text[:80]!r} is not a time limit", "write it as 90 or 1-12:00:00")
+        raise InputError("--time", f"{text[:80]!r} is not a time limit", "write e.g. 90 or 1-12:00:00")
     return seconds
 
 
-def _find_root(typed: run_options.GivenRun, recipe: Recipe, *, dry_run: bool) -> tuple[Path, str]:
-    """Return the Caffe root and a note; in a dry run this machine may lack the root."""
+def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool) -> tuple[Path, str]:
+    """Return the Caffe root and a note; for a dry run the root need not exist on this machine."""
     try:
         return typed.find_root(recipe), ""
     except InputError:
@@ -47,15 +48,15 @@ def _find_root(typed: run_options.GivenRun, recipe: Recipe, *, dry_run: bool) ->
 
 @dataclass(frozen=True)
 class _Handed:
-    """The options that the job's `run` gets."""
+    """The options that are passed on to `run` in the job."""
 
     on_failure: OnFailure | None = None
     retries: int | None = None
     checkpoint_every: int | None = None
     stall_s: float | None = None
 
-    def words(self, given: run_options.GivenRun, recipe: Recipe, spares: int) -> tuple[str, ...]:
-        """Return the arguments of `run`; with spares it replaces hosts, unless told differently."""
+    def words(self, given: run_options.GivenRun, recipe: AnyRecipe, spares: int) -> tuple[str, ...]:
+        """Return the arguments of `run`; with spares the default of --on-failure is replace."""
         options = {
             "--how": given.how,
             "--on-failure": self.on_failure or ("replace" if spares else None),
@@ -63,6 +64,9 @@ class _Handed:
             "--checkpoint-every": self.checkpoint_every,
             "--stall-s": self.stall_s,
             "--caffe": recipe.trainer if given.caffe else None,
+            "--trainer": given.trainer,
+            # $LMDB_SOURCE, which a job gets of an LMDB, is not for other data.
+            "--lmdb-source": None if isinstance(recipe, Recipe) else given.find_source(recipe),
         }
         return tuple(
             word for name, value in options.items() if value is not None for word in (name, str(value))
@@ -80,24 +84,25 @@ class _Handed:
 @run_options.caffe
 @run_options.caffe_root
 @run_options.dialect
+@run_options.trainer
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
-@click.option("--show-scripts", is_flag=True, help="With --dry-run: print the job scripts, too.")
+@click.option("--show-scripts", is_flag=True, help="With --dry-run: also print the job scripts.")
 @consent.run_code
-@click.option("--split", is_flag=True, help="Submit a job for each phase, each dependent on the one before.")
+@click.option("--split", is_flag=True, help="Submit one job per phase, each dependent on the one before.")
 @click.option(
     "--time",
     "time_s",
     metavar="LIMIT",
     envvar="SBATCH_TIMELIMIT",
     callback=_read_time,
-    help="Time limit of each job, as sbatch takes it: minutes, or days-hours:minutes:seconds "
+    help="Time limit of each job, in the forms of sbatch: minutes, or days-hours:minutes:seconds "
     "[default: estimated from the recipe's images/s]",
 )
 @click.option(
     "--partition",
     metavar="NAME",
     envvar="SBATCH_PARTITION",
-    help="Partition [default: the profile's, or the only one of it that fits]",
+    help="Partition [default: the profile's, or its only partition that fits the job]",
 )
 @click.option(
     "--account", metavar="NAME", envvar="SBATCH_ACCOUNT", help="Account to charge [default: the profile's]"
@@ -111,19 +116,24 @@ class _Handed:
     envvar="SBATCH_CONSTRAINT",
     help="Features that the nodes must have [default: the profile's]",
 )
-@click.option("--after", type=Whole(min=1), metavar="JOB", help="Start only after this job has succeeded.")
+@click.option(
+    "--after",
+    type=Whole(min=1),
+    metavar="JOB",
+    help="Start only after this job has succeeded; give its job id.",
+)
 @click.option(
     "--mail",
     "mail_user",
     metavar="ADDRESS",
-    help="Address that Slurm mails when a job ends, fails or is requeued.",
+    help="Address to which Slurm sends mail when a job ends, fails or is requeued.",
 )
 @click.option(
     "--spares",
     type=Whole(min=0),
     metavar="N",
     default=0,
-    help="Ask for N more nodes, to replace dead ones.",
+    help="Request N additional nodes, to replace dead ones.",
 )
 @click.option("--include-failed", is_flag=True, help="Also use nodes that failed before.")
 @run_options.lmdb_source
@@ -131,7 +141,7 @@ class _Handed:
 @click.option(
     "--on-failure",
     type=click.Choice(ON_FAILURE),
-    help="As for `run` [default: replace with --spares, else stop]",
+    help="As for `run` [default: replace if --spares is given, else stop]",
 )
 @click.option("--retries", type=Whole(min=0), metavar="N", help="As for `run`.")
 @click.option("--checkpoint-every", type=Whole(min=1), metavar="N", help="As for `run`.")
@@ -141,14 +151,14 @@ class _Handed:
     "sbatch_options",
     metavar="OPTION",
     multiple=True,
-    help="An option for sbatch, e.g. --sbatch-option=--reservation=course; may be repeated.",
+    help="A further option for sbatch, e.g. --sbatch-option=--reservation=course; may be repeated.",
 )
 @click.option(
     "--out",
     "jobs_in",
     type=PATH,
     metavar="DIR",
-    help="The folder that holds jobs/, as for `generate` [default: the current folder, else the Caffe root]",
+    help="The folder with jobs/, as for `generate` [default: the current folder, else the Caffe root]",
 )
 @gather(run_options.GivenRun, "typed")
 @gather(_Handed, "handed")
@@ -161,17 +171,19 @@ def submit(
     dry_run: bool,
     show_scripts: bool,
 ) -> None:
-    """Submit a recipe's chain to Slurm: as one job, or with --split as a job for each phase.
+    """Submit a recipe's chain to Slurm as one job, or with --split as one job per phase.
 
-    A job that is requeued resumes where it stopped. What is already submitted is not submitted again. The
-    scripts in jobs/ must be what `generate` writes. SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_QOS,
-    SBATCH_CONSTRAINT and SBATCH_TIMELIMIT count like the options of the same name.
+    A job that is requeued resumes where it stopped. A job that is already submitted is not submitted again.
+    The scripts in jobs/ must be as `generate` writes them. The environment variables SBATCH_PARTITION,
+    SBATCH_ACCOUNT, SBATCH_QOS, SBATCH_CONSTRAINT and SBATCH_TIMELIMIT set the options of the same name.
     """
     if not dry_run:
         consent.allow_code()
     loaded = typed.load()
     root, note = _find_root(typed, loaded, dry_run=dry_run)
-    is_here = Path("jobs", loaded.name).is_dir() or not root.is_dir()
+    source = typed.find_source(loaded)
+    name = load_any_recipe(typed.recipe).name if typed.trainer else loaded.name
+    is_here = Path("jobs", name).is_dir() or not root.is_dir()
     options = replace(
         options,
         given=typed.recipe,
@@ -179,7 +191,7 @@ def submit(
         out=jobs_in or (Path() if is_here else root),
         profile=typed.profile,
         arguments=handed.words(typed, loaded, options.spares),
-        environment={"LMDB_SOURCE": str(typed.lmdb_source)} if typed.lmdb_source else {},
+        environment={"LMDB_SOURCE": str(source)} if source and isinstance(loaded, Recipe) else {},
     )
     if dry_run:
         echo(describe_submission(loaded, options, note, with_scripts=show_scripts))
@@ -187,5 +199,5 @@ def submit(
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     for word in ("status", "cancel"):
-        effect = "where it stands" if word == "status" else "take it back"
+        effect = "to see its state" if word == "status" else "to cancel it"
         echo(f"{effect}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")

@@ -1,4 +1,4 @@
-"""`caffe-recipes summary`: a net's shapes and what its layers cost, and its graph as a picture."""
+"""`caffe-recipes summary`: print a net's shapes and the cost of its layers, and draw its graph."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import NET, PATH, Whole, examples, gather
-from caffe_recipes.cli.streams import echo, terminal_width
+from caffe_recipes.cli.streams import echo, max_bytes_option, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.summary import (
     SummaryOptions,
@@ -52,28 +51,29 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "--level",
     type=Whole(-(2**31), 2**31 - 1),
     metavar="N",
-    help="The net's level, where layers include or exclude by it.",
+    help="The level of the net, for layers that are included or excluded by level.",
 )
 @click.option(
     "--stage",
     "stages",
     multiple=True,
     metavar="NAME",
-    help="A stage of the net, where layers include or exclude by it.",
+    help="A stage of the net, for layers that are included or excluded by stage; may be repeated.",
 )
-@click.option(
-    "--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images per batch, instead of the net's."
-)
+@click.option("--batch", type=Whole(1, _MOST_DIM), metavar="N", help="Images per batch [default: the net's]")
 @click.option(
     "--input",
     "image",
     callback=_image,
     metavar="C,H,W",
-    help="Size of the images, e.g. 3,256,256, where no file here has it.",
+    help="Size of the images, e.g. 3,256,256, if it is in no file on this machine.",
 )
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option(
-    "--wide", "form", flag_value="wide", help="Print all columns: bottoms, statistics, activations, ..."
+    "--wide",
+    "form",
+    flag_value="wide",
+    help="Print all columns, such as bottoms, statistics and activations.",
 )
 @click.option("--json", "form", flag_value="json", help="Print JSON instead of a table.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV instead of a table.")
@@ -81,25 +81,23 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "--graph",
     type=PATH,
     metavar="FILE.svg|.png|.pdf",
-    help="Also draw the graph; of both phases without --phase.",
+    help="Also draw the graph, of both phases unless --phase is given.",
 )
 @consent.run_code
-@click.option(
-    "--max-bytes", type=Whole(1), default=MOST_BYTES, help="Refuse files over N bytes [default: 16000000]"
-)
+@max_bytes_option
 @gather(SummaryOptions, "options")
 def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
     """Print a net layer by layer: kernel, output, parameters and multiply-adds; then the totals.
 
-    FILE is the prototxt of a net, or of a solver, whose net is looked up. NAME is a recipe's, and NAME:NET
-    one of its nets.
+    FILE is the prototxt of a net, or of a solver, whose net is then read. NAME is the name of a recipe, and
+    NAME:NET one of its nets.
     """
     if graph is not None:
         from caffe_recipes.review.inspect.plots import format_of
 
         kind = format_of(graph)
     if graph is not None and not graph.parent.is_dir():
-        raise InputError(graph.parent, "is not a folder", "make it, or name a file in one that exists")
+        raise InputError(graph.parent, "is not a folder", "create it, or name a file in one that exists")
     read = read_net(net, options)
     found = summarize(read)
     render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}

@@ -11,7 +11,7 @@ import click
 from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.review.inspect.show import of_another_run
 from caffe_recipes.tensorflow.logs import load_evaluations
 
@@ -39,13 +39,13 @@ def tf() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all evaluations.")
 def log(log: Path, recipe: str, as_json: bool) -> None:
-    """Print the accuracies in an evaluation's log.
+    """Print the accuracies in the log of an evaluation.
 
-    An evaluation that does not belong to the recipe's run is reported as such.
+    Evaluations that do not belong to the recipe's run are marked.
     """
-    loaded = load_recipe(recipe)
+    loaded = load_any_recipe(recipe)
     if loaded.tensorflow is None:
-        raise InputError(recipe, "has no run of TensorFlow", f"give one that has, as {_RECIPE}")
+        raise InputError(recipe, "has no TensorFlow run", f"give one that has, e.g. {_RECIPE}")
     found = load_evaluations(log)
     if as_json:
         # JSON has no nan.
@@ -63,7 +63,7 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         tops = ((1, one.top1), (5, one.top5))
         parts = [f"top-{rank} {100 * top:g} %" for rank, top in tops if top is not None]
         parts += [f"loss {one.loss:.6g}"] if one.loss is not None else []
-        echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy is printed'}")
+        echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy in the log'}")
         if one.has_diverged:
             echo("  the loss is not a number: the training has diverged")
         differs = of_another_run(loaded, one.step)

@@ -1,16 +1,13 @@
-"""A command on a host: started so that it never outlives us, and quoted in one place.
+"""Run commands on a host so that none outlives this program, and copy files to and from a host.
 
-Every command runs beneath a supervisor, a few lines of sh, on this machine and by ssh alike. Coreutils'
-`timeout` bounds its time and gives it a process group of its own. The supervisor ends that group when it gets
-SIGTERM, and when its parent, here we and there sshd's process for our connection, is gone. So neither a stop,
-nor our being killed, nor a lost connection leaves a process behind. It needs sh and coreutils.
+Every command runs under a supervisor, a few lines of sh, both on this machine and over ssh. `timeout` of
+coreutils limits its time and gives it a process group of its own. The supervisor ends that group on SIGTERM,
+and when its parent has gone: this process, or on another host the sshd process of our connection. So no
+process is left behind by a stop, by a kill of this program or by a lost connection. A host needs sh and
+coreutils.
 
-Files to and from a host, by its own sh and cat: counted, private, and never half there under their names.
-
-A file is written beside its place as a new one of mode 0600, compared in size, and renamed. What somebody
-else has put in its place, a link or a file, is replaced and never written through.
-
-Host.
+A copied file is written to a new file of mode 0600 beside its destination, its size is compared, and then it
+is renamed. A link or file that somebody else has put at the destination is replaced, never written through.
 """
 
 from __future__ import annotations
@@ -34,19 +31,19 @@ from caffe_recipes.files import name_beside
 COMMAND_S = 60.0
 # From SIGTERM to SIGKILL.
 GRACE_S = 2
-# The host itself ends a command so much later than we do, should the link be too dead to tell it.
+# The host itself ends a command this much later than we do, in case the connection is dead.
 _LATER_S = 5
 _CHUNK = 1 << 16
 _NOT_STARTED = "timeout: failed to run command"
 
-# $1 is a word behind which the command's own output begins: a login shell may greet us before. `wait`
-# returns early when a trap has run, hence the loop. A shell's child that is not yet its program inherits the
-# traps, and loses a signal: so the guard starts before ours are set, and ends by itself if no signal
-# reaches it; and SIGKILL follows every SIGTERM.
+# $1 is a word after which the command's own output begins: a login shell may print something before it.
+# `wait` returns early when a trap has run, hence the loop. A forked child inherits the traps until it
+# executes its program, and loses a signal meanwhile. So the guard starts before our traps are set, and ends
+# by itself if no signal reaches it; and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
 mark=$1 limit=$2 init=$3 ending=0 job= guard=
 shift 3
-# An orphan from the start: the connection went while the shell came.
+# Already an orphan: the connection was lost while the shell started.
 test "$PPID" -ne 1 || test "$init" -eq 1 || exit 143
 printf '%s %s\\n' "$mark" "$$"
 printf '%s %s\\n' "$mark" "$$" >&2
@@ -82,7 +79,7 @@ exit "$code"
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that has ended: its exit code and its output."""
+    """The exit code and the output of a command that has ended."""
 
     returncode: int
     stdout: str
@@ -90,13 +87,13 @@ class Completed:
 
 
 class ByteStream(Protocol):
-    """How bytes reach a supervisor and come back; all may raise ClusterError."""
+    """The standard streams of a supervisor, here or over ssh; each method may raise ClusterError."""
 
     def read(self, most: int) -> bytes:
-        """Return some of its standard output; nothing at its end."""
+        """Return up to `most` bytes of its standard output; b"" at the end."""
 
     def read_errors(self, most: int) -> bytes:
-        """Return some of its standard error; nothing at its end."""
+        """Return up to `most` bytes of its standard error; b"" at the end."""
 
     def send(self, data: bytes) -> None:
         """Write to its standard input."""
@@ -105,33 +102,34 @@ class ByteStream(Protocol):
         """Close its standard input."""
 
     def code(self) -> int:
-        """Wait for its end, and return its exit code."""
+        """Wait until it ends, and return its exit code."""
 
     def end(self, pid: int | None) -> None:
-        """Send it SIGTERM; `pid` is its number there, None if it has not sent that yet."""
+        """Send it SIGTERM; `pid` is its process id on the host, None if it has not reported that yet."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the streams."""
 
 
 def supervise(argv: Sequence[str], limit_s: float | None) -> tuple[str, list[str]]:
-    """Return a mark, and the argv that runs `argv` beneath a supervisor which prints that mark first.
+    """Return a mark, and the argv of a supervisor that prints this mark and then runs `argv`.
 
-    Raises ClusterError for a word that no command can hold.
+    The host ends the command a few seconds after `limit_s`; None is no limit. Raises ClusterError for a word
+    with a zero byte.
     """
     if any("\0" in word for word in argv):
         raise ClusterError("", f"{argv[0]!r}: a word of the command holds a zero byte", "remove it")
     mark = f"caffe-recipes-{secrets.token_hex(8)}"
-    limit = "0" if limit_s is None else str(math.ceil(limit_s) + _LATER_S)  # 0: for ever
-    init = "1" if os.getpid() == 1 else "0"  # as in a container: then who has it as parent is no orphan
+    limit = "0" if limit_s is None else str(math.ceil(limit_s) + _LATER_S)  # 0: no limit
+    init = "1" if os.getpid() == 1 else "0"  # in a container we may be process 1: its child is not an orphan
     return mark, ["sh", "-c", _SUPERVISOR, "sh", mark, limit, init, *argv]
 
 
 def quote_command(argv: Sequence[str]) -> str:
-    """Return `argv` as the text that sshd gives to the user's login shell, whichever that is.
+    """Return `argv` as text for the login shell that sshd starts, whichever shell that is.
 
-    The words travel in base64, quoted for sh within: what csh or fish would read otherwise never meets them.
-    No shell stays between sshd and the command, which sees its parent go.
+    The words are quoted for sh and sent in base64, so that csh and fish have nothing to interpret. Each shell
+    execs the next program: the command is a child of sshd, and notices when sshd has gone.
 
     >>> quote_command(["echo", "it's"])
     'exec sh -c \\'eval "$(printf %s ZXhlYyBlY2hvICdpdCciJyIncyc= | base64 -d)"\\''
@@ -141,10 +139,10 @@ def quote_command(argv: Sequence[str]) -> str:
 
 
 class Running:
-    """A command that runs on a host; leaving its `with` block ends it if it still does."""
+    """A command that runs on a host; leaving its `with` block ends it if it still runs."""
 
     def __init__(self, host: str, argv: Sequence[str], mark: str, wire: ByteStream) -> None:
-        """Listen to a supervisor that was started with `mark`."""
+        """Read from a supervisor that was started with `mark`."""
         self.host, self.argv, self.mark = host, tuple(argv), mark
         self._mark, self._wire = mark.encode(), wire
         self._head: bytes | None = b""
@@ -159,7 +157,7 @@ class Running:
         self.stop()
 
     def read(self, most: int = _CHUNK) -> bytes:
-        """Return some of its standard output, as soon as there is any; nothing at its end."""
+        """Return up to `most` bytes of its standard output, as soon as there are any; b"" at its end."""
         while self._head is not None:
             more = self._wire.read(most)
             found = _behind_mark(self._head + more, self._mark)
@@ -193,18 +191,18 @@ class Running:
         return code
 
     def errors(self) -> str:
-        """Return what it has written to its standard error so far."""
+        """Return all that it has written to its standard error so far."""
         found = _behind_mark(bytes(self._errors), self._mark)
         return (bytes(self._errors) if found is None else found[1]).decode(errors="replace")
 
     def stop(self) -> None:
-        """End it and all of its process group, if they still run: SIGTERM, and SIGKILL after GRACE_S."""
+        """End it and its process group if they still run: SIGTERM, and SIGKILL after GRACE_S."""
         found = _behind_mark(bytes(self._errors), self._mark)
         self._wire.end(found[0] if found else None)
         self._wire.close()
 
     def finish(self, timeout_s: float, stdin: bytes = b"") -> Completed:
-        """Feed it, hear all it says, and wait for its end; raises ClusterError after `timeout_s`."""
+        """Write its input, read its output, and wait for its end; raises ClusterError after `timeout_s`."""
         stdout = bytearray()
         failed: list[Exception] = []
         deadline = time.monotonic() + timeout_s
@@ -217,7 +215,7 @@ class Running:
                 thread.start()
             threads[1].join(timeout_s)
             self._listener.join(max(0.0, deadline - time.monotonic()))
-        except BaseException:  # a Ctrl-C of the user's
+        except BaseException:  # such as Ctrl-C
             self.stop()
             raise
         if threads[1].is_alive() or self._listener.is_alive():
@@ -241,7 +239,7 @@ class Running:
             while chunk := self._wire.read_errors(_CHUNK):
                 self._errors += chunk
         except (ClusterError, OSError, ValueError):
-            return  # what broke the wire is reported by whoever waits for the end
+            return  # whoever waits for the end reports what broke the connection
 
 
 def _catch(act: Callable[[], None], failed: list[Exception]) -> None:
@@ -252,18 +250,18 @@ def _catch(act: Callable[[], None], failed: list[Exception]) -> None:
 
 
 def _behind_mark(output: bytes, mark: bytes) -> tuple[int, bytes] | None:
-    """Return the supervisor's number, which follows the mark, and what follows that line; None before it."""
+    """Return the supervisor's process id, and the output after the marked line; None before that line."""
     _, found, rest = output.partition(mark)
     line, end, rest = rest.partition(b"\n")
     return (int(line), rest) if found and end else None
 
 
-# No byte in so long: the disk or the host hangs.
+# A copy that moves no byte for this long has stalled: the disk or the host hangs.
 STALL_S = 120.0
 _LONGEST_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
 
-# set -C has `>` create the file, or fail; what is left of a copy that stops is removed there, without us.
+# set -C makes `>` create a new file or fail. The host itself removes the rest of an interrupted copy.
 _RECEIVE = """\
 umask 077
 set -C
@@ -275,14 +273,14 @@ test "$4" -eq "$3" || { echo "$4 of $3 bytes arrived" >&2; exit 1; }
 mv -f -T -- "$2" "$1"
 """
 _SEND = """\
-test -f "$1" || { test -e "$1" && echo "is no file" >&2 || echo "No such file or directory" >&2; exit 1; }
+test -f "$1" || { test -e "$1" && echo "is not a file" >&2 || echo "No such file or directory" >&2; exit 1; }
 exec 3<"$1" || exit 1
 stat -L -c %s /dev/fd/3 && exec cat <&3
 """
 
 
 def put_file(host: Host, path: Path, to: str) -> None:
-    """Copy a file to a host; raises ClusterError, and then nothing has changed there."""
+    """Copy a file to a host; raises ClusterError, in which case nothing has changed on the host."""
     part = f"{to}.{secrets.token_hex(4)}.part"
     try:
         with path.open("rb") as file:
@@ -296,7 +294,7 @@ def put_file(host: Host, path: Path, to: str) -> None:
 
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
-    """Copy a file from a host; raises ClusterError or DiskFailed, and then nothing has changed here."""
+    """Copy a file from a host; raises ClusterError or DiskFailed, in which case nothing has changed here."""
     part = name_beside(to)
     try:
         with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
@@ -316,7 +314,7 @@ def fetch_file(host: Host, path: str, to: Path) -> None:
 
 @contextmanager
 def private_file(path: Path) -> Iterator[IO[bytes]]:
-    """Create a file that was not there, for this user only, and write to it."""
+    """Create a new file that only this user can read, and yield it for writing; raises OSError."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(number, "wb") as file:
         yield file
@@ -328,14 +326,14 @@ def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
             command.send(chunk)
             moved()
     except ClusterError:
-        pass  # it ended before it had read all: its own words, which come next, say why
+        pass  # it ended before it had read everything; its own message, which comes next, says why
     command.end_input()
     while command.read():
         moved()
 
 
 def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
-    """Write what a command sends; return the size it sent first, and the bytes that came."""
+    """Write what a command sends to `file`; return the size that it announced and the bytes that arrived."""
     head, arrived = b"", 0
     while chunk := command.read():
         moved()
@@ -357,7 +355,7 @@ def _check(command: Running, place: str) -> None:
 
 @contextmanager
 def _moving(command: Running, place: str) -> Iterator[Callable[[], None]]:
-    """Stop a command, and raise ClusterError, if the function that this yields is not called for STALL_S."""
+    """Yield a function to call for each chunk; without a call for STALL_S, stop and raise ClusterError."""
     last = time.monotonic()
     over = threading.Event()
     stalled = False
@@ -390,7 +388,7 @@ def _moving(command: Running, place: str) -> Iterator[Callable[[], None]]:
 
 
 class Host(Protocol):
-    """Where ranks run. Paths are absolute; a relative one would mean another folder on each host."""
+    """A machine that ranks run on. Paths are absolute, since each host has its own working directory."""
 
     @property
     def name(self) -> str:
@@ -401,7 +399,7 @@ class Host(Protocol):
         """Whether it is reached without ssh."""
 
     def connect(self) -> None:
-        """Reach it, if that is still to be done; raises ClusterError."""
+        """Connect, unless a connection is open; raises ClusterError."""
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         """Run a command to its end; raises ClusterError if it cannot start or takes longer."""
@@ -416,4 +414,4 @@ class Host(Protocol):
         """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""

@@ -1,9 +1,7 @@
-"""The pulse of every host while a launch runs: whether it answers, and how its ranks are.
+"""Watch every host while a launch runs, and find the host or rank that holds the others up.
 
-One command stays on each host (`ranks.sh`, verb `beat`) and answers when it is asked, every few seconds. A
-connection that breaks is opened again until the host is heard.
-
-The straggler: the one host or rank that holds the others up, told from the pulses of all.
+One command stays on each host (`ranks.sh`, verb `beat`) and answers every few seconds with a pulse: the state
+of each rank there. A broken connection is opened again until the host answers.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from caffe_recipes.cluster.remote import Conversation, unreadable
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.wording import describe_count, plural
 
-# Pulses of a host that are kept.
+# How many pulses are kept of each host.
 KEPT = 12
 AGAIN_S = 2.0
-# A command that has not been asked for so long serves nobody any more, and ends.
+# The command on a host ends after this long without a question.
 _UNASKED_S = 30.0
-# How long closing waits for hosts that answer, at most: a dead one is left to itself.
+# How long closing waits for the hosts at most: a dead one would never answer.
 _CLOSE_S = 2.0
 _RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
 _NO_ANSWER = "no answer"
@@ -36,7 +34,7 @@ _NO_ANSWER = "no answer"
 
 @dataclass(frozen=True)
 class RankPulse:
-    """A process of a rank; `state` is the kernel's letter. A rank with helpers has several."""
+    """One process of a rank; `state` is the kernel's letter. A rank may have several processes."""
 
     rank: int
     pid: int
@@ -47,7 +45,7 @@ class RankPulse:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a host reports of its ranks, and when on our clock; `ended` are ranks that lived there before."""
+    """The ranks that a host reports, and the time of the report on our clock; `ended` ran there before."""
 
     host: str
     heard_at_s: float
@@ -56,13 +54,13 @@ class Pulse:
 
     @property
     def living(self) -> frozenset[int]:
-        """The ranks that have a process there; a zombie is none."""
+        """The ranks that have a running process on the host; zombies do not count."""
         return frozenset(process.rank for process in self.ranks if process.state not in "ZX")
 
 
 @dataclass(frozen=True)
 class Silence:
-    """A host without a pulse for so long, and why, as far as is known."""
+    """A host without a pulse for so many seconds, and the reason as far as it is known."""
 
     host: str
     seconds: float
@@ -70,9 +68,9 @@ class Silence:
 
 
 class Pulses:
-    """Hears every host every few seconds while open.
+    """Asks every host for a pulse every few seconds, in threads of its own, until it is closed.
 
-    The hosts' connections are shared with other commands. Nothing here waits for a host.
+    It shares the hosts' connections with other commands. No method waits for a host.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class Pulses:
         clock: Callable[[], float] = time.monotonic,
         again_s: float = AGAIN_S,
     ) -> None:
-        """Begin to listen, again each `again_s` after a failure; raises ClusterError for a bad launch."""
+        """Start to ask; retry `again_s` after each failure. Raises ClusterError for a bad launch name."""
         self._words = (check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
         self._every_s, self._again_s, self._clock = every_s, again_s, clock
         self._lock = threading.Lock()
@@ -121,14 +119,14 @@ class Pulses:
             return {name: tuple(kept) for name, kept in self._kept.items()}
 
     def is_well(self, host: str) -> bool:
-        """Tell whether a host has sent a pulse, and its connection has not broken since."""
+        """Return whether a host has sent a pulse, and its connection has not broken since."""
         with self._lock:
             return bool(self._kept[host]) and host not in self._errors
 
     def silent(self, patience_s: float) -> tuple[Silence, ...]:
         """Return the hosts without a pulse for longer than `patience_s`, in their order.
 
-        This machine is none of them, however busy: no link lies between, and it would have to be left alone.
+        This machine is never among them, however busy it is: no network link to it can fail.
         """
         now = self._clock()
         with self._lock:
@@ -142,7 +140,7 @@ class Pulses:
             )
 
     def close(self) -> None:
-        """End the commands on all hosts at once; where a host cannot be told, it ends with its connection."""
+        """End the commands on all hosts at once; on an unreachable host it ends with its connection."""
         self._closing.set()
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
@@ -158,7 +156,7 @@ class Pulses:
                 self._closing.wait(self._again_s)
 
     def _follow(self, host: Host) -> None:
-        """Ask a host for its beats until we are closed; raises ClusterError when that breaks."""
+        """Ask a host for pulses until we are closed; raises ClusterError when the connection breaks."""
         with Conversation(host, "ranks", "beat", *self._words) as talk:
             while not self._closing.is_set():
                 asked_at = time.monotonic()
@@ -176,7 +174,7 @@ class Pulses:
 
 
 def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
-    """Read the records of one beat; raises HostFailed."""
+    """Return the processes in the records of one pulse; raises HostFailed for a malformed record."""
     ranks = []
     for record in records:
         match = _RANK.fullmatch(record)
@@ -187,14 +185,14 @@ def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
     return tuple(ranks)
 
 
-# A state or an absence counts when so many pulses in a row show it.
+# A state or an absence counts if this many pulses in a row show it.
 BEATS = 3
-# Without a word of ssh's a host that is slow to start its ranks is given more time.
+# A host that is slow to start its ranks gets more time, unless ssh has printed an error.
 UNSTARTED_BEATS = 8
-# CPUs in use: a rank that waits in a file or socket takes hardly any, one that computes or polls takes one.
+# CPUs in use: a rank that waits for a file or socket uses hardly any, one that computes or polls uses one.
 IDLE = 0.05
 BUSY = 0.5
-# How much longer than between its own last pulses a host may not have been heard, to be compared with others.
+# A host is compared with others unless its last pulse is older than this many typical intervals.
 _STALE = 3.0
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk"}
 _Rank = tuple[str, int]
@@ -203,9 +201,9 @@ _Key = TypeVar("_Key", str, _Rank)
 
 @dataclass(frozen=True)
 class Straggler:
-    """Who holds the others up; `rank` is None where it is all of a host's.
+    """The host or rank that holds the others up; `rank` is None if it is all ranks of the host.
 
-    `is_certain` of a rank that is stopped; another may yet go on, or wait for those that do.
+    `is_certain` is true for a rank that is stopped; any other may still continue.
     """
 
     host: str
@@ -215,19 +213,19 @@ class Straggler:
 
 
 def find_straggler(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Return the one that the others wait for; None where that is unclear.
+    """Return the rank or host that the others wait for; None if that is unclear.
 
-    `histories` holds each host's last pulses, the newest last. A host that is not heard is no straggler.
+    `histories` holds each host's last pulses, the newest last. A silent host is not a straggler.
     """
     heard = _still_heard(histories)
     return _find_stuck(heard) or _find_gone(heard) or _find_odd(heard)
 
 
 def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str] = ()) -> Straggler | None:
-    """Return the host where no rank has started though others have theirs; None where that is unclear.
+    """Return the host where no rank has started while other hosts have theirs; None if that is unclear.
 
-    That counts at UNSTARTED_BEATS pulses; at BEATS where ssh's own `words` name that host, or where there are
-    such words and it alone lacks its ranks.
+    It takes UNSTARTED_BEATS pulses; only BEATS if ssh's error lines `words` name the host, or if there are
+    such lines and it is the only host without ranks.
     """
     lack = [host for host, pulses in histories.items() if _lacks(pulses, BEATS)]
     have = [host for host, pulses in histories.items() if pulses and pulses[-1].ranks]
@@ -250,12 +248,12 @@ def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str
 
 
 def _lacks(pulses: Sequence[Pulse], beats: int) -> bool:
-    """Tell whether a host has shown no rank, now or before, at so many pulses."""
+    """Return whether a host has shown no rank in at least `beats` pulses."""
     return len(pulses) >= beats and not any(pulse.ranks or pulse.ended for pulse in pulses)
 
 
 def names_host(line: str, host: str) -> bool:
-    """Tell whether a line holds a host's name, and not merely within another."""
+    """Return whether a line contains a host's name as a whole word, not as a part of another name."""
     return re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", line) is not None
 
 
@@ -273,7 +271,7 @@ def _still_heard(histories: Mapping[str, Sequence[Pulse]]) -> dict[str, Sequence
 
 
 def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find a rank that is stopped, or that alone waits for its disk, pulse after pulse."""
+    """Find a rank that stays stopped, or that alone keeps waiting for its disk."""
     for letters in ("Tt", "D"):
         stuck = {
             (host, rank): state
@@ -284,13 +282,13 @@ def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
         if hosts and (letters == "Tt" or 2 * len(hosts) <= len(histories)):
             (host, rank), state = min(stuck.items())
             everybody = sum(len(pulses[-1].living) for pulses in histories.values())
-            is_alone = letters == "Tt" and len(stuck) < everybody  # else a scheduler has suspended them all
+            is_alone = letters == "Tt" and len(stuck) < everybody  # if all are, a scheduler suspended the job
             return Straggler(host, rank, f"rank {rank} {_STATES[state]}", is_alone)
     return None
 
 
 def _states(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
-    """Yield each rank with a process that is in such a state in every one of the pulses."""
+    """Yield each rank with a process that is in one of these states in every pulse."""
     for last in pulses[-1].ranks:
         seen = [{process.pid: process.state for process in pulse.ranks}.get(last.pid, "") for pulse in pulses]
         if all(state and state in letters for state in seen):
@@ -303,17 +301,17 @@ def _find_gone(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
     living = _through(histories, lambda pulse: pulse.living)
     if ended and len(ended) <= len(living):
         host, rank = ended[0]
-        return Straggler(host, rank, f"rank {rank} has ended, while others go on")
+        return Straggler(host, rank, f"rank {rank} has ended, while others continue")
     if ended and len(living) == 1:
         host, rank = living[0]
-        return Straggler(host, rank, f"rank {rank} alone goes on, the others have ended")
+        return Straggler(host, rank, f"only rank {rank} continues, the others have ended")
     return None
 
 
 def _through(
     histories: Mapping[str, Sequence[Pulse]], ranks_in: Callable[[Pulse], frozenset[int]]
 ) -> list[_Rank]:
-    """Return the ranks that are in every one of the last pulses of their host."""
+    """Return the ranks that `ranks_in` gives for every one of the last pulses of their host."""
     return [
         (host, rank)
         for host, pulses in sorted(histories.items())
@@ -322,7 +320,7 @@ def _through(
 
 
 def _find_odd(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find the one that alone computes, or alone does not: a rank, or all of a host's."""
+    """Find the only rank or host that computes, or the only one that does not."""
     rates = {
         (host, rank): rate
         for host, pulses in histories.items()
@@ -340,7 +338,7 @@ def _find_odd(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
 
 
 def _rates(pulses: Sequence[Pulse]) -> dict[int, float]:
-    """Return the CPUs that each rank used over the pulses, of its processes that are in all of them."""
+    """Return the CPUs that each rank used between the first and the last pulse, by its lasting processes."""
     first = {process.pid: process for process in pulses[0].ranks}
     seconds = pulses[-1].heard_at_s - pulses[0].heard_at_s
     rates: dict[int, float] = {}
@@ -354,7 +352,7 @@ def _rates(pulses: Sequence[Pulse]) -> dict[int, float]:
 
 
 def _odd_one(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
-    """Return who is far off the others, of at least three, and what it does; None where that is unclear."""
+    """Return the one that differs from all others, and what it does; None if unclear or fewer than three."""
     if len(rates) < 3:
         return None
     busy = [key for key, rate in rates.items() if rate >= BUSY]
@@ -363,10 +361,13 @@ def _odd_one(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
         return None
     if len(busy) == 1:
         others = max(rates[key] for key in idle)
-        return busy[0], f"alone computes ({rates[busy[0]]:.2f} CPUs), the others wait ({others:.2f} at most)"
+        return (
+            busy[0],
+            f"is the only one that works ({rates[busy[0]]:.2f} CPUs), the others wait ({others:.2f} at most)",
+        )
     if len(idle) == 1:
         others = min(rates[key] for key in busy)
         return idle[
             0
-        ], f"alone does nothing ({rates[idle[0]]:.2f} CPUs), the others work ({others:.2f} or more)"
+        ], f"is the only idle one ({rates[idle[0]]:.2f} CPUs), the others work ({others:.2f} or more)"
     return None

@@ -1,13 +1,12 @@
-"""Hostfiles, as mpiexec.hydra reads them: `host` or `host:ranks` a line, `#` starts a comment line.
+"""Read hostfiles as mpiexec.hydra does (`host` or `host:ranks` a line, `#` comments), and node lists.
 
-The first line holds rank 0. Node lists are taken as well, `c401-[001-064]`, which hydra does not know: what
-it gets is `render_hostfile`. Hydra crashes on `host:x`, refuses a comment behind a host, takes a host that is
-there twice for two, and silently wraps around when there are too few; here each is one line with its place.
+The first line holds rank 0. A line may also be a node list, `c401-[001-064]`, as Slurm and ClusterShell write
+it. Hydra does not read those, so it gets what `render_hostfile` writes. Hydra crashes on `host:x`, refuses a
+comment after a host, counts a host that appears twice as two, and silently reuses hosts if there are too few;
+here each of these is an error of one line that names the place.
 
-Folded node lists, `c401-[001-064]`, as Slurm and ClusterShell write them: expanded in the order written.
-
-ClusterShell's NodeSet is a set: it sorts, and a name given twice is there once. The order of hosts is the
-order of ranks, so each piece is expanded on its own, and what comes twice is left for the caller to judge.
+ClusterShell's NodeSet is a set: it sorts, and drops duplicates. The order of hosts is the order of ranks, so
+each piece is expanded on its own, and duplicates are kept for the caller to judge.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 MOST_HOSTS = 100_000
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# To a resolver these are no names, but addresses that nobody means: `0` is this machine.
+# A resolver reads these as addresses, not as names, which nobody intends: `0` is this machine.
 _NUMBER = re.compile(r"[0-9]+|0+(?:\.0+)+")
 _MOST_LETTERS = 255
 _RANGE = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15})(?:/([1-9][0-9]{0,5}))?)?")
-# Commas within brackets belong to their entry.
+# A comma within brackets does not separate entries.
 _LIST_ENTRY = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]{1,15})([^0-9]*)", re.DOTALL)
@@ -38,7 +37,7 @@ _LIST_HINT = "write hosts as in c401-[001-064,070]"
 
 
 def is_host_name(text: str) -> bool:
-    """Tell whether a text can be a host's name: what starts with a dash would be an option of ssh.
+    """Return whether a text can be a host's name; one that starts with a dash would be an option of ssh.
 
     >>> is_host_name("c401-001.example.org"), is_host_name("-oProxyCommand=x"), is_host_name("0")
     (True, False, False)
@@ -47,18 +46,18 @@ def is_host_name(text: str) -> bool:
 
 
 def describe_no_host(text: str, hint: str) -> str:
-    """Return what to do about a text that is not a host name; `hint` where nothing better is known."""
+    """Return the hint for a text that is not a host name: `hint`, unless a better one is known."""
     if len(text) > _MOST_LETTERS:
         return f"it is too long: a name has at most {_MOST_LETTERS} letters"
     if _HOST.fullmatch(text.rstrip(".")):
-        return "leave out the dot at its end" if text.endswith(".") else "a number is no name"
+        return "leave out the dot at its end" if text.endswith(".") else "a host's name cannot be a number"
     return hint
 
 
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
-    """Return the hosts of a node list in its order; one that is there twice comes twice.
+    """Return the hosts of a node list in its order, repeated ones included.
 
-    Raises InputError for what is not a node list, and for one that is empty or longer than MOST_HOSTS.
+    Raises InputError for a text that is not a node list, or that has no hosts or more than MOST_HOSTS.
 
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
@@ -76,14 +75,14 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
 
 
 def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
-    """Return the hosts of one entry, in the order in which its brackets name them, the last one fastest.
+    """Return the hosts of one entry in the order of its brackets; the last bracket varies fastest.
 
     >>> expand_entry("r[2,1]-n[09-10]", "nodes")
     ('r2-n09', 'r2-n10', 'r1-n09', 'r1-n10')
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
     if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
-        raise InputError(where, f"{entry[:80]!r} is no host", describe_no_host(entry, _LIST_HINT))
+        raise InputError(where, f"{entry[:80]!r} is not a host", describe_no_host(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
     brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
@@ -103,7 +102,7 @@ def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
 
 
 def fold_hosts(hosts: Sequence[str]) -> str:
-    """Write hosts as a node list that reads back as the same hosts in the same order.
+    """Return a node list that expands to the same hosts in the same order.
 
     >>> fold_hosts(["c401-003", "c401-001", "c401-002", "c402-001"])
     'c401-003,c401-[001-002],c402-001'
@@ -118,9 +117,9 @@ def fold_hosts(hosts: Sequence[str]) -> str:
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of the Slurm job that this process runs in, in its order; None outside of one.
+    """Return the hosts of the Slurm job that this process runs in, in their order; None outside a job.
 
-    Raises InputError also for one that is there twice: hydra would count it once, and wrap around.
+    Raises InputError if a host appears twice, since hydra would count it once and reuse hosts.
 
     >>> slurm_hosts({"SLURM_JOB_NODELIST": "c401-[001-002]"})
     ('c401-001', 'c401-002')
@@ -130,13 +129,13 @@ def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
             hosts = parse_nodelist(environment[name], f"${name}")
             again = find_twice(hosts)
             if again is not None:
-                raise InputError(f"${name}", f"host {hosts[again]} is there twice", "give a --hostfile")
+                raise InputError(f"${name}", f"host {hosts[again]} appears twice", "give a --hostfile")
             return hosts
     return None
 
 
 def find_twice(hosts: Sequence[str]) -> int | None:
-    """Return where the first host stands that has come before; names are the same in any case of letters.
+    """Return the index of the first host that appeared before; None if there is none. Case is ignored.
 
     >>> find_twice(["c1", "c2", "C1"]), find_twice(["c1", "c2"])
     (2, None)
@@ -154,10 +153,10 @@ def _with_digits(pieces: list[str]) -> list[str]:
 
 
 def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
-    """Return a range as it is, with the number of its hosts."""
+    """Return a range unchanged, with the number of its hosts; raises InputError for a malformed one."""
     found = _RANGE.fullmatch(item)
     if found is None:
-        raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is no range", _LIST_HINT)
+        raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is not a range", _LIST_HINT)
     first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if last < first:
         raise InputError(where, f"range {item} runs backwards", f"write {found[2]}-{found[1]}")
@@ -168,7 +167,7 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
 
 
 def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
-    """Let NodeSet expand what holds one range in each bracket: there its order is the written one."""
+    """Expand a node list with one range in each bracket, for which NodeSet keeps the written order."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     try:
@@ -179,7 +178,7 @@ def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
 
 
 def _comes_after(previous: str, host: str) -> bool:
-    """Tell whether two hosts differ in their last number only, and ascend in it."""
+    """Return whether two hosts differ only in their last number, and the second number is larger."""
     one, other = _LAST_NUMBER.fullmatch(previous), _LAST_NUMBER.fullmatch(host)
     if one is None or other is None or (one[1], one[3]) != (other[1], other[3]):
         return False
@@ -187,7 +186,7 @@ def _comes_after(previous: str, host: str) -> bool:
 
 
 def _fold(run: list[str]) -> str:
-    """Let NodeSet fold hosts that ascend; where it would give other hosts back they stay as they are."""
+    """Fold ascending hosts with NodeSet; if that would not expand to the same hosts, list them one by one."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     if len(run) == 1:
@@ -205,26 +204,26 @@ _LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0
 _HERE = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
 _MOST_BYTES = 10_000_000
 _LINE_HINT = "write `host` or `host:ranks`, one a line"
-_RANKS_HINT = "ranks are a number from 1 on, which -ppn overrides"
-# What other programs read, and what hydra says of it at most by crashing; the first that fits.
+_RANKS_HINT = "ranks are an integer of 1 or more, which -ppn overrides"
+# Lines that other programs accept and hydra does not, with a hint for each; the first match counts.
 _MISTAKES = (
-    (re.compile(r".*\s#.*"), "hydra takes a comment in a line of its own only"),
+    (re.compile(r".*\s#.*"), "write the comment on a line of its own, as hydra requires"),
     (re.compile(r"\S+@\S+.*"), "write the host alone, and its user in ~/.ssh/config"),
     (re.compile(r".*\bslots\s*=.*"), "that is for Open MPI; for hydra write `host:ranks`"),
     (
         re.compile(r"\[?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,}(?:%\w+)?\]?(?::[0-9]+)?"),
-        "hydra takes a colon for the number of ranks: write the host's name, and its address in /etc/hosts"
+        "hydra reads ranks after a colon: write the host's name, and its address in /etc/hosts"
         " or as HostName in ~/.ssh/config",
     ),
     (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write `host:ranks`, one a line"),
-    (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "a host's own options are not taken; write `host:ranks`"),
+    (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "options of a host are not supported; write `host:ranks`"),
     (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
 )
 
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host of a hostfile: the line that names it, and the ranks it says; -ppn overrides those."""
+    """A host of a hostfile, its line number, and the ranks that the line gives, which -ppn overrides."""
 
     name: str
     ranks: int | None
@@ -232,9 +231,9 @@ class HostLine:
 
 
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
-    """Read the hosts' names, in order.
+    """Return the names of the hosts in a file, in order.
 
-    Raises InputError, whose `where` is `file:line`, for whatever parse_hostfile refuses.
+    Raises InputError, with `file:line` as its `where`, for a file that parse_hostfile refuses.
     """
     with reading(path, InputError, "write one host a line, or give --hostfile"):
         data = read_bytes(path, _MOST_BYTES + 1)
@@ -247,9 +246,9 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
 
 
 def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
-    r"""Return the hosts' names, in order; `host:ranks` counts as `host`, since -ppn overrides it.
+    r"""Return the names of the hosts, in order; `host:ranks` counts as `host`, since -ppn overrides it.
 
-    Raises InputError for a file without hosts, a host that is there twice, and a line that is no host.
+    Raises InputError for a text without hosts, a host that appears twice, and a line that is not a host.
 
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
@@ -259,15 +258,17 @@ def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
     again = find_twice(names)
     if again is not None:
         first = next(host.line for host in hosts if host.name.lower() == names[again].lower())
-        what = f"host {names[again]} is there twice (first in line {first})"
-        raise InputError(f"{where}:{hosts[again].line}", what, "keep one: -ppn sets the ranks of each")
+        what = f"host {names[again]} appears twice (first on line {first})"
+        raise InputError(f"{where}:{hosts[again].line}", what, "remove one: -ppn sets the ranks of each")
     if not names:
-        raise InputError(where, "holds no host", "write one host a line")
+        raise InputError(where, "contains no hosts", "write one host a line")
     return names
 
 
 def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
-    r"""Return the hosts in their order, each as often as it is there; InputError for a line that is none.
+    r"""Return the hosts in their order, repeated ones included.
+
+    Raises InputError for a line that is not a host.
 
     >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
     HostLine(name='b', ranks=4, line=1)
@@ -280,16 +281,16 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
         at = f"{where}:{number}"
         found = _LINE.fullmatch(entry)
         if found is None:
-            raise InputError(at, f"{entry[:80]!r} is no host", _hint(entry[:80]))
+            raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))
         ranks = int(found["ranks"]) if found["ranks"] else None
         hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
         if len(hosts) > MOST_HOSTS:
-            raise InputError(at, f"is host {MOST_HOSTS + 1:,}", "check the lines before")
+            raise InputError(at, f"the file has more than {MOST_HOSTS:,} hosts", "check its ranges")
     return tuple(hosts)
 
 
 def render_hostfile(hosts: Sequence[str]) -> str:
-    r"""Write a hostfile that every hydra reads: one host a line, in the order of ranks.
+    r"""Return the text of a hostfile that every hydra reads: one host a line, in the order of ranks.
 
     >>> render_hostfile(("c401-002", "c401-001"))
     'c401-002\nc401-001\n'
@@ -298,7 +299,7 @@ def render_hostfile(hosts: Sequence[str]) -> str:
 
 
 def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
-    """Return the hosts that a job has not, by short or full names; which one localhost is nobody can tell.
+    """Return the hosts that are not among a job's hosts; both may have short or full names.
 
     >>> find_strangers(["c1", "C2.example.org", "c3", "c4.a.org"], ["c1.example.org", "c2", "c4.b.org"])
     ('c3', 'c4.a.org')
@@ -319,8 +320,8 @@ def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:
     """Return the hosts that hydra fills with ranks: the first `nodes`.
 
-    Raises InputError if there are fewer: hydra would put the ranks left over on the first hosts again. And
-    for localhost beside others, to which it is not the host that it is here.
+    Raises InputError if there are fewer, since hydra would put the remaining ranks on the first hosts again,
+    and for localhost beside other hosts, since it would name another machine on each of them.
     """
     if len(hosts) < nodes:
         room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
@@ -330,8 +331,8 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     here = next((name for name in taken if _HERE.fullmatch(name)), None)
     other = next((name for name in taken if not _HERE.fullmatch(name)), None)
     if here and other:
-        what = f"holds {here} beside {other}: {here} means another machine on each host"
-        raise InputError(where, what, "write its name")
+        what = f"lists {here} beside {other}, but {here} names another machine on each host"
+        raise InputError(where, what, f"write the name of this machine instead of {here}")
     return taken
 
 

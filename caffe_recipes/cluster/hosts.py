@@ -1,8 +1,6 @@
-"""Hosts: run a command there, copy a file there or back. This machine, another one by ssh, or a test's.
+"""Run commands and copy files on this machine or over ssh, on one host or on many at once.
 
 Errors of ssh and of the operating system become ClusterErrors that name the host.
-
-Many hosts at once: what each of them answered, or why it did not.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class LocalHost:
     is_local: bool = True
 
     def connect(self) -> None:
-        """Do nothing: we are there."""
+        """Do nothing: no connection is needed."""
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         """Run a command to its end."""
@@ -62,7 +60,7 @@ class LocalHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C is for us to act on
+                start_new_session=True,  # so that a Ctrl-C reaches only us
             )
         except OSError as error:
             raise HostFailed(self.name, f"{argv[0]} does not start: {error.strerror}", "check it") from None
@@ -77,12 +75,12 @@ class LocalHost:
         put_file(self, path, to)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: no connection is open."""
 
 
 @dataclass(frozen=True)
 class _Pipes:
-    """The bytes of a child of ours."""
+    """The standard streams of a child process."""
 
     process: subprocess.Popen[bytes]
 
@@ -101,7 +99,7 @@ class _Pipes:
             while left:
                 left = left[os.write(self.process.stdin.fileno(), left) :]
         except (OSError, ValueError):
-            raise ClusterError("", "the command no longer reads its input", "see what it says") from None
+            raise ClusterError("", "the command no longer reads its input", "read its output") from None
 
     def end_input(self) -> None:
         assert self.process.stdin is not None
@@ -113,19 +111,19 @@ class _Pipes:
 
     def end(self, pid: int | None) -> None:
         with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)  # to none that has ended and been waited for
+            self.process.send_signal(signal.SIGTERM)  # Popen sends none to a process that has been waited for
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(2 * GRACE_S)
 
     def close(self) -> None:
-        """Leave the streams to their readers: they end with the command."""
+        """Close its input; the output streams end with the command."""
         self.end_input()
 
 
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
-    """Return the host of that name: without ssh where it is this machine, unless `copy_with` is ssh.
+    """Return the host of that name, without ssh if it is this machine and `copy_with` is not ssh.
 
-    Raises InputError for what is not a host name.
+    Raises InputError for a text that is not a host name.
     """
     if not is_host_name(name):
         hint = describe_no_host(name, "write a name or an address")
@@ -138,7 +136,7 @@ def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
 
 
 def is_this_machine(name: str) -> bool:
-    """Tell whether a host's name is this machine's: by name, or by an address of one of its interfaces."""
+    """Return whether a host name is this machine's, by name or by an address of one of its interfaces."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().split(".")[0]):
         return True
     try:
@@ -149,15 +147,15 @@ def is_this_machine(name: str) -> bool:
 
 
 def file_stamp(host: Host, path: str) -> str | None:
-    """Return what changes whenever a file is written: inode, bytes, time; None if there is no such file.
+    """Return a file's type, inode, size and time, which change whenever it is written; None if not a file.
 
-    A link is none: whoever made it decides what it leads to.
+    A link is not followed, since whoever made it decides where it leads.
     """
     return _stamp(host, path)
 
 
 def file_bytes(host: Host, path: str) -> int | None:
-    """Return the size in bytes of a file, or of the one that a link leads to; None if there is none."""
+    """Return the size in bytes of a file, or of the file that a link leads to; None if there is no file."""
     stamp = _stamp(host, path, "-L")
     return None if stamp is None else int(stamp.split()[2])
 
@@ -168,12 +166,12 @@ def file_digest(host: Host, path: str) -> str:
 
 
 def start_digest(host: Host, path: str) -> Running:
-    """Have a host hash a file, which takes a while; `finish_digest` asks what came of it."""
+    """Start to hash a file on a host, which takes a while; `finish_digest` returns the result."""
     return host.start(["sha256sum", "--", path], _DIGEST_S)
 
 
 def finish_digest(host: Host, path: str, summing: Running) -> str:
-    """Return the SHA-256 that was started; raises ClusterError if the file cannot be read."""
+    """Return the SHA-256 that `start_digest` began; raises ClusterError if the file cannot be read."""
     return _read_digest(host, path, summing.finish(_DIGEST_S))
 
 
@@ -184,12 +182,12 @@ def _read_digest(host: Host, path: str, done: Completed) -> str:
 
 
 def free_bytes(host: Host, path: str) -> int:
-    """Return the room on the disk that holds `path`, or would hold it once its folders are made."""
+    """Return the free bytes on the disk that holds `path`, or will hold it once its folders exist."""
     for folder in (Path(path), *Path(path).parents):
         done = host.run(["df", "-P", "-B1", "--", str(folder)])
         if done.returncode == 0:
             return int(_match_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
-    raise HostFailed(host.name, "no disk is there", "check the path", path)
+    raise HostFailed(host.name, "df finds no disk for it", "check the path", path)
 
 
 def _stamp(host: Host, path: str, *options: str) -> str | None:
@@ -201,11 +199,12 @@ def _stamp(host: Host, path: str, *options: str) -> str | None:
 
 
 def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
-    """Match the last line of what a program wrote: a shell may have greeted us in the lines before."""
+    """Match the last line of a program's output: a login shell may have printed the lines before it."""
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
-        what = f"{program} gives no answer that can be read: {done.stdout[:200]!r}"
-        raise HostFailed(host.name, what, "let the shell of this host print nothing of its own", path)
+        what = f"the output of {program} cannot be read: {done.stdout[:200]!r}"
+        hint = "remove what the login shell of this host prints when it starts"
+        raise HostFailed(host.name, what, hint, path)
     return found
 
 
@@ -226,7 +225,7 @@ CONNECT_ALL_S = 120.0
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What an action gave on one host: a value, or the error that it raised."""
+    """The result of an action on one host: a value, or the error that it raised."""
 
     host: Host
     value: T | None = None
@@ -234,7 +233,7 @@ class Answer(Generic[T]):
 
 
 def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host, ...]:
-    """Return the hosts of these names, in their order; a slow name server is asked for all at once."""
+    """Return the hosts of these names, in their order; the names are looked up at the same time."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(names))), thread_name_prefix="names") as pool:
         return tuple(pool.map(connect, names))
 
@@ -242,10 +241,10 @@ def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host
 def ask_all(
     hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float, at_once: int = AT_ONCE
 ) -> tuple[Answer[T], ...]:
-    """Call `act` on all hosts, `at_once` at a time; answers in the hosts' order, whatever fails on some.
+    """Call `act` on all hosts, `at_once` at a time; return the answers in the order of the hosts.
 
-    A host that takes longer than `timeout_s` from its own start is let go: its connection is closed, so that
-    whoever waits for it wakes. Errors that are not ours are raised.
+    If a host takes longer than `timeout_s` from its own start, its connection is closed, which ends all waits
+    for it, and its answer is an error. Exceptions that are not a CaffeRecipesError are raised.
     """
     begun: dict[int, float] = {}
     lock = threading.Lock()
@@ -277,9 +276,10 @@ def ask_all(
 
 
 def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
-    """Call `act` on every host at once; return what it says, its error, or that it is late.
+    """Call `act` on every host at once; return a reason by host, for each one that did not return None.
 
-    A thread that waits for a dead host is left behind: it holds up neither us nor the end of the program.
+    A reason is the text that `act` returned, its error, or that it took longer than `limit_s`. A thread that
+    waits for a dead host is left running; it delays neither the caller nor the end of the program.
     """
     late = f"gave no answer within {limit_s:.0f} s"
     outcomes: dict[str, str | None] = {host.name: late for host in hosts}
@@ -302,7 +302,7 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
 
 
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:
-    """Return the first host's error, which says how many more there are; None if all answered."""
+    """Return the first error, with the number of hosts that failed too; None if all hosts answered."""
     failed = [answer.error for answer in answers if answer.error is not None]
     if len(failed) < 2:
         return failed[0] if failed else None
@@ -323,6 +323,6 @@ def _late(host: Host, timeout_s: float) -> Answer[T]:
 
 
 def _until_next(begun: dict[int, float], left: set[int], timeout_s: float) -> float:
-    """Return how long until the first of those that have begun is late; a while if none has."""
+    """Return the seconds until the first of the hosts that have begun is late."""
     starts = [begun[index] for index in left if index in begun]
     return max(0.01, min(starts) + timeout_s - time.monotonic() + 0.01) if starts else min(1.0, timeout_s)

@@ -1,11 +1,8 @@
-"""The argv of the programs that start ranks: Hydra's mpiexec, Slurm's srun, TACC's ibrun.
+"""Build the argv and the environment of the programs that start ranks: mpiexec.hydra, srun, ibrun.
 
-Asking the launcher that is really there: which it is, and whether it knows an option.
-
-What the ssh that hydra starts itself is told: it asks nobody, adds no host key, forwards no agent.
-
-Hydra calls `ssh -x` with what the user has configured. Without a terminal ssh still asks by SSH_ASKPASS,
-where a graphical session has set it, and adds keys where `accept-new` or `no` stands in ~/.ssh/config.
+Hydra starts `ssh -x` with the user's own configuration. Without a terminal this ssh would still ask for
+passwords through SSH_ASKPASS in a graphical session, and add host keys if ~/.ssh/config says `accept-new` or
+`no`. `ssh_environment` makes it strict: no questions, no new host keys, no agent forwarding.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ if TYPE_CHECKING:
 
 HYDRA = "mpiexec.hydra"
 
-# How Intel MPI's hydra is told the fabric; other hydras refuse the option, so nothing is passed without one.
+# The option of Intel MPI's hydra for each fabric. Other hydras refuse it, so by default none is passed.
 FABRIC_OPTIONS: Mapping[str, tuple[str, ...]] = {"psm2": ("-PSM2",)}
-# PATH, number of modules, modules, command; what a module puts on PATH comes before what was there. The
-# profile's variables are set once more, since a login and modules set some as well.
+# Arguments: PATH, number of modules, modules, command. What a module puts on PATH comes first. The profile's
+# variables are set once more, since the login shell and modules may set them too.
 _AFTER_MODULES = "CAFFE_RECIPES_AFTER_MODULES"
 _WITH_MODULES = (
     'path=$1 count=$2; shift 2; module load "${@:1:count}" || exit 126; shift "$count"; '
@@ -36,7 +33,7 @@ _WITH_MODULES = (
 
 
 def thread_environment(omp_num_threads: int, kmp_affinity: str | None = None) -> dict[str, str]:
-    """Return the OpenMP variables of a rank, in the order they are written.
+    """Return the OpenMP variables of a rank, in the order in which they are written.
 
     >>> thread_environment(22)
     {'OMP_NUM_THREADS': '22'}
@@ -46,7 +43,7 @@ def thread_environment(omp_num_threads: int, kmp_affinity: str | None = None) ->
 
 
 def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) -> dict[str, str]:
-    """Return the variables of Intel MLSL's communication servers and the cores they run on, if said.
+    """Return the variables of Intel MLSL's communication servers and their cores, as far as given.
 
     >>> mlsl_environment(2, (39, 38, 43, 42))
     {'MLSL_NUM_SERVERS': '2', 'MLSL_SERVER_AFFINITY': '39,38,43,42'}
@@ -58,12 +55,12 @@ def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class RankLaunch:
-    """How ranks are started on hosts: what the argv, the words of run.sh and the environment are made of.
+    """How ranks are started on hosts; gives the launcher's argv, its lines in run.sh and its environment.
 
-    The hostfile holds `hosts`, one a line: rank 0 is on the first. Each of `options` may be several words.
-    `variables` stand in hydra's argv, as -genv, where every user of the node can read them; `environment` is
-    what the launcher's process is given besides, and hands on to the ranks. Modules are loaded before the
-    launcher, which looks through `path` after theirs; a container is entered by each rank.
+    The hostfile lists `hosts`, one a line; rank 0 runs on the first. Each of `options` may be several words.
+    `variables` go into hydra's argv as -genv, where every user of the node can read them. `environment` goes
+    into the environment of the launcher, which passes it on to the ranks. `modules` are loaded before the
+    launcher starts, and `path` is searched after theirs. Each rank runs in the `container`, if there is one.
     """
 
     program: str = HYDRA
@@ -78,7 +75,7 @@ class RankLaunch:
     container: Container | None = None
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Return the argv that has the launcher start `command` on every rank.
+        """Return the argv with which the launcher starts `command` on every rank.
 
         >>> launch = RankLaunch(hosts=("a", "b"), ranks_per_node=2, variables={"A": "1"}, options=("-PSM2",))
         >>> " ".join(launch.argv(["caffe"]))
@@ -87,15 +84,15 @@ class RankLaunch:
         return with_modules((*_WORDS[self.program](self), *command), self.modules, self.path)
 
     def argv_alone(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Return the argv that starts what a rank would be, on this machine and without a launcher."""
+        """Return the argv that starts `command` as a rank would, on this machine and without a launcher."""
         return with_modules(self.contained(command), self.modules, self.path)
 
     def contained(self, command: Sequence[str]) -> tuple[str, ...]:
         """Return a rank's command within the container, if there is one.
 
-        Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` hands on its environment, and so
-        what ranks are known by; starts in the folder that it is called in; shares the host's processes, so
-        that the program can be sent signals; and mounts /tmp and the home. Options bind other folders.
+        Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` passes its environment on, which
+        includes the variable that identifies ranks. It keeps the working directory, shares the host's process
+        ids, so that signals reach the program, and mounts /tmp and the home. Options bind other folders.
 
         >>> RankLaunch().contained(["./caffe", "train"])
         ('./caffe', 'train')
@@ -105,17 +102,17 @@ class RankLaunch:
         return (self.container.program, "exec", *self.container.options, self.container.image, *command)
 
     def shell_lines(self) -> list[str]:
-        """Return hydra's words up to the command, quoted for a shell: its options, then a variable a line."""
+        """Return hydra's argv up to the command, quoted for a shell: its options, then a variable a line."""
         words, count = _WORDS[self.program](self), 3 * len(self.variables)
         starts = [0, *range(len(words) - count, len(words), 3)]
         return [shlex.join(words[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
     def process_environment(self) -> dict[str, str]:
-        """Return what the launcher's own process is given, so that every rank gets what it is to have.
+        """Return the variables to set for the launcher's process, which passes them on to every rank.
 
-        All launchers hand on their own environment, hydra as long as it is not given -genvlist: a value may
-        be a secret, and anybody can read an argv. What modules may change is set once more after them. ibrun
-        is given what puts `[rank] ` before each line, too.
+        Values may be secrets, and anybody can read an argv, so they go through the environment. All launchers
+        pass it on, hydra unless -genvlist is given. Variables that modules may change are set once more
+        after them. For ibrun, MY_MPIRUN_OPTIONS puts `[rank] ` before each line of output.
 
         >>> RankLaunch(program="ibrun", environment={"A": "1"}).process_environment()
         {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
@@ -131,7 +128,7 @@ class RankLaunch:
 
     @property
     def ranks(self) -> int:
-        """How many ranks are started."""
+        """The number of ranks that are started."""
         return len(self.hosts) * self.ranks_per_node
 
     @property
@@ -141,10 +138,10 @@ class RankLaunch:
 
 
 def _hydra_words(launch: RankLaunch) -> tuple[str, ...]:
-    """Return hydra's words.
+    """Return hydra's argv up to the command.
 
-    `-l` puts `[rank] ` before each line of output. The hostfile must hold all hosts: with fewer, hydra wraps
-    around without a word.
+    `-l` puts `[rank] ` before each line of output. The hostfile must hold all hosts: with fewer, hydra
+    silently reuses them.
     """
     shape = ("-l", "-n", str(launch.ranks), "-ppn", str(launch.ranks_per_node), "-f", launch.hostfile)
     genv = (word for name, value in launch.variables.items() for word in ("-genv", name, value))
@@ -152,14 +149,14 @@ def _hydra_words(launch: RankLaunch) -> tuple[str, ...]:
 
 
 def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
-    """Return the words for a job step, whose ranks are in the order of the hosts.
+    """Return srun's argv up to the command; the ranks are in the order of the hosts.
 
-    As srun(1) has it: an arbitrary distribution takes the tasks in the order of a node list that names a host
-    once for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI meet
-    Slurm by PMI-2. A rank gets srun's own environment: `--export` would cut a value at its commas.
-    A rank may use all that the job has of its node, and the threads' own affinity decides, as elsewhere:
-    `--cpus-per-task` would imply `--exact`, and take the cores beyond the threads from MLSL's servers.
-    Without `--disable-status` a first SIGINT has srun print its status, and no rank is told to stop.
+    From srun(1): an arbitrary distribution assigns tasks in the order of a node list that names a host once
+    for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI use PMI-2
+    with Slurm. A rank gets srun's own environment, since `--export` would split a value at its commas.
+    A rank may use all cores that the job has on its node, and the threads' own affinity decides, as with the
+    other launchers: `--cpus-per-task` would imply `--exact`, and deny MLSL's servers the other cores.
+    Without `--disable-status` srun answers a first SIGINT with its status, and stops no rank.
 
     >>> " ".join(_srun_words(RankLaunch("srun", ("c2", "c1"), 2)))
     'srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 \
@@ -173,10 +170,10 @@ def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
 
 
 def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
-    """Return the words for the first ranks of the job around us.
+    """Return ibrun's argv up to the command, for the first ranks of the surrounding job.
 
-    TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. It takes hosts and ranks a node from the Slurm job, and
-    what its MPI's own mpiexec is to be given from MY_MPIRUN_OPTIONS.
+    TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. It takes the hosts and the ranks per node from the
+    Slurm job, and options for its MPI's own mpiexec from MY_MPIRUN_OPTIONS.
 
     >>> " ".join(_ibrun_words(RankLaunch("ibrun", ("c1", "c2"), 2)))
     'ibrun -n 4 -o 0'
@@ -192,7 +189,7 @@ _WORDS: Mapping[str, Callable[[RankLaunch], tuple[str, ...]]] = {
 
 
 def render_exports(environment: Mapping[str, str]) -> str:
-    """Write variables as sh takes them, a line each.
+    """Return `export` lines for sh, one for each variable.
 
     >>> print(render_exports({"A": "b c"}))
     export A='b c'
@@ -201,9 +198,9 @@ def render_exports(environment: Mapping[str, str]) -> str:
 
 
 def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tuple[str, ...]:
-    """Return the argv that loads modules and then becomes `argv`; `path` is looked through after theirs.
+    """Return the argv that loads modules and then execs `argv`; `path` is searched after theirs.
 
-    `module` is a function of login shells. Without modules there is no shell.
+    `module` is a function of login shells. Without modules no shell is needed.
 
     >>> with_modules(["caffe", "train"], (), "/usr/bin")
     ('caffe', 'train')
@@ -213,7 +210,7 @@ def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tupl
     return ("bash", "-lc", _WITH_MODULES, "caffe-recipes", path, str(len(modules)), *modules, *argv)
 
 
-# How a launcher says its version; given behind an option, that is all it does, unless it refuses the option.
+# The option that prints a launcher's version. After another option, it shows whether that one is refused.
 _VERSION: Mapping[str, str] = {"mpiexec.hydra": "-version", "srun": "--version"}
 _REFUSALS = ("unrecognized argument", "unrecognized option", "invalid option")
 _ASK_S = 20.0
@@ -225,10 +222,10 @@ def launcher_knows(
     option: str,
     within: Callable[[Sequence[str]], Sequence[str]] = lambda argv: argv,
 ) -> bool:
-    """Tell whether a launcher takes an option, without starting anything; raises ClusterError.
+    """Return whether a launcher accepts an option, without starting any rank; raises ClusterError.
 
-    Of Intel MPI's hydras only those of 2018 know -PSM2; MPICH's never did. `within` is what the launcher is
-    called in, as modules.
+    For example, only Intel MPI 2018 accepts -PSM2; MPICH never did. `within` wraps the argv of the launcher,
+    for example to load modules.
     """
     done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
     if done.returncode == 0:
@@ -244,22 +241,23 @@ def _asks_version(program: str) -> str:
     return _VERSION.get(program.rpartition("/")[2], "-version")
 
 
-# A known host may show further keys: UpdateHostKeys would write those down. ssh takes the first value given.
+# UpdateHostKeys would add further keys of a known host to known_hosts. ssh uses the first value of an option.
 _STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
-# Where MPICH's and Intel's hydra take words for the program that starts their proxies, and which that is.
+# For MPICH's and Intel's hydra: the variable with options for the program that starts the proxies, and those
+# that name this program.
 _WORDS_AND_PROGRAM: Mapping[str, tuple[str, ...]] = {
     "HYDRA_LAUNCHER_EXTRA_ARGS": ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
     "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ("I_MPI_HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER"),
 }
-# Within a job of one of these hydra starts its proxies by srun, blaunch, qrsh or llspawn, for whom the words
-# would mean something else: to srun, `-o` is a file to write.
+# Within a batch job hydra starts its proxies by srun, blaunch, qrsh or llspawn, for which the options would
+# have another meaning: for srun, `-o` is a file to write.
 _BATCH_SYSTEMS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "LOADL_HOSTFILE")
 
 
 def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make hydra's ssh strict; its words only where it is ssh that hydra starts.
+    """Return the variables that make hydra's ssh strict; its options only if ssh is what hydra starts.
 
-    What `environment` has of words already is kept behind ours.
+    Options that `environment` already has are kept, after ours.
 
     >>> ssh_environment({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 2222"})["HYDRA_LAUNCHER_EXTRA_ARGS"][-7:]
     '-p 2222'

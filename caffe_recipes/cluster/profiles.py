@@ -1,6 +1,6 @@
-"""Cluster profiles: what is particular to a machine, as frozen values read from YAML.
+"""Read cluster profiles: the particulars of a machine, as frozen values from YAML.
 
-What nobody has said of a machine is None, and whoever needs it asks the hosts themselves.
+A value that a profile does not give is None; code that needs it asks the hosts themselves.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from caffe_recipes.wording import describe_count, did_you_mean
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 
-# A name, or an expression of names, as Slurm has it: without blanks.
+# A name, or an expression of names, as Slurm takes it: without blanks.
 Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=200)]
 
 
 class Launcher(Value):
-    """The program that starts ranks, and what it is given before everything else."""
+    """The program that starts ranks, and the options that are placed before all others."""
 
     program: Literal["mpiexec.hydra", "srun", "ibrun"] = "mpiexec.hydra"
-    options: tuple[Text, ...] = Field((), description="as -PSM2, which only Intel MPI of 2018 knows")
+    options: tuple[Text, ...] = Field((), description="such as -PSM2, which only Intel MPI 2018 accepts")
     environment: Frozen[Variable, Text] = Field(
-        {}, validate_default=True, description="what every rank gets besides the recipe's"
+        {}, validate_default=True, description="variables of every rank, in addition to the recipe's"
     )
 
 
@@ -54,38 +54,38 @@ class PartitionLimits(Value):
 
 
 class SbatchDefaults(Value):
-    """What sbatch is given for every job on the machine, besides what follows from the recipe."""
+    """Options of sbatch for every job on the machine, in addition to those that follow from the recipe."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
-    constraint: Word | None = Field(None, description="features of the nodes, as `skx|icx`")
-    options: tuple[Text, ...] = Field((), description="further options, a word each, as --exclusive")
+    constraint: Word | None = Field(None, description="features of the nodes, such as `skx|icx`")
+    options: tuple[Text, ...] = Field((), description="further options, a word each, such as --exclusive")
     requires: tuple[Literal["partition", "account", "qos", "constraint"], ...] = Field(
-        (), description="what the site refuses a job without: the profile, or the user, must say it"
+        (), description="options that the site requires: the profile or the command line must give them"
     )
 
 
 class Container(Value):
-    """The image in which the trainer runs, on every rank; the launcher stays outside, and starts it there."""
+    """The image in which each rank's trainer runs; the launcher itself runs outside."""
 
-    image: PathText = Field(description="as every node sees it; the recipe's trainer is a path in it")
+    image: PathText = Field(description="the path on every node; the recipe's trainer is a path in it")
     program: Literal["apptainer", "singularity"] = "apptainer"
-    options: tuple[Text, ...] = Field((), description="of `exec`, a word each, as --bind, /work")
+    options: tuple[Text, ...] = Field((), description="options of `exec`, a word each, such as --bind, /work")
 
 
 class Node(Value):
-    """One node; `core_numbering` says whether neighbouring numbers alternate over the sockets."""
+    """One node; `core_numbering` is `alternate` if successive core numbers alternate over the sockets."""
 
     sockets: Count | None = None
     cores_per_socket: Count | None = None
     core_numbering: Literal["alternate", "by-socket"] | None = None
     memory_gb: Positive | None = Field(None, description="in 10^9 bytes")
-    tmp_gb: Positive | None = Field(None, description="room in /tmp, in 10^9 bytes")
+    tmp_gb: Positive | None = Field(None, description="capacity of /tmp, in 10^9 bytes")
 
     @property
     def cores(self) -> int | None:
-        """Number of cores, if both of its factors are known."""
+        """The number of cores; None unless sockets and cores per socket are known."""
         known = self.sockets is not None and self.cores_per_socket is not None
         return (self.sockets or 0) * (self.cores_per_socket or 0) if known else None
 
@@ -98,7 +98,7 @@ class MlslDefaults(Value):
 
 
 class MachineRates(Value):
-    """What the machine moves, in 10^9 bytes a second: staging weighs its ways by it."""
+    """Transfer rates in 10^9 bytes a second, from which staging estimates its ways."""
 
     link_gb_per_s: Positive | None = Field(None, description="between two nodes")
     shared_gb_per_s: Positive | None = Field(None, description="the shared file system, to all nodes at once")
@@ -106,14 +106,15 @@ class MachineRates(Value):
 
 
 class Profile(Value):
-    """A machine."""
+    """A machine: its launcher, software environment, queues, nodes and transfer rates."""
 
     name: FileName
     title: Text
-    source: Text | None = Field(None, description="who says what stands here")
+    source: Text | None = Field(None, description="where these values come from")
+    notes: tuple[Text, ...] = Field((), description="what else is to be known of the machine, a line each")
     launcher: Launcher = Launcher()
     fabric: Text | None = None
-    modules: tuple[Text, ...] = Field((), description="loaded before the launcher is called")
+    modules: tuple[Text, ...] = Field((), description="loaded before the launcher starts")
     container: Container | None = None
     slurm: SbatchDefaults = SbatchDefaults()
     partitions: Frozen[FileName, PartitionLimits] = Field(
@@ -123,11 +124,14 @@ class Profile(Value):
     omp_num_threads: Count | None = Field(None, description="OpenMP threads of a rank")
     kmp_affinity: Text | None = None
     mlsl: MlslDefaults | None = None
-    shared_folder: PathText | None = Field(None, description="where all nodes see one file system")
+    python: PathText | None = Field(
+        None, description="the Python that has TensorFlow and Horovod, on every node"
+    )
+    shared_folder: PathText | None = Field(None, description="a folder that all nodes share")
     caffe_root: PathText | None = None
     copy_with: Literal["ssh", "auto"] = "auto"
     rates: MachineRates = MachineRates()
-    head: HostName | None = Field(None, description="this machine, as the nodes call it")
+    head: HostName | None = Field(None, description="the name by which the nodes reach this machine")
 
     @model_validator(mode="after")
     def _cores_exist(self) -> Profile:
@@ -150,9 +154,9 @@ def shipped_profiles() -> dict[str, Traversable]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Read a profile that ships, by name, or one of the user's, by its file's path.
+    """Return a profile that ships, by its name, or one of the user's, by the path of its file.
 
-    Raises InputError, whose `where` is `file:line`, for an unknown name and whatever does not validate.
+    Raises InputError for an unknown name, and with `file:line` for a file that is not a valid profile.
 
     >>> load_profile("stampede2-skx").mlsl.server_affinity
     (39, 38, 43, 42)
@@ -175,17 +179,17 @@ def _refuse_unknown(name: str, also: str) -> InputError:
 
 
 def find_key(name_or_path: str | Path, key: str) -> str:
-    """Return the `file:line` of a key of a profile that can be read; raises InputError."""
+    """Return the `file:line` of a key of a profile; raises InputError if it cannot be read."""
     return parse_yaml(*_read(str(name_or_path)), "profile", InputError).place((key,))
 
 
 def parse_profile(text: str, where: str | Path) -> Profile:
-    """Validate YAML text into a Profile; raises InputError."""
+    """Return the profile in a YAML text; raises InputError if it is not valid."""
     return validate(parse_yaml(text, where, "profile", InputError), Profile)
 
 
 def find_partitions(profile: Profile, nodes: int, hours: float | None = None) -> list[str]:
-    """Return the partitions that take a job of so many nodes and hours.
+    """Return the partitions that accept a job of so many nodes and hours.
 
     >>> find_partitions(load_profile("stampede2-skx"), nodes=64, hours=4)
     ['skx-normal']
@@ -200,7 +204,7 @@ def find_partitions(profile: Profile, nodes: int, hours: float | None = None) ->
 
 
 def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | None) -> Iterator[str]:
-    """Yield what a partition does not give a job; raises InputError for one that the profile has not.
+    """Yield each limit of a partition that a job exceeds; raises InputError for an unknown partition.
 
     >>> list(check_partition(load_profile("stampede2-skx"), "skx-normal", nodes=448, hours=1))
     ['skx-normal takes at most 128 nodes, the recipe needs 448']
@@ -217,7 +221,7 @@ def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | N
 
 
 def _read(name: str) -> tuple[str, str | Path]:
-    """Read a profile's text; with what errors call it."""
+    """Return a profile's text, and its name in error messages."""
     shipped = shipped_profiles()
     if name in shipped:
         return shipped[name].read_text("utf-8"), f"{name}.yaml"

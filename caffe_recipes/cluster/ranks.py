@@ -1,9 +1,7 @@
-"""The ranks of a run on its hosts: find them, ask one for a snapshot, end them all.
+"""Find the ranks of a run on its hosts, ask rank 0 for a snapshot, end all ranks, and say why ranks ended.
 
-A rank is told from anything else by LAUNCH_VARIABLE in its environment, which the launcher hands on from its
-own, and by nothing else. `ranks.sh` is the node's side.
-
-What a launcher's output says of ranks that did not start, or that a signal has ended.
+A rank is identified only by LAUNCH_VARIABLE in its environment, which the launcher passes on from its own.
+`ranks.sh` is the part that runs on the hosts. `RankEnds` reads the launcher's output.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from caffe_recipes.cluster.remote import call, call_to_end, unreadable
 from caffe_recipes.errors import ClusterError
 
 LAUNCH_VARIABLE = "CAFFE_RECIPES_LAUNCH"
-# What SIGKILL does not end within this stays in the kernel: its disk or its file server does not answer.
+# A process that SIGKILL does not end within this time hangs in the kernel, since a disk does not answer.
 _KILL_S = 5.0
-# For reaching a host, beyond what is done there.
+# The time to reach a host, in addition to the work there.
 _REACH_S = 5.0
 _NAME = re.compile(r"[0-9a-f]{16}(/[A-Za-z0-9._-]+)?")
 _PROCESS = re.compile(r"process (\d+) (\d+) (\d+) (\d+|-) (\S) (\d+) (\d+) ([01]) (\S+) (\S+)")
@@ -34,9 +32,9 @@ _LEFT = re.compile(r"left (\d+) (\S)")
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process of a launch, as a host reports it; `rank` is None for what belongs to the launcher itself.
+    """A process of a launch, as a host reports it; `rank` is None for processes of the launcher itself.
 
-    `state` is the kernel's letter, `started` its time of start in the kernel's ticks since the boot.
+    `state` is the kernel's letter; `started` is the start time in kernel ticks since boot.
     """
 
     pid: int
@@ -52,7 +50,7 @@ class RankProcess:
 
 
 def find_ranks(host: Host, run: str) -> tuple[RankProcess, ...]:
-    """Return all processes of ours there whose launch is one of a run's, or the launch that `run` names.
+    """Return this user's processes on a host that belong to a run, or to one launch, as named by `run`.
 
     Raises ClusterError.
     """
@@ -61,9 +59,10 @@ def find_ranks(host: Host, run: str) -> tuple[RankProcess, ...]:
 
 
 def ask_snapshot(host: Host, launch: str, word: str) -> Literal["asked", "absent", "deaf"]:
-    """Send SIGHUP to rank 0's trainer, the process with `word` among its arguments, so that it snapshots.
+    """Send SIGHUP to rank 0's trainer, so that it writes a snapshot; raises ClusterError.
 
-    `deaf`: it does not catch SIGHUP, which would kill it, and is spared. Raises ClusterError.
+    The trainer is the process with `word` among its arguments. Returns `absent` if there is none, and `deaf`
+    if it does not catch SIGHUP; it is not sent one then, since that would kill it.
     """
     trainer = pick_trainer(find_ranks(host, launch), word)
     if trainer is None:
@@ -78,7 +77,7 @@ def ask_snapshot(host: Host, launch: str, word: str) -> Literal["asked", "absent
 def pick_trainer(processes: Sequence[RankProcess], word: str) -> RankProcess | None:
     """Return rank 0's process that has `word` among its arguments; of a wrapper and its child, the child.
 
-    A child with the very words of its parent is a fork that works for it, and not the one.
+    A child with the same arguments as its parent is a helper fork, and is not chosen.
     """
     by_pid = {process.pid: process for process in processes}
     having = {process.pid for process in processes if process.rank == 0 and word in process.command[1:]}
@@ -101,10 +100,11 @@ def end_ranks(
     grace_s: float = 5.0,
     launcher: bool = False,
 ) -> dict[str, str]:
-    """End a run's ranks and their proxies on all hosts at once; return by host why that could not be done.
+    """End a run's ranks and their proxies on all hosts at once; return the reason by host where that failed.
 
-    SIGTERM, and after `grace_s` SIGKILL, until none is left. The launch `but` is spared; so is, without
-    `launcher`, what belongs to the launcher (mpiexec, shells about it, its ssh): that ends with its ranks.
+    Sends SIGTERM, and SIGKILL after `grace_s`, until none is left. Processes of the launch `but` are left
+    alone. Without `launcher`, so are those of the launcher (mpiexec, its shells, its ssh), which end with
+    their ranks.
     """
     check_launch(run)
     last_s = grace_s + _KILL_S
@@ -116,19 +116,19 @@ def end_ranks(
 
 
 def check_launch(name: str) -> str:
-    """Return a run's or launch's name; raises ClusterError if it is none.
+    """Return the name of a run or launch unchanged; raises ClusterError if it is not one.
 
     >>> check_launch("0123456789abcdef/init-1")
     '0123456789abcdef/init-1'
     """
     if not _NAME.fullmatch(name):
         what = f"{name[:80]!r} is not a launch"
-        raise ClusterError("", what, "sixteen hex digits are, and `/` with a name behind them")
+        raise ClusterError("", what, "give sixteen hex digits, and for one launch `/` and its name")
     return name
 
 
 def _end_on(host: Host, words: Sequence[str], timeout_s: float) -> str | None:
-    """Return what survives on a host, in words; None if nothing does."""
+    """Return a sentence about the processes that survive on a host; None if there are none."""
     left = []
     for record in call_to_end(host, "ranks", "end", *words, timeout_s=timeout_s):
         match = _LEFT.fullmatch(record)
@@ -175,7 +175,7 @@ _INTELS_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+) \(signal (\d{1,3})\)")
 _SRUN = re.compile(r"srun: error: (\S{1,253}): tasks? [][\d,-]+: (.{1,100}?)(?: \(core dumped\))?")
 _CANCELLED = re.compile(r"slurmstepd: error: \*\*\* .*CANCELLED AT .*")
-# What OpenSSH's client and the shell behind it say where hydra's proxy cannot be started.
+# What OpenSSH's client, and the shell that it starts, print if hydra's proxy cannot be started.
 _NOT_STARTED = re.compile(
     r"ssh: .+|Host key verification failed\.|(?:\S+: )?Permission denied \(.+\)\.?|"
     r"(?:kex_exchange_identification|ssh_exchange_identification|banner exchange): .+|"
@@ -189,14 +189,15 @@ _NOT_STARTED = re.compile(
 _LINE_CHARACTERS = 300
 _MOST_LINES = 100
 _OUT_OF_MEMORY = "Out Of Memory"
-# Without hydra's exit string a code may be a rank's own: what programs seldom choose is a signal.
+# Without hydra's exit string a code may be a rank's own: only codes that programs rarely use count as
+# signals.
 _NAMED = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
 _NAMED[9] = "killed; out of memory?"
 _BY_WORD = {signal.strsignal(number): number for number in _NAMED}
 
 
 class RankEnds:
-    """Takes a launcher's lines; the first rank that it names is the cause, the others follow.
+    """Finds in a launcher's output which rank ended first, and how; the other ranks follow that one.
 
     >>> ends = RankEnds()
     >>> ends.feed("srun: error: node2: task 3: Killed")
@@ -205,7 +206,7 @@ class RankEnds:
     """
 
     def __init__(self) -> None:
-        """Begin without any pulse."""
+        """Begin before the first line."""
         self._host = self._string = self._by_slurm = ""
         self._code: int | None = None
         self._signal: int | None = None
@@ -213,7 +214,7 @@ class RankEnds:
         self.not_started: list[str] = []  # in ssh's own words, each once
 
     def feed(self, line: str) -> None:
-        """Take one more line, without what labels its rank."""
+        """Read the next line, without the label of its rank."""
         if _NOT_STARTED.fullmatch(line) and line[:_LINE_CHARACTERS] not in self.not_started[-_MOST_LINES:]:
             self.not_started = [*self.not_started[-_MOST_LINES:], line[:_LINE_CHARACTERS]]
         if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
@@ -227,14 +228,14 @@ class RankEnds:
         elif found := _EXIT_STRING.fullmatch(line):
             self._string, ored = found[1], int(found[2])
             self._signal = self._signal or _pick_signal(self._code, ored)
-        elif _CANCELLED.fullmatch(line):  # ends all ranks, of which srun then tells
+        elif _CANCELLED.fullmatch(line):  # all ranks end, and srun reports each
             self._is_cancelled = True
         elif (found := _SRUN.fullmatch(line)) and not self._is_cancelled:
-            self._hear_srun(*found.groups())
+            self._read_srun(*found.groups())
 
     @property
     def cause(self) -> str:
-        """Say on which host a rank was ended, and by what; "" if the launcher names none."""
+        """A sentence about the host where a rank was ended, and the signal; "" if the launcher names none."""
         if self._by_slurm or not self._host:
             return self._by_slurm
         number = self._signal
@@ -244,9 +245,9 @@ class RankEnds:
             number = self._code % 128
         return _describe(self._host, number) if number is not None else ""
 
-    def _hear_srun(self, host: str, word: str) -> None:
+    def _read_srun(self, host: str, word: str) -> None:
         if word == _OUT_OF_MEMORY:
-            cause = f"{host}: a rank was ended, being out of memory"
+            cause = f"{host}: a rank was ended because memory ran out"
         elif word in _BY_WORD:
             cause = _describe(host, _BY_WORD[word])
         else:
@@ -260,10 +261,10 @@ def _describe(host: str, number: int) -> str:
 
 
 def _pick_signal(code: int | None, ored: int) -> int | None:
-    """Return the signal that was the cause; None where hydra's two numbers leave it open.
+    """Return the signal that was the cause; None if hydra's two numbers leave it open.
 
-    The code is that of the host's first rank, which may have ended by the SIGKILL that hydra sends to all
-    when one has died; the exit string's is those of all ranks there, ored.
+    `code` is the exit code of the host's first rank, which may have ended by the SIGKILL that hydra sends to
+    all ranks when one has died. `ored` is the bitwise or of the signals of all ranks on the host.
 
     >>> _pick_signal(6, 15), _pick_signal(9, 11), _pick_signal(9, 9), _pick_signal(9, 15)
     (6, 11, 9, None)

@@ -1,12 +1,12 @@
-"""Shell functions of ours, called on a host: the one way to ask for more than a single command says.
+"""Call our shell functions on a host, and place files safely in folders that other users share.
 
-A program of `sh/` is sent behind `prelude.sh`, with the name of a function and its words. Its answer is made
-of records: lines that begin with the token of the call. That is random, since what a login shell or a trainer
-prints may look like any fixed mark. Bytes travel in base64.
+A program of `sh/` is sent after `prelude.sh`, with the name of a function and its arguments. The answer is a
+list of records: lines that begin with the token of the call. The token is random, since the output of a login
+shell or a trainer could look like any fixed mark. Binary data is sent in base64.
 
-Files of ours on hosts where others may write beside them: looked at, placed whole, taken away. In a shared
-/tmp anybody can make a link or a file under the name that we are about to use. Nothing is written through a
-link, read from another's file, or put over one: those are errors that name host and path.
+In a shared /tmp any user can create a link or a file under the name that we are about to use. Nothing is
+written through a link, read from another user's file, or put over one: each is an error that names host and
+path.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Program = Literal["facts", "node", "ranks", "trial", "watch"]
 # Runs an argv on a host, within seconds.
 Run = Callable[[Host, Sequence[str], float], Completed]
 
-# A tenth of gigabit Ethernet: a slower copy of an LMDB has come to a stop for all that anybody would wait.
+# Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is taken to have stopped.
 SLOWEST_BYTES_PER_S = 10e6
 _ALL_S = 86400.0
-_BLOCK_BYTES = 4096  # in which a disk gives its room
+_BLOCK_BYTES = 4096  # the unit in which a disk allocates space
 
 
 class NodeRefusal(HostFailed):
-    """What a function on a host refuses to do, mostly since another user could change what is there."""
+    """A function on a host refused, usually because another user could change the files there."""
 
 
 @cache
@@ -48,7 +48,7 @@ def program_text(name: Program | Literal["prelude", "manage"]) -> str:
 
 
 def sent_text(program: Program) -> str:
-    """Return all that is sent to a host for a program, in order."""
+    """Return the whole shell text that is sent to a host for a program."""
     before = program_text("prelude") + (program_text("manage") if program == "node" else "")
     return before + program_text(program)
 
@@ -63,10 +63,10 @@ def call(
     place: str = "",
     hint: str = "",
 ) -> list[str]:
-    """Call a function of a program on a host; return its records, of which there is at least one.
+    """Call a function of a program on a host; return its records, at least one.
 
-    Raises NodeRefusal, with `hint`, for a last record that begins with `refused`, and HostFailed for an
-    answer that cannot be read: none, or that of a program that failed. Both name `place`, a path there.
+    Raises NodeRefusal, with `hint`, if the last record begins with `refused`, and HostFailed if the program
+    failed or gave no record. Both errors name `place`, a path on the host.
     """
     token, argv = _command(program, function, words)
     done = run(host, argv, timeout_s)
@@ -84,7 +84,7 @@ def call(
 def call_to_end(
     host: Host, program: Program, function: str, *words: str, timeout_s: float = COMMAND_S
 ) -> list[str]:
-    """Call a function whose last record is `end`; return the records before that. Raises HostFailed."""
+    """Call a function whose last record is `end`, and return the records before it; raises HostFailed."""
     *records, end = call(host, program, function, *words, timeout_s=timeout_s)
     if end != "end":
         raise unreadable(host.name, function, end)
@@ -92,7 +92,7 @@ def call_to_end(
 
 
 class Conversation:
-    """A function on a host that answers again and again, whenever it gets a line; raises ClusterError."""
+    """A function on a host that answers each time it is sent a line; methods raise ClusterError."""
 
     def __init__(self, host: Host, program: Program, function: str, *words: str) -> None:
         """Start it; each of its answers ends with the record `end`."""
@@ -121,7 +121,7 @@ class Conversation:
         return _records(self._token, answer.decode(errors="replace"))
 
     def finish(self) -> None:
-        """Ask for nothing more, and wait for its end."""
+        """Close its input, and wait until it ends."""
         self._command.end_input()
         while self._command.read():
             pass
@@ -129,7 +129,7 @@ class Conversation:
 
 
 def unreadable(host: str, function: str, answer: str, place: str = "") -> HostFailed:
-    """Return the error for an answer that is none of a function's."""
+    """Return the error for an answer of a function that cannot be read."""
     what = f"the answer to `{function}` cannot be read: {' '.join(answer.split())[:200]!r}"
     return HostFailed(host, what, "check that it has sh, /proc and GNU coreutils", place)
 
@@ -140,7 +140,7 @@ def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str
 
 
 def _records(token: str, stdout: str) -> list[str]:
-    """Return the whole lines that begin with the token, without it."""
+    """Return the complete lines that begin with the token, without the token."""
     start = f"{token} "
     return [line.removeprefix(start) for line in stdout.split("\n")[:-1] if line.startswith(start)]
 
@@ -152,21 +152,21 @@ def ask_node(
     timeout_s: float = COMMAND_S,
     hint: str = "have it removed, or stage elsewhere",
 ) -> list[str]:
-    """Call a verb of `node.sh` on a host, whose first word is a path; return its answer's words.
+    """Call a verb of `node.sh` on a host and return the words of its answer; the first of `words` is a path.
 
-    Raises NodeRefusal for what the node refuses, HostFailed where it gives no answer.
+    Raises NodeRefusal if the node refuses, HostFailed if it gives no answer.
     """
     return call(host, "node", verb, *words, timeout_s=timeout_s, place=words[0], hint=hint)[-1].split()
 
 
 def seconds_for(size_bytes: int) -> float:
-    """Return how long reading or copying so much may take."""
+    """Return the seconds that reading or copying so many bytes may take."""
     return COMMAND_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True)
 class PlacedFile:
-    """A file that hosts are to have at `to`, whole: here it is `kept`."""
+    """A file to place at `to` on hosts; `kept` is our copy of it."""
 
     kept: Path
     to: str
@@ -174,25 +174,25 @@ class PlacedFile:
 
 
 def look_at(host: Host, path: str, root: Path) -> str | None:
-    """Return the stamp of a file of ours on a host (as `file_stamp`'s), or None if nothing is there.
+    """Return the stamp of our file on a host, as `file_stamp` does; None if it does not exist.
 
-    Raises ClusterError for a link, another user's file or folder, or a folder where anybody may change what
-    is in it. `root` is the folder of what we run, whose owner is believed.
+    Raises ClusterError for a link, another user's file or folder, or a folder whose files anybody may change.
+    `root` is the Caffe root, whose owner is trusted.
     """
     words = _ask(host, "look", path, root)
     return " ".join(words[1:]) if words[0] == "present" else None
 
 
 def place_files(hosts: Sequence[Host], root: Path, files: Sequence[PlacedFile]) -> None:
-    """See to it that every host has the files; what is there and right is not sent again.
+    """Place the files on every host that lacks them; a correct copy is not sent again.
 
-    Raises ClusterError, which names the host; what it says failed has changed nothing under the file's name.
+    Raises ClusterError, which names the host. A file that could not be placed is left as it was.
     """
     sizes = [_size(file.kept) for file in files]
     several = {host.name: host for host in hosts}.values()
     groups = [list(several)]
     if any(Path(file.to).is_relative_to(root) for file in files):
-        # All hosts may see one folder there: what the first has written, the others find.
+        # The hosts may share this folder: then the others find what the first one has written.
         groups = [groups[0][:1], groups[0][1:]]
     for group in groups:
         error = first_error(ask_all(group, lambda host: _place(host, root, files, sizes), _ALL_S))
@@ -201,7 +201,10 @@ def place_files(hosts: Sequence[Host], root: Path, files: Sequence[PlacedFile]) 
 
 
 def drop_files(hosts: Sequence[Host], root: Path, files: Sequence[tuple[str, str]]) -> None:
-    """Delete from hosts what is ours, and still has its digest, of (path, SHA-256) pairs; best effort."""
+    """Delete files from hosts if they are ours and still have their digest; errors are ignored.
+
+    `files` are (path, SHA-256) pairs.
+    """
 
     def drop(host: Host) -> None:
         for path, sha256 in files:
@@ -230,7 +233,7 @@ def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[
 
 
 def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> None:
-    """Have the host copy the file itself; where it cannot, or sees another, put it there."""
+    """Let the host copy the file itself; if it cannot, or sees another file, send it."""
     stem = f".caffe-recipes-{host.name}-{hashlib.sha256(file.to.encode()).hexdigest()[:12]}-"
     part = f"{stem}{secrets.token_hex(4)}"
     limit_s = 2 * seconds_for(size)

@@ -1,8 +1,7 @@
-"""A job of Slurm's as a value, and its state.
+"""Describe Slurm jobs: their states and the reasons that Slurm gives, in plain words with what to do.
 
-Slurm's times: limits as `2-03:04:05`, `UNLIMITED` or minutes, and moments on the clock of its machine.
-
-The state of a job, and the reason that Slurm gives for it, in plain words with what to do.
+Also reads and writes Slurm's times: limits such as `2-03:04:05`, `UNLIMITED` or minutes, and timestamps on
+the clock of the machine that was asked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from caffe_recipes.errors import ClusterError, InputError
 
 
 class State(Enum):
-    """The state of a job by Slurm's own word; REQUEUED to STOPPED are what it shows over another state."""
+    """The state of a job as Slurm names it; REQUEUED to STOPPED are flags that it shows instead of one."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -52,14 +51,14 @@ class State(Enum):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no nodes and may get some, be it only once somebody releases it."""
+        """Whether it has no nodes and may still get some, perhaps only after somebody releases it."""
         return self in _WAITING_STATES
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm will do nothing more for it by itself; COMPLETING still may requeue.
+        """Whether Slurm will not change it again by itself. A COMPLETING job may still be requeued.
 
-        REVOKED says that another cluster of the federation has it: there it waits, runs or is over.
+        A REVOKED job is not over: another cluster of the federation has it.
         """
         return self in _OVER_STATES
 
@@ -96,12 +95,12 @@ _BROKEN = frozenset(("down", "drained", "draining", "drain", "fail", "failing", 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as one of Slurm's commands reports it; what that command does not report is None, or empty.
+    """A job as one of Slurm's commands reports it; fields that it does not report are None or empty.
 
-    `label` names one of an array (`12_3`) or of a heterogeneous job (`12+1`), whose `job_id` is its own
-    number. Times are on the clock of the machine that was asked; `limit_s` is infinite for no limit.
-    `cancelled_by` is a user's number, `failed_node` the node whose failure ended it or requeued it; `cluster`
-    is the one that was asked, where that is not the host's own.
+    `label` names one task of an array (`12_3`) or one component of a heterogeneous job (`12+1`); each has a
+    `job_id` of its own. Times are on the clock of the machine that was asked; `limit_s` is infinite for no
+    limit. `cancelled_by` is a user id, `failed_node` the node whose failure ended or requeued the job.
+    `cluster` is the cluster that was asked, empty for the host's own.
     """
 
     job_id: int
@@ -129,7 +128,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a partition in one state, as sinfo tells them; `responds` is false where it writes a `*`."""
+    """Nodes of a partition in one state, as sinfo lists them; it marks those that do not respond with `*`."""
 
     partition: str
     limit_s: float | None
@@ -140,15 +139,15 @@ class NodeGroup:
 
     @property
     def is_broken(self) -> bool:
-        """Whether no job will be given these nodes until somebody mends them."""
+        """Whether no job gets these nodes until somebody repairs them."""
         return self.state in _BROKEN or not self.responds
 
 
 def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
-    """Return the nodes that the next try is to exclude, in the job's order.
+    """Return the nodes that the next attempt should exclude, in the job's order.
 
-    They are the one that Slurm blames and, of a job that died of a node, those of its own that sinfo shows
-    as broken now. A requeued job has no node list any more, but keeps the blamed one.
+    These are the node that Slurm blames and, if a node failure ended the job, those of its nodes that sinfo
+    shows as broken now. A requeued job has lost its node list, but still names the blamed node.
     """
     blamed = _hosts(job.failed_node)
     if job.state not in (State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED) and not blamed:
@@ -159,7 +158,7 @@ def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
 
 
 def _hosts(node_list: str) -> tuple[str, ...]:
-    """Return the hosts of a node list of Slurm's; none for what is not a node list."""
+    """Return the hosts of a node list of Slurm's; () for a text that is not a node list."""
     try:
         return parse_nodelist(node_list, "") if node_list else ()
     except InputError:
@@ -171,11 +170,11 @@ _UNLIMITED = ("unlimited", "infinite")
 _NOT_SET = ("", "none", "n/a", "(null)", "partition_limit", "not_set", "invalid", "unknown")
 _DAYS = re.compile(r"(\d{1,6})-(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _CLOCK = re.compile(r"(?:(\d{1,8}):)?(\d{1,8})(?::(\d{1,2}))")
-_HINT = "write minutes, as 90, or days-hours:minutes:seconds, as 1-12:00:00"
+_HINT = "write minutes, e.g. 90, or days-hours:minutes:seconds, e.g. 1-12:00:00"
 
 
 def parse_limit(text: str, where: str) -> float | None:
-    """Return a time limit in seconds, infinity for none at all; None where Slurm says that it is not set.
+    """Return a time limit in seconds: infinity for no limit, None if Slurm reports it as not set.
 
     sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
     days-hours:minutes:seconds. Raises ClusterError for anything else.
@@ -202,9 +201,9 @@ def parse_limit(text: str, where: str) -> float | None:
 
 
 def render_limit(seconds: float, where: str = "--time") -> str:
-    """Write a time limit for sbatch, rounded up to the whole minutes that Slurm counts in.
+    """Return a time limit for sbatch, rounded up to whole minutes, in which Slurm counts.
 
-    Raises ClusterError for what is no limit: Slurm would read 0 as none at all.
+    Raises ClusterError for 0, which Slurm would read as unlimited, and for over ten years.
 
     >>> [render_limit(seconds) for seconds in (30, 5400, 183_845)]
     ['00:01:00', '01:30:00', '2-03:05:00']
@@ -219,7 +218,7 @@ def render_limit(seconds: float, where: str = "--time") -> str:
 
 
 def describe_limit(seconds: float | None) -> str:
-    """Write a time limit in the two units that matter, rounded down.
+    """Return a time limit in words with at most two units, rounded down.
 
     >>> [describe_limit(seconds) for seconds in (45, 1800, 5400, 183_845, float("inf"), None)]
     ['45 s', '30 min', '1 h 30 min', '2 d 03 h', 'no limit', 'no time set']
@@ -238,9 +237,9 @@ def describe_limit(seconds: float | None) -> str:
 
 
 def parse_moment(text: str, where: str) -> datetime | None:
-    """Return a moment on the clock of the machine that was asked; None where Slurm does not know it.
+    """Return a timestamp on the clock of the machine that was asked; None if Slurm does not know it.
 
-    Raises ClusterError for what SLURM_TIME_FORMAT=standard does not write.
+    Raises ClusterError for any other format than that of SLURM_TIME_FORMAT=standard.
 
     >>> parse_moment("2026-11-20T20:56:50", "")
     datetime.datetime(2026, 11, 20, 20, 56, 50)
@@ -253,31 +252,31 @@ def parse_moment(text: str, where: str) -> datetime | None:
         raise ClusterError(where, f"{text[:80]!r} is not a Slurm timestamp", "report what it wrote") from None
 
 
-# Slurm's word: what keeps a job waiting, and what to do; nothing where waiting is all.
+# For each of Slurm's reasons: what keeps the job waiting, and what to do; empty if it only has to wait.
 REASONS: Mapping[str, tuple[str, str]] = {
-    "Priority": ("jobs of higher priority go first", ""),
+    "Priority": ("jobs of higher priority start first", ""),
     "Resources": ("its nodes are still in use", ""),
     "Dependency": ("a job that it depends on has not ended", ""),
     "DependencyNeverSatisfied": (
         "a job that it depends on has failed, so it never starts",
         "cancel it, fix the other and submit again",
     ),
-    "BeginTime": ("its time to begin has not come; a requeued job waits so for some minutes", ""),
+    "BeginTime": ("its begin time is not reached; a requeued job waits like this for some minutes", ""),
     "Prolog": ("its nodes are being prepared", ""),
-    "Cleaning": ("its last try is being cleaned up on the nodes", ""),
+    "Cleaning": ("its last attempt is being cleaned up on the nodes", ""),
     "Licenses": ("a licence that it asks for is in use", ""),
     "Reservation": ("its reservation has not begun", ""),
-    "ReservationDeleted": ("its reservation is gone", "submit it without"),
-    "InvalidReservation": ("its reservation is not valid", "submit it without, or with another"),
+    "ReservationDeleted": ("its reservation was deleted", "submit it without one"),
+    "InvalidReservation": ("its reservation is not valid", "submit it without one, or with another"),
     "ReqNodeNotAvail": (
-        "a node that it needs is down, drained, or reserved, as for maintenance",
+        "a node that it needs is down, drained, or reserved, e.g. for maintenance",
         "see scontrol show reservation; a shorter --time may fit before it",
     ),
     "Nodes required for job": ("nodes that it needs are down, drained or reserved", "see sinfo -R"),
     "NodeDown": ("a node that it needs is down", "exclude it, or ask the administrators"),
     "FrontEndDown": ("the front end is down", "ask the administrators"),
     "BadConstraints": (
-        "no nodes can ever give what it asks for",
+        "no nodes can ever meet its request",
         "cancel it and ask for fewer nodes or another --constraint",
     ),
     "PartitionNodeLimit": (
@@ -288,12 +287,12 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "it asks for more time than its partition allows",
         "cancel it and give a shorter --time or another partition",
     ),
-    "PartitionDown": ("its partition starts no jobs now", "wait, or submit to another partition"),
+    "PartitionDown": ("its partition is down and starts no jobs", "wait, or submit to another partition"),
     "PartitionInactive": ("its partition is inactive", "wait, or submit to another partition"),
-    "PartitionConfig": ("its partition does not give what it asks for", "submit to another partition"),
+    "PartitionConfig": ("its partition does not allow its request", "submit to another partition"),
     "AccountNotAllowed": ("its account may not use the partition", "give another --account or partition"),
     "InvalidAccount": ("its account is not valid", "give a valid --account"),
-    "QOSNotAllowed": ("its QOS may not be used there", "give another --qos or partition"),
+    "QOSNotAllowed": ("its QOS is not allowed in the partition", "give another --qos or partition"),
     "InvalidQOS": ("its QOS is not valid", "give a valid --qos"),
     "JobHeldUser": ("it is held by its user", "release it: scontrol release"),
     "JobHeldAdmin": ("it is held by the administrators", "ask them"),
@@ -303,7 +302,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "exclude the node, then scontrol release",
     ),
     "job requeued in held state": ("it was requeued and is held", "release it: scontrol release"),
-    "JobArrayTaskLimit": ("as many of its array run as may at once", ""),
+    "JobArrayTaskLimit": ("as many tasks of its array are running as are allowed", ""),
     "MaxRequeue": ("it was requeued too often", "see its log"),
     "SystemFailure": ("Slurm itself failed", "ask the administrators"),
     "JobLaunchFailure": (
@@ -311,12 +310,12 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "exclude the node, or ask the administrators",
     ),
     "NonZeroExitCode": ("its script returned an error", "see its log"),
-    "RaisedSignal": ("its script ended by a signal", "see its log"),
-    "OutOfMemory": ("a process took more memory than the job has", "give it more --mem, or a smaller batch"),
+    "RaisedSignal": ("its script was ended by a signal", "see its log"),
+    "OutOfMemory": ("a process used more memory than the job has", "give it more --mem, or a smaller batch"),
     "TimeLimit": ("its time limit was reached", "submit again: it resumes from the last snapshot"),
     "InactiveLimit": ("it did nothing for longer than the site allows", "see its log"),
     "DeadLine": ("its deadline cannot be met", "give a later --deadline"),
-    "BurstBufferResources": ("its burst buffer has no room yet", ""),
+    "BurstBufferResources": ("the burst buffer has no room yet", ""),
     "BurstBufferStageIn": ("its burst buffer is being filled", ""),
     "SchedDefer": ("Slurm defers the start of jobs", ""),
     "None": ("Slurm has not looked at it yet", ""),
@@ -327,14 +326,14 @@ _WHOSE = {"QOS": "the QOS", "Assoc": "your account", "Ass": "your account", "Ass
 _SPENT = ("Minutes", "Mins")
 
 _OVER_WORDS: Mapping[State, str] = {
-    State.COMPLETED: "has ended well",
+    State.COMPLETED: "has completed",
     State.TIMEOUT: "was ended at its time limit",
-    State.OUT_OF_MEMORY: "was ended for want of memory",
-    State.PREEMPTED: "was ended for a job that goes first",
-    State.BOOT_FAIL: "was ended since a node did not boot",
+    State.OUT_OF_MEMORY: "was ended because it ran out of memory",
+    State.PREEMPTED: "was preempted by a job of higher priority",
+    State.BOOT_FAIL: "was ended because a node did not boot",
     State.DEADLINE: "was ended at its deadline",
     State.LAUNCH_FAILED: "could not be started on its nodes",
-    State.RECONFIG_FAIL: "was ended since a node could not be reconfigured",
+    State.RECONFIG_FAIL: "was ended because a node could not be reconfigured",
 }
 _NEXT: Mapping[State, str] = {
     State.TIMEOUT: "submit again: it resumes from the last snapshot",
@@ -352,23 +351,23 @@ _GOING: Mapping[State, str] = {
     State.COMPLETING: "is ending: its nodes are being cleaned up",
     State.STAGE_OUT: "has ended, its burst buffer is being emptied",
     State.RESIZING: "is running, its size is being changed",
-    State.SIGNALING: "is running and being sent a signal",
+    State.SIGNALING: "is running and is being sent a signal",
     State.SUSPENDED: "is suspended and keeps its nodes",
     State.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
-    State.REVOKED: "went to another cluster of the federation, which alone knows more",
+    State.REVOKED: "was moved to another cluster of the federation; ask there",
 }
 _WAITING_WORDS: Mapping[State, str] = {
     State.REQUEUED: "is being requeued",
     State.REQUEUE_FED: "is being requeued",
     State.REQUEUE_HOLD: "was requeued and is held",
     State.SPECIAL_EXIT: "was requeued and is held",
-    State.RESV_DEL_HOLD: "is held, since its reservation is gone",
+    State.RESV_DEL_HOLD: "is held because its reservation was deleted",
 }
 _HELD = (State.REQUEUE_HOLD, State.SPECIAL_EXIT, State.RESV_DEL_HOLD)
 
 
 def describe_state(job: Job) -> str:
-    """Say in one line what a job does, or how it ended, why, and what to do where there is something to do.
+    """Return one line: what a job is doing or how it ended, why, and what to do if anything.
 
     >>> describe_state(Job(7, "chain", State.PENDING, reason="Resources"))
     'waits: its nodes are still in use (Resources)'
@@ -377,7 +376,7 @@ def describe_state(job: Job) -> str:
 
 
 def explain_state(job: Job) -> tuple[str, str]:
-    """Return what a job does, or how it ended and why; and what to do, "" for nothing."""
+    """Return what a job is doing, or how it ended and why; and what to do, "" for nothing."""
     if job.state.is_waiting:
         return _describe_waiting(job)
     if job.state.is_over:
@@ -387,7 +386,7 @@ def explain_state(job: Job) -> tuple[str, str]:
 
 
 def explain_reason(reason: str) -> tuple[str, str]:
-    """Return what a reason of Slurm's stands for, and what to do; its own word where we know no better.
+    """Return what a reason of Slurm's means, and what to do; an unknown reason is returned as it is.
 
     >>> explain_reason("QOSMaxNodePerUserLimit")[0]
     'a limit of the QOS on nodes for each user is reached'
@@ -403,7 +402,7 @@ def _plain_words(reason: str) -> str:
 
 
 def _find_meaning(words: str) -> tuple[str, str] | None:
-    """Return what we know a reason to mean, and what to do; None for one that we do not know."""
+    """Return the meaning of a reason, and what to do; None for an unknown reason."""
     for known in sorted(REASONS, key=len, reverse=True):
         if re.match(rf"{re.escape(known)}(?![A-Za-z])", words, re.IGNORECASE):
             return REASONS[known]
@@ -440,8 +439,8 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
 def _describe_end(job: Job) -> tuple[str, str]:
     hint = _NEXT.get(job.state, "")
     if job.state is State.NODE_FAIL:
-        node = f"node {job.failed_node}" if job.failed_node else "a node of its"
-        return f"was ended since {node} failed", hint
+        node = f"node {job.failed_node}" if job.failed_node else "one of its nodes"
+        return f"was ended because {node} failed", hint
     if job.state is State.CANCELLED:
         return _describe_cancelled(job)
     if job.state is State.FAILED:
@@ -465,7 +464,7 @@ def _describe_cancelled(job: Job) -> tuple[str, str]:
         "DependencyNever"
     ):  # --kill-on-invalid-dep; with a mere Dependency a user did it
         return (
-            "was cancelled by Slurm, since a job that it depends on failed",
+            "was cancelled by Slurm because a job that it depends on failed",
             "fix that one and submit again",
         )
     by = {None: "", 0: " by root: by an administrator, or by Slurm itself"}.get(
@@ -478,7 +477,7 @@ def _describe_cancelled(job: Job) -> tuple[str, str]:
 
 
 def _named(job: Job) -> str:
-    """Name Slurm's own word behind its meaning, for whoever looks it up."""
+    """Return Slurm's own word in parentheses, so that it can be looked up; "" for an unknown reason."""
     words = _plain_words(job.reason)
     return f" ({words[:120]})" if _find_meaning(words) else ""
 

@@ -1,10 +1,7 @@
-"""What Slurm's commands write about jobs, read strictly: what cannot be read raises, with the text in it.
+"""Ask Slurm for jobs, partitions and nodes, and check a job against a partition's limits.
 
-Partitions and nodes as Slurm itself reports them, read strictly.
-
-Ask Slurm for jobs, partitions and nodes. An answer that does not come is reported as that: SchedulerAway.
-
-What a partition, as Slurm itself reports it, does not give to a job: one line each.
+Output of Slurm's commands is read strictly: text that cannot be read raises a ClusterError that quotes it. A
+command that gets no answer raises SchedulerAway, which says nothing about any job.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.slurm_jobs import Job, NodeGroup, State, describe_limit, parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 
-# The job's name comes last: it alone may hold the separator. No widths, so that nothing is cut.
+# The job's name comes last, since only it may contain the separator. No widths, so that nothing is truncated.
 SQUEUE_FORMAT = "%A|%i|%T|%D|%P|%l|%V|%S|%e|%N|%r|%j"
 SACCT_FIELDS = (
     "JobIDRaw,JobID,State,ExitCode,NNodes,Partition,Timelimit,Submit,Start,End,NodeList,Reason,JobName"
@@ -29,12 +26,12 @@ _SCONTROL = re.compile(
     r"JobId=(\d+) (?:ArrayJobId=(\d+) ArrayTaskId=(\S+) (?:ArrayTaskThrottle=\d+ )?"
     r"|HetJobId=(\d+) HetJobOffset=(\d+) )?JobName=(.*?) (?:HetJobIdSet=\S+ )?(UserId=.*)"
 )
-# A path may hold spaces: it goes on to the next field.
+# A path may contain spaces: it extends to the next field.
 _STDOUT = re.compile(r" StdOut=(.*?)(?= [A-Z][A-Za-z]*=|$)")
 _EXIT = re.compile(r"(\d+):(\d+)(?:\s.*)?")
 _CANCELLED = re.compile(r"CANCELLED by (\d+)")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(\w+)")
-# The columns of both, by scontrol's names; the last holds the job's name.
+# The columns of both formats by scontrol's field names; the last is the job's name.
 _SACCT_ROW = (
     *("JobId", "Label", "JobState", "ExitCode", "NumNodes", "Partition", "TimeLimit"),
     *("SubmitTime", "StartTime", "EndTime", "NodeList", "Reason", "JobName"),
@@ -45,23 +42,24 @@ _EMPTY = ("(null)", "None assigned", "N/A", "None")
 
 
 def parse_squeue(stdout: str) -> tuple[Job, ...]:
-    """Read what `squeue --noheader --format=SQUEUE_FORMAT` writes; raises ClusterError."""
+    """Return the jobs in the output of `squeue --noheader --format=SQUEUE_FORMAT`; raises ClusterError."""
     return tuple(_build_job("squeue", line, fields) for line, fields in _rows(stdout, "squeue", _SQUEUE_ROW))
 
 
 def parse_scontrol_jobs(stdout: str) -> tuple[Job, ...]:
-    """Read what `scontrol --oneliner show job` writes, also with --details; raises ClusterError.
+    """Return the jobs in the output of `scontrol --oneliner show job`, also with --details.
 
-    The tasks of an array come as several jobs, and so do the parts of a heterogeneous one.
+    Each task of an array is a job, and so is each component of a heterogeneous job. Raises ClusterError.
     """
     lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_scontrol(line) for line in lines if line.strip() != _NO_JOB)
 
 
 def parse_sacct(stdout: str) -> tuple[Job, ...]:
-    """Read the jobs in what `sacct --parsable2 --noheader --format=SACCT_FIELDS` writes; raises ClusterError.
+    """Return the jobs in the output of `sacct --parsable2 --noheader --format=SACCT_FIELDS`.
 
-    Steps are passed over; without --duplicates a requeued job comes once, as it was last.
+    Job steps are skipped. Without --duplicates a requeued job appears once, in its latest state. Raises
+    ClusterError.
     """
     rows = _rows(stdout, "sacct", _SACCT_ROW)
     return tuple(
@@ -84,7 +82,7 @@ def _read_scontrol(line: str) -> Job:
 
 
 def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
-    """Build a job of what a command writes of it, by the names that scontrol has for its fields."""
+    """Return the job with these `fields`, by scontrol's names; raises ClusterError."""
     known = defaultdict(str, fields)
     exit_code, signal = _exit(fields["ExitCode"], command) if "ExitCode" in fields else (None, None)
     by = _CANCELLED.match(known["JobState"])
@@ -113,7 +111,7 @@ def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
 
 
 def parse_fields(line: str) -> Mapping[str, str]:
-    """Return the first value of each `Key=value` of a line of scontrol's, passing over words without a key.
+    """Return the first value of each `Key=value` in a line of scontrol; other words are skipped.
 
     >>> parse_fields("UserId=a(1) GroupId=domain users(2) Reason=None NodeList=n[1-2] NodeList=x")["NodeList"]
     'n[1-2]'
@@ -127,7 +125,7 @@ def parse_fields(line: str) -> Mapping[str, str]:
 
 
 def _rows(stdout: str, command: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each line that is not empty, and its fields by name; the last may hold the separator."""
+    """Yield each non-empty line and its fields by name; the last field may contain the separator."""
     for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|", len(names) - 1)
         if len(row) != len(names):
@@ -140,7 +138,7 @@ def _state(word: str, command: str) -> State:
         return State(word.split()[0])
     except (ValueError, IndexError):
         what = f"{command} writes {word[:80]!r}, which is not a known state"
-        raise ClusterError(command, what, "report which Slurm this is") from None
+        raise ClusterError(command, what, "report it with the version of Slurm") from None
 
 
 def _exit(text: str, command: str) -> tuple[int, int]:
@@ -157,32 +155,33 @@ def _whole(text: str, line: str, command: str) -> int:
 
 
 def _count(text: str) -> int | None:
-    """Return a count, the first of a range; None for a rounded one, as `1K`."""
+    """Return a count, or the first number of a range; None for a rounded count such as `1K`."""
     found = re.fullmatch(r"(\d{1,10})(?:-\d+)?", text.strip())
     return int(found[1]) if found else None
 
 
 def _text(value: str, but: tuple[str, ...] = ()) -> str:
-    """Return a value, or nothing for a word that says there is none, unless it is one of `but`."""
+    """Return a value without blanks; "" for one of Slurm's words for no value, unless it is in `but`."""
     stripped = value.strip()
     return "" if stripped in _EMPTY and stripped not in but else stripped
 
 
 def _unreadable(command: str, line: str) -> NoReturn:
-    raise ClusterError(command, f"its answer cannot be read: {line[:300]!r}", "report which Slurm this is")
+    what = f"its output cannot be read: {line[:300]!r}"
+    raise ClusterError(command, what, "report it with the version of Slurm")
 
 
 SINFO_FORMAT = "%R|%a|%l|%D|%T|%N"
 _ALL = ("ALL", "(null)", "")
-# What sinfo writes behind a state: not responding, powering, reserved, planned, rebooting.
+# Marks that sinfo appends to a state: not responding, powering, reserved, planned, rebooting.
 _MARKS = "*~#!%$@^+-"
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition's limits; None where there is none. `allow_...` is None where all may use it.
+    """A partition and its limits; None is no limit, and an `allow_...` of None admits everyone.
 
-    `total_nodes` counts broken ones, too. `default_s` is what a job gets that gives no time.
+    `total_nodes` includes broken nodes. `default_s` is the time limit of a job without --time.
     """
 
     name: str
@@ -200,13 +199,13 @@ class Partition:
 
 
 def parse_partitions(stdout: str) -> tuple[Partition, ...]:
-    """Read what `scontrol --oneliner show partition` writes; raises ClusterError."""
+    """Return the partitions in the output of `scontrol --oneliner show partition`; raises ClusterError."""
     lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_partition(line) for line in lines if "No partitions in the system" not in line)
 
 
 def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
-    """Read what `sinfo --noheader --format=SINFO_FORMAT` writes; raises ClusterError."""
+    """Return the nodes in the output of `sinfo --noheader --format=SINFO_FORMAT`; raises ClusterError."""
     groups = []
     for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|")
@@ -227,7 +226,7 @@ def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
 
 
 def default_partition(partitions: Iterable[Partition]) -> Partition | None:
-    """Return the partition of a job that names none; None where the site has no such."""
+    """Return the partition of a job that names none; None if the site has no default."""
     return next((partition for partition in partitions if partition.is_default), None)
 
 
@@ -256,14 +255,14 @@ def _names(text: str) -> frozenset[str] | None:
 
 
 def _number(fields: Mapping[str, str], key: str) -> int | None:
-    """Return the number that a value begins with, as in `300 sec`; None where it is none, as UNLIMITED."""
+    """Return the number that a value begins with, as in `300 sec`; None for other values, e.g. UNLIMITED."""
     found = re.match(r"\d{1,10}(?!\d)", fields.get(key, ""))
     return int(found[0]) if found else None
 
 
-# A command tries a controller that is away for up to 18 s by itself.
+# A command itself retries a controller that does not answer for up to 18 s.
 ASK_S = 20.0
-# What users may have set for their own use of the commands: it would narrow or change what they write.
+# Variables that users may have set for these commands, and that would narrow or change their output.
 _UNSET = (
     *(f"SQUEUE_{name}" for name in ("ARRAY", "FORMAT", "FORMAT2", "LICENSES", "NAMES", "PARTITION", "QOS")),
     *(
@@ -283,8 +282,8 @@ _ENVIRONMENT = (
     *(word for name in _UNSET for word in ("-u", name)),
     *("LC_ALL=C", "SLURM_TIME_FORMAT=standard"),
 )
-# A job inherits the environment of its sbatch: called in a job, what that one was given, and the new one's
-# srun would take for its own. What is the user's, such as SLURM_CONF, stays.
+# A job inherits the environment of its sbatch. Within a job that includes the job's own variables, which the
+# srun of the new job would use. The user's variables, such as SLURM_CONF, stay.
 _OF_A_JOB = (
     *(f"ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_ID", "TASK_MAX", "TASK_MIN", "TASK_STEP")),
     *("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "CPUS_PER_GPU", "CPUS_PER_TASK"),
@@ -293,7 +292,7 @@ _OF_A_JOB = (
     *("NPROCS", "NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET"),
     *("OVERCOMMIT", "RESTART_COUNT", "STEPID", "STEP_ID", "THREADS_PER_CORE"),
 )
-# sbatch itself would wait for the job's end, or give another exit code.
+# These would make sbatch wait for the job's end, or change its exit code.
 SBATCH_UNSET = ("SBATCH_WAIT", "SLURM_EXIT_ERROR", *(f"SLURM_{name}" for name in _OF_A_JOB))
 SBATCH_ENVIRONMENT = ("env", *(word for name in SBATCH_UNSET for word in ("-u", name)))
 _AWAY = re.compile(
@@ -303,25 +302,25 @@ _AWAY = re.compile(
     r"|(?:connect|send|receive|shutdown) failure|problem talking to the database|slurmdbd|broken pipe",
     re.IGNORECASE,
 )
-# What squeue and sinfo write, headers or not, of a cluster that an option names.
+# A line that squeue and sinfo print even without headers, if an option names a cluster.
 _CLUSTER = re.compile(r"^CLUSTER: \S+\n", re.MULTILINE)
 _UNKNOWN = re.compile(r"invalid job id|job not found", re.IGNORECASE)
 _NO_ACCOUNTING = "accounting storage is disabled"
-# sacct by name looks through today alone, unless an option says how far back.
+# By default sacct searches only today's jobs by name.
 _ACCOUNTED_SINCE = "--starttime=now-30days"
 
 
 class SchedulerAway(ClusterError):
-    """Slurm gave no answer, which says nothing about any job but those that are `known` from others."""
+    """Slurm gave no answer; nothing is known about any job, except those in `known`."""
 
     def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
-        """Keep the jobs that somebody else reported."""
+        """Keep the jobs that another source reported."""
         self.known = known
         super().__init__(where, what, hint)
 
 
 class NoCommand(SchedulerAway):
-    """The host that was asked has no such command."""
+    """The command does not exist on the host that was asked."""
 
 
 def has_slurm(host: Host) -> bool:
@@ -337,13 +336,13 @@ def find_jobs(
     since: datetime | None = None,
     cluster: str = "",
 ) -> tuple[Job, ...]:
-    """Return the jobs of these numbers, and those of exactly these names, the one submitted last first.
+    """Return the jobs with these ids, and those with exactly these names, the latest submission first.
 
-    The controller tells those that live and for some minutes (MinJobAge) those that have ended; accounting,
-    where there is any, tells the rest and who cancelled. A job that neither knows is not there.
-    `since`, on the clock of the host's Slurm, is how far back accounting looks for names: 30 days unless
-    given; `cluster` is another than the host's own, by its name. Raises SchedulerAway where a job that is not
-    found may be known to who gave no answer.
+    The controller knows live jobs, and ended ones for some minutes (MinJobAge). Accounting, if there is any,
+    knows the rest, and who cancelled a job. A job that neither knows is left out. `since` is how far back
+    accounting searches for names, on the clock of the host's Slurm; the default is 30 days. `cluster` names a
+    cluster other than the host's own. Raises SchedulerAway if the source that may know a missing job gave no
+    answer.
     """
     live = _ask_controller(host, ids, names, cluster)
     found = _merge([*live, *_ask_accounting(host, live, ids, names, since, cluster)])
@@ -352,7 +351,7 @@ def find_jobs(
 
 
 def ask_partitions(host: Host, cluster: str = "") -> tuple[Partition, ...]:
-    """Return all partitions, hidden ones, too; raises SchedulerAway."""
+    """Return all partitions, including hidden ones; raises SchedulerAway."""
     argv = on_cluster(["scontrol", "--all", "--oneliner", "show", "partition"], cluster)
     return parse_partitions(_ask(host, argv))
 
@@ -362,13 +361,13 @@ def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "")
 
     Raises SchedulerAway.
     """
-    which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes but one of them
+    which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes only one of them
     argv = on_cluster(["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which], cluster)
     return parse_sinfo(_ask(host, argv))
 
 
 def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
-    """Return a command as it asks a cluster of that name; of none, the host's own.
+    """Return a command with the option for a cluster of that name; "" is the host's own.
 
     >>> on_cluster(["squeue", "--noheader"], "cm4"), on_cluster(["sinfo"], "")
     (('squeue', '--clusters=cm4', '--noheader'), ('sinfo',))
@@ -379,24 +378,25 @@ def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
 def run_command(
     host: Host, argv: Sequence[str], timeout_s: float = ASK_S, environment: Sequence[str] = _ENVIRONMENT
 ) -> Completed:
-    """Run one of Slurm's commands as it speaks to programs, whatever its exit code.
+    """Run one of Slurm's commands in an environment that keeps its output parsable, and return the result.
 
-    Raises NoCommand where there is none, SchedulerAway if the host gives no answer or it does not end.
+    Raises NoCommand if it does not exist, SchedulerAway if the host gives no answer or the command does not
+    end.
     """
     try:
         done = host.run([*environment, *argv], timeout_s)
     except ClusterError as error:
         named = CommandTimedOut(host.name, argv[0], timeout_s)
         what = (named if isinstance(error, CommandTimedOut) else error).what
-        raise SchedulerAway(host.name, what, "ask again later") from None
+        raise SchedulerAway(host.name, what, "try again later") from None
     if done.returncode == 127:
         what = f"{argv[0]} is not on its PATH"
-        raise NoCommand(host.name, what, "ask on a host that has Slurm's commands")
+        raise NoCommand(host.name, what, "use a host that has Slurm's commands")
     return done
 
 
 def is_away(complaint: str) -> bool:
-    """Tell whether a command complains that somebody whom it asked gave no answer.
+    """Return whether a command's error means that the controller or the database gave no answer.
 
     >>> is_away("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     True
@@ -407,7 +407,7 @@ def is_away(complaint: str) -> bool:
 
 
 def join_complaints(stderr: str) -> str:
-    r"""Return what Slurm's commands write when they fail in one line, each complaint once.
+    r"""Return the errors that one of Slurm's commands printed, in one line and without repetition.
 
     >>> join_complaints("sbatch: error: No --time\nsbatch: error: Batch job submission failed: No --time\n")
     'No --time; Batch job submission failed: No --time'
@@ -419,7 +419,7 @@ def join_complaints(stderr: str) -> str:
 def _ask_controller(
     host: Host, ids: Collection[int], names: Collection[str], cluster: str
 ) -> tuple[Job, ...]:
-    """Return the jobs that the controller knows; by its longest answer, which no list of jobs gives."""
+    """Return the jobs that the controller knows, with the fields of `scontrol show job`."""
     listed = {job.job_id: job for job in _list_named(host, names, cluster)}
     found = []
     for job_id in dict.fromkeys([*ids, *listed]):
@@ -451,7 +451,7 @@ def _ask_accounting(
     since: datetime | None,
     cluster: str,
 ) -> tuple[Job, ...]:
-    """Return what accounting knows of the names, and of numbers that the controller does not tell whole."""
+    """Return the jobs in accounting with these names, or with ids that the controller does not know fully."""
     whole = {job.job_id for job in live if job.state is not State.CANCELLED}
     wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in whole]
     start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
@@ -467,7 +467,7 @@ def _ask_accounting(
 
 
 def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
-    """Return the jobs that sacct tells; none where there is no accounting."""
+    """Return the jobs that sacct lists; () if the site has no accounting."""
     argv = ["sacct", "--allocations", "--parsable2", "--noheader", f"--format={SACCT_FIELDS}", *which]
     try:
         done = run_command(host, on_cluster(argv, cluster))
@@ -479,12 +479,12 @@ def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
 
 
 def _by_name(names: Collection[str]) -> tuple[str, ...]:
-    """Return the option for names; none, which means all, where a name has what would part it in two."""
+    """Return the option that selects names; no option, which selects all jobs, if a name has a comma."""
     return () if any("," in name for name in names) else (f"--name={','.join(names)}",)
 
 
 def _merge(jobs: Iterable[Job]) -> Iterable[Job]:
-    """Return each job once, as it is reported first; who cancelled it may be reported later."""
+    """Return each job once, as first reported, with the canceller from a later report."""
     found: dict[int, Job] = {}
     for job in jobs:
         first = found.setdefault(job.job_id, job)
@@ -498,17 +498,17 @@ def _ask(host: Host, argv: Sequence[str]) -> str:
 
 
 def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
-    """Return what a command wrote; whatever it complains of is no news of any job."""
+    """Return a command's output; raises SchedulerAway if it failed, which says nothing about any job."""
     if done.returncode != 0:
         reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
-        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {reason}", "ask again later")
+        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {reason}", "try again later")
     return _CLUSTER.sub("", done.stdout)
 
 
 _CLOSED = {
-    "DOWN": "starts no jobs now, though it takes them",
-    "DRAIN": "takes no new jobs",
-    "INACTIVE": "neither takes nor starts jobs",
+    "DOWN": "accepts jobs but starts none now",
+    "DRAIN": "accepts no new jobs",
+    "INACTIVE": "neither accepts nor starts jobs",
 }
 
 
@@ -520,9 +520,9 @@ def check_limits(
     account: str | None = None,
     qos: str | None = None,
 ) -> tuple[str, ...]:
-    """Return what the partition does not give to a job; `time_s` is its --time, None if it gives none.
+    """Return a line for each limit of the partition that a job exceeds; `time_s` is its --time, or None.
 
-    Of an account and a QOS that are not given Slurm takes the user's own, which `sbatch --test-only` judges.
+    If no account or QOS is given, Slurm uses the user's default, which only `sbatch --test-only` can check.
     """
     return (
         *_check_state(partition),
@@ -533,26 +533,26 @@ def check_limits(
 
 
 def check_nodes_now(partition: Partition, groups: Iterable[NodeGroup], nodes: int) -> tuple[str, ...]:
-    """Return a line if so many of a partition's nodes are broken that the job waits for their repair."""
+    """Return a line if too few of the partition's nodes work now, so that the job waits for repairs."""
     broken = sum(group.nodes for group in groups if group.partition == partition.name and group.is_broken)
     left = partition.total_nodes - broken
     if not left < nodes <= partition.total_nodes:
         return ()
     return (
-        f"{partition.name} has {left} nodes that work now, the job needs {nodes}: it waits until more do; "
+        f"{partition.name} has {left} working nodes now, the job needs {nodes}: it waits until more work; "
         "see sinfo -R",
     )
 
 
 def _check_state(partition: Partition) -> Iterator[str]:
     if partition.state in _CLOSED:
-        yield f"{partition.name} {_CLOSED[partition.state]} (it is {partition.state}); wait or take another"
+        yield f"{partition.name} {_CLOSED[partition.state]} (it is {partition.state}); wait or use another"
 
 
 def _check_nodes(partition: Partition, nodes: int) -> Iterator[str]:
     name = partition.name
     if nodes > partition.total_nodes:
-        yield f"{name} has {partition.total_nodes} nodes, the job needs {nodes}: it would be queued for ever"
+        yield f"{name} has {partition.total_nodes} nodes, the job needs {nodes}: it would never start"
     if partition.max_nodes is not None and partition.max_nodes < nodes <= partition.total_nodes:
         yield f"{name} gives a job at most {partition.max_nodes} nodes, this one needs {nodes}"
     if nodes < partition.min_nodes:
@@ -565,7 +565,7 @@ def _check_time(partition: Partition, time_s: float | None) -> Iterator[str]:
         yield f"{partition.name} runs a job for at most {most}, this one needs {needs}"
     if partition.default_s is not None and time_s is None:
         yield (
-            f"{partition.name} gives a job that names no time {describe_limit(partition.default_s)}; "
+            f"{partition.name} gives a job without --time only {describe_limit(partition.default_s)}; "
             "give --time"
         )
 
@@ -577,6 +577,6 @@ def _check_names(partition: Partition, account: str | None, qos: str | None) -> 
     ):
         if allowed is not None and name is not None and name not in allowed:
             names = ", ".join(sorted(allowed))
-            yield f"{partition.name} takes {option} {names} only; {name!r} is none of them"
+            yield f"{partition.name} accepts only {option} {names}, not {name!r}"
         elif name in denied:
-            yield f"{partition.name} does not take {option} {name!r}"
+            yield f"{partition.name} does not accept {option} {name!r}"

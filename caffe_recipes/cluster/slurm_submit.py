@@ -1,4 +1,4 @@
-"""Submit a script to Slurm, and tell what surely was not submitted from what may have been."""
+"""Submit a script to Slurm, and distinguish jobs that were refused from those that may be submitted."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from caffe_recipes.cluster.slurm_queries import (
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 
-# A busy controller lets sbatch try again by itself for a while.
+# While the controller is busy, sbatch itself retries for a while.
 SUBMIT_S = 60.0
 MAIL_TYPES = "END,FAIL,REQUEUE"
 _JOB_ID = re.compile(r"(\d{1,10})(?:;(\S+))?")
 _REFUSED = re.compile(
     r"error: |fatal: |allocation failure|unrecognized option|invalid option|requires an argument|ambiguous"
 )
-# Its own exit codes are 1 and 255; between lie those of timeout, and of a shell whose child was killed.
+# sbatch's own exit codes are 1 and 255; these are those of `timeout`, and of a shell whose child was killed.
 _KILLED = range(124, 255)
 _ENDED = re.compile(r"invalid job id|already completing or completed|job not found", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What sbatch is asked for; None and nothing leave it to the site, or to the script's own lines.
+    """A job to submit; None and empty values leave the choice to the site, or to the script's #SBATCH lines.
 
-    `dependency` is the job that must end well first; `options` go to sbatch as they are, after ours;
-    `environment` is added to the submitter's, which the job gets as a whole; `arguments` are the script's.
+    `dependency` is the id of the job that must succeed first. `options` are passed to sbatch unchanged, after
+    ours. `environment` is added to that of the submitter, all of which the job inherits. `arguments` are
+    those of the script.
     """
 
     script: str
@@ -60,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Slurm took the job; sbatch names the `cluster` where it chose among some, or was given another."""
+    """Slurm accepted the job; sbatch names the `cluster` if it chose one, or was given one."""
 
     job_id: int
     cluster: str = ""
@@ -68,22 +69,22 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Refused:
-    """The job was surely not submitted; `text` is Slurm's reason, in one line."""
+    """The job was certainly not submitted; `text` is Slurm's reason, in one line."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Unsure:
-    """The job may have been submitted: look for its name before another try. `text` says what is known."""
+    """The job may have been submitted: look for its name before another attempt; `text` is what is known."""
 
     text: str
 
 
 def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]:
-    """Return the command that submits a script, or asks what would come of it; raises ClusterError.
+    """Return the command that submits a script, or only tests the submission; raises ClusterError.
 
-    The environment travels in sbatch's own: --export parts values at their commas.
+    Variables go into the environment of sbatch, since --export splits values at their commas.
 
     >>> " ".join(sbatch_argv(Request("chain.sbatch", "chain-0123", partition="normal", time_s=5400, nodes=4)))
     'sbatch --parsable --job-name=chain-0123 --partition=normal --time=01:30:00 --nodes=4 -- chain.sbatch'
@@ -100,21 +101,21 @@ def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]
 
 
 def try_submission(host: Host, request: Request) -> str | None:
-    """Ask whether Slurm would take a job, without submitting it; Slurm's reason if not, in one line.
+    """Return None if Slurm would accept a job, else its reason in one line; nothing is submitted.
 
-    It takes what waits for ever as well: see check_limits. Raises SchedulerAway.
+    Slurm also accepts jobs that can never start: see check_limits. Raises SchedulerAway.
     """
     done = run_command(host, sbatch_argv(request, test_only=True), ASK_S, SBATCH_ENVIRONMENT)
     if done.returncode == 0:
         return None
     reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
     if is_away(done.stderr) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {reason}", "ask again later")
+        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {reason}", "try again later")
     return reason
 
 
 def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
-    """Submit a job, in one try; raises ClusterError for a request that can be no command."""
+    """Submit a job, in one attempt; raises ClusterError for a request that cannot be a command."""
     argv = sbatch_argv(request)
     try:
         host.connect()
@@ -129,10 +130,10 @@ def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
 
 
 def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
-    """Return the job of a name that is used once; None if Slurm, or another cluster's, knows none.
+    """Return the job of a name that is used only once; None if Slurm knows no such job.
 
-    Without accounting Slurm forgets a job some minutes after its end (MinJobAge), and a controller that was
-    busy may take a job moments after sbatch gave up. Raises SchedulerAway.
+    Without accounting Slurm forgets a job some minutes after its end (MinJobAge), and a busy controller may
+    accept a job shortly after sbatch gave up. Raises SchedulerAway.
     """
     return next(iter(find_jobs(host, names=(name,), cluster=cluster)), None)
 
@@ -140,14 +141,14 @@ def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
 def cancel_jobs(
     host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False, cluster: str = ""
 ) -> None:
-    """Cancel jobs, or send a signal to their steps, with `batch` to their scripts alone.
+    """Cancel jobs, or send a signal to their steps, or with `batch` to their scripts only.
 
-    One that has ended, or that nobody knows, is passed over. Raises SchedulerAway, and ClusterError where
-    Slurm does not allow it.
+    Jobs that have ended or are unknown are skipped. Raises SchedulerAway, and ClusterError if Slurm does not
+    allow it.
     """
     words = [str(job_id) for job_id in dict.fromkeys(ids)]
     if not words:
-        return  # scancel itself would take that for all
+        return  # without ids scancel would cancel all jobs
     how = [*([f"--signal={signal}"] if signal else []), *(["--batch"] if batch else [])]
     done = run_command(host, on_cluster(["scancel", *how, *words], cluster))
     if done.returncode == 0:
@@ -174,20 +175,20 @@ def _options(request: Request) -> Iterator[str]:
         yield f"--exclude={','.join(request.exclude)}"
     if request.dependency is not None:
         yield f"--dependency=afterok:{request.dependency}"
-        yield "--kill-on-invalid-dep=yes"  # else it waits for ever once the other has failed
+        yield "--kill-on-invalid-dep=yes"  # without it the job waits for ever after the other has failed
     if request.mail_user is not None:
         yield f"--mail-user={request.mail_user}"
         yield f"--mail-type={MAIL_TYPES}"
 
 
 def _check(request: Request) -> None:
-    """Raise ClusterError for what would be read as something else than it is."""
+    """Raise ClusterError for values that sbatch would misread."""
     if not request.script:
         raise ClusterError("sbatch", "no script is given", "name one")
     if not request.name or not request.name.isprintable():
         raise ClusterError("--job-name", f"{request.name[:80]!r} is not a job name", "use letters and digits")
     if request.options and not request.options[0].startswith("-"):
-        what = f"{request.options[0][:80]!r} is not an option of sbatch: it would be taken for the script"
+        what = f"{request.options[0][:80]!r} is not an option of sbatch: it would be read as the script"
         raise ClusterError("sbatch", what, "begin it with --")
     for name in request.environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -200,7 +201,7 @@ def _check(request: Request) -> None:
 
 
 def _judge(done: Completed) -> Submitted | Refused | Unsure:
-    # Whatever else a site's wrapper may print, the number stands alone on its line.
+    # Whatever else a site's wrapper prints, the job's number is on a line of its own.
     numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
     if done.returncode == 0 and numbers:
         return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
@@ -208,4 +209,4 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
     if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
         return Refused(reason)
-    return Unsure(reason or f"sbatch gave no number, and exit code {done.returncode}")
+    return Unsure(reason or f"sbatch printed no job number, and exited with {done.returncode}")

@@ -1,14 +1,9 @@
-"""Another machine, by ssh: one connection that is opened when it is first needed, and used for everything.
+"""Run commands on another machine over ssh, as configured in `~/.ssh/config`.
 
-As configured in `~/.ssh/config`; `ssh_config` says what of it is read, `ssh_login` what is refused.
-
-A login by ssh: over jump hosts, with keys only, to hosts whose keys are known, and watched until it ends.
-
-Nothing is ever asked of the user, no host key is ever added, no agent is forwarded.
-
-Proving who we are: keys only, of the configured files and the agent, and what to say when none is taken.
-
-No passphrase and no password is ever asked for: a run has nobody to answer.
+One connection per host is opened when it is first needed, and is shared by all commands. Logins go over jump
+hosts, use public keys only (of the configured files and the agent), and reach only hosts whose keys are
+known. A run has nobody to answer questions, so no password or passphrase is asked for. No host key is added,
+and no agent is forwarded. `ssh_config` lists the options that are read.
 """
 
 from __future__ import annotations
@@ -54,14 +49,14 @@ from caffe_recipes.cluster.ssh_config import (
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 
-# An sshd that restarts, or has too many logins at once, refuses for a while.
+# An sshd that restarts, or gets too many logins at once, refuses connections for a while.
 PATIENCE_S = 20.0
 _OPEN_S = 30.0
 
 
 @dataclass
 class SshHost:
-    """A host that is reached by ssh, as configured in `ssh_folder`; refusals are borne for `patience_s`."""
+    """A host reached by ssh, as configured in `ssh_folder`; a refused login is retried for `patience_s`."""
 
     name: str
     ssh_folder: Path = field(default_factory=default_folder)
@@ -74,7 +69,7 @@ class SshHost:
     _changing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def connect(self) -> None:
-        """Open the connection, if it does not stand; raises ClusterError."""
+        """Open the connection unless it is open; raises ClusterError."""
         self._connected()
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
@@ -82,21 +77,21 @@ class SshHost:
         return self.start(argv, timeout_s).finish(timeout_s)
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        """Start a command; it ends there after `limit_s`, and when this connection does."""
+        """Start a command; the host ends it after `limit_s`, or when this connection ends."""
         mark, supervised = supervise(argv, limit_s)
         return Running(self.name, argv, mark, self._execute(quote_command(supervised)))
 
     def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from there."""
+        """Copy a file from the host."""
         fetch_file(self, path, to)
 
     def put(self, path: Path, to: str) -> None:
-        """Copy a file there."""
+        """Copy a file to the host."""
         put_file(self, path, to)
 
     def close(self) -> None:
-        """Close all connections, also one that is being opened; the next command opens another."""
-        with self._changing:  # not `_connecting`: a host that is dead or refuses is tried for long
+        """Close all connections, also one that is being opened; the next command opens a new one."""
+        with self._changing:  # not `_connecting`, which is held for long while a host does not answer
             logins = [*self._single_use, *([self._login] if self._login is not None else [])]
             self._login, self._single_use = None, []
             self._closed += 1
@@ -104,7 +99,7 @@ class SshHost:
             login.close()
 
     def release(self, login: Login) -> None:
-        """Close a connection that one command had to itself."""
+        """Close a connection that served a single command."""
         with self._changing:
             if login not in self._single_use:
                 return  # closed with all others
@@ -112,19 +107,18 @@ class SshHost:
         login.close()
 
     def lost(self) -> ClusterError:
-        """Return the error that says how the connection ended."""
-
+        """Return the error for the lost connection."""
         login = self._login
         if login is not None and login.went_silent:
-            what = f"gave no sign of life for {login.options.keepalive_s * KEEPALIVE_COUNT:.0f} s"
-            return HostFailed(self.name, what, "check the host and its link")
+            what = f"did not respond for {login.options.keepalive_s * KEEPALIVE_COUNT:.0f} s"
+            return HostFailed(self.name, what, "check the host and its network")
         hint = f"check the host, and `ssh {self.name} true`"
         return HostFailed(self.name, "the connection was lost", hint)
 
     def _execute(self, command: str) -> _Channel:
-        """Start a command in a new session; over a new connection if the old one turns out to have ended.
+        """Start a command in a new session, over a new connection if the old one has ended.
 
-        Where sshd takes no further session on a connection (MaxSessions), the command gets one of its own.
+        If sshd allows no further session on the connection (MaxSessions), the command gets one of its own.
         """
         for again in (True, False):
             login = self._connected()
@@ -156,7 +150,7 @@ class SshHost:
     def _keep(self, login: Login, closed: int) -> None:
         with self._changing:
             if self._closed != closed:
-                raise HostFailed(self.name, "was let go of while it was being reached", "see what let it go")
+                raise _closed_meanwhile(self.name)
             self._single_use.append(login)
 
     def _no_session(self, error: BaseException) -> ClusterError:
@@ -164,8 +158,7 @@ class SshHost:
         return HostFailed(self.name, what, f"check `ssh {self.name} true`")
 
     def _connected(self) -> Login:
-        """Return the one connection: a login costs about 0.3 s."""
-
+        """Return the shared connection, since a login takes about 0.3 s; raises ClusterError."""
         with self._connecting:
             with self._changing:
                 login, closed = self._login, self._closed
@@ -180,12 +173,16 @@ class SshHost:
                     self._login = login
                     return login
             login.close()
-            raise HostFailed(self.name, "was let go of while it was being reached", "see what let it go")
+            raise _closed_meanwhile(self.name)
+
+
+def _closed_meanwhile(host: str) -> HostFailed:
+    return HostFailed(host, "the connection was closed while it was being opened", "see the earlier error")
 
 
 @dataclass
 class _Channel:
-    """The bytes of one session; `login` is the connection that it has to itself, if it has."""
+    """The standard streams of one session; `login` is a connection that serves this session only."""
 
     host: SshHost
     channel: paramiko.Channel
@@ -198,14 +195,13 @@ class _Channel:
         return self.channel.recv_stderr(most)
 
     def send(self, data: bytes) -> None:
-
         try:
             self.channel.sendall(data)
         except FAILURES:
             if not self.channel.get_transport().is_active():
                 raise self.host.lost() from None
             what = "the command no longer reads its input"
-            raise HostFailed(self.host.name, what, "see what it says") from None
+            raise HostFailed(self.host.name, what, "read its output") from None
 
     def end_input(self) -> None:
         with suppress(OSError, EOFError):
@@ -229,14 +225,14 @@ class _Channel:
             pass
         if self.channel.exit_status_ready():
             return
-        # Its parent there ends with the connection, and then it does.
+        # Its parent on the host ends with the connection, and then the supervisor ends the command.
         if self.login is not None:
             self.host.release(self.login)
         else:
             self.host.close()
 
     def _execute_beside(self, command: str) -> _Channel:
-        """Start a command on the same connection, or where that takes no further one, on another."""
+        """Start a command on the same connection, or on a new one if sshd allows no further session."""
         transport = self.channel.get_transport()
         try:
             return _Channel(self.host, _open_session(transport, command, GRACE_S))
@@ -263,19 +259,19 @@ def _ssh_exception() -> type[Exception]:
     return paramiko.SSHException
 
 
-# What paramiko says of a host that has not said yes or no to a key.
+# The message of paramiko if a host has neither accepted nor refused a key in time.
 _TIMEOUT = "Authentication timeout"
 FAILURES = (paramiko.SSHException, OSError, EOFError, ValueError)
 
 
 def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
-    """Offer keys until one is taken; raises ClusterError that tells which ones were offered."""
+    """Offer keys until the host accepts one; raises ClusterError that lists the keys that were offered."""
     tried: list[str] = []
     for label, key in _keys(options, tried):
         try:
             more = transport.auth_publickey(options.user, key)
         except paramiko.BadAuthenticationType as error:
-            raise _refused(options, tried, f"it takes {', '.join(error.allowed_types)} only") from None
+            raise _refused(options, tried, f"it accepts only {', '.join(error.allowed_types)}") from None
         except paramiko.AuthenticationException as error:
             tried.append(label)
             if str(error).startswith(_TIMEOUT):
@@ -286,11 +282,11 @@ def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
         if not more:
             return
         raise _refused(options, [*tried, label], f"after a key it asks for {', '.join(more)}")
-    raise _refused(options, tried, "it takes none of them")
+    raise _refused(options, tried, "it accepts none of them")
 
 
 def _keys(options: SshOptions, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Yield keys to offer: those of the configured files, by the agent if it holds them; then its others."""
+    """Yield the keys of the configured files, from the agent if it holds them, then its other keys."""
     held = {key.asbytes(): key for key in _agent_keys()} if options.agent else {}
     for path in options.keys:
         public = _public_blob(path)
@@ -317,7 +313,7 @@ def _agent_keys() -> tuple[paramiko.AgentKey, ...]:
 
 
 def _public_blob(path: Path) -> bytes | None:
-    """Return the public key beside a private one."""
+    """Return the public key in the `.pub` file beside a private key; None if there is none."""
     try:
         return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -336,16 +332,16 @@ def unreachable(options: SshOptions, reason: str) -> ClusterError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what went wrong, in one line."""
+    """Return the message of an exception in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno and error.strerror:
         text = os.strerror(error.errno) if error.errno > 0 else error.strerror
     return text or type(error).__name__
 
 
-# So many questions without an answer, and the link is dead.
+# After this many keepalive requests without an answer the connection counts as dead.
 KEEPALIVE_COUNT = 3
-# A host may ask a slow directory or name server who comes before it answers.
+# Before a host answers, it may look up the user and the client in a slow directory or name server.
 _AUTH_S = 60.0
 _KEY_TYPES = {
     "ssh-ed25519": ("ssh-ed25519",),
@@ -354,26 +350,26 @@ _KEY_TYPES = {
     "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
-# What paramiko speaks, in its order; its types lack some of them.
+# The algorithms of paramiko, in its order; its type stubs lack some of them.
 _ALGORITHMS: Mapping[str, Sequence[str]] = {
     kind: vars(paramiko.Transport)[f"_preferred_{kind}"] for kind in ("ciphers", "macs", "kex", "pubkeys")
 } | {"keys": [name for names in _KEY_TYPES.values() for name in names]}
-# What paramiko says of a server that hangs up before it has said who it is.
+# The messages of paramiko if a server closes the connection before it has identified itself.
 _HUNG_UP = ("Error reading SSH protocol banner", "Negotiation failed")
-# A server that restarts, or has its hands full, refuses for a while; a name that nobody knows stays unknown.
+# Errors of a server that restarts or is overloaded, which pass; an unknown host name does not.
 _PASSING = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH})
 
-# Its threads would write tracebacks to the terminal; what went wrong is in the error that we raise.
+# The threads of paramiko would print tracebacks; the errors that we raise have the same information.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Busy(Exception):
-    """A failure that may pass: the server refused, or hung up before it had said who it is."""
+    """A failure that may pass: the server refused, or closed the connection before it identified itself."""
 
 
 @dataclass
 class Login:
-    """An authenticated connection; `over` is the one it runs through. `users` share it."""
+    """An authenticated connection, through the connection `over` if that is set; `users` counts its users."""
 
     transport: paramiko.Transport
     options: SshOptions
@@ -385,19 +381,19 @@ class Login:
     went_silent: bool = False
 
     def is_alive(self) -> bool:
-        """Tell whether it stands, as far as is known."""
+        """Return whether the connection is open, as far as is known."""
         return self.transport.is_active() and not self._closed.is_set()
 
     def watch(self) -> None:
-        """Ask for a sign of life every so often, and close the connection when none comes.
+        """Send keepalive requests from now on, and close the connection if they are not answered.
 
-        Every wait on a closed one ends at once: nobody waits for TCP, which gives up after many minutes.
+        All waits on a closed connection end at once, while TCP would give up only after many minutes.
         """
         for act in (self._ask, self._judge):
             threading.Thread(target=act, daemon=True, name=f"ssh-{self.options.name}").start()
 
     def close(self) -> None:
-        """Leave it; the last user hangs up."""
+        """Give up one use of it; the last user closes the connection."""
         with _JUMPS_LOCK:
             self.users -= 1
             last = self.users <= 0
@@ -405,13 +401,13 @@ class Login:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """End it for all users, and leave what it ran through."""
+        """Close it for all users, and give up the use of the connection that it runs through."""
         with _JUMPS_LOCK:
             if self._closed.is_set():
                 return
             self._closed.set()
         with suppress(*FAILURES):
-            self.transport.sock.close()  # first: a transport waits for its thread, and that for the socket
+            self.transport.sock.close()  # first: closing a transport waits for its reading thread
         self.transport.close()
         if self.proxy is not None:
             with suppress(ProcessLookupError):
@@ -440,7 +436,7 @@ class Login:
 def log_in(name: str, folder: Path, patience_s: float) -> Login:
     """Open a connection to a host as configured in `folder`.
 
-    A refusal that may pass is tried again, ever less often, for `patience_s`. Raises ClusterError.
+    A refusal that may pass is retried for `patience_s`, with growing pauses. Raises ClusterError.
     """
     deadline = time.monotonic() + patience_s
     pause_s = 0.25
@@ -455,7 +451,9 @@ def log_in(name: str, folder: Path, patience_s: float) -> Login:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise unreachable(options, str(error)) from None
-            time.sleep(min(left_s, pause_s * random.uniform(0.75, 1.25)))  # not all hosts at one moment
+            time.sleep(
+                min(left_s, pause_s * random.uniform(0.75, 1.25))
+            )  # so that hosts spread their retries
             pause_s = min(2 * pause_s, 3.0)
 
 
@@ -483,17 +481,17 @@ def _log_in(options: SshOptions, folder: Path) -> Login:
 def _reach(
     options: SshOptions, folder: Path
 ) -> tuple[socket.socket | paramiko.Channel, Login | None, subprocess.Popen[bytes] | None]:
-    """Open the bytes' way to a host: directly, over jump hosts, or through a program."""
+    """Open a connection to a host's sshd: directly, over jump hosts, or through ProxyCommand."""
     if options.proxy_command and not options.jumps:
         ours, theirs = socket.socketpair()
         with theirs:
-            # As ssh does: the user's own shell reads what the user's own configuration says.
+            # As ssh does, a shell runs the command that the user has configured.
             argv = ["/bin/sh", "-c", f"exec {options.proxy_command}"]
             proxy = subprocess.Popen(
                 argv,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                start_new_session=True,  # without a terminal to ask on, or a window
+                start_new_session=True,  # no terminal, so that it cannot ask
                 env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
             )
         return ours, None, proxy
@@ -519,14 +517,14 @@ def _reach(
         raise
 
 
-# Connections to jump hosts, by folder and hops: 64 hosts behind one of them need one login there.
+# Connections to jump hosts, by folder and hops: 64 hosts behind a jump host need only one login to it.
 _JUMPS: dict[tuple[Path, tuple[str, ...]], Login] = {}
 _JUMPS_LOCK = threading.Lock()
 _JUMPING: dict[tuple[Path, tuple[str, ...]], threading.Lock] = {}
 
 
 def _jump(options: SshOptions, folder: Path) -> Login:
-    """Log in to the last jump host, over those before it, or use the login that others have there."""
+    """Return a login to the last jump host, over those before it; one that is open is shared."""
     place = (folder, options.jumps)
     with _JUMPS_LOCK:
         jumping = _JUMPING.setdefault(place, threading.Lock())
@@ -546,10 +544,10 @@ def _jump(options: SshOptions, folder: Path) -> Login:
 
 
 def _refuse_circle(options: SshOptions, folder: Path, before: tuple[tuple[str, ...], ...] = ()) -> None:
-    """Follow the jump hosts through the configuration alone; raises ClusterError if they never end."""
+    """Raise ClusterError if the configured jump hosts form a circle; nothing is connected."""
     if options.jumps in before:
         hint = "in ~/.ssh/config, except the jump host itself from its ProxyJump"
-        raise HostFailed(options.name, f"is reached over {options.jumps[0]}, and that over itself", hint)
+        raise HostFailed(options.name, f"its jump host {options.jumps[0]} is reached over itself", hint)
     if options.jumps:
         _refuse_circle(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
 
@@ -564,7 +562,7 @@ def _shake_hands(transport: paramiko.Transport, options: SshOptions) -> None:
     try:
         transport.start_client(timeout=options.connect_s)
     except (EOFError, OSError) as error:
-        raise Busy(f"it hung up: {reason_of(error)}") from None
+        raise Busy(f"it closed the connection: {reason_of(error)}") from None
     except paramiko.SSHException as error:
         if str(error).startswith(_HUNG_UP):
             raise Busy(reason_of(error)) from None
@@ -574,27 +572,27 @@ def _shake_hands(transport: paramiko.Transport, options: SshOptions) -> None:
 
 
 def _prefer_known(transport: paramiko.Transport, kinds: set[str]) -> None:
-    """Have the server show a key of a type that known_hosts holds: it may have several, and shows one."""
+    """Prefer key types that known_hosts has for the host, since a server shows only one of its keys."""
     first = [name for kind, names in _KEY_TYPES.items() if kind in kinds for name in names]
     rest = [name for names in _KEY_TYPES.values() for name in names if name not in first]
     transport.get_security_options().key_types = (*first, *rest)
 
 
 def _disabled_algorithms(options: SshOptions) -> dict[str, list[str]]:
-    """Return what the configuration forbids of what we speak; raises ClusterError where nothing is left."""
+    """Return our algorithms that the configuration forbids, by kind; raises ClusterError if none is left."""
     disabled: dict[str, list[str]] = {}
     for allowed in options.algorithms:
         ours = _ALGORITHMS[allowed.kind]
         left = allowed.choose(ours)
         if not left:
-            what = f"{allowed.option} {allowed.listed} of the configuration of ssh allows none that we speak"
+            what = f"{allowed.option} {allowed.listed} in the ssh configuration allows none that we support"
             raise HostFailed(options.name, what, f"allow one of {', '.join(ours[:6])}")
         disabled.setdefault(allowed.kind, []).extend(name for name in ours if name not in left)
     return disabled
 
 
 def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
-    """Refuse a key that is revoked, or too short for the configuration of ssh."""
+    """Raise ClusterError for a host key that is revoked, or shorter than RequiredRSASize."""
     if key.get_name() == "ssh-rsa" and key.get_bits() < options.rsa_bits:
         what = f"its RSA host key has {key.get_bits()} bits, and RequiredRSASize is {options.rsa_bits}"
         raise HostFailed(options.name, what, "ask the site for another key")
@@ -603,8 +601,8 @@ def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
     try:
         revoked = is_revoked(key.asbytes(), options.revoked)
     except OSError as error:
-        what = f"no host key can be believed: RevokedHostKeys {options.revoked}: {error.strerror}"
-        raise HostFailed(options.name, what, "restore that file, or take the option away") from None
+        what = f"no host key can be trusted: RevokedHostKeys {options.revoked}: {error.strerror}"
+        raise HostFailed(options.name, what, "restore that file, or remove the option") from None
     if revoked:
         what = f"its host key {fingerprint(key.asbytes())} is revoked in {options.revoked}"
         raise HostFailed(options.name, what, "do not connect; ask the site")
@@ -615,7 +613,7 @@ def _known_name(options: SshOptions) -> str:
 
 
 def _check_key(options: SshOptions, lines: tuple[KnownKey, ...], key: bytes) -> None:
-    """Refuse a host whose key is not the one that known_hosts holds."""
+    """Raise ClusterError if a host's key is not the one in known_hosts; `lines` are those of the host."""
     name = _known_name(options)
     verdict, where = judge_key(lines, key)
     if verdict == "known":

@@ -1,15 +1,15 @@
-"""How ssh reaches a host: `~/.ssh/config`, then the system's, read by paramiko; `Include` is resolved here.
+"""Read ssh's configuration of a host, and its keys in known_hosts.
 
-Read are HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, ProxyCommand,
-UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, ConnectTimeout, ServerAliveInterval, under Host and
-Match; and what makes the connection stricter: RevokedHostKeys, RequiredRSASize, Ciphers, MACs, KexAlgorithms,
-HostKeyAlgorithms, PubkeyAcceptedAlgorithms, PubkeyAuthentication, PreferredAuthentications. What would weaken
-the connection, as StrictHostKeyChecking or ForwardAgent, is not.
+`~/.ssh/config` is read first, then the system's file, both by paramiko; `Include` is resolved here. These
+options are read, under Host and Match: HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent,
+ProxyJump, ProxyCommand, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, ConnectTimeout,
+ServerAliveInterval; and those that make the connection stricter: RevokedHostKeys, RequiredRSASize, Ciphers,
+MACs, KexAlgorithms, HostKeyAlgorithms, PubkeyAcceptedAlgorithms, PubkeyAuthentication,
+PreferredAuthentications. Options that would weaken the connection, such as StrictHostKeyChecking or
+ForwardAgent, are ignored.
 
-The keys by which hosts are known: OpenSSH's known_hosts, with its patterns, hashes and revocations.
-
-Paramiko reads these files too, but passes over wildcards and `@revoked`, so that a key somebody has taken
-back would be believed.
+known_hosts is read with its patterns, hashes and revocations. Paramiko's own reader ignores wildcards and
+`@revoked`, so it would trust a revoked key.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SYSTEM_FOLDER = Path("/etc/ssh")
 _SYSTEM_KNOWN_HOSTS = (SYSTEM_FOLDER / "ssh_known_hosts", SYSTEM_FOLDER / "ssh_known_hosts2")
 _USUAL_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
 _DEEPEST = 16
-# Options that list algorithms, by the name under which paramiko keeps its own. The last is the older name of
-# the one before.
+# Options that list algorithms, with paramiko's name for the kind. The last is an older name of the one
+# before.
 _ALGORITHMS = {
     "Ciphers": "ciphers",
     "MACs": "macs",
@@ -60,14 +60,14 @@ _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*?)\s*")
 
 @dataclass(frozen=True)
 class AllowedAlgorithms:
-    """What an option lists; `kind` is ciphers, macs, kex, keys or pubkeys."""
+    """The algorithms that an option lists; `kind` is ciphers, macs, kex, keys or pubkeys."""
 
     option: str
     kind: str
     listed: str
 
     def choose(self, ours: Sequence[str]) -> list[str]:
-        """Return which of our algorithms are allowed, as ssh_config(5) has it.
+        """Return those of our algorithms that are allowed, by the rules of ssh_config(5).
 
         >>> AllowedAlgorithms("Ciphers", "ciphers", "-*-cbc").choose(["aes128-ctr", "aes128-cbc"])
         ['aes128-ctr']
@@ -81,7 +81,7 @@ class AllowedAlgorithms:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """What the configuration says of one host; `jumps` are hops as written, the first one reached first."""
+    """The configuration of one host; `jumps` are its jump hosts as written, the first is reached first."""
 
     name: str
     host: str
@@ -102,15 +102,15 @@ class SshOptions:
 
 
 def default_folder() -> Path:
-    """Return the user's own ~/.ssh."""
+    """Return the folder ~/.ssh of the user."""
     return Path.home() / ".ssh"
 
 
 def load_ssh_options(name: str, folder: Path, hop: str | None = None) -> SshOptions:
-    """Read what is configured for a host in `folder`; the system's files count for the user's own folder.
+    """Return the configuration of a host from `folder`, and from the system's files if that is ~/.ssh.
 
-    `hop` is a jump host as ProxyJump writes it, `user@host:port`, whose user and port go first. Raises
-    ClusterError for a name that is none and a file that cannot be read.
+    `hop` is a jump host as ProxyJump writes it, `user@host:port`; its user and port take precedence. Raises
+    ClusterError for a text that is not a host name, and for a file that cannot be read.
     """
     user, name, port = _split_hop(hop) if hop is not None else (None, name, None)
     if not is_host_name(name):
@@ -125,16 +125,17 @@ def load_ssh_options(name: str, folder: Path, hop: str | None = None) -> SshOpti
 
 
 def expand_includes(path: Path, folder: Path, depth: int = 0, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield a configuration's lines with those of the files it includes, each under what it stands under.
+    """Yield the lines of a configuration and of the files that it includes, each under its own conditions.
 
-    `around` holds conditions of the files around it, as words of Match. Relative names are those of `folder`.
+    `around` holds the conditions of the including files, in the form of Match. Relative names start from
+    `folder`.
     """
     if depth > _DEEPEST:
         raise ClusterError(path, "files include each other without end", "remove an Include")
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
-        return  # as ssh does: a file that is not there says nothing
+        return  # as ssh does for a missing file
     under: tuple[str, ...] = around
     for line in lines:
         found = _LINE.fullmatch(line)
@@ -178,7 +179,7 @@ def _options(
     name: str, folder: Path, found: paramiko.SSHConfigDict, user: str | None, port: int | None
 ) -> SshOptions:
     first = next((key for key in found if key in ("proxyjump", "proxycommand")), None)
-    jump = found["proxyjump"] if first == "proxyjump" else "none"  # the first of both counts
+    jump = found["proxyjump"] if first == "proxyjump" else "none"  # the first of the two counts
     user_files = found.get("userknownhostsfile")
     system_files = found.get("globalknownhostsfile")
     identities = cast("list[str] | None", found.get("identityfile"))  # whatever paramiko's types say
@@ -213,10 +214,10 @@ def _options(
 
 
 def _check_public_keys(name: str, found: paramiko.SSHConfigDict) -> None:
-    """Raise ClusterError where the user allows no login by a public key, the only one that we make."""
-    hint = "allow it for this host: nothing else logs in without asking"
+    """Raise ClusterError if the configuration forbids public keys, the only way in which we log in."""
+    hint = "allow it for this host: other methods would ask for a password"
     if found.get("pubkeyauthentication", "yes").lower() in ("no", "false"):
-        raise HostFailed(name, "PubkeyAuthentication is no in the configuration of ssh", hint)
+        raise HostFailed(name, "PubkeyAuthentication is no in the ssh configuration", hint)
     preferred = found.get("preferredauthentications", "publickey")
     if "publickey" not in preferred.lower().split(","):
         raise HostFailed(name, f"PreferredAuthentications {preferred} leaves out publickey", hint)
@@ -227,7 +228,7 @@ def _paths(names: list[str]) -> list[Path]:
 
 
 def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
-    """Split `user@host:port` or an ssh:// address.
+    """Return the user, host and port of `user@host:port` or of an ssh:// address; raises ClusterError.
 
     >>> _split_hop("me@login:2222"), _split_hop("ssh://login")
     (('me', 'login', 2222), (None, 'login', None))
@@ -235,7 +236,7 @@ def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
     user, _, rest = hop.removeprefix("ssh://").rstrip("/").rpartition("@")
     host, _, port = rest.partition(":")
     if port and not port.isdecimal():
-        raise ClusterError("", f"{hop[:80]!r} is not a host to jump over", "write user@host:port")
+        raise ClusterError("", f"{hop[:80]!r} is not a jump host", "write user@host:port")
     return user or None, host, int(port) if port else None
 
 
@@ -245,7 +246,7 @@ Verdict = Literal["known", "unknown", "changed", "revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """One line: where it stands, whose key it is, the key's type and bytes."""
+    """A line of known_hosts: its `file:line`, marker and host patterns, and the type and bytes of the key."""
 
     where: str
     marker: str
@@ -254,13 +255,13 @@ class KnownKey:
     key: bytes
 
     def is_of(self, name: str) -> bool:
-        """Tell whether it speaks of a host: `name`, or `[name]:port` where the port is not 22."""
+        """Return whether it is about a host: `name`, or `[name]:port` if the port is not 22."""
         if self.patterns.startswith("|1|"):
             return _hash_matches(self.patterns, name)
         matches = False
         for pattern in self.patterns.lower().split(","):
             negated = pattern.startswith("!")
-            # Brackets stand for themselves here, around a name with a port.
+            # Brackets are literal here: they enclose a name that is followed by a port.
             if fnmatch.fnmatchcase(name.lower(), pattern.removeprefix("!").replace("[", "[[]")):
                 if negated:
                     return False
@@ -269,7 +270,7 @@ class KnownKey:
 
 
 def parse_known_hosts(text: str, where: str | Path) -> Iterator[KnownKey]:
-    """Yield the keys of a file; like ssh, pass over lines that are none."""
+    """Yield the keys of a file; as in ssh, lines that are not keys are skipped."""
     for number, line in enumerate(text.split("\n"), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
@@ -283,7 +284,7 @@ def parse_known_hosts(text: str, where: str | Path) -> Iterator[KnownKey]:
 
 
 def load_known_hosts(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
-    """Read the keys of the files that are there."""
+    """Return the keys of all these files; those that cannot be read are skipped."""
     found: list[KnownKey] = []
     for path in paths:
         try:
@@ -294,7 +295,7 @@ def load_known_hosts(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
 
 
 def known_name(host: str, port: int, alias: str | None = None) -> str:
-    """Return the name under which a host stands in the files; an alias is taken as it is.
+    """Return the name of a host in known_hosts; an alias is used unchanged.
 
     >>> known_name("node1", 22), known_name("node1", 2222), known_name("node1", 2222, "all")
     ('node1', '[node1]:2222', 'all')
@@ -303,12 +304,12 @@ def known_name(host: str, port: int, alias: str | None = None) -> str:
 
 
 def keys_of(known: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
-    """Return the lines that speak of a host."""
+    """Return the lines about a host."""
     return tuple(line for line in known if line.is_of(name))
 
 
 def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
-    """Judge a key that a host has shown by the lines that speak of it; with where the deciding line stands.
+    """Return the verdict on a key that a host has shown, and the `file:line` of `known` that decides it.
 
     >>> judge_key([], b"key")
     ('unknown', '')
@@ -325,9 +326,9 @@ def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
 
 
 def is_revoked(key: bytes, path: Path) -> bool:
-    """Return whether a file of RevokedHostKeys holds a key: one key a line, or OpenSSH's KRL.
+    """Return whether a RevokedHostKeys file has a key; it lists a key a line, or is an OpenSSH KRL.
 
-    Raises OSError for what cannot be read: then ssh believes no host either.
+    Raises OSError if it cannot be read; ssh then trusts no host either.
     """
     data = path.read_bytes()
     if not data.startswith(_KRL):

@@ -1,11 +1,8 @@
-"""ImageNet's own archives, read where they lie: never unpacked, in whatever order the records take.
+"""Find the images in ImageNet's archives without unpacking them, and read the size in a JPEG's header.
 
-`ILSVRC2012_img_train.tar` is a tar of a tar for each class, `ILSVRC2012_img_val.tar` one of images, whose
-labels a list tells. Only headers are read here; an image is its place in the file.
-
-A tar read where it lies: which files it would leave when unpacked, and where in it their bytes are.
-
-What a JPEG's header says, without decoding it.
+`ILSVRC2012_img_train.tar` contains a tar for each class, `ILSVRC2012_img_val.tar` only images, whose labels
+are in a separate list. Only the tar's headers are read here; an image is represented by its offset and size
+in the archive, so images can be read in any order.
 """
 
 from __future__ import annotations
@@ -30,24 +27,24 @@ from caffe_recipes.data.images import (
 )
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import reading
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 _COPY_AGAIN = "copy the archive again, and compare its digest"
 _MOST_HEADER_BYTES = 1 << 20
-_MOST_LINKS = 40  # one behind the other, as Linux follows
+_MOST_LINKS = 40  # in a chain, as in Linux
 
 Place = tuple[int, int]  # offset, size
 
 
 def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, Place | None]:
-    """Give the places in `file` of a tar's files by name; None is of what is no file, nor a link to one.
+    """Return the (offset, size) in `file` of each file of a tar, by name; None for other kinds of members.
 
-    The tar is `size` bytes of `file` from `base`. As tar does, the last of a name counts, and names are taken
-    without a `/` before them. Raises DataError, or OSError.
+    The tar is the `size` bytes of `file` from `base` on. Links to files are followed. As tar does, the last
+    member of a name counts, and a leading `/` is dropped. Raises DataError, or OSError.
     """
     part = _Part(file, base, size)
-    found: dict[str, Place | str | None] = {}  # a symbolic link's target is looked for when all are there
+    found: dict[str, Place | str | None] = {}  # a symbolic link's target, until all members are known
     try:
         with tarfile.open(fileobj=part, mode="r:") as tar:
             count = 0
@@ -55,7 +52,7 @@ def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, 
                 count += 1
                 if count > limit("tar-members"):
                     what = f"holds more than {limit('tar-members'):,} files"
-                    raise DataError(where, what, raise_limit("tar-members"))
+                    raise DataError(where, what, hint_at_limit("tar-members"))
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 if not member.isdir():
                     if member.isreg() and member.offset_data + member.size > size:
@@ -80,7 +77,7 @@ def _plain(name: str) -> str:
 def _place(member: tarfile.TarInfo, base: int, found: dict[str, Place | str | None]) -> Place | str | None:
     if member.isreg() and not member.issparse():
         return base + member.offset_data, member.size
-    if member.islnk():  # to what has that name so far, whatever takes the name later
+    if member.islnk():  # to the file that has the name so far, even if a later member takes that name
         return found.get(_plain(member.linkname))
     if member.issym():
         return posixpath.normpath(posixpath.join(posixpath.dirname(_plain(member.name)), member.linkname))
@@ -97,11 +94,11 @@ def _follow(place: Place | str | None, found: dict[str, Place | str | None]) -> 
             place = found.get(place)
         else:
             place = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
-    return None  # they lead in a circle
+    return None  # the links form a circle
 
 
 def _check_end(where: str, part: _Part, offset: int) -> None:
-    """Raise DataError unless a tar's end stands behind its last member: tarfile takes all else for one."""
+    """Raise DataError unless the end marker follows the last member; tarfile accepts anything there."""
     part.seek(offset)
     end = part.read(2 * tarfile.BLOCKSIZE)
     if any(end[: tarfile.BLOCKSIZE]) and len(end) >= tarfile.BLOCKSIZE:
@@ -112,7 +109,7 @@ def _check_end(where: str, part: _Part, offset: int) -> None:
 
 
 class _Part(io.RawIOBase):
-    """A part of a file, as a file."""
+    """A part of a file, readable as a file of its own."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file, self._start, self._size, self._place = file, start, size, 0
@@ -131,7 +128,7 @@ class _Part(io.RawIOBase):
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        if size > _MOST_HEADER_BYTES:  # only headers are read, which may say that they are of any size
+        if size > _MOST_HEADER_BYTES:  # only headers are read; a damaged one may claim any size
             raise tarfile.ReadError(f"a header of {size:,} bytes")
         left = max(0, self._size - self._place)
         data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._place)
@@ -140,7 +137,7 @@ class _Part(io.RawIOBase):
 
 
 def is_archive(path: Path) -> bool:
-    """Tell if a file is a tar, by its name or what is in it; raises OSError."""
+    """Return whether a file is a tar, by its name or its content; raises OSError."""
     if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
         return True
     with path.open("rb") as file:
@@ -148,10 +145,10 @@ def is_archive(path: Path) -> bool:
 
 
 def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | None = None) -> Pictures:
-    """Find the images of an archive, each class's sorted by name; raises DataError.
+    """Return the images of an archive with their labels, sorted by class and name; raises DataError.
 
-    A class is an inner tar or a folder, labelled in the order of the names unless `known` says otherwise. An
-    archive of images alone needs `labels`, a list of them.
+    A class is an inner tar or a folder. Classes are numbered in the order of their names, or in the order of
+    `known`. An archive that contains only images needs `labels`, the file with a label for each.
     """
     files = sorted(_read_files(path), key=lambda picture: picture.name)
     pictures = [picture for picture in files if is_image(picture.name)]
@@ -166,7 +163,7 @@ def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | 
         labelled = [picture._replace(label=by_name[picture.name]) for picture in pictures]
         return Pictures(path, labelled, classes, left_out)
     if flat:
-        what = f"does not say the classes of its images, of '{flat[0].name}' to begin with"
+        what = f"does not say the classes of its images, e.g. of '{flat[0].name}'"
         raise DataError(path, what, "give the list of their labels with --labels")
     hint = "give a tar of what is in '{}', whose first folders are the classes"
     check_nesting((picture.name for picture in pictures), path, hint)
@@ -193,22 +190,22 @@ def _read_files(path: Path) -> Iterator[Picture]:
 
 
 def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, offset, size) of a tar's files; an image that has no bytes there is refused."""
+    """Yield (name, offset, size) of a tar's files; raises DataError for an image that is not in the tar."""
     for name, place in load_members(where, file, base, size).items():
         if place is None and (is_image(name) or name.endswith(".tar")):
-            what = f"'{name}' is not a regular file, nor a link to one that is packed there"
+            what = f"'{name}' is not a regular file or a link to one in the archive"
             raise DataError(where, what, "pack it again, with tar's --dereference")
         yield name, *(place or (0, 0))
 
 
-# Frames of any kind: SOF0 to SOF15, but the tables DHT, JPG and DAC among their numbers.
+# The start-of-frame markers, SOF0 to SOF15; DHT, JPG and DAC have numbers in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _SCAN, _END = 0xDA, 0xD9
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int, int] | None:
-    """Return a JPEG's (components, height, width); None if it is none, or is cut short before its frame.
+    """Return a JPEG's (components, height, width); None if it is not a JPEG, or ends before its frame.
 
     Source: ITU-T T.81, B.1 and B.2: markers of 0xff and a code, segments with their length, the frame header.
 

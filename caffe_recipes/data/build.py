@@ -1,15 +1,8 @@
-"""Images to an LMDB as convert_imageset builds it: in parallel, and going on where it was cut off.
+"""Build an LMDB of images as convert_imageset does, but in parallel, and resume an interrupted build.
 
-The work grows in `.NAME.partial` beside the LMDB, and takes its name when it is whole. A commit every 1000
-records keeps what was done, through kill -9 and power cuts; the next build with the same plan goes on there.
-
-What a build is to do, decided before anything is written: which image becomes which record, and how.
-
-The folder in which something large grows until it is whole: one process at a time, and one plan.
-
-Where an LMDB is to stand: seen before a million images are looked for, and before anything is written.
-
-The images that a user names: by a list, a folder of classes, or ImageNet's archives.
+A plan decides which image becomes which record before anything is written. The LMDB is built in
+`.NAME.partial` beside its destination, by one process at a time, and is renamed when it is complete. A commit
+every 1000 records survives kill -9 and power cuts; the next build with the same plan continues from there.
 """
 
 from __future__ import annotations
@@ -39,8 +32,8 @@ from caffe_recipes.data.convert import (
     can_encode,
     convert_all,
     convert_some,
+    describe_excess,
     suffix_of,
-    tell_excess,
 )
 from caffe_recipes.data.images import Picture, Pictures, load_classes, load_folder, load_list
 from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest, write_manifest
@@ -52,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Images in the order of their records; the record of the i-th has the key `%08d_name` of i."""
+    """The images in the order of their records; image i becomes the record with the key `%08d_name` of i."""
 
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None
@@ -61,7 +54,7 @@ class BuildPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Digest the names, labels, order and settings: all that decides the records, but the images."""
+        """SHA-256 of the names, labels, order and settings: all that decides the records but the pixels."""
         digest = hashlib.sha256(json.dumps(asdict(self.settings), sort_keys=True).encode())
         for picture in self.pictures:
             digest.update(os.fsencode(f"\n{picture.name}\0{picture.label}"))
@@ -69,16 +62,16 @@ class BuildPlan:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Add up the images' files: with another sum they are not the same."""
+        """The total size of the image files; if it differs, the images have changed."""
         return sum(picture.size_bytes for picture in self.pictures)
 
 
 def plan_build(
     found: Pictures, settings: Settings, *, seed: int | None = None, classes: int | None = None
 ) -> BuildPlan:
-    """Order the images, shuffled if there is a `seed`; raises InputError for what cannot be built.
+    """Return the plan of a build, shuffled if there is a `seed`; raises InputError if it cannot be built.
 
-    `classes` is how many there have to be: labels go from 0 to `classes` - 1.
+    `classes` is the required number of classes: labels go from 0 to `classes` - 1.
     """
     check_settings(settings)
     pictures = found.pictures if seed is None else shuffle(found.pictures, seed)
@@ -89,9 +82,9 @@ def plan_build(
 
 
 def shuffle(items: Sequence[T], seed: int) -> list[T]:
-    """Shuffle: the same seed gives the same order on every machine.
+    """Return the items shuffled; the same seed gives the same order on every machine.
 
-    Only `Random.random()` is drawn from, whose values Python promises to keep.
+    Only `Random.random()` is used, whose values Python promises not to change.
 
     >>> shuffle("abcde", 1)
     ['a', 'd', 'e', 'c', 'b']
@@ -101,19 +94,19 @@ def shuffle(items: Sequence[T], seed: int) -> list[T]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise InputError for settings that contradict each other, or make images that no Datum holds.
+    """Raise InputError for settings that contradict each other, or give images too large for a Datum.
 
-    convert_imageset would not tell.
+    convert_imageset would not report them.
     """
     both = settings.resize_height_px, settings.resize_width_px
     if any(both) and not all(both):
         raise InputError("--resize-height, --resize-width", "only one of them is given", "give both")
     if any(both) and settings.shorter_side_px:
-        raise InputError("--shorter-side", "stands beside --resize-height", "give one of them")
+        raise InputError("--shorter-side", "cannot be combined with --resize-height", "give one of them")
     if settings.encode_type is not None and not settings.is_encoded:
-        raise InputError("--encode-type", "stands beside --raw", "give one of them")
+        raise InputError("--encode-type", "cannot be combined with --raw", "give one of them")
     least = settings.shorter_side_px
-    excess = tell_excess(*(both if all(both) else (least, least)), settings)
+    excess = describe_excess(*(both if all(both) else (least, least)), settings)
     if excess:
         raise InputError("--shorter-side" if least else "--resize-height", excess, "give fewer pixels")
 
@@ -130,12 +123,12 @@ def _check_labels(found: Pictures, classes: int | None) -> None:
 
 
 def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
-    """See that each image can be encoded again as what it is."""
+    """Raise DataError unless each image can be encoded again in the format of its suffix."""
     suffixes = Counter(suffix_of(picture.name) for picture in found.pictures)
     bad = next((suffix for suffix in suffixes if not can_encode(suffix, is_gray=is_gray)), None)
     if bad is not None:
         name = next(picture.name for picture in found.pictures if suffix_of(picture.name) == bad)
-        what = f"'{name}' cannot be encoded as its suffix says{' in grey' if is_gray else ''}"
+        what = f"'{name}' cannot be encoded in the format of its suffix{' in grey' if is_gray else ''}"
         raise DataError(found.where, what, "give --encode-type jpg")
 
 
@@ -143,34 +136,34 @@ RESUME = "run the same command again to resume"
 
 
 def locked(partial: Path) -> AbstractContextManager[None]:
-    """Let one process build at a time; entering raises DataError where another does."""
-    return lock(partial / "lock", DataError(partial, "another build is under way there", "wait for its end"))
+    """Return a lock that one process holds at a time; entering it raises DataError if another one does."""
+    return lock(partial / "lock", DataError(partial, "another build is running there", "wait until it ends"))
 
 
 def check_plan(partial: Path, digest: str) -> None:
-    """Raise DataError if what is there was begun with another plan."""
+    """Raise DataError if the unfinished build in `partial` was started with another plan."""
     path = partial / "plan"
     if not path.exists():
         write_whole({path: digest.encode()}, is_synced=True)
     elif path.read_bytes() != digest.encode():
-        what = "was begun with other images or settings"
-        raise DataError(partial, what, "remove it, or give the images and settings that it was begun with")
+        what = "was started with other images or settings"
+        raise DataError(partial, what, "remove it, or give the images and settings that it was started with")
 
 
-_COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: a thousand raw photos fill a memory
-_START_BYTES = 1 << 30  # of addresses; the file grows with what is in it
+_COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: a thousand raw photos fill the memory
+_START_BYTES = 1 << 30  # of address space; the file itself grows with its records
 _BEGIN_AGAIN = "remove it, and build again"
 
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 class _SizeError(DataError):
-    """An image is of another size than the first."""
+    """An image has another size than the first one."""
 
 
 @dataclass
 class _Done:
-    """What the LMDB holds so far: images up to `next`, but those left out."""
+    """What an unfinished LMDB contains: the images before `next`, except those that were skipped."""
 
     next: int = 0
     labels: Counter[int] = field(default_factory=Counter)
@@ -181,7 +174,7 @@ class _Done:
 
 @dataclass
 class _Waiting:
-    """Records on their way into the LMDB: by the thousand, or fewer where they are large."""
+    """Records that wait for the next commit."""
 
     environment: lmdb.Environment
     records: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -196,7 +189,7 @@ class _Waiting:
         return len(self.records) == _COMMIT_EVERY or self.size_bytes >= _COMMIT_BYTES
 
     def commit(self) -> None:
-        """Write them; what fails is not tried twice. Raises lmdb.Error."""
+        """Write the records; raises lmdb.Error, after which they are not tried again."""
         records, self.records, self.size_bytes = self.records, [], 0
         if records:
             commit_records(self.environment, records)
@@ -208,13 +201,13 @@ def build_lmdb(
     *,
     workers: int = 1,
     skip_bad: bool = False,
-    tell: Tell = lambda done, total: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> BuildManifest:
-    """Build the LMDB `out` and its manifest beside it, or go on with it; a finished one of this plan is kept.
+    """Build the LMDB `out` and its manifest, or resume the build; a finished LMDB of this plan is kept.
 
-    An image that does not decode ends the build, or is left out if `skip_bad` is set, as convert_imageset
-    does: its number is nobody's key. `tell` hears of images done, and how many there are. Raises DataError,
-    or RunFailed for a worker that was killed or a disk that is full.
+    An image that does not decode ends the build. With `skip_bad` it is left out, as convert_imageset does,
+    and its number is not used. `on_progress` gets the images done and their total. Raises DataError, or
+    RunFailed if a worker was killed or the disk is full.
     """
     if os.path.lexists(out):
         return _check_same(plan, out)
@@ -223,7 +216,7 @@ def build_lmdb(
         with writing(out, RESUME):
             make_own_folder(partial)
             with locked(partial):
-                return _build(plan, out, partial, workers, skip_bad, tell)
+                return _build(plan, out, partial, workers, skip_bad, on_progress)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise DataError(partial, f"is damaged ({error})", _BEGIN_AGAIN) from None
     except lmdb.Error as error:
@@ -234,63 +227,65 @@ def build_lmdb(
 
 
 def _build(
-    plan: BuildPlan, out: Path, partial: Path, workers: int, skip_bad: bool, tell: Tell
+    plan: BuildPlan, out: Path, partial: Path, workers: int, skip_bad: bool, on_progress: Progress
 ) -> BuildManifest:
     if os.path.lexists(out):
         return _check_same(plan, out)
     if not _has_records(partial):
-        (partial / "plan").unlink(missing_ok=True)  # nothing is lost by another one
+        (partial / "plan").unlink(missing_ok=True)  # without records another plan loses nothing
     check_plan(partial, plan.digest)
     try:
-        manifest = _fill(partial / "lmdb", plan, workers, skip_bad, tell)
+        manifest = _fill(partial / "lmdb", plan, workers, skip_bad, on_progress)
     except DataError as error:
-        # Nothing that helps against sizes goes on with these records: another plan is needed.
+        # These records cannot be resumed from: to fix the sizes takes another plan.
         if isinstance(error, _SizeError) or not _has_records(partial):
             shutil.rmtree(partial)
         raise
     write_manifest(out, manifest)
     (partial / "lmdb").rename(out)
-    shutil.rmtree(partial, ignore_errors=True)  # all is done, whoever looks into it now
+    shutil.rmtree(partial, ignore_errors=True)  # the LMDB is finished in any case
     return manifest
 
 
 def _check_same(plan: BuildPlan, out: Path) -> BuildManifest:
-    """Give the manifest of an LMDB that is what the plan would build; raises DataError if it is not."""
+    """Return the manifest of an existing LMDB; raises DataError unless the plan would build the same LMDB."""
     manifest = load_manifest(out)
     if manifest is None:
-        raise DataError(out, "is there already", "remove it, or give another path")
+        raise DataError(out, "already exists", "remove it, or give another path")
     if (manifest.plan, manifest.size_bytes) != (plan.digest, plan.size_bytes):
-        what = "is there already, of other images or settings"
+        what = "already exists, built from other images or settings"
         raise DataError(out, what, "remove it, or give another path")
     with open_datums(out) as datums:
         if len(datums) != manifest.images:
-            what = f"holds {len(datums):,} records, and its manifest says {manifest.images:,}"
+            what = f"holds {len(datums):,} records, but its manifest says {manifest.images:,}"
             raise DataError(out, what, "remove it, and build it again")
     return manifest
 
 
 def _has_records(partial: Path) -> bool:
-    """Tell if an unfinished build came to its first record; raises DataError for damaged pages."""
+    """Return whether an unfinished build has any records; raises DataError for damaged pages."""
     file = partial / "lmdb" / "data.mdb"
     if not file.exists() or not file.stat().st_size:
         return False
     try:
         tree = load_tree(file.parent)
-        count = sum(1 for _ in tree) if tree else None  # all pages: to read damaged ones kills
+        count = sum(1 for _ in tree) if tree else None  # all pages, since lmdb crashes on damaged ones
     except DataError as error:
         raise DataError(partial, error.what, _BEGIN_AGAIN) from None
     if count is None:
-        raise DataError(partial, "is damaged: it holds no LMDB", _BEGIN_AGAIN)
+        raise DataError(partial, "is damaged: it does not contain an LMDB", _BEGIN_AGAIN)
     return count > 0
 
 
-def _fill(folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, tell: Tell) -> BuildManifest:
+def _fill(
+    folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, on_progress: Progress
+) -> BuildManifest:
     with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
         done = _read_done(environment, plan)
         if done.skipped and not skip_bad:
-            what = f"was begun with --skip-bad, and '{done.skipped[0]}' is left out there"
+            what = f"was started with --skip-bad, which left out '{done.skipped[0]}'"
             raise DataError(folder.parent, what, "give --skip-bad, or remove it")
-        tell(done.next, len(plan.pictures))
+        on_progress(done.next, len(plan.pictures))
         waiting = _Waiting(environment)
         try:
             for index, made in _convert_rest(plan, done.next, workers):
@@ -307,12 +302,12 @@ def _fill(folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, tell: Tel
                     raise _bad_image(plan, index, wrong, is_decoded=not made.wrong)
                 if waiting.are_enough:
                     waiting.commit()
-                    tell(index + 1, len(plan.pictures))
+                    on_progress(index + 1, len(plan.pictures))
         finally:
             waiting.commit()
     count = done.labels.total()
     if not count:
-        raise DataError(plan.pictures[0].path, "is as bad as all other images", "give images that decode")
+        raise DataError(plan.pictures[0].path, "does not decode, nor does any other", "give other images")
     settings = asdict(plan.settings)
     return BuildManifest(
         count,
@@ -333,7 +328,7 @@ def _convert_rest(plan: BuildPlan, start: int, workers: int) -> Iterator[tuple[i
 
 
 def _read_done(environment: lmdb.Environment, plan: BuildPlan) -> _Done:
-    """Take in the records that an earlier build left: the last key says how far it came."""
+    """Read the records that an interrupted build has written."""
     done = _Done()
     with environment.begin(buffers=True) as transaction:
         for key, value in transaction.cursor():
@@ -349,14 +344,14 @@ def _read_done(environment: lmdb.Environment, plan: BuildPlan) -> _Done:
 
 
 def _compare_shape(plan: BuildPlan, done: _Done, made: Converted) -> str:
-    """Say how an image's size differs from the first one's, where that is asked."""
+    """Return how an image's size differs from the first one's; "" if not, or if sizes may differ."""
     if not plan.settings.check_size:
         return ""
     done.shape = done.shape or made.shape
     if made.shape == done.shape:
         return ""
     size, first = (" x ".join(map(str, shape)) for shape in (made.shape, done.shape))
-    return f"is {size}, and the first image {first}"
+    return f"is {size}, but the first image is {first}"
 
 
 def _bad_image(plan: BuildPlan, index: int, wrong: str, *, is_decoded: bool) -> DataError:
@@ -367,31 +362,31 @@ def _bad_image(plan: BuildPlan, index: int, wrong: str, *, is_decoded: bool) -> 
     return DataError(where, wrong, "fix it and run the same command again to resume; or give --skip-bad")
 
 
-# NAME_MAX, but for the longest name that is made of it.
+# NAME_MAX, less what the longest derived name adds.
 _MOST_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_")
 
 
 def check_out(out: Path, images: Path) -> None:
-    """Raise DataError if `out` has too long a name, or would be taken for a class of the folder `images`."""
+    """Raise DataError if the name of `out` is too long, or if it is inside `images`, as a class would be."""
     length = len(os.fsencode(out.name))
     if length > _MOST_NAME_BYTES:
-        what = f"the name has {length} bytes, and {_MOST_NAME_BYTES} leave room for those of its other files"
+        what = f"the name has {length} bytes, more than {_MOST_NAME_BYTES}, which its manifest's name allows"
         raise DataError(out, what, "shorten it")
     if images.is_dir() and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(images)):
-        raise DataError(out, f"lies within {images}, whose folders are classes", "give a path beside it")
+        raise DataError(out, f"is inside {images}, whose folders are classes", "give a path outside it")
 
 
 def load_pictures(
     images: Path, *, root: Path | None = None, labels: Path | None = None, class_list: Path | None = None
 ) -> Pictures:
-    """Find the images of a list, folder or tar; raises InputError.
+    """Return the images of a list, folder or tar; raises InputError.
 
-    `root` is of a list's paths, `labels` of a tar's images; `class_list` names the classes of folders and
-    tars in label order.
+    `root` is the folder that a list's paths start from, `labels` the file with the labels of a tar's images.
+    `class_list` names the classes of a folder or tar in the order of their labels.
     """
     known = load_classes(class_list) if class_list is not None else None
     if images.exists() and not images.is_dir() and not images.is_file():
-        # It is read twice, to see what it is, and a pipe's beginning would be gone.
+        # A pipe cannot be read twice, first to find out what it is.
         raise DataError(images, "is a pipe or a device", "write the list to a file, and give that")
     try:
         kind = "folder" if images.is_dir() else "tar" if is_archive(images) else "list"
@@ -404,7 +399,7 @@ def load_pictures(
         ("--class-list", class_list, ("folder", "tar")),
     ):
         if given is not None and kind not in kinds:
-            raise InputError(name, f"does not go with a {kind} of images", "leave it out")
+            raise InputError(name, f"cannot be used with a {kind} of images", "leave it out")
     if kind == "folder":
         return load_folder(images, known)
     return load_archive(images, labels, known) if kind == "tar" else load_list(images, root)

@@ -1,9 +1,4 @@
-"""What an LMDB of Datums holds, and what is wrong with it: every label, and a sample of the images.
-
-What `data check` prints, for people and as JSON.
-
-A contact sheet: images of an LMDB side by side, each with its label.
-"""
+"""Check an LMDB of Datums: every label and a sample of the images; and print the result as text or JSON."""
 
 from __future__ import annotations
 
@@ -25,15 +20,15 @@ from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manif
 from caffe_recipes.data.shuffledness import Shuffledness, measure_shuffledness
 from caffe_recipes.errors import DataError
 
-_AT_ONCE = 64  # images that wait to be decoded: some MB, up to some hundred of large ones
+_AT_ONCE = 64  # images decoded in one batch: some MB, or some hundred MB of large ones
 _AGAIN = "copy the LMDB again, or build it again"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A kind of thing that is wrong: what to write of its first record, and how many records have it.
+    """One kind of problem: a description of the first record that has it, and the number of such records.
 
-    `hint` says what to do, where that is not to mend what the records were made of.
+    `hint` says what to do, if that is not to fix the images that the records were made from.
     """
 
     what: str
@@ -44,20 +39,20 @@ class Problem:
         return self.what if self.count == 1 else f"{self.what}, and {self.count - 1:,} more like it"
 
 
-def hint_of(problems: Sequence[Problem], otherwise: str) -> str:
-    """Give what is to be done by the first problem that tells.
+def hint_of(problems: Sequence[Problem], fallback: str) -> str:
+    """Return the hint of the first problem that has one, else `fallback`.
 
-    >>> hint_of([Problem("has label 3"), Problem("is cut short", hint="copy it")], "mend it")
+    >>> hint_of([Problem("has label 3"), Problem("is cut short", hint="copy it")], "fix it")
     'copy it'
     """
-    return next((problem.hint for problem in problems if problem.hint), otherwise)
+    return next((problem.hint for problem in problems if problem.hint), fallback)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was seen. `shapes` and `channel_means` (BGR, of all pixels together) are of the `decoded` images.
+    """The result of a check. `shapes` and `channel_means` (BGR, over all pixels) are of the `decoded` images.
 
-    `compact_bytes` is what `mdb_copy -c` would make of the `size_bytes`.
+    `labels` has the number of records of each label. `compact_bytes` is the size of a copy by `mdb_copy -c`.
     """
 
     count: int
@@ -73,34 +68,34 @@ class Checked:
 
     @property
     def hint(self) -> str:
-        """Say what to do: where the records are not those that were built, not what they were built of."""
+        """What to do: by default fix the images, but copy a damaged LMDB again."""
         return hint_of(self.problems, "fix the list of images and build the LMDB again")
 
     @property
     def missing(self) -> int:
-        """Count the labels from 0 to the largest that no record has."""
+        """The number of labels, from 0 to the largest one, that no record has."""
         return max(self.labels, default=-1) + 1 - sum(label >= 0 for label in self.labels)
 
     @property
     def first_missing(self) -> int:
-        """Give the first label from 0 that no record has."""
+        """The smallest label that no record has."""
         return next(label for label in count_up() if label not in self.labels)
 
 
 @dataclass
 class Seen:
-    """The labels of records as they pass by, and what is wrong with the records."""
+    """Collects the labels and the problems of records."""
 
     labels: list[int] = field(default_factory=list)
     problems: dict[str, Problem] = field(default_factory=dict)
 
     def add(self, kind: str, what: str, hint: str = "") -> None:
-        """Take in a bad record; only the first of a kind is described."""
+        """Count a bad record; only the first record of a kind is described."""
         known = self.problems.get(kind)
         self.problems[kind] = replace(known, count=known.count + 1) if known else Problem(what, hint=hint)
 
     def add_label(self, where: str, label: int, first: int, classes: int | None) -> None:
-        """Take in the label of a record; they are to go from `first`, a number for each class."""
+        """Add the label of a record, which must be one of the `classes` labels from `first` on."""
         self.labels.append(label)
         if label < first:
             self.add("label", f"{where} has label {label}, which is below {first}")
@@ -109,7 +104,7 @@ class Seen:
             self.add("label", f"{where} has label {label}, which is not one of the {wanted}")
 
     def measure_order(self, batch: int, *, must_be_shuffled: bool) -> Shuffledness:
-        """Return how well the records are shuffled; if they must be and are not, that is a problem."""
+        """Return how well the records are shuffled; add a problem if they must be shuffled and are not."""
         order = measure_shuffledness(self.labels, batch)
         if must_be_shuffled and order.verdict != "shuffled":
             self.add("order", f"the records are not shuffled: {order.verdict}")
@@ -122,7 +117,7 @@ class Seen:
 
 @dataclass
 class _SeenRecords(Seen):
-    """The records as they pass by."""
+    """Collects the images and the digest of an LMDB's records too."""
 
     encoded: int = 0
     decoded: int = 0
@@ -132,7 +127,7 @@ class _SeenRecords(Seen):
     waiting: list[tuple[str, pb.Datum]] = field(default_factory=list)  # keys and images to be decoded
 
     def add_image(self, key: str, what: str) -> None:
-        """Take in a record whose image is bad; its kind is how that begins."""
+        """Count a record with a bad image; the first two words of `what` are the kind of problem."""
         self.add(" ".join(what.split()[:2]), f"record '{key}' {what}")
 
 
@@ -144,9 +139,10 @@ def check_lmdb(
     batch: int = 256,
     must_be_shuffled: bool = False,
 ) -> Checked:
-    """Look at all labels and decode so many images, evenly spread; None decodes all.
+    """Check all labels, and decode `decode` images, evenly spread, or all of them if it is None.
 
-    Labels go from 0 to `classes` - 1, or as its manifest says. Raises DataError for what is no LMDB.
+    Labels must be 0 to `classes` - 1; by default `classes` is that of the manifest. Raises DataError if
+    `path` is not an LMDB.
     """
     manifest = load_manifest(path)
     if classes is None and manifest is not None and manifest.classes is not None:
@@ -180,7 +176,7 @@ def check_lmdb(
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """Choose `limit` of `count` places evenly, or all; the first among them.
+    """Return up to `limit` of the indices 0 to `count` - 1, evenly spread, with 0 among them.
 
     >>> spread(10, 4), spread(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])
@@ -189,7 +185,7 @@ def spread(count: int, limit: int) -> list[int]:
 
 
 def _look(datums: Datums, index: int, classes: int | None, seen: _SeenRecords, *, decodes: bool) -> None:
-    """Take in one record, and what is wrong with it."""
+    """Check one record."""
     key = show_key(datums.keys[index])
     try:
         datum = datums[index]
@@ -212,8 +208,7 @@ def _look(datums: Datums, index: int, classes: int | None, seen: _SeenRecords, *
 
 
 def _decode_waiting(seen: _SeenRecords, pool: ThreadPoolExecutor) -> None:
-    """Decode the images that wait, several at once: OpenCV lets other threads run meanwhile."""
-
+    """Decode the waiting images in several threads, since OpenCV releases the GIL."""
     from caffe_recipes.data.convert import quiet_decoders  # cv2
 
     with quiet_decoders():
@@ -232,8 +227,7 @@ def _decode_waiting(seen: _SeenRecords, pool: ThreadPoolExecutor) -> None:
 
 
 def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
-    """Give an image's shape and the sum of each channel, or what is wrong with it."""
-
+    """Return an image's (channels, height, width) and the sum of each channel, or what is wrong with it."""
     from caffe_recipes.data.convert import load_pixels  # cv2
 
     try:
@@ -245,21 +239,21 @@ def _decode(datum: pb.Datum) -> tuple[ImageShape, list[float]] | str:
 
 
 def _compare(manifest: BuildManifest, count: int, seen: _SeenRecords) -> None:
-    """Hold the records against the manifest beside them."""
+    """Compare the records with the manifest."""
     if count != manifest.images:
-        seen.add("manifest", f"holds {count:,} records, and its manifest says {manifest.images:,}", _AGAIN)
+        seen.add("manifest", f"holds {count:,} records, but its manifest says {manifest.images:,}", _AGAIN)
     elif seen.digest is not None and seen.digest.hexdigest() != manifest.sha256:
         seen.add("manifest", "holds other records than its manifest says", _AGAIN)
 
 
 def _channel_means(seen: _SeenRecords) -> tuple[float, ...] | None:
-    """Give the mean of each channel; of grey images among coloured ones that of all three."""
+    """Return the mean of each channel; among colour images a grey one counts for all three channels."""
     if not seen.sums:
         return None
     width = 1 if set(seen.sums) == {1} else 3
     pixels, totals = 0, [0.0] * width
     for channels, (count, sums) in seen.sums.items():
-        if channels != 2:  # grey and alpha, of which the trainer makes nothing
+        if channels != 2:  # grey and alpha, which the trainer cannot use
             pixels += count
             values = sums * width if channels == 1 else sums[:width]
             totals = [total + value for total, value in zip(totals, values, strict=True)]
@@ -267,25 +261,25 @@ def _channel_means(seen: _SeenRecords) -> tuple[float, ...] | None:
 
 
 def _sizes(path: Path) -> tuple[int, int]:
-    """Give an LMDB's bytes, and those of the pages that are in use, which alone a compact copy has."""
+    """Return the bytes of an LMDB, and the bytes of its used pages, which is the size of a compact copy."""
     with lmdb.open(os.fspath(path), readonly=True, lock=False) as environment:
         used = environment.stat()
-        pages = 2 + used["branch_pages"] + used["leaf_pages"] + used["overflow_pages"]  # 2 tell where all is
+        pages = 2 + used["branch_pages"] + used["leaf_pages"] + used["overflow_pages"]  # and 2 meta pages
         return (path / "data.mdb").stat().st_size, pages * used["psize"]
 
 
 _MOST_SHAPES = 4
-_MOST_CLASSES = 20  # of so many each is counted on the line
+_MOST_CLASSES = 20  # with more classes their counts are summarised
 _MIB = 2**20
 
 
 def render_text(seen: Checked) -> str:
-    """Write what was seen, line by line; the last lines tell what is wrong."""
+    """Return the result as lines of text; the last ones are the problems."""
     return "\n".join(_lines(seen)) + "\n"
 
 
 def render_json(seen: Checked) -> str:
-    """Write what was seen as JSON, the labels all counted."""
+    """Return the result as JSON, with the count of every label."""
     values = {
         "records": seen.count,
         "encoded": seen.encoded,
@@ -316,12 +310,12 @@ def _lines(seen: Checked) -> Iterator[str]:
 
 
 def label_range_text(labels: Mapping[int, int]) -> str:
-    """Write which labels there are, in a few words."""
+    """Return the range of the labels and their number, as text."""
     return f"labels {min(labels)} to {max(labels)}, {len(labels):,} different"
 
 
 def order_text(order: Shuffledness) -> str:
-    """Write how well records are shuffled, on a line."""
+    """Return how well records are shuffled, as a line of text."""
     return (
         f"order: {order.verdict} (1 is random, 0 sorted: neighbours {order.by_neighbours:.2f}, "
         f"batches of {order.batch} {order.by_batches:.2f}, with {order.classes:.1f} classes "
@@ -354,7 +348,7 @@ def _label_lines(seen: Checked) -> Iterator[str]:
     else:
         yield f"images of a label: {min(counts):,} to {max(counts):,}, median {median(counts):,.0f}"
     if seen.missing:
-        yield f"note: {seen.missing:,} labels below have no images, {seen.first_missing} to begin with"
+        yield f"note: {seen.missing:,} smaller labels have no images; the first is {seen.first_missing}"
 
 
 def _shape_lines(seen: Checked) -> Iterator[str]:
@@ -368,4 +362,4 @@ def _shape_lines(seen: Checked) -> Iterator[str]:
     depths = sorted({shape[0] for shape in seen.shapes})
     if len(depths) > 1:
         found = " and ".join(map(str, depths))
-        yield f"note: images have {found} channels; nets read them with transform_param.force_color"
+        yield f"note: images have {found} channels; a net needs transform_param.force_color to read them"

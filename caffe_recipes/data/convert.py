@@ -1,9 +1,4 @@
-"""Images converted by several processes at once, and given back in order.
-
-From an image's bytes to its Datum, by OpenCV and as convert_imageset makes it.
-
-What converting images needs, and not everybody has installed.
-"""
+"""Convert image files to Datums with OpenCV, as convert_imageset does, in several processes at once."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.data.images import Picture, picture_reader
 from caffe_recipes.limits import limit
 
-_MOST_BYTES = 2**31 - 1 - 64  # protobuf's most of a message, less what a Datum's other fields take
+_MOST_BYTES = 2**31 - 1 - 64  # protobuf's limit of a message, less the Datum's other fields
 _TOO_MUCH = f"more than a Datum holds ({_MOST_BYTES / 1e9:.1f} GB)"
 
 Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
@@ -38,10 +33,10 @@ Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
 
 @dataclass(frozen=True)
 class Settings:
-    """What is done to each image; convert_imageset's flags of these names do the same.
+    """How each image is converted; convert_imageset has flags of the same names, except `shorter_side`.
 
-    `encode_type` is jpg or png; an encoded image has its file's own if it is None. `shorter_side_px` keeps
-    the ratio of the sides, and is no flag of Caffe's.
+    `encode_type` is jpg or png; None keeps the type of each file. `shorter_side_px` keeps the aspect ratio. A
+    size of 0 does not resize.
     """
 
     resize_height_px: int = 0
@@ -54,27 +49,28 @@ class Settings:
 
     @property
     def resizes(self) -> bool:
-        """Whether any image is."""
+        """Whether images are resized."""
         return bool(self.resize_height_px or self.shorter_side_px)
 
 
 def use_one_thread() -> None:
-    """Keep OpenCV to the calling thread: images are converted side by side, each by one."""
+    """Keep OpenCV to the calling thread, since several processes convert images at the same time."""
     cv2.setNumThreads(1)
 
 
 def keep_memory() -> None:
-    """Keep an image's memory for the next one: to ask the system for it anew takes up to a fifth of the time.
+    """Make malloc keep freed memory for the next image, which saves up to a fifth of the time.
 
-    glibc gives back what is free at its heap's end once that is twice the largest block that was mapped for
-    itself and freed, of those up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). This one is not written to.
+    glibc returns free memory at the end of its heap once it exceeds twice the largest separately mapped block
+    that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). This array is such a block; it is never
+    written.
     """
     np.empty(31 << 20, np.uint8)
 
 
 @contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Let libjpeg and libpng say nothing on standard error: what is wrong is said once, with a name."""
+    """Silence libjpeg and libpng on standard error: our own errors name the image."""
     try:
         stderr = os.dup(2)
     except OSError:  # it is closed
@@ -92,19 +88,22 @@ def quiet_decoders() -> Iterator[None]:
 
 
 def can_encode(suffix: str, *, is_gray: bool) -> bool:
-    """Tell if images can be written as, say, `jpg`, grey ones as grey: a WebP has colours, and a PGM none."""
+    """Return whether images can be encoded in the format of a suffix, e.g. `jpg`; with `is_gray` as grey.
+
+    A WebP is always in colour, and a PGM never.
+    """
     pixels = np.zeros((64, 64) if is_gray else (64, 64, 3), np.uint8)
     try:
         with quiet_decoders():
             if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
                 return False
             return decode(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
-    except (ValueError, cv2.error):  # an EXR's writer is there, and refuses to be asked
+    except (ValueError, cv2.error):  # OpenCV lists a writer for EXR, but it is disabled
         return False
 
 
 def suffix_of(name: str) -> str:
-    """Give a name's suffix in lower case.
+    """Return a name's suffix in lower case, without the dot.
 
     >>> suffix_of("a.b/c.JPEG"), suffix_of("a.b/c")
     ('jpeg', '')
@@ -112,21 +111,22 @@ def suffix_of(name: str) -> str:
     return PurePath(name).suffix[1:].lower()
 
 
-def tell_excess(height: int, width: int, settings: Settings) -> str:
-    """Say why no Datum can be of an image of this size in pixels; say nothing if one can."""
+def describe_excess(height: int, width: int, settings: Settings) -> str:
+    """Return why an image of this size in pixels is too large for a Datum; "" if it is not."""
     size = f"{height} x {width} pixels are"
     if settings.is_encoded:
         most = limit("image-pixels")
-        return "" if height * width <= most else f"{size} more than are read again ({most:,})"
+        return "" if height * width <= most else f"{size} more than can be decoded ({most:,})"
     made_bytes = height * width * (1 if settings.is_gray else 3)
     return "" if made_bytes <= _MOST_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
 
 
 def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.Datum, tuple[int, ...]]:
-    """Make a Datum of an image's file, and give the image's (height, width[, channels]).
+    """Return the Datum of an image file, and the image's (height, width[, channels]).
 
-    An encoded image that needs no change is kept byte by byte. What is encoded states no size, as Caffe's;
-    what is not is (channels, height, width), in BGR. Raises ValueError, saying what is wrong.
+    `data` are the bytes of the file, and `name` its name. An encoded image that needs no change is kept byte
+    by byte. As in Caffe, an encoded Datum has no size fields; a raw one is (channels, height, width) in BGR.
+    Raises ValueError with what is wrong.
     """
     own = suffix_of(name)
     wanted = settings.encode_type or own
@@ -135,9 +135,9 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
         seen = _look(data, settings)
         is_bytes = seen.dtype == np.uint8
         if not is_bytes and not settings.is_gray and settings.encode_type is None:
-            # Of floats OpenCV makes no bytes: they have no white.
-            way = " (--encode-type makes them 8)" if seen.dtype == np.uint16 else ""
-            raise ValueError(f"has {8 * seen.itemsize} bits per channel, and Caffe reads 8{way}")
+            # OpenCV cannot convert floats to bytes, since their white is undefined.
+            way = " (--encode-type converts them)" if seen.dtype == np.uint16 else ""
+            raise ValueError(f"has {8 * seen.itemsize} bits per channel, but Caffe reads only 8{way}")
         if is_bytes and (not settings.is_gray or seen.ndim == 2):
             return _encoded_datum(data, label), seen.shape
     pixels = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
@@ -158,9 +158,10 @@ def _encoded_datum(data: bytes, label: int) -> pb.Datum:
 
 
 def decode(data: bytes, flag: int) -> Pixels:
-    """Decode an image; raises ValueError. Unlike imread, imdecode refuses a file that is cut short.
+    """Return the pixels of an encoded image, read with OpenCV's imread `flag`; raises ValueError.
 
-    OpenCV reads GIFs since 4.11 only, and a trainer's is older.
+    Unlike imread, imdecode refuses truncated files. OpenCV reads GIFs only since 4.11, and trainers use older
+    versions, so a GIF is refused.
     """
     if data[:4] == b"GIF8":
         raise ValueError("is a GIF, which Caffe's OpenCV does not read")
@@ -174,7 +175,7 @@ def decode(data: bytes, flag: int) -> Pixels:
 
 
 def load_pixels(datum: pb.Datum) -> NDArray[Any]:
-    """Give a Datum's image as the trainer has it, (height, width, channels); raises ValueError."""
+    """Return a Datum's image as the trainer sees it, (height, width, channels); raises ValueError."""
     if datum.encoded:
         pixels: NDArray[Any] = decode(datum.data, cv2.IMREAD_UNCHANGED)
         if pixels.dtype != np.uint8:
@@ -186,13 +187,13 @@ def load_pixels(datum: pb.Datum) -> NDArray[Any]:
 
 
 def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
-    """Encode, by default with OpenCV's own settings: JPEG's quality is 95.
+    """Return encoded pixels, by default with OpenCV's own settings: JPEG quality is 95.
 
-    Raises ValueError for what a type cannot hold: a JPEG has 65,500 pixels a side at most.
+    Raises ValueError if the format cannot hold them: a JPEG has at most 65,500 pixels a side.
     """
     try:
         is_done, data = cv2.imencode(f".{suffix}", pixels, settings)
-    except cv2.error:  # of what a newer one gives back as undone
+    except cv2.error:  # newer versions return False instead
         is_done = False
     if not is_done:
         size = " x ".join(map(str, pixels.shape[:2]))
@@ -201,9 +202,9 @@ def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
 
 
 def shorter_side(height: int, width: int, shorter_px: int) -> tuple[int, int]:
-    """Give (height, width) with the shorter side at `shorter_px`, the longer rounded down in float32.
+    """Return (height, width) with a shorter side of `shorter_px`; the longer one is rounded down in float32.
 
-    As Caffe's own resize by the shorter side does.
+    Caffe's own resizing by the shorter side does the same.
 
     >>> shorter_side(375, 500, 256), shorter_side(500, 375, 256), shorter_side(7, 7, 3)
     ((256, 341), (341, 256), (3, 3))
@@ -220,7 +221,7 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
     is_resized = bool(height)
     if not is_resized:
         height, width = pixels.shape[:2]
-    excess = tell_excess(height, width, settings)
+    excess = describe_excess(height, width, settings)
     if excess:
         raise ValueError(excess)
     if not is_resized:
@@ -233,9 +234,9 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
 
 
 def _look(data: bytes, settings: Settings) -> NDArray[Any]:
-    """Decode what is kept as it is, only to see that it can be, in what shape and with what depth.
+    """Decode an image that is kept unchanged, to check it and to find its shape and depth.
 
-    A JPEG's pixels are left out where nobody asks for the shape: an eighth of a side takes half the time.
+    If the shape is not needed, a JPEG is decoded at an eighth of its size, in half the time.
     """
     is_jpeg = data[:2] == b"\xff\xd8"
     if is_jpeg and not settings.is_gray and not settings.check_size:
@@ -243,14 +244,14 @@ def _look(data: bytes, settings: Settings) -> NDArray[Any]:
     return decode(data, cv2.IMREAD_UNCHANGED)
 
 
-_AT_ONCE = 16  # images of a task: some MB of records, so that none waits long
-_AHEAD = 3  # tasks of each worker that may wait
+_AT_ONCE = 16  # images per task: some MB of records, which are converted in a short time
+_AHEAD = 3  # waiting tasks per worker
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A record's value and its image's shape, or what is `wrong` with the image."""
+    """A record's value and the shape of its image, or what is `wrong` with the image."""
 
     value: bytes
     shape: tuple[int, ...]
@@ -258,15 +259,15 @@ class Converted:
 
 
 class WorkerKilled(Exception):
-    """A worker ended before its work did: it was killed, by the system or by an image."""
+    """A worker process was killed, by the system or by a crash on an image."""
 
 
 def convert_all(
     pictures: Sequence[Picture], settings: Settings, workers: int
 ) -> Generator[Converted, None, None]:
-    """Convert pictures, in their order; one worker is this process.
+    """Yield the converted pictures, in their order; with one worker this process converts them.
 
-    Close it, to end the workers before its end. Raises WorkerKilled, with the image that it had come to.
+    Close the generator to end the workers early. Raises WorkerKilled with the name of the image reached.
     """
     tasks = (pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE))
     if workers == 1:
@@ -291,17 +292,17 @@ def convert_all(
 
 
 class _Worker:
-    """A process that converts what it is given, in that order.
+    """A process that converts tasks in the order in which they are given.
 
-    Its connection is its own, and so its end is heard even amid a result, whereas ProcessPoolExecutor, whose
-    workers share one, would wait for the rest for ever.
+    It has a connection of its own, so its death is noticed even in the middle of a result. The workers of
+    ProcessPoolExecutor share a pipe, and it would wait for ever for the rest of such a result.
     """
 
     def __init__(self, settings: Settings) -> None:
-        context = multiprocessing.get_context("spawn")  # not by fork: OpenCV has threads of its own here
+        context = multiprocessing.get_context("spawn")  # not fork, since OpenCV has threads in this process
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
-        with deaf_children(), _one_blas_thread():
+        with children_ignoring_sigint(), _one_blas_thread():
             self._process.start()
         theirs.close()
         self.given: deque[tuple[str, Future[list[Converted]]]] = deque()
@@ -309,7 +310,7 @@ class _Worker:
         self._listener.start()
 
     def give(self, task: Sequence[Picture]) -> Future[list[Converted]]:
-        """Have a task done after those given before; raises WorkerKilled."""
+        """Queue a task and return its future result; raises WorkerKilled."""
         result: Future[list[Converted]] = Future()
         self.given.append((task[0].name, result))
         try:
@@ -319,7 +320,7 @@ class _Worker:
         return result
 
     def stop(self) -> None:
-        """End the process, whatever it is at."""
+        """Kill the process."""
         self._process.kill()
         self._process.join()
         self._listener.join()
@@ -338,7 +339,7 @@ class _Worker:
 
 
 def _work(connection: Connection, settings: Settings) -> None:
-    """Convert until the parent is gone, even if it was killed; Ctrl-C is left to it."""
+    """Convert tasks until the parent process has ended; Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
     with suppress(EOFError, OSError):
@@ -347,7 +348,7 @@ def _work(connection: Connection, settings: Settings) -> None:
 
 
 def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Converted]:
-    """Convert pictures, in this process."""
+    """Return the converted pictures; this process converts them."""
     use_one_thread()
     with picture_reader() as read, quiet_decoders():
         made = []
@@ -363,9 +364,9 @@ def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Conver
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Have processes started inside begin without SIGINT, which would catch them at their imports."""
-    resource_tracker.ensure_running()  # the first child would start it, and it unblocks SIGINT
+def children_ignoring_sigint() -> Iterator[None]:
+    """Block SIGINT in processes that are started inside, until they ignore it after their imports."""
+    resource_tracker.ensure_running()  # its start unblocks SIGINT, so it must come first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -375,7 +376,7 @@ def deaf_children() -> Iterator[None]:
 
 @contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """Have processes started inside import numpy without a thread for each core: N workers would have N^2."""
+    """Let processes started inside import numpy with one BLAS thread; N workers would have N^2 threads."""
     before = os.environ.get(_BLAS_THREADS)
     os.environ.setdefault(_BLAS_THREADS, "1")
     try:

@@ -1,7 +1,8 @@
-"""scikit-learn's 1,797 handwritten digits as two LMDBs that share no image: small, real, without a download.
+"""Build LMDBs of scikit-learn's 1,797 handwritten digits, for training and validation, without a download.
 
-Each image is enlarged from 8x8 to 32x32, spread over 0..255, and stored as a PNG of three equal channels. A
-fifth of each class is held out. SEED and integer arithmetic give every machine the same pixels in one order.
+Each image is enlarged from 8x8 to 32x32 pixels, scaled to 0..255, and stored as a PNG of three equal
+channels. A fifth of each class is held out. A fixed SEED and integer arithmetic give the same pixels and the
+same order on every machine.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _LEVELS = 16  # scikit-learn's white
 
 @dataclass(frozen=True)
 class DigitsLmdbs:
-    """Where the two LMDBs are."""
+    """The paths of the two LMDBs."""
 
     train: Path
     val: Path
 
 
 def build_digits(folder: str | Path) -> DigitsLmdbs:
-    """Build `digits_train_lmdb` and `digits_val_lmdb` in `folder`, where they are not there yet.
+    """Build `digits_train_lmdb` and `digits_val_lmdb` in `folder`, unless they exist; return their paths.
 
-    A key is `%08d_<index in load_digits()>.png`. Raises DataError if an LMDB of that name holds anything
-    else, or if scikit-learn, numpy or OpenCV are not installed.
+    A key is `%08d_<index in load_digits()>.png`. Raises DataError if an LMDB of that name has other records,
+    or if scikit-learn, numpy or OpenCV is not installed.
     """
     lmdbs = DigitsLmdbs(Path(folder) / "digits_train_lmdb", Path(folder) / "digits_val_lmdb")
     counts = {lmdbs.train: TRAIN_COUNT, lmdbs.val: VAL_COUNT}
@@ -53,11 +54,24 @@ def build_digits(folder: str | Path) -> DigitsLmdbs:
     return lmdbs
 
 
-def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple[list[int], list[int]]:
-    """Split the indices of `labels` into (kept, held out), the same fraction of each class, both shuffled.
+def build_digit_records(folder: str | Path, files: tuple[int, int]) -> None:
+    """Build the folders `train` and `validation` of TFRecords in `folder`, from its two LMDBs of digits.
 
-    The number held out of a class is rounded to the nearest. Only `Random.random()` is drawn from, whose
-    values Python promises to keep.
+    `files` are the numbers of files in the two. Finished folders are kept. Raises DataError as `build_digits`
+    does, and if a folder has other files.
+    """
+    from caffe_recipes.data.tfrecords import write_tfrecords
+
+    lmdbs = build_digits(folder)
+    for lmdb, name, shards in ((lmdbs.train, "train", files[0]), (lmdbs.val, "validation", files[1])):
+        write_tfrecords(lmdb, Path(folder) / name, shards=shards, prefix=name)
+
+
+def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple[list[int], list[int]]:
+    """Split the indices of `labels` into (kept, held out), shuffled, with the same fraction of each class.
+
+    The number held out of a class is rounded to the nearest. Only `Random.random()` is used, whose values
+    Python promises not to change.
 
     >>> [len(part) for part in split_stratified([0] * 10 + [1] * 5, 0.2, seed=1)]
     [12, 3]
@@ -77,10 +91,10 @@ def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple
 
 
 def enlarge(image: NDArray[np.integer], levels: int = _LEVELS) -> NDArray[np.uint8]:
-    """Enlarge a square image of 0..levels four times, to 0..255, by cubic (Catmull-Rom) interpolation.
+    """Return a square image four times as large, by cubic (Catmull-Rom) interpolation.
 
-    Edges are repeated. Exact: an output pixel lies k/8 between two inputs, so all weights are whole numbers
-    of 1/1024.
+    Values of 0..levels become 0..255. Edges are repeated. The result is exact: an output pixel lies at k/8
+    between two input pixels, so all weights are multiples of 1/1024.
     """
     import numpy as np
 

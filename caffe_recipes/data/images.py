@@ -1,10 +1,8 @@
-"""Which images become an LMDB, and with which labels: what a list, a folder or an archive is read into.
+"""Find the images that become an LMDB, and their labels, from a list or a folder.
 
-convert_imageset's list of images: lines `path label`, paths beneath a root folder.
-
-A folder of images: a subfolder for each class, labelled in the order of their names.
-
-Labels that stand apart from their images, and lists of classes.
+A list is convert_imageset's: lines `path label`, with paths below a root folder. A folder has a subfolder for
+each class; classes are numbered in the order of their names. Labels may also be in a file of their own, and
+classes in a list.
 """
 
 from __future__ import annotations
@@ -26,18 +24,19 @@ from caffe_recipes.errors import DataError
 from caffe_recipes.files import load_within, read_within, too_large
 from caffe_recipes.limits import limit
 
-# What is taken for an image in folders and archives; a list may name any file. A GIF is, to be refused.
+# Files with these suffixes are images in folders and archives; a list may name any file. GIFs are found, then
+# refused.
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 MOST_LABEL = 2**31 - 1
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test"))
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")  # but blanks of all kinds
-_MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")  # control characters except blanks
+_MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's limit of a key
 
 
 class Picture(NamedTuple):
-    """An image: its name, as the record's key has it, its label, and where its bytes are.
+    """An image: its name, as in the record's key, its label, and the place of its bytes.
 
-    `path` is a file beneath the root; `offset` is of an archive's member, else None.
+    `path` is the file of the image, or the archive that contains it at byte `offset`.
     """
 
     name: str
@@ -49,9 +48,10 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """All images that `where` names, in its order; `classes` are their names by label, if they have any.
+    """All images of the list, folder or archive `where`, in order; `classes` are the class names by label.
 
-    `left_out` are the files beside them that are no images by their names, sorted.
+    `classes` is None if the classes have no names. `left_out` are the files that are not images by their
+    suffix, sorted.
     """
 
     where: Path
@@ -62,7 +62,7 @@ class Pictures:
 
 @contextmanager
 def picture_reader() -> Iterator[Callable[[Picture], bytes]]:
-    """Give a function that reads pictures; it keeps the archive open between them. It raises OSError."""
+    """Yield a function that returns the bytes of a picture, and keeps archives open; it raises OSError."""
     files: dict[str, int] = {}
 
     def read(picture: Picture) -> bytes:
@@ -82,13 +82,13 @@ def picture_reader() -> Iterator[Callable[[Picture], bytes]]:
 
 
 def is_image(name: str) -> bool:
-    """Tell by its suffix, of either case, if a file is an image."""
+    """Return whether a file is an image, by its suffix in upper or lower case."""
     path = PurePath(name)
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def parse_label(text: str) -> int | None:
-    """Read a label, 0 to 2^31 - 1; None if it is none.
+    """Return a label, 0 to 2^31 - 1; None for other texts.
 
     >>> parse_label("7"), parse_label("-1"), parse_label("7.5"), parse_label("1_0")
     (7, None, None, None)
@@ -98,28 +98,28 @@ def parse_label(text: str) -> int | None:
 
 
 def check_name(name: str, where: str | Path) -> None:
-    """Raise DataError for a name that no key of LMDB can hold."""
+    """Raise DataError for a name that is too long for an LMDB key."""
     if len(os.fsencode(name)) > _MOST_KEY_BYTES:
-        what = f"the name '{name[:40]}...' has over {_MOST_KEY_BYTES} bytes, the most of an LMDB's key"
-        raise DataError(where, what, "shorten it, by --root if it is a path")
+        what = f"the name '{name[:40]}...' has over {_MOST_KEY_BYTES} bytes, the limit of an LMDB key"
+        raise DataError(where, what, "shorten it; --root shortens a path")
 
 
 def check_agree(labels: Iterable[tuple[str, str, str | int]]) -> None:
-    """Raise DataError if an image has two labels; `labels` are (`file:line`, image, label)."""
+    """Raise DataError if an image has two different labels; `labels` are (`file:line`, image, label)."""
     first: dict[str, tuple[str, str | int]] = {}
     for where, name, label in labels:
         before, other = first.setdefault(name, (where, label))
         if other != label:
             line = before.rpartition(":")[2]
-            what = f"'{name}' has label {label}, and {other} in line {line}"
+            what = f"'{name}' has label {label}, but {other} on line {line}"
             raise DataError(where, what, "give each image one label")
 
 
 def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
-    """Raise DataError if a class, the first folder of the `class/file` names, holds folders of classes.
+    """Raise DataError if a class, the first folder of the `class/file` names, contains folders of classes.
 
-    One folder in each of several classes is none: archives have `n01/images/a.jpg`. `hint` has a `{}` for the
-    class.
+    A single folder in each of several classes is accepted, as in `n01/images/a.jpg`. `hint` has a `{}` for
+    the name of the class.
     """
     inner: dict[str, set[str]] = {}
     for name in names:
@@ -132,8 +132,10 @@ def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Read a text's lines that are not empty as (`file:line`, its words); a name may hold any bytes but
-    control characters, which tell that it is no text. Raises DataError.
+    """Yield the non-empty lines of a text file as (`file:line`, at most two words); raises DataError.
+
+    The last word is split off; the rest, such as a path, may contain blanks and any bytes except control
+    characters.
     """
     data = load_within(path, "list-bytes", DataError, "give a text file")
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
@@ -146,7 +148,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def number_classes(names: set[str], known: Sequence[str] | None, where: Path) -> dict[str, int]:
-    """Give each class its label: its place among the `known` ones, else in sorted order; raises DataError."""
+    """Return the label of each class: its index in `known`, or in sorted order; raises DataError."""
     if known is None:
         return {name: label for label, name in enumerate(sorted(names))}
     labels = {name: label for label, name in enumerate(known)}
@@ -158,17 +160,18 @@ def number_classes(names: set[str], known: Sequence[str] | None, where: Path) ->
 
 
 def name_classes(labels: dict[str, int]) -> tuple[str, ...]:
-    """Give the classes' names by label."""
+    """Return the names of the classes in the order of their labels."""
     return tuple(sorted(labels, key=labels.__getitem__))
 
 
-# A network's file system answers slowly, and many at once.
+# A network file system answers slowly, but many requests at the same time.
 _THREADS, _AT_ONCE = 16, 512
 
 
 def load_list(path: Path, root: Path | None = None) -> Pictures:
-    """Read a list and look for all its images; a path may hold blanks, and is beneath the list's folder
-    unless a `root` is given. Raises DataError for the first bad line or missing image.
+    """Return the images of a list; raises DataError for the first bad line or missing image.
+
+    Paths may contain blanks, and start from `root`, or from the folder of the list.
     """
     if root is not None and not root.is_dir():
         raise DataError(root, "is not an existing folder", "give the folder of the list's paths with --root")
@@ -180,7 +183,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
         wheres.append(where)
     if not pictures:
         raise DataError(path, "lists no images", "write a line 'path label' for each")
-    # As paths have it, in which './a.jpg' is 'a.jpg'.
+    # By paths, since './a.jpg' is 'a.jpg'.
     files = (one.path.removeprefix(f"{base}/") for one in pictures)
     check_agree(zip(wheres, files, (one.label for one in pictures), strict=True))
     sized: list[Picture] = []
@@ -192,7 +195,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
             sized.append(picture._replace(size_bytes=size))
     if bad:
         where, name, what = bad[0]
-        more = f", nor can {len(bad) - 1:,} more be read" if len(bad) > 1 else ""
+        more = f"; {len(bad) - 1:,} more cannot be read" if len(bad) > 1 else ""
         raise DataError(where, f"image '{name}' {what}{more}", "fix the list, or give --root")
     return Pictures(path, sized)
 
@@ -207,12 +210,12 @@ def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Pict
             where, f"label '{text[:20]}' is not an integer of 0 or more", "labels go from 0 to 2^31 - 1"
         )
     check_name(name, where)
-    # Caffe writes the two one behind the other, so that even '/n01/a.jpg' is beneath the root.
+    # Caffe concatenates the two, so that even '/n01/a.jpg' is below the root.
     return Picture(name, label, 0, str(root / (name.lstrip("/") if is_rooted else name)))
 
 
 def _sizes(pictures: list[Picture]) -> Iterator[int | str]:
-    """Give each image's size, or say what is wrong with it."""
+    """Yield the size of each image in bytes, or what is wrong with it."""
     parts = [pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE)]
     with ThreadPoolExecutor(_THREADS) as pool:
         for sizes in pool.map(lambda part: [_size(picture.path) for picture in part], parts):
@@ -223,16 +226,17 @@ def _size(path: str) -> int | str:
     try:
         found = Path(path).stat()
     except FileNotFoundError:
-        return "is not there"
+        return "does not exist"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return found.st_size if stat.S_ISREG(found.st_mode) else "is not a file"
 
 
 def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
-    """Find the images of a folder's classes, sorted by name; `known` names the classes in label order.
+    """Return the images in a folder's subfolders, sorted by name; raises DataError.
 
-    Other files than images, and names that begin with a dot, are left out. Raises DataError.
+    Each subfolder is a class; `known` lists the classes in the order of their labels. Files that are not
+    images, and names that begin with a dot, are left out.
     """
     try:
         with os.scandir(folder) as entries:
@@ -248,7 +252,7 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
     loose = next((name for name, is_folder in seen if not is_folder and is_image(name)), None)
     if loose is not None:
         hint = "move it into its class's folder, or give a list of images"
-        raise DataError(folder / loose, "lies beside the folders of classes", hint)
+        raise DataError(folder / loose, "is beside the folders of classes, not in one", hint)
     labels = number_classes(set(names), known, folder)
     pictures: list[Picture] = []
     left_out: list[str] = []
@@ -268,13 +272,13 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
                 raise DataError(folder / name, "is an LMDB among folders of classes", "move it elsewhere")
             hint = "remove the folder, or put the class's images there"
             raise DataError(folder / name, "holds no images", hint)
-    # Only now: a folder of no images is told for what it is.
+    # After the loop, so that a folder without images is reported as such.
     check_nesting((picture.name for picture in pictures), folder, f"give --images {folder}/{{}}")
     return Pictures(folder, pictures, name_classes(labels), tuple(sorted(left_out)))
 
 
 def _find_files(folder: Path) -> Iterator[Path]:
-    """Yield each file at or beneath a folder, sorted."""
+    """Yield each file in or below a folder, sorted."""
 
     def fail(error: OSError) -> None:
         raise DataError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
@@ -289,9 +293,10 @@ _SYNSET = re.compile(r"n\d{8}\s")
 
 
 def load_classes(path: Path) -> tuple[str, ...]:
-    """Read the names of classes in label order: one a line, or of a manifest of `data build`.
+    """Return the names of classes in the order of their labels; raises DataError.
 
-    Words behind a synset are left out, so that ImageNet's `synset_words.txt` serves. Raises DataError.
+    The file has a name a line, or is a manifest of `data build`. Words after a synset are left out, so that
+    ImageNet's `synset_words.txt` can be used.
     """
     if path.suffix == ".json":
         data = load_within(path, "json-bytes", DataError, "give a list of classes")
@@ -300,16 +305,14 @@ def load_classes(path: Path) -> tuple[str, ...]:
         except (ValueError, KeyError, TypeError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DataError(path, "names no classes", "give the manifest of an LMDB built of class folders")
+            raise DataError(path, "names no classes", "give the manifest of an LMDB built from class folders")
     else:
         found = [words for _, words in read_lines(path)]
         lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
         if any(len(words) == 2 and is_image(words[0]) for words in found):
-            what = f"'{lines[0]}' is 'image label', and no class"
-            raise DataError(
-                path, what, "write the names of classes alone, one a line, in the order of labels"
-            )
+            what = f"'{lines[0]}' is 'image label', not a class"
+            raise DataError(path, what, "write only the names of classes, one a line, in the order of labels")
     if not names:
         raise DataError(path, "names no classes", "write one a line")
     counts = Counter(names)
@@ -322,11 +325,11 @@ def load_classes(path: Path) -> tuple[str, ...]:
 def load_labels(
     path: Path, images: Sequence[str], known: Sequence[str] | None = None
 ) -> tuple[dict[str, int], tuple[str, ...] | None]:
-    """Read a label for each of `images`, sorted names; give {name: label} and the classes' names, if told.
+    """Return the {name: label} of `images`, which are sorted names, and the class names if they are known.
 
-    A line is `image label` or `image class`; or `class` alone, the lines then being those of the images in
-    their order. Classes are numbered by the `known` ones, and refused without. Numbers alone are refused too:
-    ImageNet's ground truth counts classes in an order of its own.
+    A line of the file is `image label` or `image class`, or only `class`, with a line for each image in
+    order. Classes are numbered by `known`, and refused without it. Numbers without images are refused too,
+    since ImageNet's ground truth numbers classes in another order. Raises DataError.
     """
     lines = [(where, words[0] if len(words) == 2 else None, words[-1]) for where, words in read_lines(path)]
     if not lines:
@@ -338,7 +341,7 @@ def load_labels(
             raise DataError(path, what, "give the list of these images")
         if any(value.isdigit() for *_, value in lines):
             hint = "give lines 'image label', or the class (synset) of each image"
-            raise DataError(path, "holds numbers alone, and does not say their classes", hint)
+            raise DataError(path, "has only numbers, without the images that they belong to", hint)
         lines = [(where, name, value) for (where, _, value), name in zip(lines, images, strict=True)]
     elif bare:
         where, _, value = next(line for line in lines if line[1] is None)
@@ -353,7 +356,7 @@ def load_labels(
     if strange:
         (where, name), more = strange[0], len(strange) - 1
         what = f"labels '{name}', which is not among the images" + (
-            f", nor are {more:,} more" if more else ""
+            f" ({more:,} more are not either)" if more else ""
         )
         raise DataError(where, what, "give the list of these images")
     return _number({name: values[_plain(name)] for name in images}, known, path)
@@ -362,11 +365,11 @@ def load_labels(
 def _number(
     values: dict[str, tuple[str, str]], known: Sequence[str] | None, path: Path
 ) -> tuple[dict[str, int], tuple[str, ...] | None]:
-    """Turn what stands behind each image into labels: numbers, or names of classes."""
+    """Turn the value of each image, a number or the name of a class, into a label."""
     if not any(value.lstrip("-").isdigit() for _, value in values.values()):
-        if known is None:  # numbered as they come, all behind one that is missing here would be others
+        if known is None:  # in sorted order, one missing class would shift the labels of all later ones
             hint = "give their order by --class-list, e.g. the manifest of the training LMDB"
-            raise DataError(path, "names classes, and does not say their labels", hint)
+            raise DataError(path, "names classes, but not their labels", hint)
         labels = number_classes({value for _, value in values.values()}, known, path)
         return {name: labels[value] for name, (_, value) in values.items()}, name_classes(labels)
     numbers: dict[str, int] = {}

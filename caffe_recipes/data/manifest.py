@@ -1,4 +1,4 @@
-"""What stands beside an LMDB that was built: what it was made of, and the digest of what it holds."""
+"""Read and write the manifest beside an LMDB: what it was built from, and the digest of its records."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class BuildManifest:
-    """A finished build: the same on every machine and for any number of workers.
+    """A finished build; equal on every machine and for any number of workers.
 
-    `plan` is the digest of the images' names, labels, order and settings, `size_bytes` the sum of their
-    files; `sha256` is of the records.
+    `plan` is the digest of the images' names, labels, order and settings, `size_bytes` the total size of
+    their files, and `sha256` the digest of the records.
     """
 
     images: int
@@ -35,22 +35,22 @@ class BuildManifest:
 
 
 def manifest_path(lmdb: Path) -> Path:
-    """Name the manifest of an LMDB: beside it."""
-    named = lmdb.resolve() if lmdb.name == ".." else lmdb.absolute()  # of '.', too
+    """Return the path of an LMDB's manifest, which is beside the LMDB."""
+    named = lmdb.resolve() if lmdb.name == ".." else lmdb.absolute()  # '.' needs a name too
     return Path(f"{named}.manifest.json")
 
 
 def load_manifest(lmdb: Path) -> BuildManifest | None:
-    """Read the manifest beside an LMDB, if there is one; raises DataError if it is none of ours."""
+    """Return the manifest beside an LMDB, None if there is none; raises DataError for another file."""
     hint = "remove it, or build the LMDB again"
     return read_manifest(manifest_path(lmdb), _parse, "is not a manifest of an LMDB", hint)
 
 
 def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what: str, hint: str) -> M | None:
-    """Parse a file of JSON, if it exists; raises DataError if it cannot be read.
+    """Return what `parse` makes of a JSON file, None if the file does not exist.
 
-    `what` and `hint` say that it holds something else: where `parse` returns None, or raises what values of
-    other types make it raise.
+    Raises DataError if the file cannot be read, or, with `what` and `hint`, if `parse` returns None or fails
+    on values of other types.
     """
     made = None
     with reading(path, DataError, "check its permissions"):
@@ -72,7 +72,7 @@ def _parse(known: dict[str, Any]) -> BuildManifest | None:
 
 
 def is_count(value: object) -> bool:
-    """Tell if a value of JSON is a whole number from 0.
+    """Return whether a JSON value is an integer of 0 or more.
 
     >>> is_count(3), is_count(True), is_count(1.0)
     (True, False, False)
@@ -81,12 +81,12 @@ def is_count(value: object) -> bool:
 
 
 def is_names(value: object) -> bool:
-    """Tell if a value of JSON is a list of text."""
+    """Return whether a JSON value is a list of strings."""
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
 def _is_sound(manifest: BuildManifest) -> bool:
-    """Tell if all is of the type that it should be; JSON may hold any."""
+    """Return whether all values have the right types; JSON may contain any."""
     return (
         all(map(is_count, (manifest.images, manifest.size_bytes, *manifest.labels.values())))
         and (manifest.classes is None or (is_names(manifest.classes) and len(manifest.classes) > 0))
@@ -106,17 +106,17 @@ def write_manifest(lmdb: Path, manifest: BuildManifest) -> None:
 
 
 class RecordsDigest:
-    """SHA-256 over each record's key and value, both behind their lengths (4 bytes, little-endian)."""
+    """SHA-256 over each record's key and value, each after its length (4 bytes, little-endian)."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Take in the next record."""
+        """Add the next record."""
         for part in (key, value):
             self._digest.update(len(part).to_bytes(4, "little"))
             self._digest.update(part)
 
     def hexdigest(self) -> str:
-        """Give the digest of all records so far."""
+        """Return the digest of all records so far."""
         return self._digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What converting images needs, and not everybody has installed."""
+"""Check that numpy and OpenCV are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from caffe_recipes.errors import DataError
 
 
 def require_opencv(where: str | Path) -> None:
-    """Raise DataError unless numpy and OpenCV are installed; importing them takes a while, so none is."""
+    """Raise DataError unless numpy and OpenCV are installed; they are not imported, which takes a while."""
     for name in ("numpy", "cv2"):
         if find_spec(name) is None:
             hint = "install this project's extra 'data', as its README says"

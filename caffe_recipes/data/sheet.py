@@ -1,4 +1,4 @@
-"""A contact sheet: images of an LMDB side by side, each with its label and the name of its class."""
+"""Draw a contact sheet: images of an LMDB side by side, each with its label and the name of its class."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 
 
 def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
-    """Draw up to `images`, evenly spread over an LMDB, as a PNG; raises DataError.
+    """Return a PNG of up to `images` images, evenly spread over an LMDB; raises DataError.
 
-    Names of classes are those of the manifest beside the LMDB, where it has them.
+    The names of classes come from the manifest beside the LMDB, if it has them.
     """
     manifest = load_manifest(path)
     names = manifest.classes or () if manifest is not None else ()
     with open_datums(path) as datums:
-        places = spread(len(datums.keys), images)  # keys, so that damaged pages are no broken images
+        places = spread(len(datums.keys), images)  # reads all keys first, which finds damaged pages
         rows = -(-len(places) // _COLUMNS)
         high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
         sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)
@@ -49,7 +49,7 @@ def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
 def _draw(
     tile: NDArray[np.uint8], datums: Datums, place: int, names: Sequence[str]
 ) -> tuple[str, tuple[int, int, int]]:
-    """Put a record's image into its tile; give what is written beneath, and its colour."""
+    """Draw a record's image into its tile; return the text below it, and the colour of the text."""
     try:
         datum = datums[place]
     except DataError:
@@ -63,14 +63,14 @@ def _draw(
 
 
 def name_label(label: int, names: Sequence[str]) -> str:
-    """Write a label with the name of its class, in ASCII and as narrow as an image.
+    """Return a label with the name of its class, in ASCII, shortened to the width of an image.
 
     >>> name_label(3, ["a", "b", "c", "tench"]), name_label(1, ["0", "1"]), name_label(7, ())
     ('3 tench', '1', '7')
     """
     name = names[label] if 0 <= label < len(names) else ""
     text = f"{label} {name}" if name not in ("", str(label)) else str(label)
-    text = text.encode("ascii", "replace").decode()  # all that this font has
+    text = text.encode("ascii", "replace").decode()  # the font has only ASCII
     shown = text
     while _text_width(shown) > _SIDE_PX:
         text = text[:-1]
@@ -83,7 +83,7 @@ def _text_width(text: str) -> int:
 
 
 def _place(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
-    """Put an image into its tile, its ratio kept."""
+    """Draw an image into its tile, with its aspect ratio."""
     height, width, channels = pixels.shape
     if channels not in (1, 3, 4):
         raise ValueError(f"has {channels} channels")

@@ -1,8 +1,9 @@
-"""How well records are shuffled, from their labels in order: by neighbours, and by what a batch sees.
+"""Measure how well records are shuffled, from their labels in order.
 
 Training on records that are sorted by class, or whose classes drift along the file, loses accuracy. Two
-numbers say how much, each 1 for a random order and 0 for a sorted one. Neither sees classes that were only
-appended: what gives those away is how often two records of a batch are of one class.
+numbers measure the shuffling, by neighbours and by batches; each is 1 for a random order and 0 for a sorted
+one. Neither detects classes that were only appended. A third number does: how often two records of a batch
+have the same class.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from itertools import pairwise
 
 _SHUFFLED = 0.9  # from here on an order counts as random
 _SORTED = 0.1
-_DEVIATIONS, _APART = 4, 6  # how far a random order may be off, and a sorted one has to be
+_DEVIATIONS, _APART = 4, 6  # the most deviations of a random order, and the fewest of a sorted one
 _FEWEST = 32
-_ODDS = 10  # of e^10 random orders hardly one is beyond what counts as random
+_ODDS = 10  # about one of e^10 random orders is not recognised as random
 
 
 @dataclass(frozen=True)
 class Shuffledness:
-    """What `measure_shuffledness` found; `count` records of `labels` classes, batches of `batch` neighbours.
+    """The shuffling of `count` records of `labels` classes, in batches of `batch` consecutive records.
 
-    `equal` is the fraction of neighbours with equal labels, `equal_random` what a random order is expected to
-    have, `equal_sorted` what a sorted one has; `classes` is the mean number of classes in a batch. `alike` is
-    the fraction of all pairs in a batch with equal labels: `equal_random` is expected of that too, and
-    `alike_most` is the most that a random order has.
+    `equal` is the fraction of neighbours with equal labels, `equal_random` its expectation in a random order,
+    and `equal_sorted` its value in a sorted one. `classes` is the mean number of classes in a batch. `alike`
+    is the fraction of all pairs in a batch with equal labels; its expectation is `equal_random` too, and
+    `alike_most` is its limit for a random order.
     """
 
     count: int
@@ -44,30 +45,30 @@ class Shuffledness:
 
     @property
     def mean_run(self) -> float:
-        """Count the records between two changes of label, on average."""
+        """The mean number of records between two changes of label."""
         return self.count / (1 + (1 - self.equal) * (self.count - 1)) if self.count else 0.0
 
     @property
     def by_neighbours(self) -> float:
-        """Give (equal_sorted - equal) / (equal_sorted - equal_random), from 0 to 1."""
+        """(equal_sorted - equal) / (equal_sorted - equal_random), from 0 to 1."""
         return _place(self.equal, self.equal_sorted, self.equal_random)
 
     @property
     def by_batches(self) -> float:
-        """Give (classes - classes_sorted) / (classes_random - classes_sorted), from 0 to 1."""
+        """(classes - classes_sorted) / (classes_random - classes_sorted), from 0 to 1."""
         return _place(self.classes, self.classes_sorted, self.classes_random)
 
     @property
     def times_alike(self) -> float:
-        """Give alike / equal_random, 1 for a random order."""
+        """alike / equal_random; 1 for a random order."""
         return self.alike / self.equal_random if self.equal_random else 1.0
 
     @property
     def verdict(self) -> str:
-        """Say `shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to judge`.
+        """`shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to judge`.
 
-        Shuffled is what has no more equal pairs in its batches than random orders have, and no more equal
-        neighbours either, or hardly more: 0.9 by neighbours.
+        An order is shuffled if its batches have no more equal pairs than random orders, and it has no more
+        equal neighbours either, or hardly more: 0.9 or above by neighbours.
         """
         if self.labels == 1 and self.count > 1:
             return "one class"
@@ -82,7 +83,7 @@ class Shuffledness:
         return "shuffled" if is_mixed and self.alike <= self.alike_most else "partly shuffled"
 
     def _deviation(self) -> float:
-        """Give the standard deviation of `equal` in random orders, of at least one pair of neighbours."""
+        """Return the standard deviation of `equal` in random orders; at least that of one pair."""
         pairs = self.count - 1
         return (
             math.sqrt((self.equal_random * (1 - self.equal_random) + 1 / pairs) / pairs) if pairs > 0 else 0
@@ -90,9 +91,10 @@ class Shuffledness:
 
 
 def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shuffledness:
-    """Measure the order of `labels`, n of them, n_c of class c; batches follow each other without overlap.
+    """Measure the order of n `labels`, n_c of them of class c, in consecutive batches without overlap.
 
-    Of fewer than four batches of records the batch is made a quarter of them. Of a random order are expected
+    With fewer than four batches, the batch is a quarter of the records. The expectations of a random order
+    are
 
         equal_random   = sum_c n_c (n_c - 1) / (n (n - 1))              neighbours with equal labels
                        = pairs in a batch with equal labels
@@ -124,12 +126,13 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
 
 
 def _most_alike(counts: Sequence[int], sizes: Sequence[int]) -> float:
-    """Return the most that a random order has of pairs in batches of these `sizes` with equal labels.
+    """Return the limit, for a random order, of the fraction of equal pairs in batches of these `sizes`.
 
-    The variance of their number is exact: of it squared the mean is over all pairs of pairs, which are one,
-    share a record, or are apart. It is above its mean by over sqrt(2 variance x) + 2 weight x in one of e^x
-    orders at most, after Laurent and Massart, Annals of Statistics 28 (2000), lemma 1, for sums of squares,
-    `weight` being the largest of theirs; that holds of the Poisson law of rare pairs too, with 1/2.
+    The variance of the number of equal pairs is exact: its mean square is a sum over all pairs of pairs,
+    which are equal, share a record, or share none. The number exceeds its mean by more than sqrt(2 variance
+    x) + 2 weight x in at most one of e^x orders: Laurent and Massart, Annals of Statistics 28 (2000), lemma
+    1, for sums of squares with the largest weight `weight`; with 1/2 this also holds for the Poisson
+    distribution of rare pairs.
     """
     n, pairs = sum(counts), sum(size * (size - 1) // 2 for size in sizes)
     if n < 4 or not pairs:
@@ -157,13 +160,13 @@ def _equal(labels: Sequence[int]) -> float:
 
 
 def _classes(labels: Sequence[int], size: int) -> float:
-    """Give the mean number of different labels in whole batches of `size`."""
+    """Return the mean number of different labels in full batches of `size`."""
     starts = range(0, len(labels) - size + 1, size)
     return sum(len(set(labels[start : start + size])) for start in starts) / max(1, len(starts))
 
 
 def _chance_of_none(n: int, k: int, size: int) -> float:
-    """Give the chance that `size` of n records hold none of k: the product of (n - k - i) / (n - i).
+    """Return the probability that `size` of n records contain none of k: prod of (n - k - i) / (n - i).
 
     >>> round(_chance_of_none(4, 2, 2), 4)
     0.1667

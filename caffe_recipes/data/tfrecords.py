@@ -1,12 +1,8 @@
-"""An LMDB's images as TFRecords of ImageNet's kind, with classes shuffled across files.
+"""Write images as TFRecords of ImageNet's form, with classes shuffled across files, and check TFRecords.
 
-Features, their names and their values are those of imagenet_to_gcs.py, which the Horovod run's source makes
-its records by: RGB JPEGs, and labels from 1. It shuffles its images over the files, and says that training on
-records sorted by class loses 2 to 3 % of accuracy.
-
-What a folder of TFRecords was made of, and what its files are to hold: a manifest beside it.
-
-What TFRecords of labelled images hold, and what is wrong with them: every record, and their order.
+The features are those of imagenet_to_gcs.py, which the source of the Horovod run uses: RGB JPEGs, and labels
+from 1. The source shuffles images over all files, and reports that training on records sorted by class loses
+2 to 3 % of accuracy. A manifest beside a folder of TFRecords records what its files were made from.
 """
 
 from __future__ import annotations
@@ -25,6 +21,7 @@ from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, writing
+from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import Problem, Seen, hint_of, label_range_text, order_text, order_values
 from caffe_recipes.data.images import Pictures
@@ -46,9 +43,9 @@ from caffe_recipes.tensorflow.records import (
 
 @dataclass(frozen=True)
 class RecordSet:
-    """A folder's records; `plan` is the digest of the LMDB's keys and of all settings.
+    """The manifest of a folder of TFRecords; `plan` is the digest of the LMDB's keys and of all settings.
 
-    `sizes_bytes` are those of the files, once they are written.
+    `sizes_bytes` and `digests` are those of the files, once they are written; a digest is that of staging.
     """
 
     records: int
@@ -58,9 +55,10 @@ class RecordSet:
     classes: tuple[str, ...] | None
     plan: str
     sizes_bytes: tuple[int, ...] = ()
+    digests: tuple[str, ...] = ()
 
     def file_name(self, shard: int) -> str:
-        """Name a file.
+        """Return the name of a file.
 
         >>> RecordSet(9, 3, 1, "train", None, "").file_name(2)
         'train-00002-of-00003'
@@ -68,7 +66,7 @@ class RecordSet:
         return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}"
 
     def part(self, shard: int) -> slice:
-        """Return which of the shuffled records a file holds: as many as the others, or one more.
+        """Return the slice of the shuffled records that a file holds; sizes differ by one at most.
 
         >>> [RecordSet(10, 3, 1, "train", None, "").part(shard) for shard in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
@@ -86,12 +84,12 @@ class RecordSet:
 
 
 def records_manifest_path(out: Path) -> Path:
-    """Name the manifest of a folder of TFRecords: beside it, for all in it may be taken for records."""
+    """Return the path of the manifest, beside the folder, since all files in it may be read as records."""
     return manifest_path(out)
 
 
 def load_record_set(out: Path) -> RecordSet | None:
-    """Read the manifest beside a folder of TFRecords, if there is one; raises DataError if it is none."""
+    """Return the manifest beside a folder of TFRecords, None if there is none; raises DataError."""
     hint = "remove it, or make the records again"
     return read_manifest(records_manifest_path(out), _parse_set, "is not a manifest of TFRecords", hint)
 
@@ -99,7 +97,8 @@ def load_record_set(out: Path) -> RecordSet | None:
 def _parse_set(known: dict[str, Any]) -> RecordSet | None:
     classes, sizes = known.pop("classes"), known.pop("sizes_bytes", [])
     classes = tuple(classes) if isinstance(classes, list) else classes
-    made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), **known)
+    digests = known.pop("digests", [])
+    made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), digests=tuple(digests), **known)
     return made if _is_sound(made) else None
 
 
@@ -115,16 +114,18 @@ def _is_sound(made: RecordSet) -> bool:
         all(map(is_count, counts))
         and 1 <= made.shards <= made.records
         and len(made.sizes_bytes) in (0, made.shards)
+        and len(made.digests) in (0, made.shards)
+        and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
         and isinstance(made.prefix, str)
         and isinstance(made.plan, str)
         and (made.classes is None or is_names(made.classes))
     )
 
 
-# Of images that are no JPEG of colours yet, as imagenet_to_gcs.py encodes them.
+# The JPEG quality with which imagenet_to_gcs.py encodes images that are not RGB JPEGs.
 _QUALITY = 100
 
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 def write_tfrecords(
@@ -135,12 +136,12 @@ def write_tfrecords(
     seed: int = 1,
     prefix: str = "train",
     classes: Sequence[str] | None = None,
-    tell: Tell = lambda done, total: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> RecordSet:
-    """Write an LMDB's records to `shards` files in the folder `out`, shuffled; go on with what was cut off.
+    """Write an LMDB's records, shuffled, to `shards` files in the folder `out`, or resume doing so.
 
-    `classes` are the names (synsets) by label. A finished folder of this plan is kept. `tell` hears of
-    records done, and how many there are. Nothing stands at `out` until it is whole. Raises InputError.
+    `classes` are the names (synsets) by label. A finished folder of this plan is kept. `on_progress` gets the
+    records done and their total. `out` does not exist until it is complete. Raises InputError.
     """
     require_crc32c(lmdb)
     require_opencv(lmdb)
@@ -152,7 +153,7 @@ def write_tfrecords(
         size_bytes = (datums.path / "data.mdb").stat().st_size
         names = tuple(classes) if classes is not None else None
         images = _Images(datums.path, datums.keys, size_bytes, names, read, "fix the LMDB")
-        return _write(images, _plan(images, shards, seed, prefix), out, tell)
+        return _write(images, _plan(images, shards, seed, prefix), out, on_progress)
 
 
 def write_picture_tfrecords(
@@ -163,9 +164,9 @@ def write_picture_tfrecords(
     seed: int = 1,
     prefix: str = "train",
     workers: int = 1,
-    tell: Tell = lambda done, total: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> RecordSet:
-    """Write images to files of TFRecords as `write_tfrecords` does an LMDB's, with no LMDB between."""
+    """Write images to files of TFRecords, as `write_tfrecords` does, without an LMDB; raises InputError."""
     require_crc32c(found.where)
     require_opencv(found.where)
     from caffe_recipes.data.convert import Settings, convert_all  # cv2
@@ -183,14 +184,14 @@ def write_picture_tfrecords(
 
     size_bytes = sum(picture.size_bytes for picture in found.pictures)
     images = _Images(found.where, keys, size_bytes, found.classes, read, "replace or remove the image")
-    return _write(images, _plan(images, shards, seed, prefix), out, tell)
+    return _write(images, _plan(images, shards, seed, prefix), out, on_progress)
 
 
 @dataclass(frozen=True)
 class _Images:
-    """What TFRecords are made of: `read` yields the key and the datum of each index that it is given.
+    """The source of TFRecords: `read` yields the key and the Datum of each given index.
 
-    A key is `%08d_<path>`; `size_bytes` is of all images, and `hint` says what to do about one.
+    A key is `%08d_<path>`; `size_bytes` is the size of all images, and `hint` says how to fix a bad one.
     """
 
     where: Path
@@ -201,11 +202,11 @@ class _Images:
     hint: str
 
 
-def _write(images: _Images, plan: RecordSet, out: Path, tell: Tell) -> RecordSet:
+def _write(images: _Images, plan: RecordSet, out: Path, on_progress: Progress) -> RecordSet:
     from caffe_recipes.data.build import RESUME, check_plan, locked  # cv2
 
     if out.name in ("", ".."):
-        raise DataError(out, "is a folder that is there already", "name a new one")
+        raise DataError(out, "is a folder that already exists", "name a new one")
     if os.path.lexists(out):
         return _check_same(plan, out)
     partial = out.with_name(f".{out.name}.partial")
@@ -215,12 +216,14 @@ def _write(images: _Images, plan: RecordSet, out: Path, tell: Tell) -> RecordSet
             check_plan(partial, plan.plan)
             (partial / "records").mkdir(exist_ok=True)
             try:
-                _fill(images, partial / "records", plan, tell)
-            except DataError:  # mended images are other ones
+                _fill(images, partial / "records", plan, on_progress)
+            except DataError:  # fixed images differ, so the records are not resumed from
                 shutil.rmtree(partial)
                 raise
-            sizes = [(partial / "records" / name).stat().st_size for name in plan.counts()]
-            write_record_set(out, replace(plan, sizes_bytes=tuple(sizes)))
+            files = [partial / "records" / name for name in plan.counts()]
+            sizes = tuple(file.stat().st_size for file in files)
+            digests = tuple(map(digest_of, files))
+            write_record_set(out, replace(plan, sizes_bytes=sizes, digests=digests))
             (partial / "records").rename(out)
             shutil.rmtree(partial)
     return plan
@@ -244,22 +247,22 @@ def _check_same(plan: RecordSet, out: Path) -> RecordSet:
     except DataError:  # not ours
         known = None
     if known is None or known.plan != plan.plan:
-        what = "is there already" + (", of other images or settings" if known else "")
+        what = "already exists" + (", made from other images or settings" if known else "")
         raise DataError(out, what, "remove it, or give another path")
-    hint = "remove the folder, and give the command again"
+    hint = "remove the folder, and run the command again"
     names = [plan.file_name(shard) for shard in range(plan.shards)]
     missing = [name for name in names if not (out / name).is_file()]
     if missing:
         raise DataError(out, f"lacks {len(missing):,} of its {plan.shards:,} files: {missing[0]}", hint)
-    for name, size in zip(names, known.sizes_bytes, strict=False):  # of older manifests there are none
+    for name, size in zip(names, known.sizes_bytes, strict=False):  # older manifests have none
         found = (out / name).stat().st_size
         if found != size:
             raise DataError(out / name, f"has {found:,} of {size:,} bytes", hint)
     return plan
 
 
-def _fill(images: _Images, folder: Path, plan: RecordSet, tell: Tell) -> None:
-    """Write the files that are not there yet; each gets its name when it is whole."""
+def _fill(images: _Images, folder: Path, plan: RecordSet, on_progress: Progress) -> None:
+    """Write the missing files; each gets its name when it is complete."""
     from caffe_recipes.data.build import shuffle
 
     order = shuffle(range(plan.records), plan.seed)
@@ -268,7 +271,7 @@ def _fill(images: _Images, folder: Path, plan: RecordSet, tell: Tell) -> None:
     with closing(examples):
         for shard in missing:
             path, part = folder / plan.file_name(shard), plan.part(shard)
-            tell(part.start, plan.records)
+            on_progress(part.start, plan.records)
             growing = folder / f".{path.name}"
             growing.unlink(missing_ok=True)
             write_records(growing, islice(examples, part.stop - part.start))
@@ -280,8 +283,8 @@ def _examples(images: _Images, order: Sequence[int]) -> Generator[bytes, None, N
     for key, datum in images.read(order):
         record = f"record '{key.decode(errors='backslashreplace')}'"
         if classes is not None and datum.label >= len(classes):
-            what = f"{record} has label {datum.label}, and the names of classes end at {len(classes) - 1}"
-            raise DataError(images.where, what, "name all classes with --class-list, or mend the LMDB")
+            what = f"{record} has label {datum.label}, but the class names end at {len(classes) - 1}"
+            raise DataError(images.where, what, "name all classes with --class-list, or fix the LMDB")
         try:
             yield build_example(features_of(key, datum, classes))
         except ValueError as error:
@@ -289,10 +292,10 @@ def _examples(images: _Images, order: Sequence[int]) -> Generator[bytes, None, N
 
 
 def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> dict[str, bytes | int]:
-    """Return a record's features as imagenet_to_gcs.py names them; raises ValueError, saying what is wrong.
+    """Return a record's features, named as in imagenet_to_gcs.py; raises ValueError with what is wrong.
 
-    A key is `%08d_<path>`; `classes` name every label. `image/class/label` counts from 1; what is not known
-    of a class is empty.
+    A key is `%08d_<path>`; `classes` are the names by label. `image/class/label` counts from 1; unknown texts
+    of a class are empty.
     """
     if not datum.HasField("label") or datum.label < 0:
         raise ValueError("has no label" if not datum.HasField("label") else f"has label {datum.label}")
@@ -305,7 +308,7 @@ def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> d
         "image/colorspace": b"RGB",
         "image/channels": 3,
         "image/class/label": datum.label + 1,
-        "image/class/synset": os.fsencode(synset),  # of a folder's name, which may be of any bytes
+        "image/class/synset": os.fsencode(synset),  # a folder's name may have any bytes
         "image/class/text": b"",
         "image/format": b"JPEG",
         "image/filename": os.fsencode(PurePosixPath(name).name),
@@ -314,7 +317,10 @@ def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> d
 
 
 def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
-    """Give a record's image as a JPEG that TensorFlow reads as RGB, its bytes unchanged if it is one."""
+    """Return a record's image as a JPEG that TensorFlow reads as RGB, and its height and width.
+
+    The bytes of such a JPEG are not changed. Raises ValueError with what is wrong.
+    """
     shape = jpeg_shape(datum.data) if datum.encoded else None
     if shape and shape[0] in (1, 3) and min(shape) > 0:
         return datum.data, shape[1], shape[2]
@@ -330,7 +336,7 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     else:
         channels, height, width = datum_shape(datum) or (0, 0, 0)
         if channels not in (1, 3) or not datum.data:
-            raise ValueError(f"is raw, of {channels} channels: neither grey nor in colours of a byte each")
+            raise ValueError(f"is raw with {channels} channels, not grey or BGR with a byte per channel")
         pixels = np.frombuffer(datum.data, np.uint8).reshape(channels, height, width).transpose(1, 2, 0)
     settings = [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
     jpeg = encode(np.ascontiguousarray(pixels), "jpg", settings)
@@ -346,10 +352,10 @@ V = TypeVar("V", bytes, int)
 
 @dataclass(frozen=True)
 class CheckedRecords:
-    """What was seen; labels as they stand there, from 1.
+    """The result of a check of TFRecords; labels count from 1, as in the records.
 
-    `order` is of the records as they follow each other, file after file by name; `files` has each file's
-    records, and `fewest_classes` is of the file with the fewest.
+    `order` is that of all records, file after file by name. `files` has the number of records of each file,
+    and `fewest_classes` is the smallest number of classes in a file.
     """
 
     files: Mapping[str, int]
@@ -361,17 +367,17 @@ class CheckedRecords:
 
     @property
     def count(self) -> int:
-        """Count the records."""
+        """The number of records."""
         return sum(self.files.values())
 
     @property
     def hint(self) -> str:
-        """Say what to do: where files lost records, there is nothing to mend in what they were made of."""
+        """What to do: by default fix the images, but copy files again if they lost records."""
         return hint_of(self.problems, "fix what they were made from, and make them again")
 
 
 def is_records(path: Path) -> bool:
-    """Tell if a path is a file of TFRecords or a folder of them, by names as `train-00000-of-01024`."""
+    """Return whether a path is a file or folder of TFRecords, by names such as `train-00000-of-01024`."""
     try:
         return bool(_NAME.fullmatch(path.name)) if path.is_file() else bool(_files(path))
     except OSError:
@@ -381,15 +387,15 @@ def is_records(path: Path) -> bool:
 def check_records(
     path: Path, classes: int | None = None, *, batch: int = 256, must_be_shuffled: bool = False
 ) -> CheckedRecords:
-    """Look at every record of a file or folder of TFRecords; labels are to go from 1 to `classes`.
+    """Check every record of a file or folder of TFRecords; labels must be 1 to `classes`.
 
-    Behind a damaged record nothing of its file can be read. A manifest beside the folder tells how many
-    records there are. Raises DataError for what cannot be read at all.
+    The records after a damaged one cannot be read. The number of records is compared with the manifest beside
+    the folder. Raises DataError if nothing can be read.
     """
     require_crc32c(path)
     paths = [path] if path.is_file() else _files(path)
     if not paths:
-        raise DataError(path, "holds no files of TFRecords", "their names are as train-00000-of-01024")
+        raise DataError(path, "contains no TFRecords", "their names are like train-00000-of-01024")
     made = load_record_set(path if path.is_dir() else path.parent)
     expected = made.counts() if made else {}
     seen, files, fewest, size_bytes = Seen(), {}, 0, 0
@@ -412,12 +418,12 @@ def check_records(
 
 
 def render_records_text(seen: CheckedRecords) -> str:
-    """Write what was seen, line by line; the last lines tell what is wrong."""
+    """Return the result as lines of text; the last ones are the problems."""
     return "\n".join(_lines(seen)) + "\n"
 
 
 def records_values(seen: CheckedRecords) -> dict[str, object]:
-    """Return what was seen, for JSON."""
+    """Return the result as values for JSON."""
     return {
         "records": seen.count,
         "files": dict(seen.files),
@@ -446,7 +452,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _check_count(name: str, count: int, expected: Mapping[str, int], seen: Seen) -> None:
-    """See that a file holds what was written to it: one that is cut off between two records looks whole."""
+    """Add a problem if a file lacks records: a file that is cut off between two records looks complete."""
     if expected and name not in expected:
         seen.add("manifest", f"{name}: is not a file that the manifest lists")
     elif count != expected.get(name, count):
@@ -454,20 +460,20 @@ def _check_count(name: str, count: int, expected: Mapping[str, int], seen: Seen)
 
 
 def _check_names(paths: Sequence[Path], seen: Seen) -> None:
-    """See that the files are those of one set, and that none is missing."""
+    """Add a problem if the files belong to several sets, or if one is missing."""
     sets: dict[tuple[str, int], set[int]] = {}
     for path in paths:
         prefix, number, count = re.fullmatch(_NAME, path.name).groups()  # type: ignore[union-attr]
         sets.setdefault((prefix, int(count)), set()).add(int(number))
     if len(sets) > 1:
         named = " and ".join(f"{prefix} of {count:,}" for prefix, count in sets)
-        seen.add("sets", f"files of several sets lie together: {named}")
+        seen.add("sets", f"the folder has files of several sets: {named}")
     for (prefix, count), numbers in sets.items():
         missing = count - len(numbers & set(range(count)))
         if missing:
             first = next(number for number in range(count) if number not in numbers)
             name = f"{prefix}-{first:05d}-of-{count:05d}"
-            seen.add("files", f"{missing:,} of {count:,} files are missing: {name}", _AGAIN)
+            seen.add("files", f"{missing:,} of {count:,} files are missing, e.g. {name}", _AGAIN)
 
 
 def _look(file: Path, classes: int | None, seen: Seen) -> Iterator[None]:
@@ -499,10 +505,10 @@ def _check_features(features: Mapping[str, Values], classes: int | None, where: 
     stated = (_only(features, "image/height", int), _only(features, "image/width", int))
     if None not in stated and stated != shape[1:]:
         size = " x ".join(map(str, stated))
-        seen.add("size", f"{where} says {size}, and its image is {shape[1]} x {shape[2]}")
+        seen.add("size", f"{where} says {size}, but its image is {shape[1]} x {shape[2]}")
 
 
 def _only(features: Mapping[str, Values], name: str, kind: type[V]) -> V | None:
-    """Return a feature's one value."""
+    """Return the value of a feature with one value of this type; None for any other."""
     values = features.get(name, ())
     return values[0] if len(values) == 1 and isinstance(values[0], kind) else None

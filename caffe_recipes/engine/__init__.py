@@ -1,1 +1,1 @@
-"""The PyTorch executor of Caffe's prototxts: Caffe's arithmetic, files and log, where no Caffe is."""
+"""The PyTorch executor of Caffe's prototxts: Caffe's arithmetic, files and log, without Caffe."""

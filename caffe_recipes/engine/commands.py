@@ -1,11 +1,7 @@
-"""`caffe-torch train`: from a solver file to a trained net.
+"""The commands of `caffe-torch`: `train` trains a net, `test` averages its outputs, `predict` writes scores.
 
-`caffe-torch test`: a net's outputs, averaged over batches of its TEST data.
-
-`caffe-torch predict`: a net's scores of every image of an LMDB, each image once.
-
-What is kept are the scores that go into the last softmax, as float32: `test` ranks these, and two that
-differ may have one probability in float32.
+`predict` writes the scores that go into the last softmax, once for each image of an LMDB. `test` ranks these
+scores too: two different scores may have the same probability in float32.
 """
 
 from __future__ import annotations
@@ -39,9 +35,9 @@ from caffe_recipes.files import check_replaceable, write_whole
 
 @dataclass(frozen=True)
 class StartPoint:
-    """What a training starts from: weights, a solverstate, or (both empty) the fillers.
+    """The start of a training: weights files, a solverstate, or, if both are empty, the fillers.
 
-    `new_layers` start from their fillers whatever the weights hold.
+    `new_layers` start from their fillers even if the weights contain them.
     """
 
     weights: tuple[str, ...] = ()
@@ -52,7 +48,7 @@ class StartPoint:
 def prepare(
     param: pb.SolverParameter, path: str, start: StartPoint, ranks: Ranks, requests: Requests, log: Log
 ) -> Solver:
-    """Set up nets and solver; raises InputError for whatever would not train, before anything is written."""
+    """Return the solver with its nets set up; raises InputError before anything is written."""
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
         check_folder(param.snapshot_prefix)
@@ -76,12 +72,12 @@ def prepare(
 
 
 def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
-    """Load what the training starts from."""
+    """Load the weights or the solverstate that the training starts from."""
     if start.snapshot:
         log.info("caffe.cpp:316", f"Resuming from {start.snapshot}")
         state = load_solverstate(start.snapshot)
         snapshot = {state.learned_net: _load(solver, state.learned_net, (), log)}
-        check_complete(solver.net, snapshot, "resume with the net it was written by")
+        check_complete(solver.net, snapshot, "resume with the net that wrote the snapshot")
         log.info("sgd_solver.cpp:808", f"{solver.param.type}Solver: restoring history")
         copy_history(solver.net, solver.groups, state, start.snapshot)
         solver.iteration = state.iter
@@ -89,8 +85,8 @@ def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
     trained, held, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers
     for name in new:
         if name not in trained:
-            what = f"'{name}' is no learned layer of {solver.net.path}"
-            raise InputError("-new_layers", what, f"they are {', '.join(trained)}")
+            what = f"'{name}' is not a learned layer of {solver.net.path}"
+            raise InputError("-new_layers", what, f"choose from {', '.join(trained)}")
     for path in start.weights:
         log.info("caffe.cpp:218", f"Finetuning from {path}")
         held[path] = _load(solver, path, new, log)
@@ -100,12 +96,12 @@ def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
 
 
 def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str]:
-    """Copy a file's weights into all nets; give the names of the layers it holds."""
+    """Copy the weights of a file into all nets; return the names of its learned layers."""
     weights = load_weights(path)
     held = copy_weights(solver.net, weights, path, log, new)
     trained = solver.net.blobs()
     for net in solver.test_nets:
-        if net.blobs().keys() - trained:  # layers of their own, which the TRAIN net does not share
+        if net.blobs().keys() - trained:  # layers that the TRAIN net does not have
             copy_weights(net, weights, path, Log(enabled=False), new)
     return held
 
@@ -115,7 +111,7 @@ def _text(message: pb.SolverParameter) -> str:
 
 
 def run(solver: Solver, ranks: Ranks, log: Log) -> None:
-    """Train; all ranks start from rank 0's blobs."""
+    """Train to the end; all ranks start from rank 0's blobs."""
     ranks.connect()
     for param in solver.net.params:
         ranks.broadcast(param.tensor.detach())
@@ -132,7 +128,7 @@ def load_tested(
     log: Log,
     change: Callable[[pb.NetParameter], None] | None = None,
 ) -> RunnableNet:
-    """Set up a net, once it is changed, in phase TEST with its weights; InputError where they do not fit."""
+    """Return a net in phase TEST with its weights, after `change`; raises InputError if they do not fit."""
     param = load_net(model)
     if change is not None:
         change(param)
@@ -147,7 +143,7 @@ def load_tested(
 
 @torch.no_grad()
 def test(net: RunnableNet, iterations: int, log: Log) -> None:
-    """Print each batch's outputs, and their means."""
+    """Print the outputs of each batch, and their means; raises RunFailed if the loss is not finite."""
     log.info("caffe.cpp:472", f"Running for {iterations} iterations.")
     sums: list[float] = []
     loss = 0.0
@@ -173,7 +169,7 @@ _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 def load_predicting(
     model: str, weights: Sequence[str], source: str, level: int, stages: Sequence[str], log: Log
 ) -> RunnableNet:
-    """Set up a net in phase TEST with its weights, to read `source`, or its own LMDB, in order."""
+    """Return a net in phase TEST with its weights that reads `source`, or its own LMDB, in order."""
 
     def read_in_order(param: pb.NetParameter) -> None:
         for layer in param.layer:
@@ -185,14 +181,14 @@ def load_predicting(
 
 
 def check_out(out: str) -> None:
-    """Raise InputError, before anything is computed, where nothing could be written."""
+    """Raise InputError if `out` cannot be written, before anything is computed."""
     folder = Path(out).parent
     if Path(out).is_dir():
         raise InputError(out, "is a folder", "give a file with -out")
-    if Path(out).exists() and not Path(out).is_file():  # which a file would replace
+    if Path(out).exists() and not Path(out).is_file():  # it would be replaced by a file
         raise InputError(out, "is a device or a pipe", "give a file with -out")
     if not folder.is_dir():
-        raise InputError(out, f"there is no folder {folder}", "make it")
+        raise InputError(out, f"the folder {folder} does not exist", "create it")
     try:
         check_replaceable(Path(out))
     except OSError as error:
@@ -201,9 +197,9 @@ def check_out(out: str) -> None:
 
 @torch.no_grad()
 def predict(net: RunnableNet, out: str, log: Log) -> None:
-    """Write `scores` (images x classes, float32) and `labels` (int32) to an .npz, whole or not at all.
+    """Write `scores` (images x classes, float32) and `labels` (int32) to an .npz file, atomically.
 
-    Raises DataError for a label that is no class, and RunFailed where the scores are no numbers.
+    Raises DataError for a label outside the classes, and RunFailed if a score is not finite.
     """
     data, last = _find_data(net), _find_softmax(net)
     source = data.source
@@ -216,7 +212,7 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
     done = 0
     while done < count:
         net.forward()
-        # The last batch begins again at the first record.
+        # The last batch wraps around to the first record.
         batch = net.value(last.bottoms[0]).flatten(1).numpy()[: count - done].copy()
         given = net.value(data.tops[1]).reshape(-1).numpy()[: count - done].astype(np.int32)
         _check_batch(net, source.where, source.keys, batch, given)
@@ -238,14 +234,14 @@ def _find_data(net: RunnableNet) -> LayerNode:
 
 
 def _find_softmax(net: RunnableNet) -> LayerNode:
-    """Return the last softmax; raises InputError unless it takes one score a class for each image."""
+    """Return the last softmax layer; raises InputError unless it takes one score per class and image."""
     for node in reversed(net.nodes):
         if node.param.type in _SOFTMAX:
             shape = net.shape(node.bottoms[0])
             axis = node.param.softmax_param.axis
             if axis not in (1, 1 - len(shape)) or math.prod(shape[2:]) != 1:
                 what = f"layer '{node.param.name}' takes {' x '.join(map(str, shape))} scores"
-                raise InputError(net.path, what, "give a net that has one score a class for each image")
+                raise InputError(net.path, what, "give a net with one score per class and image")
             return node
     raise InputError(net.path, "no softmax in phase TEST", f"give a net with a {' or '.join(_SOFTMAX)} layer")
 
@@ -261,7 +257,7 @@ def _check_batch(
     odd = np.flatnonzero(~np.isfinite(scores).all(1))
     if len(odd):
         what = f"the scores of record '{keys[odd[0]]}' are not finite"
-        raise RunFailed(net.path, what, "look at the weights, and at the data")
+        raise RunFailed(net.path, what, "check the weights and the data")
 
 
 def _write(out: str, scores: NDArray[np.float32], labels: NDArray[np.int32]) -> None:

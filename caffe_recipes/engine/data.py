@@ -1,7 +1,4 @@
-"""The layers that a net's data come from: LMDBs read ahead, and inputs that are filled.
-
-Which records of an LMDB a rank reads, and in which order.
-"""
+"""The data layers of a net: LMDBs, read ahead in the order of the ranks, and filled inputs."""
 
 from __future__ import annotations
 
@@ -25,10 +22,11 @@ from caffe_recipes.errors import DataError
 
 
 def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iterator[int]:
-    """Yield the records that a rank reads, without end: rank, rank + ranks, ... of one list that repeats.
+    """Yield the indices of the records that a rank reads: rank, rank + ranks, ... of a list that repeats.
 
-    All ranks walk the same list, so that together they read what one rank would. With a `shuffle` seed (the
-    same on all ranks) the list is shuffled before it is first read, and again each time it ends.
+    All ranks use the same list, so that together they read the same records as a single rank. With a
+    `shuffle` seed (the same on all ranks) the list is shuffled at the start, and again each time that it
+    ends.
 
     >>> from itertools import islice
     >>> list(islice(record_order(5, 0, 2, None), 6)), list(islice(record_order(5, 1, 2, None), 6))
@@ -48,13 +46,13 @@ def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iter
         place += ranks
 
 
-# Decoded images up to this size are kept, so that small sets are decoded once and not every epoch.
+# Decoded images are cached up to this total size, so that small sets are decoded only once.
 _KEPT_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What data layers need to know of the run: which rank of how many this is, and the seeds.
+    """What data layers need to know about the run: the rank, the number of ranks, and the seeds.
 
     `shuffle_seed` is the same on all ranks, `augment_seed` differs between them.
     """
@@ -68,7 +66,7 @@ class Feed:
 
 @dataclass
 class InputLayer:
-    """A layer without bottoms; `keys` are the records of the batch it gave last."""
+    """A layer without bottoms; `keys` are the records of its last batch."""
 
     forward: Forward
     where: str = ""
@@ -86,7 +84,7 @@ class LoadedBatch:
 
 
 class RecordReader:
-    """Batches of one LMDB for one rank, made ahead by a thread; errors surface in `next`."""
+    """Batches of an LMDB for one rank, prepared ahead by a thread; its errors are raised by `next`."""
 
     def __init__(self, layer: pb.LayerParameter, datums: Datums, transform: Transform, feed: Feed) -> None:
         param = layer.data_param
@@ -102,7 +100,7 @@ class RecordReader:
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
 
     def next(self) -> LoadedBatch:
-        """Give the next batch; raises DataError, naming the record, for one that cannot be read."""
+        """Return the next batch; raises DataError with the record if it cannot be read."""
         if self._thread.ident is None:
             self._thread.start()
         item = self._ready.get()
@@ -123,7 +121,7 @@ class RecordReader:
             item: LoadedBatch | Exception
             try:
                 item = self._batch()
-            except Exception as error:  # whatever it is, whoever waits in next() must hear of it
+            except Exception as error:  # next() raises it
                 item = error
             while not self._stopped.is_set():
                 try:
@@ -145,14 +143,14 @@ class RecordReader:
                 raise self._bad(record, str(error)) from None
             labels.append(label)
             if images[-1].shape != images[0].shape:
-                what = f"is {size_of(images[-1])}, and the first of its batch {size_of(images[0])}"
+                what = f"is {size_of(images[-1])}, but the first of its batch is {size_of(images[0])}"
                 raise self._bad(record, what, "give crop_size, or build the LMDB with images of one size")
         try:
             values = self._transform.normalise(images)
         except ValueError as error:
             raise self._bad(records[0], str(error)) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
-        batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # in memory the channels stay last
+        batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # the memory layout stays channels-last
         return LoadedBatch(batch, torch.tensor(labels, dtype=torch.float32), keys)
 
     def _image(self, record: int) -> tuple[Pixels, int]:
@@ -161,8 +159,8 @@ class RecordReader:
             return kept
         datum = self._datums[record]
         if self._transform.resizes and not datum.encoded:
-            hint = "build the LMDB with encoded images: Caffe scrambles raw ones here"
-            raise self._bad(record, "is not encoded, and transform_param resizes it", hint)
+            hint = "build the LMDB with encoded images, since Caffe scrambles raw ones here"
+            raise self._bad(record, "is not encoded, but transform_param resizes it", hint)
         try:
             image = decode(datum, self._param), datum.label
         except ValueError as error:
@@ -177,7 +175,7 @@ class RecordReader:
         return DataError(self._datums.path, f"record '{key}' {what}", hint)
 
     def check_first(self, shape: Shape) -> None:
-        """Raise DataError unless the first record comes out of the transform as (channels, height, width)."""
+        """Raise DataError unless the transformed first record has the shape (channels, height, width)."""
         pixels, _ = self._image(0)
         try:
             made = size_of(self._transform.apply(pixels, Random(0)))
@@ -185,12 +183,12 @@ class RecordReader:
             raise self._bad(0, str(error)) from None
         wanted = " x ".join(map(str, shape))
         if made != wanted:
-            what = f"is {made} after the transform, and {wanted} by the net"
+            what = f"is {made} after the transform, but the net expects {wanted}"
             raise self._bad(0, what, "give crop_size")
 
 
 def first_image(source: str) -> Image:
-    """Give (channels, height, width) of an LMDB's first image as it is stored; raises DataError."""
+    """Return the stored (channels, height, width) of an LMDB's first image; raises DataError."""
     with open_datums(source) as datums:
         datum = datums[0]
         if not datum.encoded:
@@ -204,7 +202,7 @@ def first_image(source: str) -> Image:
 
 
 def check_data(layer: pb.LayerParameter) -> None:
-    """Raise InputError for a Data layer that Caffe would not read, or the engine does not."""
+    """Raise InputError for a Data layer that Caffe or the engine cannot read."""
     param = layer.data_param
     if param.backend != param.LMDB:
         raise fault(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
@@ -212,11 +210,11 @@ def check_data(layer: pb.LayerParameter) -> None:
         raise fault(layer, "source is missing", "give the folder of an LMDB")
     for name in ("scale", "mean_file", "crop_size", "mirror"):
         if param.HasField(name):
-            raise fault(layer, f"data_param.{name} is of the old format", f"write transform_param.{name}")
+            raise fault(layer, f"data_param.{name} is an old format", f"write transform_param.{name}")
 
 
 def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Read an LMDB: tops are the images and, if there is a second, the labels."""
+    """Read an LMDB; the tops are the images and, if there are two, the labels."""
     source_path = layer.data_param.source
     datums = open_datums(source_path)
     feed.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
@@ -234,12 +232,12 @@ def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
 
 
 def _input(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Give zeros: the engine has nobody to set an input."""
+    """Fill inputs with zeros, since nothing sets them here."""
     return InputLayer(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
 def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Give filled blobs, anew for each pass."""
+    """Fill blobs anew for each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
     if len(fillers) != len(shapes.tops):

@@ -1,4 +1,4 @@
-"""Starting values of learned blobs, by the names of Caffe's fillers."""
+"""Fill learned blobs with initial values, by the names of Caffe's fillers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
 
 
 def starting_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    """Give the filler of each learned blob: as written, or the layer type's own.
+    """Return the filler of each learned blob: as written, or the default of the layer type.
 
-    BatchNorm's `filler` is not among them: it is for another engine's fused scale.
+    BatchNorm's `filler` is not used: it is for the fused scale of another engine.
     """
     one, zero = pb.FillerParameter(type="constant", value=1), pb.FillerParameter(type="constant")
     if layer.type in ("Convolution", "Deconvolution"):
@@ -51,7 +51,7 @@ def starting_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:
-    """Give how many values feed (FAN_IN) or follow (FAN_OUT) an output, or their mean (AVERAGE).
+    """Return the number of values that feed (FAN_IN) or follow (FAN_OUT) an output, or the mean (AVERAGE).
 
     >>> fan((64, 3, 7, 7), pb.FillerParameter.FAN_IN), fan((64, 3, 7, 7), pb.FillerParameter.FAN_OUT)
     (147, 3136)
@@ -68,7 +68,7 @@ def _gaussian(blob: Tensor, filler: pb.FillerParameter, generator: Generator) ->
     blob.normal_(filler.mean, filler.std, generator=generator)
     if filler.sparse >= 0:
         if not blob.dim():
-            raise InputError("filler 'gaussian'", "cannot make a single value sparse", "take sparse out")
+            raise InputError("filler 'gaussian'", "cannot make a single value sparse", "remove sparse")
         # On average `sparse` values feed each output; the others are 0.
         share = filler.sparse / blob.shape[0]
         if share > 1:

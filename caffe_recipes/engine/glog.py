@@ -1,4 +1,4 @@
-"""Log lines as Caffe's glog prints them on stderr."""
+"""Print log lines as Caffe's glog does on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def format_number(value: float) -> str:
-    """Print a number as a C++ stream does: six significant digits.
+    """Return a number as a C++ stream prints it, with six significant digits.
 
     >>> format_number(0.0333333), format_number(3.33334e-05), format_number(1.0), format_number(float("nan"))
     ('0.0333333', '3.33334e-05', '1', 'nan')
@@ -20,13 +20,13 @@ def format_number(value: float) -> str:
 
 @dataclass
 class Log:
-    """Where the log goes. Only rank 0 of a run is `enabled`."""
+    """A log in glog's format; in a run only that of rank 0 is `enabled`."""
 
     enabled: bool = True
     stream: TextIO = field(default_factory=lambda: sys.stderr)
 
     def info(self, place: str, text: str) -> None:
-        """Print one message; `place` is the `file:line` that Caffe's own message bears."""
+        """Print one message; `place` is the `file:line` of Caffe's own message."""
         if self.enabled:
             stamp = datetime.now().strftime("%m%d %H:%M:%S.%f")
             self.stream.write(f"I{stamp} {os.getpid():5d} {place}] {text}\n")

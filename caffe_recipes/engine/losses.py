@@ -1,4 +1,4 @@
-"""Losses, softmax and accuracy, with Caffe's clamps, ties and normalisers."""
+"""Losses, softmax and accuracy, with the same clamping, ties and normalisation as Caffe."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.engine.ops import Forward, Setup, Shapes, fault
 from caffe_recipes.errors import RunFailed
 
-FLT_MIN = 1.17549435e-38  # the least probability whose logarithm Caffe takes
-SATURATED = 87.3365  # where the loss ends, for that reason
-PATIENCE = 10  # passes in a row: a small batch may be all wrong once
+FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
+SATURATED = 87.3365  # so this is the largest loss
+PATIENCE = 10  # passes in a row, since a small batch may be all wrong once
 
 
 class LabelError(Exception):
@@ -28,7 +28,7 @@ class LabelError(Exception):
 
 
 def _classes_of(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
-    """Give labels as indices, and raise LabelError at the first that is no class; ignored ones become 0."""
+    """Return labels as indices, ignored ones as 0; raises LabelError for one outside the classes."""
     indices = labels.long()
     outside = (indices < 0) | (indices >= classes)
     if ignored is not None:
@@ -43,7 +43,8 @@ def _classes_of(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
 class _SoftmaxLosses(torch.autograd.Function):
     """-log softmax(row)[label] of each row of logits.
 
-    Caffe's loss clamps the probability and knows no label smoothing; its gradient does neither and does.
+    As in Caffe, the loss clamps the probability and ignores label smoothing, while the gradient does not
+    clamp and applies the smoothing.
     """
 
     @staticmethod
@@ -67,7 +68,7 @@ class _SoftmaxLosses(torch.autograd.Function):
 
 
 def _rows(x: Tensor, axis: int) -> Tensor:
-    """Lay a blob out as (outer * inner, classes), the order of its labels."""
+    """Return a blob as (outer * inner, classes), in the order of its labels."""
     if x.dim() == 2 and axis == 1:
         return x
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
@@ -75,7 +76,7 @@ def _rows(x: Tensor, axis: int) -> Tensor:
 
 @dataclass
 class _Saturation:
-    """Counts the passes in a row in which no label had any probability: a net that has diverged for good."""
+    """Counts consecutive passes in which all losses are saturated, which means that the net has diverged."""
 
     name: str
     passes: int = 0
@@ -84,7 +85,7 @@ class _Saturation:
         self.passes = self.passes + 1 if bool((losses >= SATURATED).all()) else 0
         if self.passes == PATIENCE:
             what = f"the loss has been {SATURATED:.6g}, its limit, for {PATIENCE} passes in a row"
-            raise RunFailed(f"layer '{self.name}'", what, "lower the rate; Caffe would train on and return 0")
+            raise RunFailed(f"layer '{self.name}'", what, "lower the rate; Caffe would continue and return 0")
 
 
 def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
@@ -99,7 +100,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
         losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
-        if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # a pass that is only displayed fails nothing
+        if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass that is only displayed
             stuck.watch(losses.detach())
         weights = xs[2].detach().reshape(-1) if len(xs) == 3 else None
         kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
@@ -116,7 +117,7 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _normaliser(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:
-    """Give the function from the number of labels not ignored to what the loss is divided by."""
+    """Return a function from the number of valid labels to the divisor of the loss."""
     param = layer.loss_param
     mode = param.normalization if param.HasField("normalization") else param.VALID
     if not param.HasField("normalization") and param.HasField("normalize"):
@@ -137,9 +138,9 @@ def _softmax(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """The share of labels among the top_k predictions; of equal predictions the later class comes first.
+    """The fraction of labels among the top_k predictions; of equal predictions the later class counts first.
 
-    A second top is the accuracy of each class, 0 for one that is not there.
+    A second top is the accuracy of each class, 0 for a class without labels.
     """
     shape, param = shapes.bottoms[0], layer.accuracy_param
     axis = param.axis % len(shape)
@@ -178,9 +179,9 @@ def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, s the logistic function.
+    """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, where s is the logistic function.
 
-    Unlike BVLC's, this Caffe's layer reads no loss_param.
+    Unlike BVLC's, the layer of this Caffe ignores loss_param.
     """
     items = shapes.bottoms[0][0]
 
@@ -193,12 +194,12 @@ def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> For
 
 
 def _first_labels(labels: Tensor, items: int, classes: int) -> Tensor:
-    """Give as many labels as there are items: Caffe reads no more, however many an item has."""
+    """Return one label per item: Caffe reads no more, even if there are more."""
     return _classes_of(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
 
 
 def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """sum(max(0, 1 - y x)^p) / items over all classes, y 1 at the label and -1 elsewhere, p 1 or 2."""
+    """sum(max(0, 1 - y x)^p) / items over all classes; y is 1 at the label, else -1; p is 1 or 2."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
     squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
 
@@ -218,7 +219,7 @@ def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forw
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _first_labels(xs[1], items, classes)
         chosen = xs[0].reshape(items, classes).gather(1, labels)
-        # Caffe's gradient is 1 / threshold below it, where that of a clamp would be 0.
+        # Below the threshold Caffe's gradient is 1 / threshold, while that of a clamp would be 0.
         clamped = chosen + (chosen.clamp(min=1e-20) - chosen).detach()
         return [-torch.log(clamped).sum() / items]
 

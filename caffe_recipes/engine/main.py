@@ -1,6 +1,6 @@
 """`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files; and predict.
 
-Command lines as gflags takes them: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`.
+Flags can be written as in gflags: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from caffe_recipes.wording import printable
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of `caffe`, with its defaults; the last three are ours."""
+    """The flags of `caffe` with its defaults, then three flags of our own."""
 
     solver: str = ""
     model: str = ""
@@ -45,7 +45,7 @@ class Flags:
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
-    """Give the command and the flags; raises InputError for what is no flag, no value or no number.
+    """Return the command and its flags; raises InputError for an unknown flag and a missing or bad value.
 
     >>> parse_flags(["test", "-model", "net.prototxt", "--iterations=4"])[1].iterations
     4
@@ -69,7 +69,7 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
                 raise InputError("", f"{word} has no value", f"write {word} <{name}>")
             value = following
         if name in _PATHS and not value.strip():
-            raise InputError("", f"-{name} '{value}' is no path", "is a variable unset?")
+            raise InputError("", f"-{name} '{value}' is not a path", "is a variable unset?")
         given[name] = _number(name, value) if _KINDS[name] is int else value
     for name in _OF_GLOG:
         given.pop(name, None)
@@ -79,13 +79,13 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
     return commands[0], Flags(**given)  # type: ignore[arg-type]
 
 
-# glog's flags change nothing: the log goes to stderr. Its switches take no second word as their value.
+# glog's flags are accepted and ignored: the log goes to stderr. Its switches take no value.
 _SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
 _OF_GLOG = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
 _KINDS = {field.name: type(field.default) for field in fields(Flags)} | _OF_GLOG
 
 
-_PATHS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is a variable that is not set
+_PATHS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is probably an unset variable
 _INT32 = range(-(2**31), 2**31)  # as gflags' DEFINE_int32
 
 
@@ -93,10 +93,10 @@ def _number(name: str, value: str) -> int:
     try:
         number = int(value)
     except ValueError:
-        raise InputError("", f"-{name} {value[:80]} is no whole number", "give one") from None
+        raise InputError("", f"-{name} {value[:80]} is not an integer", "write e.g. 50") from None
     if number not in _INT32:
         hint = f"give {_INT32[-1]} or less" if number > 0 else f"give {_INT32[0]} or more"
-        raise InputError("", f"-{name} {value[:80]} is no int32, as Caffe's flag is", hint)
+        raise InputError("", f"-{name} {value[:80]} does not fit in int32, as in Caffe", hint)
     return number
 
 
@@ -104,32 +104,46 @@ EXTRA = ("torch", "numpy", "cv2", "mpi4py")  # imported once the flags are check
 
 USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
 
-usage: caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE.solverstate]
-       caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
-       caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz [-source LMDB]
-       caffe-torch version
+usage:
+  caffe-torch train -solver FILE [-weights FILE[,FILE] | -snapshot FILE]
+  caffe-torch test -model FILE -weights FILE[,FILE] [-iterations N]
+  caffe-torch predict -model FILE -weights FILE[,FILE] -out FILE.npz
+                      [-source LMDB]
+  caffe-torch version
 
-  -out FILE.npz                 the scores (images x classes) that go into the last softmax, and the labels,
-                                of every image of the net's TEST LMDB, or of -source, each once
-  -new_layers A,B               layers to train from their fillers, whatever the weights hold; any other
-                                learned layer of the net must be in the weights
-  -level N, -stage A,B          the net's state, for include and exclude rules
-  -sigint_effect, -sighup_effect  snapshot, stop (the default of SIGINT) or none
-  -logtostderr, -v N, ...       glog's flags are taken and change nothing: the log goes to stderr
+  -out FILE.npz          write the scores (images x classes) that go into the
+                         last softmax, and the labels, once for every image of
+                         the net's TEST LMDB
+  -source LMDB           read this LMDB instead of the net's
+  -new_layers A,B        start these layers from their fillers, even if they are
+                         in the weights; all others must be in the weights
+  -level N, -stage A,B   the net's state, for include and exclude rules
+  -sigint_effect, -sighup_effect
+                         snapshot, stop or none; by default SIGINT stops, and
+                         SIGHUP snapshots
+  -logtostderr, -v N, ...
+                         glog's flags are accepted and ignored: the log goes to
+                         stderr
+
+examples:
+  caffe-torch train -solver solver.prototxt
+  mpiexec.hydra -n 2 caffe-torch train -solver solver.prototxt
+  caffe-torch train -solver solver.prototxt -snapshot a_iter_20.solverstate
+  caffe-torch test -model net.prototxt -weights a_iter_40.caffemodel
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit codes: 0 as Caffe, 2 for bad input, 3 for a run that failed."""
+    """Run one command; return 0 as Caffe does, 2 for bad input, 3 for a failed run."""
     if argv is not None:
         return _run(argv)
-    code = 1  # of an exception that nobody catches
+    code = 1  # for an uncaught exception
 
     def end() -> None:
         sys.stdout.flush()
         os._exit(code)
 
-    # Registered first, so called last, when MPI has ended: Python would take a second to take torch apart.
+    # Registered first, so called last, after MPI has ended: Python would need a second to unload torch.
     atexit.register(end)
     code = _run(sys.argv[1:])
     return code
@@ -157,7 +171,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def check_extra(find: Callable[[str], object] = find_spec) -> None:
-    """Raise InputError unless `find` knows every module of the extra 'engine'."""
+    """Raise InputError unless `find` finds every module of the extra 'engine'."""
     for name in EXTRA:
         if find(name) is None:
             hint = "install this project's extra 'engine', as its README says"
@@ -190,7 +204,7 @@ def _check_flags(command: str, flags: Flags) -> None:
         raise InputError("", "-weights and -snapshot exclude each other", "give only one")
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
-            raise InputError("", f"-{name} {getattr(flags, name)} holds an empty name", "give A,B")
+            raise InputError("", f"-{name} {getattr(flags, name)} has an empty name", "write A,B")
     for name in ("source", "out"):
         if getattr(flags, name) and command != "predict":
             raise InputError("", f"-{name} is for predict", "leave it out")
@@ -199,7 +213,7 @@ def _check_flags(command: str, flags: Flags) -> None:
 
 
 def _train(flags: Flags) -> int:
-    """Train; the ranks of one mpiexec fail together, and only one of them says why."""
+    """Train; the ranks of one mpiexec fail together, and only one of them prints the reason."""
     rank, ranks = place_of(os.environ)
     if ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
@@ -209,7 +223,7 @@ def _train(flags: Flags) -> int:
     world = Ranks()
     try:
         world = join_ranks(os.environ)
-        # MPI has begun: beneath MPICH, UCX takes SIGHUP for itself, to switch its own debugging on.
+        # Again after MPI_Init, since under MPICH UCX sets its own handler of SIGHUP, for debugging.
         requests.listen(flags.sigint_effect, flags.sighup_effect)
         log.info("caffe.cpp:285", "Use CPU.")
         _run_training(flags, world, requests, log)
@@ -221,7 +235,7 @@ def _train(flags: Flags) -> int:
         _fail(error)
         world.abort(error.exit_code)
         return error.exit_code
-    except Exception as error:  # the other ranks would wait for ever, and MPI's own end for them
+    except Exception as error:  # the other ranks would wait for this one for ever, as would MPI_Finalize
         code = _fail(escaped_error("train", error))
         world.abort(code)
         return code
@@ -233,7 +247,7 @@ def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> N
         if not flags.solver:
             raise InputError("caffe-torch train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
-        from caffe_recipes.engine import commands  # imports torch: seconds that bad input need not cost
+        from caffe_recipes.engine import commands  # imports torch, which takes seconds
 
         start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
         solver = commands.prepare(param, flags.solver, start, world, requests, log)
@@ -248,8 +262,8 @@ def _names(listed: str) -> tuple[str, ...]:
 
 
 def _test(flags: Flags) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: end at once, and without a traceback
-    if place_of(os.environ)[0] > 0:  # one process tests
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: end at once, without a traceback
+    if place_of(os.environ)[0] > 0:  # only rank 0 tests
         return 0
     log = Log()
     try:

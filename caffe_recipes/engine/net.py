@@ -1,8 +1,7 @@
-"""A net: its layers set up in one phase, its learned blobs, and the forward pass.
+"""Set up a net in one phase, with its learned blobs, and run its forward pass.
 
-What a net is made of: learned blobs, layers set up, the calls of a forward pass, and outputs.
-
-Which layers of a net there are in a phase, and the Split layers where a blob is used more than once.
+Layers are filtered by the net's state, and Split layers are inserted where a blob is used more than once, as
+in Caffe.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ from caffe_recipes.errors import CaffeRecipesError, DataError, InputError, Proto
 class Param:
     """A learned blob that a layer owns; other layers may share it by its param name.
 
-    `written` says which of lr_mult and decay_mult a layer gives; those that share it may give the others.
+    `written` has those of lr_mult and decay_mult that a layer gives; a layer that shares the blob may give
+    the others.
     """
 
     tensor: Tensor
@@ -58,9 +58,9 @@ class Param:
 
 @dataclass
 class LayerNode:
-    """A layer of a net, with the places of its blobs among all of the net's.
+    """A layer that is set up; `bottoms` and `tops` are the indices of its blobs among all blobs of the net.
 
-    `learned` are the shapes of `blobs` to this layer: one that it shares may have another at its owner's.
+    `learned` are the shapes of `blobs` in this layer; a shared blob may have another shape in its owner.
     """
 
     param: pb.LayerParameter
@@ -78,7 +78,7 @@ class LayerNode:
 class Call:
     """One call of a forward pass: a node, or a BatchNorm together with the Scale after it.
 
-    `shapes` are those that the blobs are to be given, if one that is shared has another.
+    `shapes` are the shapes to give to the blobs, if a shared one has another shape in its owner.
     """
 
     node: LayerNode
@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Output:
-    """A blob that no layer uses: what the log reports."""
+    """A blob that no layer uses, whose value is logged."""
 
     name: str
     place: int
@@ -99,17 +99,17 @@ class Output:
 
 @dataclass
 class Overwritten:
-    """The weight of a loss that a layer above reads and sends a gradient into.
+    """The weight of a loss that a later layer also reads, and sends a gradient to.
 
-    Caffe keeps the weight where that gradient lands: it trains nothing, and from the second pass on the
-    gradient of the pass before stands for it in the loss that is printed (layer.hpp).
+    Caffe stores the weight in the blob's diff, which that gradient overwrites. So the loss trains nothing,
+    and from the second pass on the printed loss uses the previous gradient as the weight (layer.hpp).
     """
 
     weight: Tensor | float
     _seen: Tensor | None = None
 
     def part(self, value: Tensor) -> Tensor:
-        """Give what a blob adds to the loss in this pass."""
+        """Return the blob's contribution to the loss in this pass."""
         if self._seen is not None and self._seen.grad is not None:
             self.weight = self._seen.grad
         if value.requires_grad:
@@ -122,7 +122,7 @@ _Producer = tuple[int, int]
 
 
 def filter_net(net: pb.NetParameter, note: Callable[[str], None]) -> pb.NetParameter:
-    """Keep the layers whose include and exclude rules meet `net.state`; `note` gets a line for each other."""
+    """Return the net with the layers whose rules meet `net.state`; `note` gets a line for each other one."""
     kept = pb.NetParameter()
     kept.CopyFrom(net)
     del kept.layer[:]
@@ -159,11 +159,11 @@ def _meets(state: pb.NetState, rule: pb.NetStateRule, name: str, note: Callable[
 
 
 def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
-    """Give each user of a blob its own copy, from a Split layer named as Caffe names it.
+    """Return the net with Split layers, named as in Caffe, so that each blob is used only once.
 
-    A written loss_weight of such a blob moves to the first copy. Caffe clears the layer's whole field then,
-    so that its other tops lose theirs, and a loss layer gives itself one again (insert_splits.cpp,
-    loss_layer.cpp).
+    A written loss_weight of such a blob moves to the first copy. Caffe then clears the whole field of the
+    layer, so that its other tops lose their weights, and a loss layer gets its default weight again
+    (insert_splits.cpp, loss_layer.cpp).
     """
     producers, uses = _trace(net)
     split = pb.NetParameter()
@@ -184,7 +184,7 @@ def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
                 copies = split.layer.add(name=name, type="Split", bottom=[blob])
                 copies.top.extend(f"{name}_{k}" for k in range(uses[i, t]))
                 weight = layer.loss_weight[t] if t < len(layer.loss_weight) else 0.0
-                if weight:  # it moves to the first copy, which has no other user
+                if weight:  # the first copy gets it, and has no other use
                     copies.loss_weight.extend([weight] + [0.0] * (uses[i, t] - 1))
                     own.ClearField("loss_weight")
                     taken[i, t] += 1
@@ -192,7 +192,7 @@ def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
 
 
 def _trace(net: pb.NetParameter) -> tuple[dict[tuple[int, int], _Producer], Counter[_Producer]]:
-    """Find the (layer, top) that makes each (layer, bottom), and how often each is used."""
+    """Return the (layer, top) that produces each (layer, bottom), and how often each is used."""
     latest: dict[str, _Producer] = {}
     producers: dict[tuple[int, int], _Producer] = {}
     uses: Counter[_Producer] = Counter()
@@ -203,13 +203,13 @@ def _trace(net: pb.NetParameter) -> tuple[dict[tuple[int, int], _Producer], Coun
         for t, blob in enumerate(layer.top):
             latest[blob] = (i, t)
         for t, weight in enumerate(layer.loss_weight[: len(layer.top)]):
-            if weight:  # a use as a loss counts as one by a layer, if it is written
+            if weight:  # a written loss weight counts as a use
                 uses[i, t] += 1
     return producers, uses
 
 
 def loss_weight(layer: pb.LayerParameter, top: int) -> float:
-    """Give the weight of a top in the loss: as written, or 1 for the first top of a loss layer."""
+    """Return the weight of a top in the loss: as written, else 1 for the first top of a loss layer."""
     if top < len(layer.loss_weight):
         return layer.loss_weight[top]
     return float(not layer.loss_weight and layer.type in IMPLICIT_LOSSES and top == 0)
@@ -224,10 +224,10 @@ _TOPLESS = IMPLICIT_LOSSES | {"Silence"}  # a loss without a top gets one
 
 
 class RunnableNet:
-    """The layers of `param` that there are in `param.state`, set up and filled.
+    """A net whose layers are set up and filled, for the phase, level and stages of `param.state`.
 
-    `shared` holds another net's learned blobs by layer name: a TEST net works on those of its TRAIN net.
-    Raises InputError, naming file, layer and type, for a net that the engine cannot run.
+    `shared` is a net whose learned blobs are used by layer name, as a TEST net uses those of its TRAIN net.
+    Raises InputError, with file, layer and type, if the engine cannot run the net.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class RunnableNet:
         self._overwritten: dict[int, Overwritten] = {}
         self._forwards: dict[tuple[Shape, ...], list[Forward]] = {}
         self._elements = 0
-        self.moment = ""  # in which pass an error arises
+        self.moment = ""  # the current pass, for error messages
         try:
             self._build(param)
         except (LayerFault, DataError) as error:
@@ -263,7 +263,7 @@ class RunnableNet:
         filtered = filter_net(param, lambda text: self._log.info("net.cpp:1286", text))
         _check_layers(filtered)
         level, stages = state.level, list(state.stage)
-        # For its errors, in the user's own names: after it every bottom has a maker.
+        # Checks the net as the user wrote it, for errors with the user's names.
         infer_shapes(filtered, state.phase, level=level, stages=stages, path=self.path)
         split = insert_splits(filtered)
         for layer in split.layer:
@@ -273,8 +273,8 @@ class RunnableNet:
         for layer in split.layer:
             if not layer.HasField("phase"):
                 layer.phase = state.phase
-            for refusal in refuse_layer(layer):  # insert_splits may have taken loss weights away
-                what = "has a loss that another layer reads too: Caffe clears its loss_weight, and stops"
+            for refusal in refuse_layer(layer):  # insert_splits may have cleared loss weights
+                what = "has a loss that another layer also reads: Caffe clears its loss_weight, and stops"
                 raise fault(layer, what, refusal.write)
         self._split = split
         found = infer_shapes(
@@ -296,7 +296,7 @@ class RunnableNet:
         self._log.info("net.cpp:491", "Network initialization done.")
 
     def _find_outputs(self) -> None:
-        """Remember the blobs that no layer uses, by name in the order of bytes."""
+        """Collect the blobs that no layer uses, sorted by the bytes of their names."""
         used = {place for node in self.nodes for place in node.bottoms}
         weights = {place: weight for node in self.nodes for place, weight in node.weighted}
         for name in sorted(self._place, key=str.encode):
@@ -306,7 +306,7 @@ class RunnableNet:
                 self.outputs.append(Output(name, place, weights.get(place, 0.0)))
 
     def _find_overwritten(self) -> None:
-        """Remember the losses into which a layer above sends a gradient."""
+        """Collect the losses that also get a gradient from a later layer."""
         under_loss: set[int] = set()
         for node in reversed(self.nodes):
             for place, weight in node.weighted:
@@ -317,7 +317,7 @@ class RunnableNet:
                 under_loss |= {place for place, is_cut in zip(node.bottoms, cut, strict=True) if not is_cut}
 
     def _check_backward(self) -> None:
-        """Raise InputError where a gradient would have to go back through what has no backward pass."""
+        """Raise InputError if a gradient would have to pass through a layer without a backward pass."""
         needed: set[int] = set()
         ways: list[tuple[LayerNode, list[bool]]] = []
         for node in self.nodes:
@@ -333,8 +333,8 @@ class RunnableNet:
                 continue
             closed = [b for b in closed_bottoms(node.param) if goes_down[b]]
             if closed:
-                # By its number: its name may be that of a split, which the user never wrote.
-                what = f"has no backward pass to bottom[{closed[0]}], which a gradient would take"
+                # By index, since its name may be that of a Split layer that the user did not write.
+                what = f"has no backward pass to bottom[{closed[0]}], but the loss needs its gradient"
                 raise fault(node.param, what, "write propagate_down: false for this bottom")
             under_loss |= {place for place, is_down in zip(node.bottoms, goes_down, strict=True) if is_down}
 
@@ -361,7 +361,7 @@ class RunnableNet:
         self.nodes.append(node)
 
     def _set_up(self, layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-        """Make a layer's forward function."""
+        """Return a layer's forward function."""
         try:
             return LAYERS[layer.type](layer, shapes)
         except CaffeRecipesError:
@@ -374,15 +374,15 @@ class RunnableNet:
         return ": ".join(part for part in parts if part)
 
     def _check_memory(self, layer: pb.LayerParameter, shapes: Shapes) -> None:
-        """Raise InputError where a layer's blobs alone are larger than this host's memory."""
+        """Raise InputError if a layer's blobs alone are larger than this host's memory."""
         needed = 4 * sum(map(math.prod, (*shapes.tops, *shapes.learned)))
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
-            what = f"needs {needed / 2**30:,.0f} GiB for its blobs, and this host has {memory / 2**30:,.0f}"
-            raise fault(layer, what, "look at its numbers")
+            what = f"needs {needed / 2**30:,.0f} GiB for its blobs, but this host has {memory / 2**30:,.0f}"
+            raise fault(layer, what, "check its sizes")
 
     def _tops(self, layer: pb.LayerParameter, shapes: Shapes) -> list[int]:
-        """Give each top a place; an in-place top gets one of its own too."""
+        """Return a new index for each top, also for a top that is computed in place."""
         for blob in layer.top:
             in_place = blob in layer.bottom
             mark = " (in-place)" if in_place else ""
@@ -393,7 +393,7 @@ class RunnableNet:
             places.append(len(self._shapes))
             self._shapes.append(shape)
             self._place[blob] = places[-1]
-        if not layer.top and layer.type in IMPLICIT_LOSSES:  # a top without a name, which nothing can read
+        if not layer.top and layer.type in IMPLICIT_LOSSES:  # the loss gets a top without a name
             self._log.info("net.cpp:1472", f"{layer.name} -> (automatic)")
             places.append(len(self._shapes))
             self._shapes.append(())
@@ -413,14 +413,14 @@ class RunnableNet:
             node.param.loss_weight[:] = weights
 
     def _learned(self, layer: pb.LayerParameter, shapes: Shapes) -> list[Tensor]:
-        """Make a layer's blobs: another's, of the same name or in the net shared from, or new and filled."""
+        """Return a layer's blobs: shared by name, of the shared net, or new and filled."""
         if len(layer.param) > len(shapes.learned):
             raise fault(layer, f"has {len(layer.param)} params for {len(shapes.learned)} learned blobs")
         kept = self._shared.blobs().get(layer.name, []) if self._shared else []
         known = self._shared.learned().get(layer.name, ()) if self._shared else ()
         if kept and known != shapes.learned:
             mine, other = (", ".join(map(show, of)) for of in (shapes.learned, known))
-            raise fault(layer, f"has blobs {mine} here, and {other} in the TRAIN net")
+            raise fault(layer, f"has blobs {mine} here, but {other} in the TRAIN net")
         tensors = []
         fillers = starting_fillers(layer)
         for index, shape in enumerate(shapes.learned):
@@ -446,7 +446,7 @@ class RunnableNet:
         is_loose = spec.share_mode == pb.ParamSpec.PERMISSIVE
         if math.prod(mine) != math.prod(theirs) if is_loose else mine != theirs:
             what = f"shares param '{spec.name}' of layer '{owner.layer}' ({show(owner.tensor.shape)})"
-            raise fault(layer, f"{what} as {show(shape)}", "give both one shape")
+            raise fault(layer, f"{what} as {show(shape)}", "give both the same shape")
         for name in ("lr_mult", "decay_mult"):
             if not spec.HasField(name):
                 continue
@@ -457,15 +457,15 @@ class RunnableNet:
         return owner.tensor
 
     def learned(self) -> dict[str, tuple[Shape, ...]]:
-        """Give the shapes of each layer's learned blobs, as the layer sees them."""
+        """Return the shapes of the learned blobs by layer, as the layer sees them."""
         return {node.param.name: node.learned for node in self.nodes if node.learned}
 
     def blobs(self) -> dict[str, list[Tensor]]:
-        """Give the learned blobs of each layer that has any."""
+        """Return the learned blobs by layer."""
         return {node.param.name: node.blobs for node in self.nodes if node.blobs}
 
     def rebind(self, moved: Callable[[Tensor], Tensor]) -> None:
-        """Replace each learned blob by `moved(blob)`: the updates keep them side by side in one buffer."""
+        """Replace each learned blob by `moved(blob)`, so that blobs can be views of one buffer."""
         for param in self.params:
             param.tensor = moved(param.tensor)
         for node in self.nodes:
@@ -473,7 +473,7 @@ class RunnableNet:
         self._link()
 
     def _link(self) -> None:
-        """Line up the calls of a forward pass."""
+        """List the calls of a forward pass."""
         self._values = [torch.empty(0)] * len(self._shapes)
         self._steps = []
         for node in self.nodes:
@@ -488,9 +488,9 @@ class RunnableNet:
                 self._steps.append(Call(node, node.tops, node.blobs, node.weighted, shapes))
 
     def forward(self) -> Tensor:
-        """Run all layers on the next batch and give the loss: the sum of the weighted tops.
+        """Run all layers on the next batch, and return the loss: the sum of the weighted tops.
 
-        Raises DataError, naming the record, for a label that is no class.
+        Raises DataError, with the record, for a label outside the classes.
         """
         values, loss = self._values, None
         read = self._read()
@@ -515,7 +515,7 @@ class RunnableNet:
         return loss if loss is not None else torch.zeros(())
 
     def _run(self, node: LayerNode, xs: list[Tensor], blobs: list[Tensor]) -> list[Tensor]:
-        """Run one layer; whatever it raises is an error that names it."""
+        """Run one layer; errors name the layer."""
         try:
             return node.forward(xs, blobs)
         except LabelError as error:
@@ -526,7 +526,7 @@ class RunnableNet:
             raise escaped_error(self._where(node.param), error) from error
 
     def _read(self) -> list[list[Tensor]]:
-        """Run the data layers, and set the net up again if their batches differ in size from the last ones.
+        """Run the data layers, and set up the net again if the sizes of their batches have changed.
 
         Returns the tops of each data layer, in the order of the net.
         """
@@ -545,7 +545,7 @@ class RunnableNet:
         return tuple(self._shapes[place] for node in self.nodes if node.source for place in node.tops)
 
     def _reshape(self, source: LayerNode) -> None:
-        """Set the layers up for a batch of another size than the one before, as Caffe does in each pass."""
+        """Set up the layers for batches of another size, as Caffe does in each pass."""
         net = pb.NetParameter()
         for node in self.nodes:
             layer = net.layer.add()
@@ -571,7 +571,7 @@ class RunnableNet:
             if shapes.learned != node.learned:
                 raise self._bad_size(source, f"layer '{node.param.name}' was set up for another size")
             node.forward = forward
-            for place, shape in zip(node.tops, shapes.tops, strict=False):  # a loss may have one of its own
+            for place, shape in zip(node.tops, shapes.tops, strict=False):  # a loss may have an unnamed top
                 self._shapes[place] = shape
 
     def _bad_size(self, source: LayerNode, what: str) -> DataError:
@@ -581,7 +581,7 @@ class RunnableNet:
         return DataError(record.where, f"record '{record.keys[0]}': {what}", "give crop_size")
 
     def find_failing(self) -> str:
-        """Name the layer whose backward pass fails, by one more pass that notes how far it comes."""
+        """Return the layer whose backward pass fails, found by another pass with hooks."""
         reached = ""
         tensors: set[int] = set()
 
@@ -601,20 +601,20 @@ class RunnableNet:
                         tensors.add(id(value))
                         value.register_hook(note(self._where(node.param)))
             loss.backward()
-        except Exception:  # the one that is looked for, or one more
+        except Exception:  # the same failure, or another one
             return reached or f"{self.path}: {self.moment}"
         return reached or f"{self.path}: {self.moment}"
 
     def value(self, place: int) -> Tensor:
-        """Give a blob after a forward pass, by its place."""
+        """Return a blob after a forward pass, by its index."""
         return self._values[place].detach()
 
     def shape(self, place: int) -> Shape:
-        """Give a blob's shape, by its place."""
+        """Return the shape of a blob, by its index."""
         return self._shapes[place]
 
     def scores(self) -> list[tuple[Output, float]]:
-        """Give the output blobs' values after a forward pass, element by element."""
+        """Return the values of the output blobs after a forward pass, element by element."""
         return [
             (output, float(value))
             for output in self.outputs
@@ -622,7 +622,8 @@ class RunnableNet:
         ]
 
     def _bad_label(self, node: LayerNode, error: LabelError) -> InputError:
-        where, what = f"layer '{node.param.name}'", f"label {error.label} is none of {error.classes} classes"
+        where = f"layer '{node.param.name}'"
+        what = f"label {error.label} is not one of the {error.classes} classes"
         for other in self.nodes:
             if other.source is not None and error.position < len(other.source.keys):
                 key = other.source.keys[error.position]
@@ -638,7 +639,7 @@ class RunnableNet:
 
 
 def _check_layers(net: pb.NetParameter) -> None:
-    """Raise InputError for layers that Caffe stops at or the engine lacks: all those of unsupported types."""
+    """Raise InputError for layers that Caffe refuses, and for all layers that the engine does not support."""
     lacking = [layer for layer in net.layer if layer.type not in SOURCES and layer.type not in LAYERS]
     if lacking:
         types = ", ".join(dict.fromkeys(f"'{layer.type}'" for layer in lacking))
@@ -658,10 +659,10 @@ def _check_layers(net: pb.NetParameter) -> None:
 
 
 def _keeps_shapes(node: LayerNode) -> bool:
-    """Whether a layer's blobs have the shapes that it learns them in; one that it shares may have another."""
+    """Return whether all blobs have the shapes that the layer expects; a shared one may have another."""
     return all(tuple(blob.shape) == shape for blob, shape in zip(node.blobs, node.learned, strict=True))
 
 
 def _is_merged(node: LayerNode) -> bool:
-    """Whether a layer computes as part of the BatchNorm before it."""
+    """Return whether a layer is computed together with the BatchNorm before it."""
     return scales_channels(node.param) and _keeps_shapes(node)

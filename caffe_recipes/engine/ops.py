@@ -1,14 +1,9 @@
-"""What a layer is to the engine: a setup that, given the layer and its shapes, makes its forward function.
+"""The layers of the engine: for each type a setup, which returns the forward function of a layer.
 
-Shapes are `caffe.shapes`' business, gradients are autograd's; a setup knows the arithmetic.
-
-Layers that mix neighbours or channels: convolution, pooling, inner product.
-
-BatchNorm with Caffe's running sums, and the Scale and Bias that follow it.
-
-Layers that work on each element by itself.
-
-Layers that join, split, choose or rearrange blobs.
+A setup implements only the arithmetic: shapes come from `caffe.shapes`, and gradients from autograd. DENSE
+are layers that mix neighbours or channels (convolution, pooling, inner product, LRN), NORM is BatchNorm with
+Caffe's running sums, and Scale and Bias, POINTWISE layers work on each element by itself, and SHAPE layers
+join, split, select or rearrange blobs.
 """
 
 from __future__ import annotations
@@ -44,16 +39,16 @@ Setup = Callable[[pb.LayerParameter, Shapes], Forward]
 
 
 class LayerFault(InputError):
-    """A layer that the engine cannot run; `where` names it, and the net puts its file before that."""
+    """A layer that the engine cannot run; `where` names the layer, and the net adds its file."""
 
 
 def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerFault:
-    """Make the error for a layer that the engine cannot run."""
+    """Return the error for a layer that the engine cannot run."""
     return LayerFault(f"layer '{layer.name}' ({layer.type})", what, hint)
 
 
 def known_shapes(shapes: LayerShapes) -> Shapes:
-    """Take over inferred shapes, all of whose dimensions must be known and above 0; raises InputError."""
+    """Return inferred shapes, whose dimensions must all be known and above 0; raises InputError."""
 
     def known(shape: Sequence[int | None] | None) -> Shape:
         dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
@@ -66,7 +61,7 @@ def known_shapes(shapes: LayerShapes) -> Shapes:
 
 
 def show(shape: Sequence[int]) -> str:
-    """Print a shape as Caffe's log does.
+    """Return a shape as Caffe's log prints it.
 
     >>> show((32, 3, 28, 28)), show(())
     ('32 3 28 28 (75264)', '(1)')
@@ -78,9 +73,10 @@ _Window = pb.ConvolutionParameter | pb.PoolingParameter
 
 
 def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Convolve, or with Deconvolution apply a convolution's transpose; each bottom has a top.
+    """Convolution, or for Deconvolution its transpose; each bottom has a top.
 
-    Weights are (num_output, channels / group, kernel...), transposed (channels, num_output / group, ...).
+    Weights are (num_output, channels / group, kernel...), for the transpose (channels, num_output / group,
+    ...).
     """
     param, shape = layer.convolution_param, shapes.bottoms[0]
     channel = param.axis % len(shape)
@@ -103,7 +99,7 @@ def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         return forward
 
     def forward_folded(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        """Convolve with all axes before the channels as images."""
+        """Convolve with all axes before the channels folded into one."""
         w = blobs[0].reshape(*blobs[0].shape[:2], *(blobs[0].shape[2:] or (1,)))
         tops = forward([x.reshape(-1, *shape[channel:], *[1] * (not axes)) for x in xs], [w, *blobs[1:]])
         return [y.reshape(top) for y, top in zip(tops, shapes.tops, strict=True)]
@@ -112,7 +108,7 @@ def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def spatial(param: _Window, field: str, axes: int, default: int) -> list[int]:
-    """Read `kernel_size`, `stride` or `pad` along each spatial axis.
+    """Return `kernel_size`, `stride` or `pad` for each spatial axis.
 
     >>> spatial(pb.PoolingParameter(kernel_h=3, kernel_w=2), "kernel_size", 2, 1)
     [3, 2]
@@ -125,9 +121,9 @@ def spatial(param: _Window, field: str, axes: int, default: int) -> list[int]:
 
 
 def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Pool over windows: the output size rounds up, and no window starts beyond the padded input.
+    """Pooling over windows: the output size is rounded up, and no window starts beyond the padded input.
 
-    AVE divides by the size of the window clipped to the padded input.
+    AVE divides by the size of the window, clipped to the padded input.
     """
     shape, param = shapes.bottoms[0], layer.pooling_param
     if len(shape) != 4 or len(layer.top) > 1 or param.pool not in (param.MAX, param.AVE):
@@ -140,12 +136,12 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     if any(p >= k for p, k in zip(pad, kernel, strict=True)):
         raise fault(layer, f"has pad {pad} for kernel {kernel}", "give a pad below the kernel")
     maximum, (height, width) = param.pool == param.MAX, shapes.tops[0][2:]
-    # Torch pads by half a kernel at most; where Caffe is asked for more, the input is padded beforehand.
+    # Torch pads by at most half a kernel; for more the input is padded beforehand.
     wide = any(2 * p > k for p, k in zip(pad, kernel, strict=True))
     around = (pad[1], pad[1], pad[0], pad[0])
     inner = [0, 0] if wide else pad
     if not maximum and kernel == list(shape[2:]) and not any(pad):
-        return lambda xs, _: [xs[0].mean((2, 3), keepdim=True)]  # one window: many times as fast
+        return lambda xs, _: [xs[0].mean((2, 3), keepdim=True)]  # a single window: many times faster
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = functional.pad(xs[0], around, value=-math.inf if maximum else 0.0) if wide else xs[0]
@@ -159,7 +155,7 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _inner_product(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """x W^T + b over all axes from `axis` on. Weights are (num_output, K), or (K, num_output) transposed."""
+    """x W^T + b over all axes from `axis` on; W is (num_output, K), or with `transpose` (K, num_output)."""
     param, axes = layer.inner_product_param, len(shapes.bottoms[0])
     axis = param.axis % axes
 
@@ -172,7 +168,7 @@ def _inner_product(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _lrn(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """x / (k + alpha / n * sum of squares) ^ beta, over n channels or, with k 1, over a window of n x n."""
+    """x / (k + alpha / n * sum of squares) ^ beta, over n channels, or over a window of n x n with k = 1."""
     param = layer.lrn_param
     size, alpha, beta, k = param.local_size, param.alpha, param.beta, param.k
     if size % 2 == 0 or len(shapes.bottoms[0]) != 4:
@@ -197,16 +193,17 @@ DENSE: dict[str, Setup] = {
 }
 
 
-_WIDTH = 1024  # floats: rows that long are summed fastest
+_WIDTH = 1024  # floats: rows of this length are summed fastest
 
 
 def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """Normalise each channel by the batch's mean and variance (TRAIN) or by the running ones (TEST).
 
-    Blobs: 0 the sum of means, 1 the sum of variances (unbiased, m / (m - 1)), 2 their factor. A TRAIN pass
-    makes each f * blob + statistic, and the factor f * factor + 1, with f = moving_average_fraction. With
-    stats_batch_size each so many images are a batch of their own: normalised by their statistics, which move
-    the sums once for each, one after the other. Blobs 3 and 4, if there, are those of the Scale that follows.
+    Blob 0 is the sum of means, 1 the sum of variances (unbiased, m / (m - 1)), and 2 their factor. A TRAIN
+    pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
+    moving_average_fraction. With stats_batch_size, groups of that many images are normalised separately, and
+    each group updates the sums, one after the other. Blobs 3 and 4, if present, belong to the Scale layer
+    that follows.
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
     fraction, eps = param.moving_average_fraction, param.eps
@@ -238,10 +235,10 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each channel's mean and variance (biased).
+    """Return the mean and the (biased) variance of each channel.
 
-    With channels last, torch adds up all values of a channel one by one, and 4e-6 of a mean is lost in 25,000
-    of them. Seen as `parts` times as many channels, each a share of the values, they are summed in pieces.
+    With channels last, torch adds up all values of a channel one by one, which loses 4e-6 of the mean of
+    25,000 values. So the values are viewed as `parts` times as many channels, and are summed in pieces.
     """
     last, channels = x.movedim(1, -1), x.shape[1]
     if not last.is_contiguous():
@@ -255,7 +252,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * w + b, where mean and variance are x's own."""
+    """(x - mean) / sqrt(variance + eps) * w + b, where mean and variance are those of x."""
 
     @staticmethod
     def forward(
@@ -299,7 +296,7 @@ def _bias(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: Shapes) -> Shape:
-    """Give the shape of the smaller operand with ones after it, so that it broadcasts from `axis` on."""
+    """Return the shape of the smaller operand with trailing ones, so that it broadcasts from `axis` on."""
     first = shapes.bottoms[0]
     operand = shapes.bottoms[1] if len(shapes.bottoms) == 2 else shapes.learned[0]
     after = len(first) - param.axis % len(first) - len(operand) if operand else 0
@@ -307,7 +304,7 @@ def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: Shapes) -> Shap
 
 
 def scales_channels(layer: pb.LayerParameter) -> bool:
-    """Tell whether a layer is the usual Scale: one factor and one bias per channel, both learned."""
+    """Return whether a layer is the usual Scale, with one learned factor and bias per channel."""
     param = layer.scale_param
     usual = param.axis == 1 and param.num_axes == 1 and param.bias_term
     return layer.type == "Scale" and len(layer.bottom) == 1 and usual
@@ -320,7 +317,7 @@ _Function = Callable[[Tensor], Tensor]
 
 
 def _pointwise(choose: Callable[[pb.LayerParameter], _Function]) -> Setup:
-    """Make the setup of a layer y = f(x), where `choose` makes f of the layer's parameters."""
+    """Return the setup of a layer y = f(x), where `choose` returns f for the layer's parameters."""
 
     def setup(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         function = choose(layer)
@@ -382,7 +379,7 @@ def _threshold(layer: pb.LayerParameter) -> _Function:
 
 
 def _prelu(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """max(0, x) + slope * min(0, x), one learned slope per channel (or one in all)."""
+    """max(0, x) + slope * min(0, x), with a learned slope per channel, or a single one."""
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [functional.prelu(xs[0], blobs[0].reshape(-1))]
@@ -416,7 +413,7 @@ def _concat(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Cut a blob at `slice_point`s along an axis, or into equal parts."""
+    """Split a blob along an axis at the `slice_point`s, or into equal parts."""
     param = layer.slice_param
     axis = param.slice_dim if param.HasField("slice_dim") else param.axis
     sizes = [top[axis] for top in shapes.tops]
@@ -424,7 +421,7 @@ def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _reshape(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Give a blob other dimensions: Flatten and Reshape."""
+    """Flatten and Reshape: give a blob other dimensions."""
     return lambda xs, _: [xs[0].reshape(shapes.tops[0])]
 
 
@@ -435,7 +432,7 @@ def _permute(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _crop(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Cut the first bottom to the second's size, from `axis` on, at `offset`."""
+    """Crop the first bottom to the size of the second, from `axis` on, at `offset`."""
     first = shapes.bottoms[0]
     axis = layer.crop_param.axis % len(first)
     offsets = list(layer.crop_param.offset) or [0]
@@ -455,7 +452,7 @@ def _silence(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _eltwise(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Add (with `coeff`), multiply, or take the greatest of blobs of one shape."""
+    """Sum (with `coeff`), product or maximum of blobs of the same shape."""
     param = layer.eltwise_param
     coefficients = list(param.coeff)
 
@@ -469,9 +466,9 @@ def _eltwise(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _greatest(xs: Sequence[Tensor]) -> Tensor:
-    """Take the greatest; of equals one gets the gradient: of the first two the second, else the first.
+    """The maximum; of equal values one gets the gradient: of the first two the second, else the first.
 
-    torch.maximum would halve it.
+    torch.maximum would split the gradient between them.
     """
     first = torch.where(xs[0] > xs[1], xs[0], xs[1])
     return reduce(lambda top, x: torch.where(x > top, x, top), xs[2:], first)
@@ -485,7 +482,7 @@ _JOINS: dict[int, _Join] = {
 
 
 def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Give the indices (with out_max_val also the values) of the top_k greatest, of equals the later."""
+    """The indices (with out_max_val also the values) of the top_k largest values; of equal ones the later."""
     param = layer.argmax_param
     flat = not param.HasField("axis")
     axis = 1 if flat else param.axis
@@ -506,7 +503,7 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _reduction(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Reduce all axes from `axis` on: their sum, absolute sum, sum of squares or mean, times `coeff`."""
+    """Sum, absolute sum, sum of squares or mean over all axes from `axis` on, times `coeff`."""
     param = layer.reduction_param
     combine, axis = _REDUCTIONS[param.operation], param.axis % len(shapes.bottoms[0])
     return lambda xs, _: [combine(xs[0].flatten(axis)) * param.coeff]

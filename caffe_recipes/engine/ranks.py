@@ -1,8 +1,8 @@
-"""The ranks of a run: who we are under mpiexec, and what the ranks tell each other.
+"""The ranks of a run under mpiexec, and their communication.
 
-hydra tells each process its rank in PMI_RANK and PMI_SIZE. MPI passes on failures and where ranks listen;
-tensors go through torch.distributed's gloo, for torch's wheels have no mpi backend. What MPI carries is bytes
-and JSON: mpi4py's lower-case calls would unpickle, and so run, whatever arrived.
+hydra gives each process its rank in PMI_RANK and PMI_SIZE. MPI is used for failures and for the addresses of
+ranks; tensors go through gloo of torch.distributed, since torch's wheels have no MPI backend. MPI messages
+are bytes and JSON: mpi4py's lower-case calls would unpickle, and so execute, whatever arrives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AgreedFailure(Exception):
-    """A failure of one rank that all ranks raise, so that all end; rank 0 says why."""
+    """A failure of one rank that all ranks raise, so that all end; rank 0 prints the reason."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -32,7 +32,7 @@ class AgreedFailure(Exception):
 
 
 def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Read this process's rank and the number of ranks from the launcher's variables.
+    """Return this process's rank and the number of ranks, from the launcher's variables.
 
     >>> place_of({"PMI_RANK": "3", "PMI_SIZE": "8"}), place_of({})
     ((3, 8), (0, 1))
@@ -41,10 +41,7 @@ def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 class Ranks:
-    """One process alone: there is nobody to tell anything.
-
-    `entropy` is a random number that all ranks share.
-    """
+    """A run of a single process, which needs no communication; `entropy` is a random number for all ranks."""
 
     rank, ranks = 0, 1
 
@@ -53,7 +50,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Run a block that all ranks run; if it fails on one, all raise AgreedFailure at its end."""
+        """Context for a block that all ranks run; if it fails on one, all raise AgreedFailure at its end."""
         failure = None
         try:
             yield
@@ -62,22 +59,22 @@ class Ranks:
         self.settle(failure)
 
     def settle(self, failure: CaffeRecipesError | None) -> None:
-        """Raise AgreedFailure on all ranks if one has a failure: that of the lowest rank."""
+        """Raise AgreedFailure on all ranks if any has a failure; the lowest rank's counts."""
         if failure is not None:
             raise AgreedFailure(failure.exit_code, str(failure))
 
     def connect(self) -> None:
-        """Get ready to send tensors."""
+        """Connect the ranks, so that they can exchange tensors."""
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every rank rank 0's values."""
+        """Copy rank 0's values to every rank, in place."""
 
     def sum(self, tensor: Tensor) -> Callable[[], object]:
-        """Start summing `tensor` over the ranks, in place; the function given waits for it."""
+        """Start to sum `tensor` over the ranks, in place; return a function that waits for the result."""
         return lambda: None
 
     def abort(self, code: int) -> None:
-        """End the other ranks too, who may be waiting for this one."""
+        """End the other ranks too, since they may be waiting for this one."""
 
 
 class MpiRanks(Ranks):
@@ -85,36 +82,36 @@ class MpiRanks(Ranks):
 
     def __init__(self, rank: int, ranks: int) -> None:
         super().__init__()
-        from mpi4py import MPI  # calls MPI_Init, which a process alone has no need of
+        from mpi4py import MPI  # calls MPI_Init, which a single process does not need
 
         self.rank, self.ranks = rank, ranks
         self._world: Any = MPI.COMM_WORLD
         if self._world.size != ranks:
-            what = f"MPI sees {self._world.size} ranks, and the launcher started {ranks}"
+            what = f"MPI sees {self._world.size} ranks, but the launcher started {ranks}"
             raise RunFailed("mpiexec", what, "use the mpiexec.hydra that is installed beside mpi4py")
         self.entropy = int(self._gather(str(self.entropy))[0])
 
     def settle(self, failure: CaffeRecipesError | None) -> None:
-        """Raise AgreedFailure on all ranks if one has a failure: that of the lowest rank."""
+        """Raise AgreedFailure on all ranks if any has a failure; the lowest rank's counts."""
         mine = None if failure is None else [failure.exit_code, str(failure)]
         code, text = next(filter(None, map(json.loads, self._gather(json.dumps(mine)))), (0, ""))
         if code:
             raise AgreedFailure(code, text)
 
     def connect(self) -> None:
-        """Join the others through gloo."""
+        """Connect to the other ranks through gloo."""
         from caffe_recipes.engine.rendezvous import join_gloo  # imports torch
 
         join_gloo(self._world, self._gather)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every rank rank 0's values."""
+        """Copy rank 0's values to every rank, in place."""
         from torch.distributed import broadcast
 
         broadcast(tensor, 0)
 
     def sum(self, tensor: Tensor) -> Callable[[], object]:
-        """Start summing `tensor` over the ranks, in place; the function given waits for it."""
+        """Start to sum `tensor` over the ranks, in place; return a function that waits for the result."""
         from torch.distributed import all_reduce
 
         work = all_reduce(tensor, async_op=True)
@@ -130,17 +127,17 @@ class MpiRanks(Ranks):
         return wait
 
     def abort(self, code: int) -> None:
-        """End the other ranks too, who may be waiting for this one, once the launcher has read why."""
+        """End the other ranks too, after the launcher has read our error message."""
         try:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more
+                with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
                     stream.flush()
                     wait_until_read(stream.fileno())
         finally:
             self._world.Abort(code)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts that all ranks give, by rank."""
+        """Return the texts of all ranks, in the order of ranks."""
         from mpi4py import MPI
 
         data = text.encode()
@@ -153,6 +150,6 @@ class MpiRanks(Ranks):
 
 
 def join_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Meet the other ranks of this mpiexec, if there are any."""
+    """Return the ranks of this mpiexec, or of a single process."""
     rank, ranks = place_of(environment)
     return MpiRanks(rank, ranks) if ranks > 1 else Ranks()

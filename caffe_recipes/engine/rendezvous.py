@@ -1,7 +1,7 @@
-"""How the ranks of one mpiexec meet in torch.distributed's gloo: through MPI alone, on one network interface.
+"""Connect the ranks of one mpiexec through gloo of torch.distributed, on one network interface.
 
-The stores of torch listen on a port that any user of the node or network can ask, and change. Here each rank
-sends where it listens to the others as an MPI message, so that nothing else need be open for it.
+The stores of torch listen on a port that any user of the node or network can read and change. Here each rank
+sends its address to the others as an MPI message, so that no further port is open.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from caffe_recipes.errors import RunFailed
 
 Gather = Callable[[str], list[str]]
 
-# A rank that hears nothing of the others for so long gives up: mpiexec never notices a silent link.
+# A rank that receives nothing for this long gives up, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
 _POLL_S = 0.001
 _SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
 
 
 class MpiStore(Store):
-    """Keys that all ranks of an MPI communicator can wait for; each one set is sent to every other rank."""
+    """A key-value store over an MPI communicator; each key that is set is sent to every other rank."""
 
     def __init__(self, world: Any) -> None:  # noqa: ANN401 - mpi4py has no types
         super().__init__()
-        self._world = world.Dup()  # whose messages meet no other's
+        self._world = world.Dup()  # so that our messages do not mix with others
         self._known: dict[str, bytes] = {}
-        self._sending: list[Any] = []  # what is sent must stay until it has arrived
+        self._sending: list[Any] = []  # keeps messages alive until they have arrived
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key; returns at once."""
+        """Set a key, without waiting for the other ranks."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self._known[key] = data
         message = key.encode() + b"\0" + data
@@ -45,7 +45,7 @@ class MpiStore(Store):
         self._sending += [self._world.Isend(message, rank) for rank in others]
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, once a rank has set it."""
+        """Return a key's value; waits until a rank has set it."""
         self.wait([key])
         return self._known[key]
 
@@ -66,15 +66,15 @@ class MpiStore(Store):
         until = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
             if time.monotonic() > until:
-                raise TimeoutError(f"no rank has told {', '.join(keys)}")
+                raise TimeoutError(f"no rank has set {', '.join(keys)}")
             time.sleep(_POLL_S)
 
 
 def join_gloo(world: Any, gather: Gather) -> None:  # noqa: ANN401 - mpi4py has no types
-    """Join the other ranks of an MPI communicator through gloo, over the interface that leads to rank 0.
+    """Connect to the other ranks of an MPI communicator through gloo, over the interface to rank 0.
 
-    `gather` gives each rank all ranks' texts. GLOO_SOCKET_IFNAME, if it is set, names another interface.
-    Raises RunFailed.
+    `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, names another interface. Raises
+    RunFailed.
     """
     here = socket.gethostname()
     name = _find_interface(here, world.rank, gather)
@@ -89,7 +89,7 @@ def join_gloo(world: Any, gather: Gather) -> None:  # noqa: ANN401 - mpi4py has 
 
 
 def _find_interface(here: str, rank: int, gather: Gather) -> str:
-    """Return the one interface that gloo is to use: on one host, the loopback."""
+    """Return the network interface for gloo; the loopback if all ranks are on one host."""
     hosts = gather(here)
     far = next((host for host in hosts if host != hosts[0]), "")
     address = gather(_address_towards(far) if rank == 0 else "")[0]
@@ -102,19 +102,19 @@ def _find_interface(here: str, rank: int, gather: Gather) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """Give this host's own address on the way to `host`; without a host, the loopback's."""
+    """Return this host's own address on the route to `host`; for an empty name, that of the loopback."""
     if not host:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # of a datagram socket: asks the routes, sends nothing
+            probe.connect((host, 9))  # for a datagram socket this looks up the route, and sends nothing
         except OSError as error:
             raise RunFailed(host, f"cannot be reached from {socket.gethostname()}: {error}") from None
         return str(probe.getsockname()[0])
 
 
 def _interface(address: str) -> str:
-    """Give the name of the network interface that has `address`."""
+    """Return the name of the network interface with `address`; raises RunFailed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

@@ -1,4 +1,4 @@
-"""Solvers as the engine takes them: read, completed, and checked before anything is trained."""
+"""Read and check solvers and nets before anything is trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD_TYPES = dict(enumerate(TYPES))  # the numbers of the old field solver_type
 
 
 def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
-    """Read a solver prototxt; raises InputError, naming file and field, for one that cannot be trained."""
+    """Return the solver in a file; raises InputError, with file and field, if it cannot be trained."""
     solver = load_prototxt(path, pb.SolverParameter)
     if solver.HasField("solver_type") and not solver.HasField("type"):
         solver.type = _OLD_TYPES[solver.solver_type]
@@ -30,7 +30,7 @@ def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParame
 
 
 def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
-    """Say what is wrong: (what, what to do)."""
+    """Return the faults of a solver, as (what is wrong, what to do)."""
     generic = solver.HasField("net") + solver.HasField("net_param")
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
     regularization = solver.regularization_type
@@ -65,7 +65,7 @@ def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
 
 
 def _test_faults(solver: pb.SolverParameter, generic: bool) -> list[tuple[bool, str, str]]:
-    """Say what may be wrong with the test nets: (whether it is, what, what to do)."""
+    """Return the possible faults of the test nets, as (whether it is wrong, what is wrong, what to do)."""
     named, tests = len(solver.test_net) + len(solver.test_net_param), len(solver.test_iter)
     states = len(solver.test_state)
     return [
@@ -93,7 +93,7 @@ def _snapshots(solver: pb.SolverParameter) -> bool:
 
 
 def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
-    """Give the TRAIN net with its state, and the file it is from."""
+    """Return the TRAIN net with its state, and the file that it comes from."""
     net, source = _own_net(solver, path)
     if solver.HasField("train_net_param"):
         net, source = _copy(solver.train_net_param), path
@@ -107,7 +107,7 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
 
 
 def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParameter, str]]:
-    """Give the TEST nets, one for each test_iter: those named for testing, then the common one."""
+    """Return the TEST nets and their files, one per test_iter: the test nets, then the common net."""
     nets = [(_copy(param), path) for param in solver.test_net_param]
     nets += [(load_net(name), name) for name in solver.test_net]
     nets += [_own_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
@@ -133,12 +133,12 @@ def _copy(net: pb.NetParameter) -> pb.NetParameter:
 
 
 def load_net(path: str) -> pb.NetParameter:
-    """Read a net prototxt; raises InputError for nets of the formats that Caffe upgrades."""
+    """Return the net in a file; raises InputError for the old formats, which Caffe upgrades."""
     net = load_prototxt(path, pb.NetParameter)
     if net.layers:
-        raise InputError(path, "has `layers` of the old format", "run caffe-recipes upgrade on it")
+        raise InputError(path, "has `layers` in the old format", "run caffe-recipes upgrade on it")
     if net.input:
-        raise InputError(path, "has `input` of the old format", "run caffe-recipes upgrade on it")
+        raise InputError(path, "has `input` in the old format", "run caffe-recipes upgrade on it")
     if not Path(path).is_file() or not net.layer:
-        raise InputError(path, "has no layer", "give the prototxt of a net")
+        raise InputError(path, "has no layers", "give the prototxt of a net")
     return net

@@ -1,4 +1,4 @@
-"""Caffemodels and solverstates of a run: written as Caffe writes them, and read back."""
+"""Write caffemodels and solverstates as Caffe does, and read them back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from caffe_recipes.wording import find_nearest, plural
 
 
 def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
-    """Name a snapshot.
+    """Return the path of a snapshot.
 
     >>> snapshot_name("/tmp/resnet", 7800, ".caffemodel")
     '/tmp/resnet_iter_7800.caffemodel'
@@ -30,10 +30,10 @@ def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
 
 
 def check_folder(prefix: str) -> None:
-    """Raise InputError, before anything is trained, if no snapshot can be written beside `prefix`."""
+    """Raise InputError if no snapshot can be written with `prefix`, before anything is trained."""
     folder = Path(prefix).parent
     if not folder.is_dir():
-        raise InputError(f"snapshot_prefix '{prefix}'", f"there is no folder {folder}", "make it")
+        raise InputError(f"snapshot_prefix '{prefix}'", f"the folder {folder} does not exist", "create it")
     if not os.access(folder, os.W_OK):
         raise InputError(f"snapshot_prefix '{prefix}'", f"cannot write to {folder}", "check its permissions")
     try:
@@ -44,7 +44,7 @@ def check_folder(prefix: str) -> None:
 
 
 def net_message(net: RunnableNet) -> pb.NetParameter:
-    """Make the message of a net with its learned blobs: what a caffemodel holds."""
+    """Return the message of a net with its learned blobs: the content of a caffemodel."""
     message = pb.NetParameter(name=net.name)
     for node in net.nodes:
         layer = message.layer.add()
@@ -65,7 +65,7 @@ def _histories(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tensor]:
 
 
 def _put(blob: pb.BlobProto, tensor: Tensor) -> None:
-    """Fill a blob; its values go in as the bytes of the wire, for one by one ResNet-50's take ten seconds."""
+    """Fill a blob message with a tensor, in wire format, since value by value takes ten seconds."""
     blob.shape.dim.extend(tensor.shape)
     values = tensor.detach().numpy().astype("<f4").tobytes()
     blob.MergeFromString(_DATA_TAG + _varint(len(values)) + values)
@@ -75,7 +75,7 @@ _DATA_TAG = bytes([pb.BlobProto.DATA_FIELD_NUMBER << 3 | 2])  # a packed field: 
 
 
 def _varint(number: int) -> bytes:
-    """Write a number as protobuf does: seven bits a byte, the lowest first.
+    """Return a number in protobuf's encoding: seven bits per byte, the lowest first.
 
     >>> _varint(300).hex()
     'ac02'
@@ -90,10 +90,10 @@ def _varint(number: int) -> bytes:
 def save_snapshot(
     net: RunnableNet, groups: Sequence[ParamGroup], prefix: str, state: pb.SolverState, log: Log
 ) -> None:
-    """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, N being `state.iter`.
+    """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, where N is `state.iter`.
 
-    The solverstate is `state` with the model's name and the history: all first blobs in the order of the
-    parameters, then all second ones. Raises WeightsError where a file cannot be written.
+    The solverstate is `state` with the model's name and the history: the first blobs of all parameters in
+    their order, then the second ones. Raises WeightsError if a file cannot be written.
     """
     log.info("solver.cpp:708", "Snapshot begin")
     model = snapshot_name(prefix, state.iter, ".caffemodel")
@@ -112,10 +112,10 @@ def save_snapshot(
 def copy_weights(
     net: RunnableNet, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
 ) -> list[str]:
-    """Copy the blobs of layers that bear a name of the net's, but for those that are `new`.
+    """Copy the blobs of the layers that the net has too, except `new` ones; return all learned layers' names.
 
-    The file's other layers are ignored, which is logged. Gives the names of all its learned layers. Raises
-    WeightsError for a shape that does not match, or no name that does.
+    Other layers of the file are ignored, which is logged. Raises WeightsError if a shape does not match, or
+    if no layer has the name of one of the net's.
     """
     wanted = {name: blobs for name, blobs in net.blobs().items() if name not in new}
     found = set()
@@ -128,14 +128,14 @@ def copy_weights(
             continue
         mine, shapes = wanted[layer.name], net.learned()[layer.name]
         if len(mine) != len(layer.blobs):
-            what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, and {len(mine)} in {net.path}"
+            what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, but {len(mine)} in {net.path}"
             raise WeightsError(path, what, "give the weights of this net")
         for index, (tensor, shape, blob) in enumerate(zip(mine, shapes, layer.blobs, strict=True)):
             _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", shape, blob)
             tensor.copy_(_values(blob).view(tensor.shape))
         found.add(layer.name)
     if wanted and not found:
-        what = f"holds no layer of {net.path}: it is of another net"
+        what = f"has no layer of {net.path}: it belongs to another net"
         raise WeightsError(path, what, f"its layers are {_some(layer.name for layer in weights.layer)}")
     return [layer.name for layer in weights.layer if layer.blobs]
 
@@ -143,10 +143,10 @@ def copy_weights(
 def check_complete(
     net: RunnableNet, held: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()
 ) -> None:
-    """Raise WeightsError if a learned layer is neither `new` nor held by one of the files in `held`.
+    """Raise WeightsError if a learned layer is neither `new` nor in one of the files in `held`.
 
-    Caffe would start it from its fillers and say nothing: so ends a layer renamed since the weights were
-    written. `hint` may hold `{layers}`, the names of the layers that are missing.
+    Caffe would silently start such a layer from its fillers, e.g. one that was renamed after the weights were
+    written. `hint` may contain `{layers}`, the names of the missing layers.
     """
     wanted, there = net.blobs(), [name for names in held.values() for name in names]
     missing = [name for name in wanted if name not in there and name not in new]
@@ -166,7 +166,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _values(blob: pb.BlobProto) -> Tensor:
-    """Give a blob's values; those in single precision as the bytes of the wire (see _put)."""
+    """Return a blob's values; those in single precision are read in wire format (see _put)."""
     if blob.double_data:
         return torch.tensor(blob_values(blob), dtype=torch.float32)
     wire = bytearray(pb.BlobProto(data=blob.data).SerializeToString())
@@ -175,10 +175,10 @@ def _values(blob: pb.BlobProto) -> Tensor:
 
 def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:
     shape, own = blob_shape(blob), tuple(wanted)
-    if is_legacy(blob):  # four axes always
+    if is_legacy(blob):  # always with four axes
         own = (1,) * (4 - len(own)) + own
     if shape != own:
-        what = f"{where} is {show(shape)}, and {show(tuple(wanted))} in {net}"
+        what = f"{where} is {show(shape)}, but {show(tuple(wanted))} in {net}"
         raise WeightsError(
             path, what, "give the weights of this net, or train with -new_layers and the layer's name"
         )
@@ -186,11 +186,11 @@ def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: p
 
 @torch.no_grad()
 def copy_history(net: RunnableNet, groups: Sequence[ParamGroup], state: pb.SolverState, path: str) -> None:
-    """Copy a solverstate's history; raises WeightsError where it is of another net or solver type."""
+    """Copy a solverstate's history; raises WeightsError if it belongs to another net or solver type."""
     mine = _histories(net, groups)
     if len(mine) != len(state.history):
-        what = f"holds {len(state.history)} blobs of history, and this net and solver have {len(mine)}"
-        raise WeightsError(path, what, "resume with the net and the solver type it was written by")
+        what = f"has {len(state.history)} blobs of history, but this net and solver need {len(mine)}"
+        raise WeightsError(path, what, "resume with the net and the solver type that wrote it")
     for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
         _check_shape(path, net.path, f"history {index}", tensor.shape, blob)
         tensor.copy_(_values(blob).view(tensor.shape))

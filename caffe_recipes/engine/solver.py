@@ -1,10 +1,7 @@
-"""What a user asks of a running training by signals: to stop, or to take a snapshot.
+"""The training loop, in Caffe's order of testing, displaying, updating and snapshotting.
 
-The training loop: Caffe's order of testing, displaying, updating and snapshotting.
-
-The rate of each iteration of a run, with the steps that a policy has taken.
-
-Averaging gradients over the ranks while the backward pass still makes others.
+It includes the learning rate of each iteration, the averaging of gradients over the ranks during the backward
+pass, and requests by signal to stop or to take a snapshot.
 """
 
 from __future__ import annotations
@@ -32,20 +29,20 @@ EFFECTS = ("snapshot", "stop", "none")
 
 @dataclass
 class Requests:
-    """Requests that wait until the iteration is done."""
+    """Requests by signal that wait until the end of the iteration."""
 
     stop: bool = False
     snapshot: bool = False
 
     def listen(self, sigint_effect: str, sighup_effect: str) -> None:
-        """Let SIGINT and SIGHUP make requests; SIGTERM ends the process as ever."""
+        """Make SIGINT and SIGHUP set requests; SIGTERM still ends the process."""
         for number, effect in ((signal.SIGINT, sigint_effect), (signal.SIGHUP, sighup_effect)):
             signal.signal(number, self._handler(effect))
 
     def take(self) -> Requests:
-        """Give what was asked until now, and forget it."""
+        """Return the requests so far, and clear them."""
         taken = Requests(self.stop, self.snapshot)
-        # A signal that comes meanwhile is kept: only what was seen is taken away.
+        # Only the returned requests are cleared: another signal may arrive meanwhile.
         self.stop &= not taken.stop
         self.snapshot &= not taken.snapshot
         return taken
@@ -65,19 +62,22 @@ _FLT_MAX = 3.4028234663852886e38
 
 
 class RateSchedule:
-    """Rates as Caffe computes them; `plateau` steps when the loss has not fallen for plateau_winsize."""
+    """Learning rates as Caffe computes them, with the state of `multistep` and `plateau`.
+
+    `plateau` takes a step when the loss has had no new minimum for plateau_winsize iterations.
+    """
 
     def __init__(self, solver: pb.SolverParameter, log: Log) -> None:
         self._solver, self._log = solver, log
         self.current_step, self.minimum_loss, self.last_event = 0, _FLT_MAX, 0
 
     def resume(self, state: pb.SolverState) -> None:
-        """Go on from a solverstate."""
+        """Continue from a solverstate."""
         self.current_step, self.minimum_loss = state.current_step, state.minimum_loss
         self.last_event = state.iter_last_event
 
     def state(self, iteration: int) -> pb.SolverState:
-        """Make the solverstate of an iteration, without history."""
+        """Return the solverstate of an iteration, without history."""
         return pb.SolverState(
             iter=iteration,
             current_step=self.current_step,
@@ -86,7 +86,7 @@ class RateSchedule:
         )
 
     def rate(self, iteration: int, loss: float) -> float:
-        """Give the rate of an iteration's update; `loss` is the displayed one."""
+        """Return the learning rate of an iteration's update; `loss` is the displayed loss."""
         solver = self._solver
         if iteration < solver.warmup_iter:
             return lr_at(solver, iteration)
@@ -101,7 +101,7 @@ class RateSchedule:
         return lr_at(solver, iteration)
 
     def _watch(self, iteration: int, loss: float) -> None:
-        """Take a step where neither a new least loss nor a step has come for plateau_winsize iterations."""
+        """Take a step if there was no new minimum and no step for plateau_winsize iterations."""
         solver = self._solver
         if loss < self.minimum_loss:
             self.minimum_loss, self.last_event = loss, iteration
@@ -121,12 +121,12 @@ class RateSchedule:
             self._log.info("sgd_solver.cpp:133", status)
 
 
-_BUCKET = 2**20  # floats: large enough to fill the link, small enough that the first leaves early
+_BUCKET = 2**20  # floats: large enough to use the full bandwidth, small enough to begin early
 
 
 @dataclass
 class _Bucket:
-    """Neighbours in a flat gradient, sent when the last of them is there."""
+    """A part of a flat gradient, which is sent when all of its values are computed."""
 
     grads: Tensor
     members: int
@@ -135,9 +135,9 @@ class _Bucket:
 
 
 class Reduction:
-    """Sums the gradients of all ranks and divides by their number.
+    """Averages the gradients of all ranks, in buckets, during the backward pass.
 
-    Every rank runs the same graph, so every rank sends its buckets in the same order.
+    Every rank runs the same graph, and so sends its buckets in the same order.
     """
 
     def __init__(self, ranks: Ranks, net: RunnableNet, groups: Sequence[ParamGroup]) -> None:
@@ -147,7 +147,7 @@ class Reduction:
                 self._divide(net, group)
 
     def _divide(self, net: RunnableNet, group: ParamGroup) -> None:
-        """Cut a group's gradients into buckets, and count the gradients that arrive in each."""
+        """Split a group's gradients into buckets, and count the gradients that are ready in each."""
         begin, members = 0, list[Tensor]()
         for place, (index, _, stop) in enumerate(group.places):
             members.append(net.params[index].tensor)
@@ -168,7 +168,7 @@ class Reduction:
         return arrived
 
     def begin(self, last: bool) -> None:
-        """Get ready for a backward pass; only the last of an iteration is sent."""
+        """Prepare for a backward pass; gradients are sent only in the last one of an iteration."""
         self._last = last
         for bucket in self._buckets:
             bucket.missing, bucket.wait = bucket.members, None
@@ -176,7 +176,7 @@ class Reduction:
     def finish(self) -> None:
         """Wait until all gradients are averaged."""
         for bucket in self._buckets:
-            if bucket.wait is None:  # a parameter had no part in the loss
+            if bucket.wait is None:  # a parameter does not contribute to the loss
                 bucket.wait = self._ranks.sum(bucket.grads)
         for bucket in self._buckets:
             if bucket.wait is not None:
@@ -185,7 +185,7 @@ class Reduction:
 
 
 def describe(output: Output, value: float) -> str:
-    """Print an output as Caffe does: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
+    """Return an output as Caffe prints it: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
     text = f"{output.name} = {format_number(value)}"
     if output.loss_weight:
         weighted = float32(output.loss_weight * value)
@@ -195,14 +195,14 @@ def describe(output: Output, value: float) -> str:
 
 @dataclass
 class SmoothedLoss:
-    """The mean of the last `window` losses, in the float32 steps that Caffe takes."""
+    """The mean of the last `window` losses, with Caffe's float32 rounding."""
 
     window: int
     value: float = 0.0
     _losses: list[float] = field(default_factory=list)
 
     def add(self, loss: float, since: int) -> float:
-        """Take in the loss of the iteration `since` iterations after the start; give the mean.
+        """Add the loss of the iteration `since` iterations after the start, and return the mean.
 
         >>> smoothed = SmoothedLoss(2)
         >>> [smoothed.add(loss, i) for i, loss in enumerate((4.0, 2.0, 1.0))]
@@ -221,11 +221,11 @@ class SmoothedLoss:
 
 
 class Solver:
-    """Trains `net` as `param` says, and tests `test_nets`. Only rank 0 displays and snapshots.
+    """Trains `net` by the solver `param`, and tests `test_nets`. Only rank 0 displays and snapshots.
 
-    What is displayed are means over all ranks, so that the log does not depend on how many ranks share a
-    batch; under MLSL, Caffe displays rank 0's own losses. Each rank tests its own records. BatchNorm's
-    statistics are each rank's own too, and rank 0's are snapshotted.
+    Displayed values are means over all ranks, so that the log does not depend on the number of ranks that
+    share a batch; under MLSL, Caffe displays the losses of rank 0. Each rank tests its own records, and has
+    its own BatchNorm statistics, of which those of rank 0 are in the snapshot.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Solver:
         self._stopped = False
 
     def solve(self) -> None:
-        """Train from the present iteration to max_iter; raises AgreedFailure where a rank cannot go on."""
+        """Train from the current iteration to max_iter; raises AgreedFailure if a rank cannot continue."""
         param = self.param
         self._log.info("solver.cpp:397", f"Solving {self.net.name}")
         self._log.info("solver.cpp:398", f"Learning Rate Policy: {param.lr_policy}")
@@ -274,7 +274,7 @@ class Solver:
         return bool(self.param.display) and self.iteration % self.param.display == 0
 
     def _step(self) -> None:
-        """Test if it is time, compute, display, update, and do what was asked."""
+        """Run one iteration: test if due, compute, display, update, and handle requests."""
         param = self.param
         due = param.test_interval and self.iteration % param.test_interval == 0
         if due and (self.iteration or param.test_initialization):
@@ -298,7 +298,7 @@ class Solver:
         self._stopped = votes.stop
 
     def _compute(self) -> tuple[float, Requests]:
-        """Make the gradients of one iteration; give the ranks' mean loss and what any rank was asked."""
+        """Compute the gradients of one iteration; return the mean loss and the requests of all ranks."""
         for group in self.groups:
             group.grads.zero_()
         total, votes = 0.0, Requests()  # of all ranks
@@ -329,10 +329,9 @@ class Solver:
             raise escaped_error(self.net.find_failing(), error) from error
 
     def _vote(self, failure: CaffeRecipesError | None, loss: float) -> tuple[Requests, float]:
-        """Tell what this rank was asked, and learn what any was: all act alike, at the same iteration.
+        """Return the requests of any rank, so that all ranks act at the same iteration, and the mean loss.
 
-        The loss goes the same way, and its mean comes back. Raises AgreedFailure if a rank's forward pass
-        failed.
+        Raises AgreedFailure if the forward pass of any rank failed.
         """
         asked = self._requests.take()
         stop, snapshot, failed, mean = self._average([asked.stop, asked.snapshot, failure is not None, loss])
@@ -341,7 +340,7 @@ class Solver:
         return Requests(bool(stop), bool(snapshot)), mean
 
     def _average(self, own: Sequence[float]) -> list[float]:
-        """Give the means over the ranks, all of which call this."""
+        """Return the means over all ranks, each of which calls this."""
         values = torch.tensor(own, dtype=torch.float32)
         self._ranks.sum(values)()
         averages: list[float] = (values / self._ranks.ranks).tolist()
@@ -349,7 +348,7 @@ class Solver:
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):
-            hint = "lower the rate, or look at the data; Caffe would train on and return 0"
+            hint = "lower the rate, or check the data; Caffe would continue and return 0"
             raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
 
     def _display(self, shown: float) -> None:
@@ -394,7 +393,7 @@ class Solver:
             self._log.info("solver.cpp:562", text)
 
     def _interrupted(self) -> bool:
-        """Act on requests between test batches; several ranks do it after their next iteration, together."""
+        """Handle requests between test batches; with several ranks they wait for the next iteration."""
         if self._ranks.ranks > 1:
             return False
         asked = self._requests.take()
@@ -409,7 +408,7 @@ class Solver:
                 state = self.schedule.state(self.iteration)
                 try:
                     save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
-                except WeightsError as error:  # the input was good: it is the run that failed
+                except WeightsError as error:  # not bad input, but a failure of the run
                     raise RunFailed(error.where, error.what, error.hint) from None
 
     def close(self) -> None:

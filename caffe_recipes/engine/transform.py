@@ -1,4 +1,4 @@
-"""From a Datum to the pixels of a batch: decode, resize, crop, mirror, mean and scale."""
+"""Transform Datums to the pixels of a batch: decode, resize, crop, mirror, subtract means and scale."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INTERPOLATION = {
     pb.ResizeParameter.LANCZOS4: cv2.INTER_LANCZOS4,
 }
 
-# What of TransformationParameter the engine does; the rest is refused, for Caffe would not ignore it.
+# The supported fields of TransformationParameter; others are refused, since Caffe would not ignore them.
 _DONE = frozenset(
     (
         "scale",
@@ -47,12 +47,12 @@ cv2.setNumThreads(1)  # ranks already use all cores
 
 
 def match_caffe_opencv() -> None:
-    """Make this thread's OpenCV resize as the target's: IPP's CUBIC rounds some pixels differently."""
-    cv2.ipp.setUseIPP(False)  # of the calling thread only
+    """Make OpenCV resize as Caffe's does, in this thread; IPP's CUBIC rounds some pixels differently."""
+    cv2.ipp.setUseIPP(False)  # affects only the calling thread
 
 
 def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
-    """Give a Datum's pixels as (height, width, channels), BGR; raises ValueError, saying what is wrong."""
+    """Return a Datum's pixels as (height, width, channels) in BGR; raises ValueError with what is wrong."""
     if not datum.encoded:
         shape = (datum.channels, datum.height, datum.width)
         values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
@@ -67,20 +67,20 @@ def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     except cv2.error:
         raise ValueError(f"has over {limit('image-pixels'):,} pixels") from None
     if image is None:
-        raise ValueError("is no image that OpenCV can decode")
+        raise ValueError("is not an image that OpenCV can decode")
     if image.dtype != np.uint8:
         raise ValueError("has more than 8 bits per channel")
     return image if image.ndim == 3 else image[:, :, None]
 
 
 def size_of(image: Pixels) -> str:
-    """Print an image's channels, height and width."""
+    """Return an image's channels, height and width as text."""
     height, width, channels = image.shape
     return f"{channels} x {height} x {width}"
 
 
 def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, random: Random) -> Pixels:
-    """Resize so that the shorter side is `shorter`; the longer is rounded down in float32, as Caffe's."""
+    """Return the image with a shorter side of `shorter`; the longer one is rounded down as in Caffe."""
     height, width = image.shape[:2]
     if height < width:
         longer = int(np.float32(width) / np.float32(height) * np.float32(shorter))
@@ -100,7 +100,7 @@ def _resize(image: Pixels, height: int, width: int, param: pb.ResizeParameter, r
 
 
 def random_resize(param: pb.TransformationParameter) -> Resize:
-    """Make `random_resize_param`: the shorter side is drawn from [min_size, max_size], the ratio kept."""
+    """Return the function for `random_resize_param`: the shorter side is drawn from [min_size, max_size]."""
     own = param.random_resize_param
 
     def resize(image: Pixels, random: Random) -> Pixels:
@@ -112,10 +112,11 @@ def random_resize(param: pb.TransformationParameter) -> Resize:
 
 
 def random_aspect_ratio(param: pb.TransformationParameter) -> Resize:
-    """Make `random_aspect_ratio_param`: a random part of the image, resized to crop_size squared.
+    """Return the function for `random_aspect_ratio_param`: a random part, resized to crop_size squared.
 
-    Its area ratio a and side ratio c are drawn in steps of 1/1000; the part is sqrt(a * area) * c high and
-    sqrt(a * area) / c wide, or the other way round. After max_attempt misses: the shorter side to crop_size.
+    The area ratio a and the side ratio c are drawn in steps of 1/1000. The part is sqrt(a * area) * c high
+    and sqrt(a * area) / c wide, or the other way round. If it does not fit in max_attempt attempts, the
+    shorter side of the image is resized to crop_size.
     """
     own, size = param.random_aspect_ratio_param, param.crop_size
     change = own.aspect_ratio_change
@@ -137,12 +138,12 @@ def random_aspect_ratio(param: pb.TransformationParameter) -> Resize:
 
 
 def _draw(random: Random, low: float, high: float) -> float:
-    """Draw from [low, high] in steps of 1/1000."""
+    """Return a random number from [low, high], in steps of 1/1000."""
     return (random.randrange(int((high - low) * 1000 + 1)) + low * 1000) / 1000
 
 
 class Transform:
-    """The transform of one data layer. Raises InputError for parameters that the engine does not do."""
+    """The transformation of a data layer; raises InputError for parameters that are not supported."""
 
     def __init__(self, param: pb.TransformationParameter, phase: int) -> None:
         check_transform(param)
@@ -158,17 +159,17 @@ class Transform:
 
     @property
     def resizes(self) -> bool:
-        """Whether images are resized: what Caffe does wrong with Datums that are not encoded."""
+        """Whether images are resized, which Caffe does wrongly for raw Datums."""
         return self._resize is not None
 
     def apply(self, image: Pixels, random: Random) -> Pixels:
-        """Resize, crop and mirror one image; raises ValueError, saying what is wrong with it."""
+        """Return one image, resized, cropped and mirrored; raises ValueError with what is wrong."""
         if self._resize is not None:
             image = self._resize(image, random)
         height, width = image.shape[:2]
         mean = self._mean_image
         if mean is not None and mean.shape != image.shape:
-            raise ValueError(f"is {size_of(image)}, and mean_file {size_of(mean)}")
+            raise ValueError(f"is {size_of(image)}, but mean_file is {size_of(mean)}")
         top, left = 0, 0
         size = self._crop
         if size:
@@ -188,20 +189,22 @@ class Transform:
         return down // 2, right // 2
 
     def normalise(self, images: list[Pixels]) -> NDArray[np.float32]:
-        """Make a batch (n, height, width, channels) of images of one size: (pixel - mean_value) * scale."""
+        """Return images of one size as a batch (n, height, width, channels): (pixel - mean_value) * scale."""
         batch = np.stack(images).astype(np.float32, copy=False)
         if self._mean.size:
             if self._mean.size not in (1, batch.shape[3]):
-                raise ValueError(f"has {batch.shape[3]} channels and mean_value {self._mean.size} values")
+                raise ValueError(
+                    f"has {batch.shape[3]} channels, but mean_value has {self._mean.size} values"
+                )
             batch -= self._mean
         if self._scale != 1:
-            with np.errstate(over="ignore"):  # infinity is what Caffe gets too; the loss will tell
+            with np.errstate(over="ignore"):  # Caffe gets infinity too; the loss shows it
                 batch *= self._scale
         return batch
 
 
 def check_transform(param: pb.TransformationParameter) -> None:
-    """Raise InputError for what the engine does not do, or Caffe would stop at."""
+    """Raise InputError for parameters that the engine does not support, or that Caffe refuses."""
     for field, _ in param.ListFields():
         if field.name not in _DONE and getattr(param, field.name):
             raise InputError("transform_param", f"{field.name} is not supported", "remove it")
@@ -219,17 +222,17 @@ def check_transform(param: pb.TransformationParameter) -> None:
             raise InputError("random_aspect_ratio_param", "needs crop_size", "give crop_size")
         if not 0 < own.min_area_ratio <= own.max_area_ratio or not 0 < own.aspect_ratio_change <= 1:
             what = "needs 0 < min_area_ratio <= max_area_ratio and 0 < aspect_ratio_change <= 1"
-            raise InputError("random_aspect_ratio_param", what, "mend them")
+            raise InputError("random_aspect_ratio_param", what, "correct them")
 
 
 def load_mean(path: str) -> NDArray[np.float32]:
-    """Read a mean image (a BlobProto) as (height, width, channels); raises DataError."""
+    """Return the mean image in a BlobProto file as (height, width, channels); raises DataError."""
     try:
         data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
         blob = parse_message(data, pb.BlobProto)
         values = np.array(blob_values(blob), np.float32).reshape(blob_shape(blob)[-3:])
     except ValueError:
-        raise DataError(path, "is no mean file", "make it with compute_image_mean") from None
+        raise DataError(path, "is not a mean file", "make it with compute_image_mean") from None
     if values.ndim != 3:
-        raise DataError(path, "is no mean file", "make it with compute_image_mean")
+        raise DataError(path, "is not a mean file", "make it with compute_image_mean")
     return values.transpose(1, 2, 0)

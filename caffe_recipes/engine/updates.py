@@ -1,4 +1,4 @@
-"""Caffe's update rules, on flat buffers: all parameters of one rate and decay are updated as one."""
+"""Caffe's update rules, on flat buffers: all parameters with the same multipliers are updated together."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from caffe_recipes.caffe.rates import float32
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Param
 
-_ALIGNED = 16  # floats: each parameter starts on a cache line, as the convolutions like it
+_ALIGNED = 16  # floats: each parameter starts on a cache line, for fast convolutions
 
 
 class Learner(Protocol):
-    """What has parameters: a net."""
+    """An object with parameters, such as a net."""
 
     params: list[Param]
 
     def rebind(self, moved: Callable[[Tensor], Tensor], /) -> None:
-        """Take another tensor for each blob."""
+        """Replace each blob by another tensor."""
 
 
 @dataclass
 class ParamGroup:
-    """The parameters of one (lr_mult, decay_mult), side by side; `places` are (param, start, stop)."""
+    """Parameters with the same lr_mult and decay_mult in one buffer; `places` are (param, start, stop)."""
 
     lr_mult: float
     decay_mult: float
@@ -43,10 +43,10 @@ Rule = Callable[[ParamGroup, float, pb.SolverParameter, int], None]
 
 
 def flatten(net: Learner, solver: pb.SolverParameter) -> list[ParamGroup]:
-    """Move a net's parameters into one buffer per (lr_mult, decay_mult), and their gradients beside them.
+    """Move a net's parameters and gradients into one buffer per (lr_mult, decay_mult); return the groups.
 
-    Statistics have buffers apart: a forward pass changes them, and autograd would take the parameters in one
-    buffer with them for changed too.
+    Statistics have separate buffers: a forward pass changes them, and autograd would consider parameters in
+    the same buffer as changed too.
     """
     members: dict[tuple[float, float, bool], list[int]] = {}
     for index, param in enumerate(net.params):
@@ -75,7 +75,7 @@ def flatten(net: Learner, solver: pb.SolverParameter) -> list[ParamGroup]:
 
 
 def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
-    """View a stretch of a buffer as a blob: kernels with channels last, as convolutions are fastest."""
+    """Return a part of a buffer as a blob; kernels have channels last, which makes convolutions fast."""
     if len(shape) != 4:
         return flat.view(shape)
     outputs, channels, height, width = shape
@@ -86,7 +86,7 @@ def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
 def update(
     groups: Iterable[ParamGroup], solver: pb.SolverParameter, rate: float, iteration: int, log: Log
 ) -> None:
-    """Clip, average over iter_size, regularise and apply one update at `rate`."""
+    """Clip the gradients, average them over iter_size, add the decay, and update the weights at `rate`."""
     groups = [group for group in groups if group.lr_mult]
     if solver.clip_gradients >= 0:
         _clip(groups, solver.clip_gradients, log)
@@ -101,7 +101,7 @@ def update(
 
 
 def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:
-    """Scale all gradients so that their norm is at most `limit`: of the sum over iter_size, as Caffe's."""
+    """Scale all gradients to a norm of at most `limit`; as in Caffe, of the sum over iter_size."""
     norm = math.sqrt(sum(float(group.grads.dot(group.grads)) for group in groups))
     if norm > limit:
         factor = limit / norm
@@ -116,7 +116,7 @@ def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:
 
 
 def _sgd(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
-    """V = momentum V + rate g; W -= V. The rate is inside the history."""
+    """V = momentum V + rate g; W -= V. The history contains the rate."""
     (velocity,) = group.history
     velocity.mul_(solver.momentum).add_(group.grads, alpha=rate)
     group.weights.sub_(velocity)
@@ -160,7 +160,7 @@ def _adadelta(group: ParamGroup, rate: float, solver: pb.SolverParameter, iterat
 
 
 def _adam(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
-    """Moments m and v; W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), t from 1."""
+    """W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), with moments m and v, and t from 1."""
     first, second = group.history
     beta1, beta2 = solver.momentum, solver.momentum2
     first.mul_(beta1).add_(group.grads, alpha=1 - beta1)
@@ -180,9 +180,9 @@ RULES: dict[str, Rule] = {
 
 
 def histories(solver: pb.SolverParameter) -> int:
-    """Count the blobs of history for each parameter; a solverstate holds all first ones, then all second.
+    """Return the number of history blobs per parameter; RMSProp has a velocity only with momentum.
 
-    RMSProp keeps a velocity only where there is momentum.
+    A solverstate contains the first blobs of all parameters, then the second ones.
     """
     if solver.type == "RMSProp":
         return 1 + (solver.momentum != 0)

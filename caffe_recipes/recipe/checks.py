@@ -1,4 +1,4 @@
-"""What no single key shows: parts of a recipe that contradict each other."""
+"""Find keys of a recipe that contradict each other, each of them valid by itself."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from typing import TYPE_CHECKING, Literal
 from caffe_recipes.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from caffe_recipes.recipe.model import Phase, Recipe
+    from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, TensorFlowRecipe
 
 Location = tuple[str | int, ...]
 
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # as a recipe's name: its nets are generated into one
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # as in a recipe's name, which is also a folder's
 
 
-def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Yield (location, what, hint) of whatever does not fit together."""
+def find_contradictions(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
+    """Yield (location, what is wrong, hint) of each contradiction."""
+    from caffe_recipes.recipe.model import Recipe  # pydantic
+
+    yield from _of_caffe(recipe) if isinstance(recipe, Recipe) else _of_tensorflow(recipe)
+    yield from _wrong_records(recipe)
+    yield from _wrong_groups(recipe)
+    if recipe.cluster.global_batch > recipe.train_images:
+        images = recipe.train_images
+        what = f"an iteration takes {recipe.cluster.global_batch} images, but there are only {images}"
+        yield ("cluster", "batch_per_rank"), what, "use fewer ranks or a smaller batch"
+
+
+def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     names = [phase.name for phase in recipe.phases]
     if recipe.trainer.startswith("-") or recipe.trainer == ":":
-        what = f"a launcher would take {recipe.trainer} for a word of its own"
+        what = f"a launcher would read {recipe.trainer} as an option of its own"
         yield ("trainer",), what, f"write ./{recipe.trainer}"
     if recipe.nets_dir and not _FOLDER.fullmatch(posixpath.basename(recipe.nets_dir)):
-        yield ("nets_dir",), "ends in no name of a folder", "end it in letters, digits, `.`, `_` or `-`"
+        yield ("nets_dir",), "does not end in a folder's name", "end it in letters, digits, `.`, `_` or `-`"
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":
-            yield (*at, "name"), f"two phases are called '{phase.name}'", "names of phases are unique"
+            yield (*at, "name"), f"two phases are called '{phase.name}'", "rename one of them"
         yield from _wrong_net(recipe, phase.net, (*at, "net"), needs_test=phase.test_interval is not None)
         yield from _wrong_start(phase, names[:index], names[index:], (*at, "weights"))
         yield from _wrong_weights_iter(recipe, phase, names[:index], (*at, "weights_iter"))
@@ -40,14 +52,61 @@ def find_contradictions(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
     yield from _wrong_transform(recipe)
     yield from _wrong_digits(recipe)
-    yield from _other_steps(recipe)
-    if recipe.cluster.global_batch > recipe.data.train.images:
-        what = f"an iteration takes {recipe.cluster.global_batch} of {recipe.data.train.images} images"
-        yield ("cluster", "batch_per_rank"), what, "take fewer ranks or a smaller batch"
+    yield from _other_run(recipe)
+
+
+def _of_tensorflow(recipe: TensorFlowRecipe) -> Iterator[tuple[Location, str, str]]:
+    cluster, run = recipe.cluster, recipe.tensorflow
+    if cluster.mlsl:
+        yield ("cluster", "mlsl"), "TensorFlow's ranks have no servers of MLSL", "remove it"
+    if cluster.omp_num_threads != run.intra_threads:
+        what = f"{cluster.omp_num_threads}, but tensorflow.intra_threads is {run.intra_threads}"
+        yield ("cluster", "omp_num_threads"), what, "make them equal"
+
+
+def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
+    """Find folders of TFRecords that are one, or that have more files than images."""
+    data = recipe.tensorflow.data if recipe.tensorflow else None
+    if data is None:
+        return
+    at: Location = ("tensorflow", "data")
+    train, validation = data.train, data.validation
+    for part, records in (("train", train), ("validation", validation)):
+        if records.files > records.images:
+            what = f"{records.files:,} files cannot hold {records.images:,} images"
+            yield (*at, part, "files"), what, "give the number of files in the folder"
+    if shared := {train.folder, train.source} & {validation.folder, validation.source} - {None}:
+        what = f"{shared.pop()} is also the folder of the training images"
+        yield (*at, "validation", "folder"), what, "give each part its own"
+    built = [(records.source or records.folder).rpartition("/") for records in (train, validation)]
+    if data.prepare and (
+        built[0][0] != built[1][0] or [names[2] for names in built] != ["train", "validation"]
+    ):
+        what = "digits are built as FOLDER/train and FOLDER/validation"
+        yield (
+            (*at, "prepare"),
+            what,
+            "give these as each part's `source`, or else `folder`, in the same FOLDER",
+        )
+
+
+def _wrong_groups(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
+    """Find a --file_groups that the training program would refuse: by it files are dealt to nodes."""
+    run, at = recipe.tensorflow, ("tensorflow", "flags", "file_groups")
+    if run is None or "file_groups" not in run.flags:
+        return
+    groups, ranks = run.flags["file_groups"], recipe.cluster.nodes * recipe.cluster.ranks_per_node
+    if type(groups) is not int or groups < 1 or ranks % groups:
+        yield at, f"{groups} does not divide {ranks} ranks", "give the number of nodes"
+    elif run.data and groups > run.data.train.files:
+        yield at, f"{groups} groups cannot share {run.data.train.files} files", "give fewer groups"
+    elif groups > 1 and run.flags.get("deterministic"):
+        what = "with files dealt to nodes, the images of a step depend on the number of nodes"
+        yield at, what, "remove it, or `deterministic`"
 
 
 def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Caffe stops at two means, at two colours, and at as many means as an image has no channels."""
+    """Find transformations at which Caffe stops: two means, two colours, or a wrong number of mean values."""
     data = recipe.data
     parts: tuple[Literal["train", "test"], ...] = ("train", "test")
     for part in parts:
@@ -55,17 +114,18 @@ def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         at: Location = ("data", part)
         if len(merged.mean_value) not in (0, 1, 3):
             where = (*at, "mean_value") if own.mean_value else ("data", "mean_value")
-            yield where, "one value, or one for each of blue, green and red", "write three numbers"
+            what = f"has {len(merged.mean_value)} values"
+            yield where, what, "give one value, or three: blue, green and red"
         if merged.mean_file and merged.mean_value:
             where = (*at, "mean_file") if own.mean_file else ("data", "mean_file")
-            what = f"{part} has a mean_file and a mean_value, and Caffe subtracts only one mean"
+            what = f"{part} has a mean_file and a mean_value, but Caffe subtracts only one mean"
             yield where, what, "remove one, or give each under `train` or `test`"
         if merged.force_color and merged.force_gray:
             where = (*at, "force_color") if own.force_color else ("data", "force_color")
             yield where, f"{part} has force_color and force_gray", "remove one"
     crops = [data.transform_of(part).crop_size for part in parts]
     if recipe.net.builder and crops[0] != crops[1] and any(net.test for net in recipe.nets.values()):
-        what = f"train has {crops[0]} and test {crops[1]}, and a builder's net has one size"
+        what = f"train has {crops[0]} and test {crops[1]}, but a builder's net has one input size"
         yield ("data", "test", "crop_size"), what, "give one crop_size under `data`"
 
 
@@ -81,7 +141,10 @@ def _wrong_phases(
 
 
 def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """The snapshots that a chain keeps, each phase's last and what others start from, meet in one folder."""
+    """Find snapshots of the same name: those that a run keeps are all copied into one folder.
+
+    It keeps each phase's last snapshot, and those that other phases start from.
+    """
     from caffe_recipes.recipe.model import Phase  # pydantic
 
     kept = {(index, phase.last_iter) for index, phase in enumerate(recipe.phases)}
@@ -93,26 +156,39 @@ def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     for index, iteration in sorted(kept):
         name = recipe.phases[index].snapshot_at(iteration).rpartition("/")[2]
         if owners.setdefault(name, index) != index:
-            what = f"a snapshot of another phase is called {name} too"
-            hint = "they meet in one folder: give each phase its own name"
+            what = f"a snapshot of another phase is also called {name}"
+            hint = "give each phase a prefix of its own: snapshots are copied into one folder"
             yield ("phases", index, "snapshot_prefix"), what, hint
 
 
 def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """`prepare: digits` builds two LMDBs of fixed names in one folder; training data is staged from there."""
+    """Find paths that do not fit `prepare: digits`, which builds two LMDBs of fixed names in one folder."""
     source, test = recipe.data.train.source, recipe.data.test.lmdb
     folder, _, name = (source or "").rpartition("/")
     if recipe.data.prepare and (name != "digits_train_lmdb" or test != f"{folder}/digits_val_lmdb"):
         what = "digits are built as FOLDER/digits_train_lmdb and FOLDER/digits_val_lmdb"
-        yield ("data", "prepare"), what, "name them as `train.source` and `test.lmdb`, with one FOLDER"
+        yield ("data", "prepare"), what, "give these as `train.source` and `test.lmdb`, in the same FOLDER"
 
 
-def _other_steps(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """The phases are the schedule of the run of TensorFlow, if there is one."""
+def _other_run(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Find a TensorFlow run that has other steps, classes or images than the phases have."""
+    run = recipe.tensorflow
+    if run is None:
+        return
     iterations = sum(phase.last_iter for phase in recipe.phases)
-    if recipe.tensorflow and recipe.tensorflow.schedule.steps != iterations:
-        what = f"{recipe.tensorflow.schedule.steps:,} steps, and the phases make {iterations:,} iterations"
+    if run.schedule.steps != iterations:
+        what = f"{run.schedule.steps:,} steps, but the phases have {iterations:,} iterations"
         yield ("tensorflow", "schedule", "steps"), what, "make them equal"
+    if run.classes not in (None, recipe.net.classes):
+        what = f"{run.classes:,}, but net.classes is {recipe.net.classes:,}"
+        yield ("tensorflow", "classes"), what, "make them equal"
+    if run.data is None:
+        return
+    images = {"train": recipe.data.train.images, "validation": recipe.data.test.images}
+    for part, records in (("train", run.data.train), ("validation", run.data.validation)):
+        if records.images != images[part]:
+            what = f"{records.images:,}, but the LMDB has {images[part]:,}"
+            yield ("tensorflow", "data", part, "images"), what, "make them equal"
 
 
 def _wrong_net(
@@ -122,7 +198,11 @@ def _wrong_net(
         hint = did_you_mean(name, recipe.nets, f"there are {', '.join(recipe.nets)}")
         yield at, f"no net '{name}' under `nets`", hint
     elif needs_test and not recipe.nets[name].test:
-        yield at, f"net '{name}' has no TEST data layer", f"set `nets.{name}.test: true` or take another net"
+        yield (
+            at,
+            f"net '{name}' has no TEST data layer",
+            f"set `nets.{name}.test: true` or choose another net",
+        )
 
 
 def _wrong_start(
@@ -153,20 +233,21 @@ def _wrong_weights_iter(
     start = recipe.starts_from(phase)
     if not isinstance(start, Phase) or start.name not in earlier:
         from_what = f"'{phase.weights}'" if phase.weights else "its fillers"
-        what = f"phase '{phase.name}' starts from {from_what}, no earlier phase"
+        what = f"phase '{phase.name}' starts from {from_what}, not from an earlier phase"
         yield at, what, "remove it, or name an earlier phase in `weights`"
     elif iteration > start.last_iter:
         what = f"phase '{start.name}' ends at iteration {start.last_iter}, before {iteration}"
-        yield at, what, f"take {_nearest_snapshot(start, iteration)}"
+        yield at, what, f"use {_nearest_snapshot(start, iteration)}"
     elif iteration % start.snapshot_every_iter and iteration != start.last_iter:
         what = (
             f"phase '{start.name}' snapshots every {start.snapshot_every_iter} iterations, not at {iteration}"
         )
-        yield at, what, f"take {_nearest_snapshot(start, iteration)}"
+        yield at, what, f"use {_nearest_snapshot(start, iteration)}"
 
 
 def _nearest_snapshot(phase: Phase, iteration: int) -> int:
-    """Give the iteration nearest to one at which a snapshot of a phase fires.
+    """Return the iteration nearest to the given one at which a phase writes a snapshot.
+
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> _nearest_snapshot(load_recipe("stampede2-448n-90ep").phases[0], 7700)

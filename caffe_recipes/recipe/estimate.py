@@ -102,6 +102,10 @@ def duration_at(
 ONE_NODE_PHASE_S = 5.0
 # Of an image's training: going backward takes two products, weights' and data's, for each of forward.
 _FORWARD = 1 / 3
+# Epochs to a top-1 accuracy in percent. Source: arXiv:1711.04291, VI: "as demonstrated by the learning rate
+# schedule from Figure 4".
+EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
+_IMAGENET_IMAGES = 1_281_167
 
 
 @dataclass(frozen=True)
@@ -175,20 +179,22 @@ def estimate_recipe(
     shape: Shape | None = None,
     rates: CopyRates | None = None,
     model_bytes: int | None = None,
+    to_accuracy: float | None = None,
 ) -> Estimate:
     """Estimate a recipe by the first of some paces, each of `shape`, by default the recipe's own.
 
-    On another shape the iterations change, and the epochs by less than one iteration of each phase. Staging
-    takes the quickest of `copy` and `chain`, and the evaluation a third of the time of training its images;
-    a job's limit (`Duration.limit_s`) is more careful with both. Raises InputError where there is no pace,
-    and for more images an iteration than there are.
+    With `to_accuracy`, one of EPOCHS_TO_ACCURACY, its phases give way to these epochs. On another shape the
+    iterations change, and the epochs by less than one iteration of each phase. Staging takes the quickest of
+    `copy` and `chain`, and the evaluation a third of the time of training its images; a job's limit is more
+    careful with both. Raises InputError where there is no pace, and for more images an iteration than exist.
     """
     shape, rates = shape or shape_of(recipe), rates or CopyRates()
     _check_estimable(recipe, paces, shape)
     pace, train = paces[0], recipe.data.train
     duration = duration_at(recipe, pace.images_per_s, rates=rates, nodes=shape.nodes)
-    phases = tuple(_phases(recipe, shape, pace.images_per_s))
+    phases = tuple(_phases(recipe, shape, pace.images_per_s, to_accuracy))
     staging = _staging(recipe, shape.nodes, rates)
+    exchanged = model_bytes if shape.ranks > 1 else None
     return Estimate(
         recipe=recipe.name,
         shape=shape,
@@ -202,14 +208,26 @@ def estimate_recipe(
             duration,
             training_s=sum(phase.training_s for phase in phases),
             staging_s=staging[0].seconds if staging else 0.0,
-            evaluation_s=duration.evaluation_s * _FORWARD,
+            evaluation_s=duration.evaluation_s
+            * _FORWARD
+            / (len(find_evaluated(recipe)) if to_accuracy else 1),
+            phases=len(phases),
         ),
         staging=staging,
-        traffic=traffic_of(model_bytes, shape, pace.images_per_s)
-        if model_bytes and shape.ranks > 1
-        else None,
-        notes=tuple(_notes(recipe, shape)),
+        traffic=traffic_of(exchanged, shape, pace.images_per_s) if exchanged else None,
+        notes=tuple(_notes(recipe, shape, to_accuracy)),
     )
+
+
+def check_accuracy(recipe: Recipe, percent: float) -> None:
+    """Raise InputError unless the paper says in how many epochs a recipe's net gets to an accuracy."""
+    if percent not in EPOCHS_TO_ACCURACY:
+        known = ", ".join(f"{one:g} ({epochs} epochs)" for one, epochs in EPOCHS_TO_ACCURACY.items())
+        what = f"the epochs to {percent:g} % top-1 are not known"
+        raise InputError("--to-accuracy", what, f"the paper has them for {known}")
+    if recipe.net.builder != "resnet50" or recipe.data.train.images != _IMAGENET_IMAGES:
+        what = f"{recipe.name} trains another net, or on other images, than the paper"
+        raise InputError("--to-accuracy", what, "give a recipe of ResNet-50 on ImageNet-1K")
 
 
 def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
@@ -220,7 +238,7 @@ def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> Non
     images = recipe.data.train.images
     if shape.global_batch > images:
         what = f"{shape.global_batch:,} images an iteration are more than the {images:,} to train on"
-        raise InputError(recipe.name, what, "take fewer nodes, or a smaller batch")
+        raise InputError(recipe.name, what, "use fewer nodes, or a smaller batch")
 
 
 def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
@@ -236,12 +254,21 @@ def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
     return Traffic(model_bytes, in_all, in_all * images_per_s / shape.global_batch)
 
 
-def _phases(recipe: Recipe, shape: Shape, images_per_s: float) -> Iterator[PhaseTime]:
-    for phase in recipe.phases:
-        of_each = shape.global_batch * (phase.iter_size or 1)
-        iterations = max(round(images_of(recipe, phase) / of_each), 1)
+def _phases(
+    recipe: Recipe, shape: Shape, images_per_s: float, to_accuracy: float | None
+) -> Iterator[PhaseTime]:
+    all_images = recipe.data.train.images
+    trained = [
+        (phase.name, images_of(recipe, phase), shape.global_batch * (phase.iter_size or 1))
+        for phase in recipe.phases
+    ]
+    if to_accuracy is not None:
+        epochs = EPOCHS_TO_ACCURACY[to_accuracy]
+        trained = [(f"to {to_accuracy:g} %", epochs * all_images, shape.global_batch)]
+    for name, images, of_each in trained:
+        iterations = max(round(images / of_each), 1)
         images = iterations * of_each
-        yield PhaseTime(phase.name, iterations, images / recipe.data.train.images, images / images_per_s)
+        yield PhaseTime(name, iterations, images / all_images, images / images_per_s)
 
 
 def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...]:
@@ -255,7 +282,10 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
     return tuple(sorted(ways, key=lambda way: way.seconds))
 
 
-def _notes(recipe: Recipe, shape: Shape) -> Iterator[str]:
+def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
+    if to_accuracy is not None:
+        takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
+        yield f"{takes} of Figure 4's cycles and a collapse, says the paper; not the recipe's own phases"
     if recipe.data.train.size_gb is None:
         yield "staging is left out: the recipe does not say the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]

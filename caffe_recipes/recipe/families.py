@@ -1,16 +1,16 @@
-"""Families: recipes of one file that share its `base:`, and are told apart by a table of `rows:`.
+"""Families: several recipes in one file that share its `base:`, each a row of its table `rows:`.
 
 ```yaml
 family: ours                  # `ours.yaml:ours-small` names a row of a user's own family
 title: What they have in common
-base: {...}                   # a recipe's keys; `prototxt_dir` is the folder of the rows' own folders, and of
-                              # those of the nets that they share, `nets_dir`, one for each batch of a rank
+base: {...}                   # a recipe's keys; `prototxt_dir` holds a folder for each row, and one for the
+                              # nets that rows with the same batch of a rank share, which is their `nets_dir`
 rows:
   ours-small:                 # the recipe's name
     title: ...
-    cluster: {nodes: 4}       # mappings are merged with the base's, `derived` and `differences` are added,
-                              # all else replaces
-    schedule: {epochs: 90}    # makes the phases (`schedule.Schedule`), by the authors' rules
+    cluster: {nodes: 4}       # mappings are merged with the base's, `derived`, `differences` and `notes` are
+                              # appended, anything else replaces the base's value
+    schedule: {epochs: 90}    # `rules.plan_phases` makes the phases from it, by the authors' rules
     reported_by_phase: {main: {minutes: 60}}
 ```
 """
@@ -27,20 +27,20 @@ from pydantic import Field
 
 from caffe_recipes.config import FileName, Location, Text, Value, YamlSource, parse_yaml, validate
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.recipe.model import Cluster, Data, Family
 from caffe_recipes.recipe.rules import PlannedPhase, Schedule, plan_phases
 from caffe_recipes.wording import did_you_mean, find_nearest
 
 _NETS = {True: "train_val", False: "train_val_noaug"}
 _BY_PHASE = "reported_by_phase"
-# Lists that a row adds to, and does not replace.
-_ADDED = ("derived", "differences")
+# Lists that a row appends to instead of replacing.
+_ADDED = ("derived", "differences", "notes")
 _MOST_NAMED = 8
 
 
 class FamilyFile(Value):
-    """What a family's YAML holds."""
+    """The top-level keys of a family's YAML."""
 
     family: FileName
     title: Text
@@ -48,20 +48,20 @@ class FamilyFile(Value):
     rows: dict[FileName, dict[str, Any]] = Field(min_length=1)
 
 
-# A list of all recipes asks for each row of the same few texts.
+# Listing all recipes reads each row of the same few files.
 @lru_cache(maxsize=8)
 def _parse(text: str, where: str | Path) -> tuple[YamlSource, FamilyFile, Mapping[str, str]]:
     source = parse_yaml(text, where, "family", RecipeError)
     file = validate(source, FamilyFile)
-    if len(file.rows) > limit("yaml-rows"):  # each is laid over the whole base
-        raise RecipeError(where, f"holds {len(file.rows):,} rows", raise_limit("yaml-rows"))
+    if len(file.rows) > limit("yaml-rows"):  # each row copies the whole base
+        raise RecipeError(where, f"holds {len(file.rows):,} rows", hint_at_limit("yaml-rows"))
     return source, file, _find_shared(source)
 
 
 def _find_shared(source: YamlSource) -> dict[str, str]:
-    """Return the folder of nets of each row that shares them, within the base's `prototxt_dir`.
+    """Return the folder of shared nets, within the base's `prototxt_dir`, of each row that shares its nets.
 
-    A row whose nets are made of other values than those of a row before it, of the same batch, has its own.
+    Rows with the same batch share nets; a row whose nets differ from those of an earlier row has its own.
     """
     made: dict[tuple[str, str], Any] = {}
     shared = {}
@@ -81,9 +81,9 @@ def _find_shared(source: YamlSource) -> dict[str, str]:
 
 
 def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family]:
-    """Return a row of a family as the source of a recipe, each value with its own line; and its family.
+    """Return a row of a family as the source of a recipe, with the line of each value; and its family.
 
-    Raises RecipeError for what is no family, for a row that it has not, and for a schedule that does not fit.
+    Raises RecipeError for text that is not a family, for an unknown row, and for an impossible schedule.
     """
     source, file, shared = _parse(text, where)
     if row is None or row not in file.rows:
@@ -92,7 +92,7 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource
     raw, lines = _merge(source, ("base",), at)
     if "name" in raw:
         place = source.place((*at, "name") if "name" in file.rows[row] else ("base", "name"))
-        raise RecipeError(place, "name: a row is called by its key", "take it out")
+        raise RecipeError(place, "name: a row's key is its name", "remove it")
     raw["name"] = row
     lines[("name",)] = lines[()]
     home = raw.get("prototxt_dir")
@@ -118,7 +118,7 @@ def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
 
 
 def _merge(source: YamlSource, base: Location, row: Location) -> tuple[dict[str, Any], dict[Location, int]]:
-    """Lay a row over the base: mappings key by key, anything else whole; with the line of each value."""
+    """Merge a row into the base, mappings key by key; return the values, and the line of each."""
     lines = {at[1:]: line for at, line in source.lines.items() if at[:1] == base}
     under, over = source.raw["base"], dict(source.raw["rows"][row[-1]])
     lists = {}
@@ -126,7 +126,8 @@ def _merge(source: YamlSource, base: Location, row: Location) -> tuple[dict[str,
         added, before = over.pop(key, ()), under.get(key, ())
         if not (isinstance(added, tuple) and isinstance(before, tuple)):
             place = source.place((*(row if not isinstance(added, tuple) else base), key))
-            raise RecipeError(place, f"{key}: must be a list of mappings that each start with `-`", "")
+            what = "lines of text" if key == "notes" else "mappings"
+            raise RecipeError(place, f"{key}: must be a list of {what} that each start with `-`", "")
         if before or added:
             lists[key] = (before, added)
     behind = {key: len(before) for key, (before, _) in lists.items()}
@@ -140,7 +141,7 @@ def _merge(source: YamlSource, base: Location, row: Location) -> tuple[dict[str,
 def _lay(
     under: Mapping[str, Any], over: Mapping[str, Any], at: Location = ()
 ) -> tuple[dict[str, Any], list[Location]]:
-    """Return one mapping over another, and the places of what was replaced."""
+    """Merge two mappings, `over` taking precedence; return the result, and the locations that it replaced."""
     merged, replaced = dict(under), []
     for key, value in over.items():
         old, place = under.get(key), (*at, key)
@@ -154,7 +155,7 @@ def _lay(
 
 
 def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
-    """Move the place of an item that a row adds behind the base's, of which there are so many."""
+    """Return the location of an item that a row appends to a list; `behind` counts the base's items."""
     match at:
         case (str(key), int(index), *rest) if key in behind:
             return (key, index + behind[key], *rest)
@@ -162,16 +163,18 @@ def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
 
 
 def _with_phases(source: YamlSource) -> YamlSource:
-    """Put the phases that a row's schedule makes, and what of them is derived, in place of it."""
+    """Replace a row's schedule by the phases that it yields, and add their derived values."""
     if "phases" in source.raw:
-        raise RecipeError(source.place(("phases",)), "phases: there is a schedule too", "give one of both")
+        raise RecipeError(
+            source.place(("phases",)), "phases: there is also a schedule", "give one of the two"
+        )
     schedule: Schedule = _validate_part(source, "schedule", Schedule)
     cluster: Cluster = _validate_part(source, "cluster", Cluster)
     data: Data = _validate_part(source, "data", Data)
     try:
         plan = plan_phases(schedule, cluster.global_batch, data.train.images)
     except ValueError as error:
-        hint = "other epochs, or a smaller batch"
+        hint = "give other epochs, or a smaller batch"
         raise RecipeError(source.place(("schedule",)), f"schedule: {error}", hint) from None
     raw = {key: value for key, value in source.raw.items() if key not in ("schedule", _BY_PHASE)}
     _check_reported(source, [planned.name for planned in plan.phases])
@@ -186,13 +189,13 @@ def _with_phases(source: YamlSource) -> YamlSource:
 
 
 def _validate_part(source: YamlSource, key: str, model: type[Any]) -> Any:  # noqa: ANN401 - of the model
-    """Make a model of one key's value; what is wrong is told by its place in the recipe."""
+    """Validate the value of one key; errors give its location in the recipe."""
     part = YamlSource(source.where, source.kind, source.raw.get(key, {}), source.lines, source.fail)
     return validate(part, model, moved=lambda location: (key, *location))
 
 
 def _check_reported(source: YamlSource, phases: list[str]) -> None:
-    """Refuse what is reported of no phase; what is in it, the recipe's own model judges."""
+    """Refuse results of unknown phases; the recipe's own model validates the results themselves."""
     by_phase = source.raw.get(_BY_PHASE, {})
     if not isinstance(by_phase, dict):
         raise RecipeError(source.place((_BY_PHASE,)), f"{_BY_PHASE}: must be a mapping of phases", "")
@@ -203,7 +206,7 @@ def _check_reported(source: YamlSource, phases: list[str]) -> None:
 
 
 def _phase(planned: PlannedPhase, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a phase as YAML would hold it."""
+    """Return a phase as a YAML file would hold it."""
     start = {"weights": planned.weights} if planned.weights else {}
     reported = raw.get(_BY_PHASE, {}).get(planned.name)
     return {

@@ -1,6 +1,6 @@
-"""A recipe as a graph: its phases, each with an edge from the one that it starts from.
+"""A recipe's phases as a graph, with an edge from each phase to those that start from it.
 
-The arithmetic of epochs, iterations and time.
+Also here: the arithmetic of iterations, images and epochs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def epochs_of(iterations: int, global_batch: int, images: int) -> float:
-    """Return the passes over the images in so many iterations of a global batch.
+    """Return the epochs, passes over `images`, that some iterations of a global batch make.
 
     >>> round(epochs_of(7800, 4096, 1281167), 2)
     24.94
@@ -46,7 +46,7 @@ def total_epochs(recipe: Recipe) -> float:
 
 
 def images_before(recipe: Recipe, phase: Phase) -> int:
-    """Return the images that the weights a phase starts from have been trained on by earlier phases."""
+    """Return how many images earlier phases have trained a phase's initial weights on."""
     from caffe_recipes.recipe.model import Phase  # pydantic
 
     start = recipe.starts_from(phase)
@@ -57,13 +57,13 @@ def images_before(recipe: Recipe, phase: Phase) -> int:
 
 
 def model_images(recipe: Recipe) -> int:
-    """Return the images that the last phase's model has been trained on, which a branch may make fewer."""
+    """Return how many images the last phase's model has been trained on; branches it skipped do not count."""
     last = recipe.phases[-1]
     return images_before(recipe, last) + images_of(recipe, last)
 
 
 def model_epochs(recipe: Recipe) -> float:
-    """Return the epochs behind the last phase's model.
+    """Return how many epochs the last phase's model has been trained for.
 
     Source: the 448-node collapse starts from iteration 7638 of 8040 and adds 402, so its model is 8040
     iterations, 89.97 epochs old, while both phases together are 94.46.
@@ -72,7 +72,7 @@ def model_epochs(recipe: Recipe) -> float:
 
 
 def training_minutes(recipe: Recipe, images_per_s: float) -> float:
-    """Return the minutes that all phases train at a rate; staging and evaluation are extra.
+    """Return the minutes of training of all phases at a rate; staging and evaluation are extra.
 
     Source: 22,610 iterations of 4,096 images at the published 6,303 images/s are 244.9 minutes.
     """
@@ -80,7 +80,7 @@ def training_minutes(recipe: Recipe, images_per_s: float) -> float:
 
 
 def find_leaves(recipe: Recipe) -> tuple[Phase, ...]:
-    """Return the phases that no other starts from, in the recipe's order; a line has one, its last.
+    """Return the phases from which no other phase starts, in the recipe's order.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> [phase.name for phase in find_leaves(load_recipe("digits-cyclic"))][:2]
@@ -105,7 +105,7 @@ def find_evaluated(recipe: Recipe) -> tuple[Phase, ...]:
 
 
 def find_averaged(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the phases whose models an ensemble has, unless others are asked for.
+    """Return the names of the phases whose models an ensemble averages by default.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> find_averaged(load_recipe("paper-f4-4096-120ep"))
@@ -115,7 +115,7 @@ def find_averaged(recipe: Recipe) -> tuple[str, ...]:
 
 
 def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
-    """Return the phases that a phase's model has gone through, the first one first and the phase last.
+    """Return the phases that lead to a phase, from the first one to the phase itself.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> cyclic = load_recipe("digits-cyclic")
@@ -131,9 +131,9 @@ def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
 
 
 def main_line(recipe: Recipe) -> tuple[Phase, ...]:
-    """Return the line that takes longest, by images trained on; of several the one that ends last.
+    """Return the line of phases that trains on the most images; of several, the one that ends last.
 
-    No phase of it waits for one that is not on it: those are branches, and may be trained beside it.
+    All other phases are branches: no phase of the main line waits for them, so they may train beside it.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> [phase.name for phase in main_line(load_recipe("digits-cyclic"))]

@@ -1,11 +1,7 @@
-"""The recipe as frozen values: net, data, cluster, phases, and what the source reports.
+"""The recipe as frozen values: net, data, cluster, phases, and the results that the source reports.
 
-Keys are Caffe's own words where Caffe has one. Units stand in suffixes; paths are as Caffe sees them,
-from its working directory (the Caffe root), unless said otherwise.
-
-A phase: Caffe's solver settings in Caffe's words, its net, and the weights it starts from.
-
-What only a recipe's values are made of, besides those of `config.values`.
+Keys have Caffe's names where Caffe has one. Units are suffixes of keys. Paths are relative to Caffe's working
+directory (the Caffe root), unless a key's description says differently.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from caffe_recipes.config import (
     Text,
     Value,
 )
-from caffe_recipes.tensorflow.run import HorovodRun
+from caffe_recipes.tensorflow.run import HorovodRun, TensorFlowRun
 
 # Images a second of all ranks; the fastest machines train some millions.
 SLOWEST, FASTEST = 0.001, 1e9
@@ -46,32 +42,35 @@ Builder = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", 
 
 LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau"]
 
-# Caffe takes a missing `power` for 0, a constant rate; a recipe that means that says `fixed`.
+# The trainer of a recipe without phases.
+TENSORFLOW = "tensorflow"
+
+# Caffe reads a missing `power` as 0, a constant rate; a recipe that wants one should say `fixed`.
 _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
 
 
 class Derived(Value):
-    """A value that the source does not state, and the rule that it follows from."""
+    """A value that the source does not state, and the rule that yields it."""
 
     phase: FileName | None = Field(None, description="of this phase only")
-    key: Text = Field(description="of the phase, or from the top of the recipe, as `cluster.ranks_per_node`")
+    key: Text = Field(description="a key of the phase, or a dotted key such as `cluster.ranks_per_node`")
     rule: Text
 
 
 class Difference(Value):
-    """A number of the source's that is not what the recipe makes, or that the source contradicts itself."""
+    """A number that the source prints and the recipe does not reproduce, or that the source contradicts."""
 
-    key: Text = Field(description="as under `reported`, or of the recipe")
-    printed: float | Text = Field(description="as the source has it")
-    ours: float | Text = Field(description="as the recipe makes it")
+    key: Text = Field(description="a key of the recipe or of `reported`")
+    printed: float | Text = Field(description="the value in the source")
+    ours: float | Text = Field(description="the value that the recipe yields")
     why: Text
 
 
 class Reported(Value):
-    """What the source says of its own run."""
+    """What the source reports of its own run."""
 
-    table: Text | None = Field(None, description="of the source, as `II`; it may be a figure")
-    row: Count | None = Field(None, description="from 1")
+    table: Text | None = Field(None, description="table or figure of the source, such as `II`")
+    row: Count | None = Field(None, description="row of the table, counted from 1")
     batch: Count | None = None
     nodes: Count | None = None
     cpus: Count | None = Field(None, description="sockets")
@@ -86,7 +85,7 @@ class Reported(Value):
 
 
 class SolverSettings(Value):
-    """Fields of SolverParameter that hold for every phase unless the phase says otherwise."""
+    """Fields of SolverParameter; those under `solver` hold for every phase that does not set its own."""
 
     type: Literal["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"] | None = None
     base_lr: Positive | None = None
@@ -119,7 +118,7 @@ class SolverSettings(Value):
 
 
 class Phase(SolverSettings):
-    """One link of the chain: a solver, its net, and the weights it starts from."""
+    """One phase of the training: a solver, its net, and the weights that it starts from."""
 
     name: FileName
     net: FileName = Field(description="one of `nets`")
@@ -130,15 +129,15 @@ class Phase(SolverSettings):
         None, description="a phase's name, a caffemodel's path, or `none`; default: the phase before"
     )
     weights_iter: Count | None = Field(
-        None, description="start from the snapshot of this iteration of that phase; default: its last"
+        None, description="start from that phase's snapshot at this iteration; default: its last"
     )
     stop_iter: Count | None = Field(
-        None, description="stop Caffe once the snapshot of this iteration is whole, short of max_iter"
+        None, description="stop Caffe after the snapshot at this iteration, before max_iter"
     )
     snapshot_prefix: EntryText
     comment: Text | None = Field(None, description="one line at the top of the solver")
     reported: Reported = Field(
-        Reported(), description="what the source says of the run up to this phase's end"
+        Reported(), description="what the source reports of the run up to the end of this phase"
     )
 
     @model_validator(mode="after")
@@ -150,7 +149,7 @@ class Phase(SolverSettings):
         if self.test_interval and not self.test_iter:
             raise ValueError("test_interval needs test_iter")
         if self.stop_iter and (self.stop_iter >= self.max_iter or self.stop_iter % self.snapshot_every_iter):
-            raise ValueError("stop_iter is an iteration before max_iter at which a snapshot fires")
+            raise ValueError("stop_iter must be below max_iter and a multiple of snapshot")
         return self
 
     @property
@@ -160,7 +159,7 @@ class Phase(SolverSettings):
 
     @property
     def last_iter(self) -> int:
-        """Number of iterations that the phase trains: max_iter, unless it is stopped before."""
+        """Number of iterations that the phase trains: max_iter, or stop_iter if it has one."""
         return self.stop_iter or self.max_iter
 
     @property
@@ -174,7 +173,7 @@ class Phase(SolverSettings):
 
 
 class Filler(Value):
-    """How a learned blob starts."""
+    """How a learned blob is initialized."""
 
     type: Literal["constant", "uniform", "gaussian", "positive_unitball", "xavier", "msra", "bilinear"]
     value: float | None = None
@@ -194,9 +193,9 @@ class Fillers(Value):
 
 
 class Net(Value):
-    """The network: a builder of ours, a prototxt file, or a `module:function` that returns a NetParameter.
+    """The network: a builder of this package, a prototxt, or a `module:function` that returns a NetParameter.
 
-    The data layers always come from the recipe: those of a file or function are replaced.
+    The data layers always come from the recipe; those of a prototxt or function are replaced.
     """
 
     name: Text
@@ -216,7 +215,7 @@ class Net(Value):
         given = [key for key in ("builder", "prototxt", "function") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of builder, prototxt and function")
-        # A run's frozen recipe spells every default out: that is nothing that its author wrote.
+        # A run's frozen recipe spells out every default, including keys that its author never wrote.
         is_frozen = isinstance(info.context, dict) and info.context.get("is_frozen", False)
         if self.builder is None and not is_frozen:
             only_ours = {"batch_norm_fraction", "zero_init", "fillers"} & self.model_fields_set
@@ -243,35 +242,35 @@ class RandomAspectRatio(Value):
 
 
 class NetVariant(Value):
-    """One net file: the net behind a training data layer, and a TEST one if `test`."""
+    """One net file: the net with a TRAIN data layer, and also with a TEST one if `test` is true."""
 
     random_aspect_ratio: RandomAspectRatio | None = None
     test: bool = True
 
 
 class Transformation(Value):
-    """What is done to each image before the net reads it: keys of `transform_param`."""
+    """Changes to each image before the net reads it: keys of `transform_param`."""
 
     crop_size: Count | None = Field(
-        None, description="pixels of the square that is cut out: anywhere in TRAIN, the centre in TEST"
+        None, description="side of the square crop in pixels: at a random place in TRAIN, central in TEST"
     )
-    mirror: bool | None = Field(None, description="flip every other image")
+    mirror: bool | None = Field(None, description="flip half of the images, at random")
     mean_file: PathText | None = Field(
-        None, description="a mean image, as compute_image_mean writes it, that is subtracted; on every node"
+        None, description="path on every node of a mean image to subtract, as compute_image_mean writes it"
     )
     mean_value: tuple[NotNegative, ...] = Field(
-        (), description="subtracted from every pixel: one value, or those of blue, green and red"
+        (), description="subtracted from every pixel: one value, or one each for blue, green and red"
     )
-    scale: Positive | None = Field(None, description="what every value is multiplied by, after the mean")
+    scale: Positive | None = Field(None, description="factor of every value, after the mean is subtracted")
     force_color: bool | None = Field(None, description="decode every image to three channels")
     force_gray: bool | None = Field(None, description="decode every image to one channel")
 
 
 class TrainData(Transformation):
-    """The training LMDB on every node, and where its transformation differs from that of `data`."""
+    """The training LMDB on every node, and the keys in which its transformation differs from `data`."""
 
-    lmdb: PathText = Field(description="path on every node, as the data layer's `source`")
-    source: PathText | None = Field(None, description="where it is staged from; LMDB_SOURCE overrides it")
+    lmdb: PathText = Field(description="path on every node: the data layer's `source`")
+    source: PathText | None = Field(None, description="LMDB to stage; the variable LMDB_SOURCE overrides it")
     images: Count
     size_gb: Positive | None = Field(None, description="size on disk in 10^9 bytes")
     shuffle: bool = False
@@ -279,27 +278,27 @@ class TrainData(Transformation):
 
 
 class TestData(Transformation):
-    """The test LMDB, read where Caffe runs, and where its transformation differs from that of `data`."""
+    """The test LMDB, read where Caffe runs, and the keys in which its transformation differs from `data`."""
 
     lmdb: PathText
     images: Count
     batch_size: Count
-    shorter_side_px: Count | None = Field(None, description="resized to this before the centre crop")
+    shorter_side_px: Count | None = Field(None, description="resize the shorter side to this, then crop")
     interp_mode: Interpolation = "CUBIC"
 
 
 class Data(Transformation):
-    """The images, and the transformation of both TRAIN and TEST."""
+    """The images, and the transformation that TRAIN and TEST share."""
 
     train: TrainData
     test: TestData
     mirror: bool | None = Field(
-        False, description="flip every other image in TRAIN, none in TEST; null leaves the field out"
+        False, description="flip half of the TRAIN images, at random, and no TEST image; null: not written"
     )
-    prepare: Literal["digits"] | None = Field(None, description="what builds LMDBs that are missing")
+    prepare: Literal["digits"] | None = Field(None, description="data set to build if the LMDBs are missing")
 
     def transform_of(self, part: Literal["train", "test"]) -> Transformation:
-        """Return the transformation of one part: its own keys, else those of `data`; only TRAIN mirrors."""
+        """Return the transformation of one part: its own keys over those of `data`; only TRAIN mirrors."""
         values = {key: getattr(self, key) for key in Transformation.model_fields}
         if part == "test" and self.mirror:
             values["mirror"] = False
@@ -311,12 +310,14 @@ class Data(Transformation):
 class Mlsl(Value):
     """Intel MLSL's communication servers."""
 
-    num_servers: Count = Field(description="of each rank")
-    server_affinity: tuple[CountOrZero, ...] = Field((), description="their cores; default: MLSL's choice")
+    num_servers: Count = Field(description="number of servers of each rank")
+    server_affinity: tuple[CountOrZero, ...] = Field(
+        (), description="the cores that they run on; default: MLSL's choice"
+    )
 
 
 class Cluster(Value):
-    """The shape of the machine."""
+    """The nodes that the recipe runs on, its ranks, and the images of an iteration."""
 
     nodes: Count
     ranks_per_node: Count
@@ -329,7 +330,7 @@ class Cluster(Value):
     cores_per_socket: Count | None = None
     tmp_gb: Positive | None = Field(None, description="room in a node's /tmp, in 10^9 bytes")
     copy_with: Literal["ssh", "auto"] = Field(
-        "auto", description="how files reach and leave hosts; auto: cp where the host is this machine"
+        "auto", description="how files are copied to and from hosts; auto: cp if the host is this machine"
     )
 
     @property
@@ -344,24 +345,24 @@ class Cluster(Value):
 
 
 class Evaluation(Value):
-    """`caffe test` of the model that each branch of the recipe ends in; a line has one, its last phase's."""
+    """`caffe test` of the final model of each branch; a recipe without branches has one final model."""
 
     net: FileName
     iterations: Count
     phases: Annotated[tuple[FileName, ...], Field(min_length=1)] | None = Field(
-        None, description="whose models are tested; default: of all phases that no other starts from"
+        None, description="test the models of these phases; default: those from which no other phase starts"
     )
 
 
 class Ensemble(Value):
-    """The phases whose models are averaged, and what the source says of their ensemble."""
+    """The phases whose models are averaged, and what the source reports of their ensemble."""
 
     members: Annotated[tuple[FileName, ...], Field(min_length=2)]
     reported: Reported = Reported()
 
 
 class Acceptance(Value):
-    """A finding of `lint` that the recipe's author knows of and keeps."""
+    """A finding of `lint` that the recipe's author accepts, with the reason."""
 
     finding: Text = Field(description="the finding's id, as lint prints it")
     phase: FileName | None = Field(None, description="of this phase only")
@@ -370,15 +371,69 @@ class Acceptance(Value):
 
 @dataclass(frozen=True)
 class Family:
-    """Recipes of one file, by its name and title; and how many of a row's first `derived` are the base's."""
+    """The family that a recipe is a row of; a row's first `derived` derived values come from the base."""
 
     name: str
     title: str
     derived: int = 0
 
 
-class Recipe(Value):
-    """A whole recipe; everything that is generated, checked or run is a function of it."""
+class Loaded(Value):
+    """What a recipe's loader keeps with its values: the file's folder, and the family that it is a row of."""
+
+    _folder: Path = PrivateAttr(Path())
+    _family: Family | None = PrivateAttr(None)
+    _dialect: str = PrivateAttr(OURS)
+
+    def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
+        """Keep the folder and the family that the loader read the recipe from."""
+        if isinstance(context, dict):
+            self._folder = context.get("folder", Path())
+            self._family = context.get("family")
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the recipe's file, which the path of the user's own net is relative to."""
+        return self._folder
+
+    @property
+    def family(self) -> Family | None:
+        """The family that the recipe is a row of; None if it has a file of its own."""
+        return self._family
+
+    @property
+    def dialect(self) -> str:
+        """The dialect that the recipe's solvers are written in; a recipe file's is SURFsara's."""
+        return self._dialect
+
+
+class TensorFlowRecipe(Loaded):
+    """A recipe that only TensorFlow trains: it has no phases, nets and LMDBs."""
+
+    name: FileName
+    title: Text
+    source: Text | None = None
+    trainer: Literal["tensorflow"] = Field(description="programs with the flags of `tensorflow/tpu`")
+    cluster: Cluster
+    tensorflow: TensorFlowRun
+    reported: Reported = Reported()
+    derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
+    differences: tuple[Difference, ...] = Field((), description="where the source's numbers differ")
+    notes: tuple[Text, ...] = Field((), description="what else is to be known of the run, a line each")
+
+    @property
+    def train_images(self) -> int:
+        """Number of images to train on."""
+        return self.tensorflow.data.train.images
+
+    @property
+    def test_images(self) -> int:
+        """Number of images to test on."""
+        return self.tensorflow.data.validation.images
+
+
+class Recipe(Loaded):
+    """A complete recipe for Caffe; all that is generated, checked or run follows from it."""
 
     name: FileName
     title: Text
@@ -394,43 +449,29 @@ class Recipe(Value):
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     evaluation: Evaluation | None = None
     ensemble: Ensemble | None = Field(
-        None, description="what is averaged; default: the models of all phases that no other starts from"
+        None, description="models to average; default: those of phases from which no other phase starts"
     )
     tensorflow: HorovodRun | None = Field(
-        None, description="the run of TensorFlow and Horovod that the phases are the schedule of"
+        None, description="the TensorFlow and Horovod run whose schedule the phases reproduce"
     )
     reported: Reported = Reported()
     derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
-    differences: tuple[Difference, ...] = Field((), description="where the source's numbers are not these")
-    accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are known and meant")
-
-    _folder: Path = PrivateAttr(Path())
-    _family: Family | None = PrivateAttr(None)
-    _dialect: str = PrivateAttr(OURS)
-
-    def model_post_init(self, context: Any, /) -> None:  # noqa: ANN401 - pydantic's signature
-        """Keep the folder and the family that the loader read the recipe from."""
-        if isinstance(context, dict):
-            self._folder = context.get("folder", Path())
-            self._family = context.get("family")
+    differences: tuple[Difference, ...] = Field((), description="where the source's numbers differ")
+    notes: tuple[Text, ...] = Field((), description="what else is to be known of the run, a line each")
+    accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are accepted")
 
     @property
-    def folder(self) -> Path:
-        """The recipe file's folder: where the user's own net is found from."""
-        return self._folder
+    def train_images(self) -> int:
+        """Number of images to train on."""
+        return self.data.train.images
 
     @property
-    def family(self) -> Family | None:
-        """The family that the recipe is a row of; None for a file of its own."""
-        return self._family
-
-    @property
-    def dialect(self) -> str:
-        """The Caffe that the recipe's solvers are written for; a recipe file's is SURFsara's."""
-        return self._dialect
+    def test_images(self) -> int:
+        """Number of images to test on."""
+        return self.data.test.images
 
     def in_dialect(self, dialect: str, changes: Mapping[str, Any]) -> Recipe:
-        """Return the recipe with changed keys as one of another dialect; `translate` makes the changes."""
+        """Return the recipe in another dialect, with `changes` of its keys; `translate` works them out."""
         changed = self.model_copy(update=dict(changes))
         changed._dialect = dialect
         return changed
@@ -448,7 +489,7 @@ class Recipe(Value):
 
     @property
     def prototxt_dirs(self) -> tuple[str, ...]:
-        """The folders of its solvers and nets under the Caffe root: one, or a second of shared nets."""
+        """The folders under the Caffe root of its solvers and nets; a second one if it shares its nets."""
         return tuple(dict.fromkeys((self.prototxt_dir, self.nets_dir or self.prototxt_dir)))
 
     def solver_path(self, phase: str) -> str:
@@ -456,17 +497,18 @@ class Recipe(Value):
         return posixpath.join(self.prototxt_dir, f"solver_{phase}.prototxt")
 
     def net_path(self, net: str) -> str:
-        """Return the path of one of its `nets` under the Caffe root."""
+        """Return the path under the Caffe root of one of the recipe's `nets`."""
         return posixpath.join(self.nets_dir or self.prototxt_dir, f"{net}.prototxt")
 
     def phase(self, name: str) -> Phase:
-        """Return the phase of that name; KeyError if there is none."""
+        """Return the phase of that name; raises KeyError if there is none."""
         return {phase.name: phase for phase in self.phases}[name]
 
     def starts_from(self, phase: Phase) -> Phase | str | None:
-        """Return what `phase` starts from: a phase, a caffemodel's path, or None for its fillers."""
+        """Return what `phase` starts from: a phase, a caffemodel's path, or None for its net's fillers."""
+
         if phase.weights is None:
-            # By name, as comparing phases takes long.
+            # By name, since comparing whole phases is slow.
             index = [other.name for other in self.phases].index(phase.name)
             return self.phases[index - 1] if index else None
         if phase.weights == "none":
@@ -475,7 +517,34 @@ class Recipe(Value):
         return by_name.get(phase.weights, phase.weights)
 
     def needed_iters(self, phase: Phase) -> tuple[int, ...]:
-        """Return the iterations of `phase`, short of its last, from whose snapshots later phases start."""
+        """Return the iterations of `phase`, except its last, from whose snapshots later phases start."""
         branching = [other for other in self.phases if other.weights_iter]
         needed = {other.weights_iter for other in branching if self.starts_from(other) is phase}
         return tuple(sorted(number for number in needed if number and number != phase.last_iter))
+
+
+AnyRecipe = Recipe | TensorFlowRecipe
+
+
+def validate_frozen(values: Any) -> AnyRecipe:  # noqa: ANN401 - whatever the JSON held
+    """Return the recipe of values that spell every default out; raises pydantic's ValidationError."""
+    is_tensorflow = isinstance(values, dict) and values.get("trainer") == TENSORFLOW
+    kind = TensorFlowRecipe if is_tensorflow else Recipe
+    return kind.model_validate(values, context={"is_frozen": True})
+
+
+def train_by_tensorflow(recipe: Recipe) -> TensorFlowRecipe:
+    """Return the TensorFlow run of a recipe for Caffe as a recipe; ValidationError without its data."""
+    own = {key: getattr(recipe, key) for key in ("source", "reported", "derived", "differences", "notes")}
+    run = recipe.tensorflow.model_dump() if recipe.tensorflow else None
+    return TensorFlowRecipe.model_validate(
+        {
+            **own,
+            "name": f"{recipe.name}-{TENSORFLOW}",
+            "title": recipe.title,
+            "trainer": TENSORFLOW,
+            "cluster": recipe.cluster.model_copy(update={"mlsl": None}),
+            "tensorflow": run,
+        },
+        context={"is_frozen": True},
+    )

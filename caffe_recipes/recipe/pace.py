@@ -8,10 +8,10 @@ node's; MareNostrum's "CPUs" are sockets, two to the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import PurePath
 from typing import Literal
 
@@ -38,20 +38,39 @@ class Point:
 
 
 @dataclass(frozen=True)
+class OneNode:
+    """The speed of a node alone, at one local batch: not printed, but derived from a printed efficiency."""
+
+    batch_per_node: int
+    images_per_s: float
+    derived: str
+
+
+@dataclass(frozen=True)
 class Table:
-    """A machine's measurements."""
+    """A machine's measurements, and what a node does there alone."""
 
     name: str
     machine: str
     points: tuple[Point, ...]
+    one_node: OneNode
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The speed of each node, as a part of the speed of one alone, and where the latter is from."""
+
+    efficiency: float
+    reference: str
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images a second of all nodes, how they are known, and a word on it for each doubt."""
+    """Images a second of all nodes, how they are known, and a note on each doubt."""
 
     images_per_s: float
     how: How
+    scaling: Scaling
     notes: tuple[str, ...] = ()
 
     @property
@@ -70,14 +89,18 @@ EPOCHS_VI = (
     (32, 512, 15170.0, 84.3), (24, 800, 20480.0, 62.5), (16, 800, 19047.0, 67.2), (16, 1024, 24380.0, 52.5),
 )  # fmt: skip
 
-TABLE_V = Table(
-    "Table V", "Stampede2's KNL nodes", tuple(Point(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
-)
-TABLE_VI = Table(
-    "Table VI",
-    "MareNostrum 4's nodes",
-    tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI),
-)
+
+def _one_node(among: Point, percent: int, words: str) -> OneNode:
+    """Derive the speed of one node from the efficiency that the paper prints for a point."""
+    derived = f'derived from "{words} {percent} %" at {among.nodes} nodes'
+    return OneNode(among.batch_per_node, among.images_per_s / among.nodes * 100 / percent, derived)
+
+
+_POINTS_V = tuple(Point(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
+_POINTS_VI = tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI)
+# Section V-A 1: "above 97%" from 1 to 256 KNL nodes; V-A 2: "around 90%" from 1 to 512 CPUs.
+TABLE_V = Table("Table V", "Stampede2's KNL nodes", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
+TABLE_VI = Table("Table VI", "MareNostrum 4's nodes", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
 # By the profile of the machine, and else by sockets and cores of a socket: Xeon Phi 7250, Xeon 8160.
 TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI}
 TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}
@@ -86,44 +109,46 @@ TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}
 def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughput:
     """Return what the table says, or what lies between or beyond its points.
 
-    Between node counts of one local batch, images/s are linear in nodes. Between local batches, the seconds
-    of an iteration are: so much for the iteration (communication), and so much for each image. Left out one
-    after another, Table V's inner points are found again within 9 %, those between local batches within 2 %.
-    Beyond the measured node counts a node is as fast as at the nearest of them; beyond the local batches the
-    line goes on. Both are in `notes`.
+    The points of one local batch are a curve, over nodes, from one node on. Between two of them images/s are
+    linear in nodes: a node's speed stays between theirs. Before the first and after the last the curve goes
+    on as that of the local batch for which the paper prints an efficiency; and there, an iteration takes
+    longer by the same part whenever the nodes are doubled. Between the curves of two local batches the
+    seconds of an iteration are linear in the batch; beyond them, those of one node are, and the efficiency is
+    the nearest curve's. Left out one after another, Table V's inner points are found again within 9 %, those
+    between local batches within 2 %. What is beyond is in `notes`.
 
     >>> round(find_throughput(TABLE_V, 256, 32).epoch_s), find_throughput(TABLE_V, 720, 16).how
     (85, 'interpolated')
     """
-    lines = _choose_lines(table, nodes)
-    batches = sorted(lines)
-    low, high = _neighbours(batches, batch_per_node)
-    times = {batch: _iteration_s(lines[batch], nodes) for batch in (low, high)}
-    part = (batch_per_node - low) / (high - low) if high != low else 0.0
-    seconds = times[low] + part * (times[high] - times[low])
-    notes = tuple(_notes(table, {batch: lines[batch] for batch in (low, high)}, nodes, batch_per_node))
-    if low == high:
-        # One line tells nothing of an iteration's own cost: each image takes as long as there.
-        seconds = times[low] * batch_per_node / low
-    images_per_s = nodes * batch_per_node / seconds
-    exact = any((point.batch_per_node, point.nodes) == (batch_per_node, nodes) for point in table.points)
+    curves = _curves(table)
+    low, high = _neighbours(sorted(curves), batch_per_node)
+    inside = min(max(batch_per_node, low), high)
+
+    def alone_s(batch: int) -> float:
+        return batch / _speed_alone(table, batch)
+
+    def among_s(batch: int) -> float:
+        return alone_s(batch) / _efficiency(table, batch, nodes)
+
+    efficiency = _between(inside, low, high, alone_s) / _between(inside, low, high, among_s)
+    speed = batch_per_node / _between(batch_per_node, low, high, alone_s) * efficiency
+    used = {batch: curves[batch] for batch in (low, high) if inside in (batch, batch_per_node)}
+    notes = tuple(_notes(table, used, nodes, batch_per_node))
+    asked = (batch_per_node, nodes)
+    exact = next((one for one in table.points if (one.batch_per_node, one.nodes) == asked), None)
     how: How = "measured" if exact else "beyond" if notes else "interpolated"
-    return Throughput(images_per_s, how, notes)
+    one = table.one_node
+    reference = f"{one.images_per_s:.1f} images/s with {one.batch_per_node}, {one.derived}"
+    images_per_s = exact.images_per_s if exact else nodes * speed
+    return Throughput(images_per_s, how, Scaling(efficiency, reference), notes)
 
 
-def _choose_lines(table: Table, nodes: int) -> dict[int, list[Point]]:
-    """Return the points by local batch: of the batches measured around so many nodes, if that are two.
-
-    Else with those that were measured at several node counts, else all.
-    """
-    lines: dict[int, list[Point]] = {}
+def _curves(table: Table) -> dict[int, list[Point]]:
+    """Return the points by local batch, each by rising nodes."""
+    curves: dict[int, list[Point]] = {}
     for point in sorted(table.points, key=lambda point: point.nodes):
-        lines.setdefault(point.batch_per_node, []).append(point)
-    around = {batch: points for batch, points in lines.items() if _holds(points, nodes)}
-    if len(around) >= 2:
-        return around
-    longer = {batch: points for batch, points in lines.items() if len(points) > 1 or batch in around}
-    return longer if len(longer) >= 2 else lines
+        curves.setdefault(point.batch_per_node, []).append(point)
+    return curves
 
 
 def _neighbours(batches: Sequence[int], batch: float) -> tuple[int, int]:
@@ -135,38 +160,59 @@ def _neighbours(batches: Sequence[int], batch: float) -> tuple[int, int]:
     return batches[max(0, last - 1)], batches[last]
 
 
-def _iteration_s(points: Sequence[Point], nodes: int) -> float:
-    """Return the seconds of an iteration at a measured local batch."""
-    first, last = points[0], points[-1]
-    if nodes <= first.nodes or nodes >= last.nodes:
-        end = first if nodes <= first.nodes else last
-        return end.batch_per_node * end.nodes / end.images_per_s
-    for left, right in pairwise(points):
-        if left.nodes <= nodes <= right.nodes:
-            part = (nodes - left.nodes) / (right.nodes - left.nodes)
-            speed = left.images_per_s + part * (right.images_per_s - left.images_per_s)
-            return left.batch_per_node * nodes / speed
-    raise AssertionError("the points are sorted")
+def _between(batch: float, low: int, high: int, seconds: Callable[[int], float]) -> float:
+    """Return an iteration's seconds on the line through those of two local batches.
+
+    One local batch alone tells nothing of an iteration's own cost: each image takes as long as there.
+    """
+    if low == high:
+        return seconds(low) * batch / low
+    return seconds(low) + (batch - low) / (high - low) * (seconds(high) - seconds(low))
 
 
-def _holds(points: Sequence[Point], nodes: int) -> bool:
-    return points[0].nodes <= nodes <= points[-1].nodes
+def _speed_alone(table: Table, batch: int) -> float:
+    """Return the images/s of one node: a curve's first point is as efficient as the printed curve there."""
+    first = _curves(table)[batch][0]
+    return first.images_per_s / first.nodes / _printed_efficiency(table, first.nodes)
+
+
+def _printed_efficiency(table: Table, nodes: int) -> float:
+    """Return the efficiency at the local batch for which the paper prints one."""
+    points = _curves(table)[table.one_node.batch_per_node]
+    end = min(max(nodes, points[0].nodes), points[-1].nodes)
+    there = _node_speed(points, end) / table.one_node.images_per_s
+    if nodes == end:
+        return there
+    return 1 / (1 + (1 / there - 1) * math.log(nodes) / math.log(end))
+
+
+def _efficiency(table: Table, batch: int, nodes: int) -> float:
+    """Return the efficiency on the curve of a measured local batch."""
+    points = _curves(table)[batch]
+    end = min(max(nodes, points[0].nodes), points[-1].nodes)
+    there = _node_speed(points, end) / _speed_alone(table, batch)
+    return there * _printed_efficiency(table, nodes) / _printed_efficiency(table, end)
+
+
+def _node_speed(points: Sequence[Point], nodes: int) -> float:
+    """Return a node's images/s at a point of a curve or between two."""
+    right = next(point for point in points if point.nodes >= nodes)
+    if right.nodes == nodes:
+        return right.images_per_s / nodes
+    left = points[points.index(right) - 1]
+    part = (nodes - left.nodes) / (right.nodes - left.nodes)
+    return (left.images_per_s + part * (right.images_per_s - left.images_per_s)) / nodes
 
 
 def _notes(table: Table, used: dict[int, list[Point]], nodes: int, batch: float) -> Iterator[str]:
     """Say where the question lies beyond the points that the answer is drawn through."""
-    low, high = min(used), max(used)
-    if not low <= batch <= high:
-        nearest = low if batch < low else high
-        yield f"beyond {table.name}, whose nearest local batch is {nearest} images a node"
+    if not min(used) <= batch <= max(used):
+        yield f"beyond {table.name}, whose nearest local batch is {min(used)} images a node"
     for each, points in used.items():
         first, last = points[0].nodes, points[-1].nodes
         if not first <= nodes <= last:
             counts = f"{first} to {last}" if first < last else f"{first}"
-            yield (
-                f"beyond {table.name}, which has {counts} nodes with {each} images a node: "
-                "a node is taken to be as fast as there"
-            )
+            yield f"beyond {table.name}, which has {counts} nodes with {each} images a node: extrapolated"
 
 
 Kind = Literal["log", "given", "reported", "measured", "minutes"]
@@ -179,7 +225,8 @@ _PAPER_CROP_PX = 224
 class Pace:
     """Images a second of all ranks, who says so, and a word on each doubt.
 
-    `is_elsewhere`: it is the pace of another machine than the one that is asked for, or may be.
+    `is_elsewhere`: it is the pace of another machine than the one that is asked for, or may be. `scaling` is
+    known where a table has the machine.
     """
 
     images_per_s: float
@@ -187,6 +234,7 @@ class Pace:
     source: str
     notes: tuple[str, ...] = ()
     is_elsewhere: bool = False
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +316,7 @@ def measured_pace(
     between = ", between its points" if found.how == "interpolated" else ""
     alike = "" if machine in TABLES else f", as of nodes with {cores[0]} x {cores[1]} cores"
     source = f"the paper's {table.name}{alike}{between}"
-    return Pace(found.images_per_s, "measured", source, tuple(notes))
+    return Pace(found.images_per_s, "measured", source, tuple(notes), scaling=found.scaling)
 
 
 def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
@@ -306,7 +354,8 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
         seconds += sum(passed for _, passed in steps)
     if not seconds:
         where, known = (paths[0] if len(paths) == 1 else ""), "no" if not lines else f"{lines}"
-        what = f"{known} lines `Iteration N, loss = ...` with a time, none that tells a pace"
+        what = f"{known} lines `Iteration N, loss = ...` with a time, too few to compute a rate"
+
         raise InputError(where, what, "give a log of Caffe's with at least two, one after the other")
     several = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
@@ -319,7 +368,11 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pac
     fast, and each image takes as long.
     """
     own = shape_of(recipe)
-    if pace.kind == "measured" or shape == own:
+    if pace.kind == "measured":
+        return pace
+    if tabled is not None:
+        pace = replace(pace, scaling=tabled[1].scaling)
+    if shape == own:
         return pace
     nodes = describe_count(own.nodes, "node")
     if tabled is not None:

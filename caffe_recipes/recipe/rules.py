@@ -1,14 +1,9 @@
-"""The authors' rules for a schedule: each a formula, with where it is from.
+"""The authors' rules for schedules as formulas with their sources, and the phases that follow from them.
 
-Source, where no other is named: arXiv:1711.04291, by its sections. What it leaves open is fixed here, once,
-and said to be so.
-
-The phases that the authors' rules make of a schedule.
-
-`plan_phases` is what the recipes of the paper are made with, and what makes new ones: each number that the
-schedule does not state comes from `rules`, and is told as derived.
-
-What a source states of a run's schedule, in the authors' terms.
+A `Schedule` holds what a source states about a run. `plan_phases` turns it into phases, for the paper's
+recipes and for new ones: each number that the schedule does not state follows from a rule, and is listed
+as derived. Source, unless another is named: arXiv:1711.04291, by its sections. What the paper leaves open
+is decided here, and marked as ours.
 """
 
 from __future__ import annotations
@@ -34,16 +29,16 @@ STEPS_EPOCHS = (30, 60, 80)
 STEP_GAMMA = 0.1
 WARMUP_EPOCHS = 5
 COLLAPSE_SHARE = 0.06
-COLLAPSE_EPOCHS = (3, 10)  # the least and the most
+COLLAPSE_EPOCHS = (3, 10)  # minimum and maximum
 
 _LARGE_WARMUP_EPOCHS, _LONGEST_WARMUP_EPOCHS = 7, 10
 _WARMUP_EPOCHS_PER_DOUBLING = 1.5
 
 
 def scaled_lr(batch: int) -> float:
-    """Return the rate by linear scaling, 0.1 for each 256 images of a batch.
+    """Return the learning rate by linear scaling: 0.1 for each 256 images of a global batch.
 
-    Source: section IV-D, which takes it from Goyal et al., arXiv:1706.02677.
+    Source: section IV-D, which cites Goyal et al., arXiv:1706.02677.
 
     >>> scaled_lr(4096), scaled_lr(11520)
     (1.6, 4.5)
@@ -52,9 +47,11 @@ def scaled_lr(batch: int) -> float:
 
 
 def peak_lr(batch: int) -> float:
-    """Return the rate that a run of this batch warms up to: scaled linearly, and 6.4 from 16,384 images on.
+    """Return the rate after the warm-up of a run with this batch: scaled linearly, but at most 6.4.
 
-    Source: section V-C. At 16,384 both are the same.
+    6.4 is the scaled rate of 16,384 images.
+
+    Source: section V-C.
 
     >>> peak_lr(12288), peak_lr(16384), peak_lr(65536)
     (4.8, 6.4, 6.4)
@@ -63,7 +60,7 @@ def peak_lr(batch: int) -> float:
 
 
 def warmup_start_lr(batch: int) -> float:
-    """Return the rate at which a warm-up begins: 0.1, or the peak itself where that is lower.
+    """Return the rate at which a warm-up begins: 0.1, or the peak rate if that is lower.
 
     Source: both published recipes, and Goyal et al.
 
@@ -74,10 +71,10 @@ def warmup_start_lr(batch: int) -> float:
 
 
 def warmup_epochs(batch: int) -> float:
-    """Return the epochs of warm-up: 5, and from 16,384 images on 7, with 1.5 more for each doubling up to 10.
+    """Return the epochs of warm-up: 5, or from 16,384 images on 7, and 1.5 more for each doubling up to 10.
 
-    Source: section IV-D for the 5; section V-C says "typically longer, at around 7-10 epochs" of the batches
-    of 16,384 to 65,536 images. That 7 belongs to the least of them and 10 to the largest is ours.
+    Source: section IV-D for the 5; section V-C says "typically longer, at around 7-10 epochs" for batches
+    of 16,384 to 65,536 images. Assigning 7 to the smallest of them and 10 to the largest is ours.
 
     >>> [warmup_epochs(batch) for batch in (8192, 16384, 32768, 65536, 131072)]
     [5, 7.0, 8.5, 10.0, 10]
@@ -89,9 +86,9 @@ def warmup_epochs(batch: int) -> float:
 
 
 def collapse_epochs(epochs: float) -> float:
-    """Return the epochs of a run's final collapse: 6 % of all, but 3 to 10.
+    """Return the epochs of a run's final collapse: 6 % of all epochs, but at least 3 and at most 10.
 
-    Source: section V-B has "the last 5-7 %", section VI "between 3-10 epochs". The middle is ours.
+    Source: section V-B says "the last 5-7 %", section VI "between 3-10 epochs". Choosing 6 % is ours.
 
     >>> [round(collapse_epochs(epochs), 2) for epochs in (40, 90, 200)]
     [3, 5.4, 10]
@@ -101,10 +98,10 @@ def collapse_epochs(epochs: float) -> float:
 
 
 def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:
-    """Return weight decays that grow by equal factors from `start`, and would be `end` after as many steps.
+    """Return `steps` weight decays that grow by equal factors from `start`; one more would be `end`.
 
-    Source: sections V-C and VI have a weight decay that grows several times; by how much is ours. Rounded to
-    two digits.
+    Source: sections V-C and VI increase the weight decay several times; the factor is ours. Values are
+    rounded to two digits.
 
     >>> ramp_decays(0.00005, 0.0001, 3)
     (5e-05, 6.3e-05, 7.9e-05)
@@ -113,9 +110,9 @@ def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:
 
 
 def decay_horizon(length: float, times: float, power: float) -> float:
-    """Return after how long a polynomial decay reaches 0 that divides the rate by `times` within `length`.
+    """Return where a polynomial decay that divides the rate by `times` within `length` reaches 0.
 
-    (1 - length / horizon)^power = 1 / times. `length` may be in any unit; the horizon is in the same.
+    It solves (1 - length / horizon)^power = 1 / times. The horizon has the unit of `length`.
 
     >>> decay_horizon(12, 4, power=2), decay_horizon(30, 2, power=1)
     (24.0, 60.0)
@@ -123,17 +120,18 @@ def decay_horizon(length: float, times: float, power: float) -> float:
     return length / (1 - math.pow(times, -1 / power))
 
 
-# Batch, and epochs to a top-1 accuracy of 75.9 %: public results of MLPerf Training's ResNet-50 with LARS.
+# (batch, epochs to a top-1 accuracy of 75.9 %): public results of MLPerf Training's ResNet-50 with LARS.
 LARS_EPOCHS = ((4096, 40.0), (8192, 42.0), (32_768, 56.0), (65_536, 84.5))
 
-# Table X: batch, and the paper's top-1 accuracy in percent.
+# Table X: (batch, top-1 accuracy of the paper in percent).
 ACCURACY = ((8192, 76.6), (16_384, 76.26), (32_768, 75.31), (49_152, 74.6), (65_536, 73.94))
 
 
 def lars_epochs(batch: int) -> float | None:
-    """Return the epochs that LARS takes to 75.9 % at a batch; None beyond the largest that is published.
+    """Return the epochs that LARS takes to 75.9 % at a batch; None above the largest published batch.
 
-    Below the smallest it is that one's. Between two it is a line over the batch's logarithm, which is ours.
+    Below the smallest published batch, return its epochs. Between two, interpolate over the logarithm of the
+    batch, which is ours.
 
     >>> lars_epochs(1024), lars_epochs(8192), lars_epochs(16_384), lars_epochs(131_072)
     (40.0, 42.0, 49.0, None)
@@ -148,11 +146,11 @@ def lars_epochs(batch: int) -> float | None:
 
 
 class Cycles(Value):
-    """A decay to a share of the peak, power 1 then power 2, and cycles after it. Source: section VI."""
+    """Decay to a share of the peak rate, with power 1 and then 2, then cycles. Source: section VI."""
 
     count: Count = 5
     linear_epochs: Positive = 30
-    linear_to: Fraction = Field(0.5, description="share of the peak at which the linear decay is left")
+    linear_to: Fraction = Field(0.5, description="share of the peak at which the linear decay ends")
     square_epochs: Positive = 15
     square_to: Fraction = Field(0.22, description="share of the peak at which the first cycle starts")
     rise_epochs: Positive = 3
@@ -160,10 +158,10 @@ class Cycles(Value):
     fall_epochs: Positive = 12
     fall_times: Annotated[float, Field(gt=1)] = 4
     collapse_epochs: tuple[Positive, ...] = Field(
-        (), description="of each branch: one from the end of the decay, then one from that of each cycle"
+        (), description="length of each branch: the first from the decay's end, then one from each cycle's"
     )
     last_collapse_epochs: Positive | None = Field(
-        None, description="of a collapse after the last cycle, in the chain, as in the 72-epoch recipe"
+        None, description="length of a collapse after the last cycle, as in the 72-epoch recipe"
     )
 
     @property
@@ -175,32 +173,32 @@ class Cycles(Value):
 
     @property
     def has_collapse(self) -> bool:
-        """Whether any model is collapsed."""
+        """Whether the schedule has any collapse."""
         return bool(self.collapse_epochs or self.last_collapse_epochs)
 
     @model_validator(mode="after")
     def _ordered(self) -> Cycles:
         if self.square_to >= self.linear_to:
-            raise ValueError("square_to is not below linear_to")
+            raise ValueError("square_to must be below linear_to")
         if len(self.collapse_epochs) > self.count + 1:
-            raise ValueError(f"collapse_epochs has more than the {self.count + 1} ends that there are")
+            raise ValueError(f"collapse_epochs must have at most {self.count + 1} values")
         return self
 
 
 class Schedule(Value):
-    """What a source states of a run's schedule; None is not stated, and follows from the rules."""
+    """What a source states about a run's schedule; what is None is not stated, and follows from the rules."""
 
-    iterations: Count | None = Field(None, description="of the whole chain")
+    iterations: Count | None = Field(None, description="iterations of all phases together")
     epochs: Positive | None = None
     decay: Literal["linear", "steps", "cycles"] = "linear"
     base_lr: Positive | None = None
     warmup_epochs: NotNegative | None = None
     warmup: Literal["inside", "own-phase"] = Field(
         "inside",
-        description="in the solver that it leads to, into whose rate it drops, or a phase of its own",
+        description="inside the first solver, whose rate drops where it ends, or as a phase of its own",
     )
     weight_decay: Positive | None = None
-    weight_decay_steps: Count = Field(1, description="parts before the collapse, each of a larger decay")
+    weight_decay_steps: Count = Field(1, description="parts before the collapse, with growing weight decay")
     collapse: bool = Field(False, description="end without augmentation, at twice the weight decay")
     collapse_epochs: Positive | None = None
     cycles: Cycles = Cycles()
@@ -210,13 +208,13 @@ class Schedule(Value):
         lengths = (self.iterations, self.epochs)
         if self.decay == "cycles":
             if lengths != (None, None):
-                raise ValueError("the length of a schedule with cycles is that of its parts")
+                raise ValueError("with cycles, leave out iterations and epochs: the parts have lengths")
             if self.collapse or self.collapse_epochs or self.weight_decay_steps > 1:
-                raise ValueError("cycles have `collapse_epochs` of their own, and one weight decay")
+                raise ValueError("with cycles, give `cycles.collapse_epochs`, and only one weight decay")
         elif lengths.count(None) != 1:
-            raise ValueError("give one of iterations and epochs")
+            raise ValueError("give either iterations or epochs")
         if self.decay == "steps" and (self.collapse or self.weight_decay_steps > 1):
-            raise ValueError("a decay in steps has neither a collapse nor several weight decays")
+            raise ValueError("with decay: steps, leave out collapse and weight_decay_steps")
         return self
 
 
@@ -227,7 +225,7 @@ _LARGE = f"constant from {LARGE_BATCH:,} images on"
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """A phase: keys of its solver, and the phase it starts from if that is not the one before."""
+    """A phase: keys of its solver, and the phase it starts from unless that is the previous one."""
 
     name: str
     settings: Mapping[str, Any]
@@ -237,7 +235,7 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """The phases of a schedule, and what of them it does not state."""
+    """The phases of a schedule, and the values in them that the schedule does not state."""
 
     phases: tuple[PlannedPhase, ...]
     derived: tuple[Derived, ...]
@@ -245,7 +243,7 @@ class SchedulePlan:
 
 @dataclass(frozen=True)
 class _Basis:
-    """What a schedule's numbers come down to at a batch."""
+    """The numbers of a schedule at a given batch; `decays` are those before and in the collapse."""
 
     per_epoch: float
     peak: float
@@ -263,8 +261,8 @@ class _Basis:
 def plan_phases(schedule: Schedule, batch: int, images: int) -> SchedulePlan:
     """Return the phases of a schedule for a global batch and a number of training images.
 
-    Iterations are rounded to the nearest, rates to six digits. Raises ValueError for a schedule whose parts
-    do not fit into its length.
+    Iterations are rounded to the nearest integer, rates to six digits. Raises ValueError for a schedule whose
+    parts do not fit into its length.
 
     >>> plan = plan_phases(Schedule(iterations=14200), 8192, 1281167)
     >>> plan.phases[0].settings["base_lr"], plan.phases[0].settings["warmup_iter"]
@@ -300,21 +298,21 @@ def _plan_steps(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 
 
 def _plan_linear(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
-    """Decay linearly to 0 at the end of the run; a collapse leaves that line, with power 2, before."""
+    """Decay linearly to 0 at the end of the run; a collapse, with power 2, replaces the end of that line."""
     total = schedule.iterations or basis.iterations(schedule.epochs or 0)
     warmup = basis.iterations(basis.warmup_epochs)
     end = total - (basis.iterations(_collapse_epochs(schedule, basis)) if schedule.collapse else 0)
     _fit(warmup, end, "the warm-up", "the decay")
-    # The decay's line is at the peak here: where the run begins, as Caffe counts, or where the warm-up ends.
+    # The line starts at the peak here: at the run's start, as Caffe counts, or after a warm-up phase.
     origin = warmup if schedule.warmup == "own-phase" else 0
     if origin:
         yield PlannedPhase("warmup", _own_warmup(basis, warmup) | {"weight_decay": basis.decays[0]})
     count = schedule.weight_decay_steps
-    # The warm-up belongs to the first part, so that no part begins within it.
+    # The first part includes the warm-up, so that no part begins within it.
     bounds = [origin, *(warmup + round((end - warmup) * part / count) for part in range(1, count + 1))]
     decays = ramp_decays(*basis.decays, count)
     for index, (begin, stop) in enumerate(pairwise(bounds)):
-        _fit(begin, stop, "a part", "the next")
+        _fit(begin, stop, "the part before", "a part")
         settings = _line(basis, begin, stop, origin, total)
         if index == 0 and not origin:
             settings |= basis.ramp(warmup)
@@ -326,7 +324,7 @@ def _plan_linear(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 
 
 def _line(basis: _Basis, begin: int, end: int, origin: int, total: int) -> dict[str, Any]:
-    """Follow the line from the peak at `origin` to 0 at `total`, from iteration `begin` to `end`."""
+    """Return the settings from `begin` to `end` on the line from the peak at `origin` to 0 at `total`."""
     rate = _six_digits(basis.peak * (total - begin) / (total - origin))
     settings = {"base_lr": rate, "power": 1, "max_iter": end - begin}
     if end == total:
@@ -335,7 +333,7 @@ def _line(basis: _Basis, begin: int, end: int, origin: int, total: int) -> dict[
 
 
 def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
-    """Decay with power 1, then 2, then go up and down; the collapses branch off, and come last."""
+    """Decay with power 1, then 2, then cycle; the collapses branch off, and come last."""
     cycles, own = schedule.cycles, schedule.warmup == "own-phase"
     ends, decay = [], {"weight_decay": basis.decays[0]}
     at, rate = 0.0, basis.peak
@@ -357,7 +355,7 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
         low, rate = rate, rate * cycles.rise_times
         rise_end, end = at + cycles.rise_epochs, at + cycles.rise_epochs + cycles.fall_epochs
         rise = basis.iterations(rise_end) - basis.iterations(at)
-        _fit(0, rise, "nothing", "a cycle's rise")
+        _fit(0, rise, "", "a cycle's rise")
         _fit(basis.iterations(rise_end), basis.iterations(end), "a cycle's rise", "the cycle")
         ramp = {"warmup_iter": rise, "warmup_start_lr": _six_digits(low)}
         if own:
@@ -379,9 +377,9 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 def _poly_cyc(
     basis: _Basis, rate: float, at: float, until: float, power: int, times: float
 ) -> dict[str, Any]:
-    """Divide the rate by `times` between two ages in epochs, with a power."""
+    """Return settings that divide the rate by `times` between two epochs, with a power."""
     begin, end = basis.iterations(at), basis.iterations(until)
-    _fit(begin, end, "a part", "the next")
+    _fit(begin, end, "the part before", "a part")
     return {
         "base_lr": _six_digits(rate),
         "lr_policy": "poly_cyc",
@@ -396,8 +394,8 @@ def _own_warmup(basis: _Basis, iterations: int) -> dict[str, Any]:
 
 
 def _collapse(rate: float, iterations: int, basis: _Basis) -> dict[str, Any]:
-    """Go to 0 with power 2 from the rate that was left off, at twice the weight decay (section V-B)."""
-    _fit(0, iterations, "nothing", "a collapse")
+    """Return settings that decay from `rate` to 0 with power 2, at twice the weight decay (section V-B)."""
+    _fit(0, iterations, "", "a collapse")
     return {
         "base_lr": _six_digits(rate),
         "lr_policy": "poly",
@@ -415,7 +413,7 @@ def _collapse_epochs(schedule: Schedule, basis: _Basis) -> float:
 def _explain(
     schedule: Schedule, basis: _Basis, phases: tuple[PlannedPhase, ...], batch: int
 ) -> Iterator[Derived]:
-    """Say by which rule each number came that the schedule does not state."""
+    """List the values that the schedule does not state, with the rule that yields each."""
     first = phases[0]
     if schedule.base_lr is None:
         is_linear = scaled_lr(batch) <= basis.peak
@@ -445,12 +443,16 @@ def _explain(
 
 
 def _fit(begin: int, end: int, before: str, after: str) -> None:
-    if begin >= end:
-        raise ValueError(f"{before} ends at iteration {begin}, and {after} at {end}: it does not fit")
+    """Refuse a part without iterations; `before` is the part that ends where it begins, "" for none."""
+    if begin < end:
+        return
+    if before:
+        raise ValueError(f"{after} would end at iteration {end}, but {before} ends at {begin}")
+    raise ValueError(f"{after} would have no iterations")
 
 
 def _six_digits(rate: float) -> float:
-    """Round a rate to the digits that Caffe's log has.
+    """Round a rate to the six digits that Caffe's log prints.
 
     >>> _six_digits(1.6 * 0.22)
     0.352

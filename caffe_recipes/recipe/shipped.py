@@ -1,4 +1,7 @@
-"""The recipes that ship, by name: files of their own, and rows of families; found without reading YAML."""
+"""Find the recipes that ship with the package, by name: single files, and rows of families.
+
+Names are found by patterns, since parsing every YAML file would slow down each command.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _ROW = re.compile(r"^  ([A-Za-z0-9][A-Za-z0-9._-]*):", re.MULTILINE)
 
 
 class Shipped(NamedTuple):
-    """Where a recipe is: its file, and its row if that is a family's."""
+    """Where a recipe is: its file, and its row if the file holds a family."""
 
     file: Traversable
     row: str | None = None
@@ -37,7 +40,7 @@ def _find_all() -> tuple[tuple[str, Shipped], ...]:
 
 
 def shipped_recipes() -> dict[str, Shipped]:
-    """Return where each recipe is that ships with the package: files first by name, rows in their order.
+    """Return the shipped recipes as {name: place}: single files by name, then the rows of families.
 
     >>> shipped_recipes()["paper-t2-8192-256n"].file.name
     'paper-stampede2-knl.yaml'
@@ -46,7 +49,7 @@ def shipped_recipes() -> dict[str, Shipped]:
 
 
 def is_family(text: str) -> bool:
-    """Whether a recipe's YAML holds a family of recipes.
+    """Return whether the text of a YAML file holds a family of recipes.
 
     >>> is_family("# ours\\nfamily: ours\\n"), is_family("name: family\\n")
     (True, False)
@@ -55,7 +58,7 @@ def is_family(text: str) -> bool:
 
 
 def find_rows(text: str) -> list[str]:
-    """Find the names of a family's rows in its text: `rows:` is its last key, and they are indented by 2.
+    """Return the names of a family's rows; `rows:` must be its last key, and the names indented by 2 spaces.
 
     >>> find_rows("family: ours\\nbase:\\n  title: x\\nrows:\\n  a:\\n    title: y\\n  b: {}\\n")
     ['a', 'b']

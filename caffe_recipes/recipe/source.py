@@ -1,9 +1,4 @@
-"""Reading recipes: YAML text to a Recipe, with the file and line of whatever is wrong.
-
-The recipes that ship, by name: files of their own, and rows of families; found without reading YAML.
-
-The JSON schema of a recipe's YAML, and of a family's, for editors.
-"""
+"""Read recipes from YAML, with the file and line of each mistake; and make their JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -17,7 +12,16 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.files import load_yaml_text
 from caffe_recipes.recipe.checks import find_contradictions
 from caffe_recipes.recipe.families import FamilyFile, parse_row
-from caffe_recipes.recipe.model import Family, Recipe, Reported, SolverSettings
+from caffe_recipes.recipe.model import (
+    TENSORFLOW,
+    AnyRecipe,
+    Family,
+    Recipe,
+    Reported,
+    SolverSettings,
+    TensorFlowRecipe,
+    train_by_tensorflow,
+)
 from caffe_recipes.recipe.rules import Schedule
 from caffe_recipes.recipe.shipped import is_family, shipped_recipes
 from caffe_recipes.wording import did_you_mean
@@ -27,17 +31,38 @@ _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a recipe that ships, by name, or one of the user's, by its file's path; a family's as FILE:ROW.
+    """Read a recipe for Caffe, as `load_any_recipe` does; RecipeError for one that TensorFlow trains, too."""
+    return _of_caffe(load_any_recipe(name_or_path), name_or_path)
+
+
+def load_any_recipe(name_or_path: str | Path) -> AnyRecipe:
+    """Read a recipe: a shipped one by its name, the user's own by its path, a row of a family as FILE:ROW.
 
     Raises RecipeError, whose `where` is `file:line`, for an unknown name, unreadable YAML, an unknown key,
     and every value that does not validate.
     """
     text, where, folder, row = _read(name_or_path)
-    return parse_recipe(text, where, folder, row)
+    return parse_any_recipe(text, where, folder, row)
+
+
+def load_tensorflow_run(name_or_path: str | Path) -> TensorFlowRecipe:
+    """Read a recipe that TensorFlow trains: its own, or the run of TensorFlow that one for Caffe has.
+
+    Raises RecipeError as `load_any_recipe`, and for a recipe that lacks such a run, or its data.
+    """
+    recipe = load_any_recipe(name_or_path)
+    if isinstance(recipe, TensorFlowRecipe):
+        return recipe
+    if recipe.tensorflow is None or recipe.tensorflow.data is None:
+        lacking = "tensorflow" if recipe.tensorflow is None else "tensorflow.data"
+        raise RecipeError(recipe.name, f"has no `{lacking}`", "describe its TFRecords there")
+    return train_by_tensorflow(recipe)
 
 
 def locate_keys(name_or_path: str | Path) -> Callable[[Location], str]:
-    """Return a function that gives `file:line` of a key of a recipe, or of the nearest key around it.
+    """Return a function that maps a key's location in a recipe to `file:line`.
+
+    For a key that is not in the file, it gives the line of the nearest key that would contain it.
 
     >>> locate_keys("digits-local")(("name",))
     'digits-local.yaml:1'
@@ -47,7 +72,7 @@ def locate_keys(name_or_path: str | Path) -> Callable[[Location], str]:
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
-    """Read a recipe's text; with what errors call it, the folder of the user's net, and a family's row."""
+    """Return a recipe's text, its name in errors, the folder of the user's own net, and the family's row."""
     text = str(name_or_path)
     shipped = shipped_recipes()
     if text in shipped:
@@ -57,18 +82,18 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
     path = Path(text)
     if text.endswith(_OF_CAFFE):
         hint = "lint, diff, lr, plot and summary read prototxts; a recipe is a .yaml file"
-        raise RecipeError(path, "is a file of Caffe's, no recipe", hint)
+        raise RecipeError(path, "is a file of Caffe's, not a recipe", hint)
     if path.is_dir():
-        raise RecipeError(path, "is a folder", "give a recipe's name, or its YAML")
+        raise RecipeError(path, "is a folder", "give a recipe's name, or the path of its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
-        there = ", ".join(name for name, one in shipped.items() if one.row is None)
-        others = f"there are {there}, the paper's (`caffe-recipes recipes`), or give a .yaml file"
+        names = ", ".join(name for name, one in shipped.items() if one.row is None)
+        others = f"there are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
     return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
 
 
 def split_row(text: str) -> tuple[str, str | None]:
-    """Split the path of a family's file from the row that is named behind it.
+    """Split FILE:ROW into the path of a family's file and the row, which is None if there is none.
 
     >>> split_row("my/family.yaml:big"), split_row("my/recipe.yaml"), split_row("a:b.yaml")
     (('my/family.yaml', 'big'), ('my/recipe.yaml', None), ('a:b.yaml', None))
@@ -80,28 +105,58 @@ def split_row(text: str) -> tuple[str, str | None]:
 
 
 def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> Recipe:
-    """Validate YAML text into a Recipe: that of a family's `row`, if it is one.
+    """Parse and validate YAML text of a recipe for Caffe, as `parse_any_recipe` does."""
+    return _of_caffe(parse_any_recipe(text, where, folder, row), where)
 
-    `folder` is what the user's own net is found from.
+
+def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> AnyRecipe:
+    """Parse and validate a recipe's YAML text, or the `row` of a family's.
+
+    The path of the user's own net is relative to `folder`. Raises RecipeError, as load_recipe does.
     """
     source, family = _parse(text, where, row)
+    model = _find_model(source)
     context = {"folder": folder, "family": family}
-    recipe = validate(source, Recipe, context, lambda location: _inherited_from(location, source))
+    recipe = validate(source, model, context, lambda location: _inherited_from(location, source))
     for location, what, hint in find_contradictions(recipe):
         raise source.fault(source.place(location), write_key(location), what, hint)
     return recipe
+
+
+def _of_caffe(recipe: AnyRecipe, given: str | Path) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    what = "is trained by TensorFlow and has no phases, solvers, nets or LMDBs"
+    raise RecipeError(str(given), what, "`show`, `generate` and `tf log` take it")
+
+
+def _find_model(source: YamlSource) -> type[Recipe] | type[TensorFlowRecipe]:
+    """Return what a recipe's trainer makes it; raises what `source` fails with for another trainer's keys."""
+    trainer = source.raw.get("trainer")
+    if not isinstance(trainer, str) or trainer.lower() != TENSORFLOW:
+        return Recipe
+    if trainer != TENSORFLOW:
+        place = source.place(("trainer",))
+        raise source.fault(place, "trainer", f"{trainer} is not a Caffe", f"write {TENSORFLOW}")
+    for key in source.raw:
+        if key in Recipe.model_fields and key not in TensorFlowRecipe.model_fields:
+            hint = "remove it, or let a Caffe be the trainer"
+            raise source.fault(source.place((key,)), key, "a recipe that TensorFlow trains has none", hint)
+    return TensorFlowRecipe
 
 
 def _parse(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family | None]:
     if is_family(text):
         return parse_row(text, where, row)
     if row is not None:
-        raise RecipeError(where, f"has no rows, so none named '{row[:100]}'", "give the file's path alone")
+        raise RecipeError(
+            where, f"not a family, so it has no row '{row[:100]}'", "give the file's path alone"
+        )
     return parse_yaml(text, where, "recipe", RecipeError), None
 
 
 def _inherited_from(location: Location, source: YamlSource) -> Location:
-    """Return where a value stands: what a phase inherits from `solver:` is wrong there."""
+    """Return the location of a phase's value in the file, which is under `solver:` if it is inherited."""
     inherited = ("solver", *location[2:])
     of_phase = len(location) == 3 and location[0] == "phases" and location not in source.lines
     return inherited if of_phase and inherited in source.lines else location
@@ -111,15 +166,15 @@ _DEFS = "#/$defs/"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the schema of what a person writes: a recipe, or a family of them, which has a key `family`.
+    """Return the JSON schema of a recipe's YAML, or of a family's, which has a key `family`.
 
-    A phase may leave to `solver:` what it inherits from there, a row to `base:` whatever it likes.
+    A phase may leave out what it inherits from `solver:`, and a row what it inherits from `base:`.
 
     >>> recipe_schema()["$defs"]["Phase"]["required"]
     ['name', 'net', 'snapshot_prefix']
     """
     defs: dict[str, Any] = {}
-    for model in (Recipe, Schedule, FamilyFile):
+    for model in (Recipe, TensorFlowRecipe, Schedule, FamilyFile):
         schema = model.model_json_schema()
         defs |= schema.pop("$defs", {}) | {model.__name__: schema}
     phase = defs["Phase"]
@@ -129,13 +184,21 @@ def recipe_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "if": {"type": "object", "required": ["family"]},
         "then": _ref("FamilyFile"),
-        "else": _ref("Recipe"),
+        "else": {
+            "if": {
+                "type": "object",
+                "required": ["trainer"],
+                "properties": {"trainer": {"const": TENSORFLOW}},
+            },
+            "then": _ref("TensorFlowRecipe"),
+            "else": _ref("Recipe"),
+        },
         "$defs": defs,
     }
 
 
 def _add_rows(defs: dict[str, Any]) -> None:
-    """Say what stands in a family's base and in each of its rows: parts of one recipe."""
+    """Define a family's base and rows in the schema: parts of one recipe each."""
     part = _part_of("Recipe", defs)
     keys = defs[part]["properties"]
     del keys["name"]  # which is the row's key
@@ -149,7 +212,7 @@ def _add_rows(defs: dict[str, Any]) -> None:
 
 
 def _part_of(name: str, defs: dict[str, Any]) -> str:
-    """Add a definition of which nothing is required, nor of the mappings in it; return its name."""
+    """Add a copy of a definition that requires no key, and neither do its mappings; return its name."""
     part = f"PartOf{name}"
     if part not in defs:
         defs[part] = {key: _in_part(rule, defs) for key, rule in defs[name].items() if key != "required"}
@@ -157,7 +220,7 @@ def _part_of(name: str, defs: dict[str, Any]) -> str:
 
 
 def _in_part(rule: Any, defs: dict[str, Any]) -> Any:  # noqa: ANN401 - any part of a schema
-    """Refer to parts wherever mappings are merged key by key; the items of a list are whole."""
+    """Refer to the optional copies wherever mappings are merged key by key; items of lists are complete."""
     if isinstance(rule, list):
         return [_in_part(each, defs) for each in rule]
     if not isinstance(rule, dict):

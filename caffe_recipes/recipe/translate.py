@@ -1,4 +1,4 @@
-"""A recipe for another Caffe: the same training where that Caffe can do the same, and what stands against it.
+"""Translate a recipe for another Caffe, or list what that Caffe cannot do exactly.
 
 `poly_cyc` with `lr_iter` is `poly` with that `max_iter`, stopped where the phase ends: both rates are
 `base_lr * (1 - i / n) ^ power`, so they are equal to the last bit.
@@ -15,10 +15,10 @@ from typing import Any
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_counterpart, find_dialect
 from caffe_recipes.caffe.dialects.check import TITLES
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
 from caffe_recipes.wording import describe_count, plural
 
-# More than the recipe's own are written to a node's /tmp up to here, and never ten times as many.
+# A translation may write more snapshots to /tmp than the recipe: at most ten times as many, and this.
 _MOST_SNAPSHOTS = 100
 
 # Processes on CPUs train as one over MPI only in Caffes of Intel's line.
@@ -30,7 +30,7 @@ _WITHOUT_RANKS = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a recipe without an exact equivalent in a dialect: the phase, if it is one's, and the key."""
+    """A key of a recipe without an exact equivalent in a dialect; `phase` is "" for keys of no phase."""
 
     phase: str
     key: str
@@ -43,12 +43,11 @@ class Part:
 
 
 def translate(recipe: Recipe, dialect: str) -> Recipe:
-    """Return the recipe for another Caffe, called `<name>-<dialect>`; for its own it is the same.
+    """Return the recipe for another Caffe, named `<name>-<dialect>`; for its own Caffe, unchanged.
 
-    Folder of prototxts and snapshots are called so too, and nothing of the original is overwritten; nets that
-    recipes share are the same for this one, and stay where they are. Raises
-    RecipeError where a schedule has no exact equivalent. What the nets hold is not looked at:
-    `generate.dialect.translate_whole` does.
+    The folder of prototxts and the snapshots get the same suffix, so that nothing of the original is
+    overwritten; shared nets stay where they are. Raises RecipeError if a schedule has no exact equivalent.
+    Nets are not checked here: `render.dialect.translate_whole` does that.
     """
     judge = find_dialect(dialect)
     if dialect == recipe.dialect:
@@ -67,13 +66,13 @@ def translate(recipe: Recipe, dialect: str) -> Recipe:
     return recipe.in_dialect(dialect, changes)
 
 
-def original_name(recipe: Recipe) -> str:
-    """Return the name that a recipe had before it was translated."""
+def original_name(recipe: AnyRecipe) -> str:
+    """Return the recipe's name without the suffix that `translate` added."""
     return recipe.name if recipe.dialect == OURS else recipe.name.removesuffix(f"-{recipe.dialect}")
 
 
 def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
-    """List what a dialect cannot do as SURFsara's Caffe does: schedules and ranks, not the nets."""
+    """List the keys of schedules and ranks without an exact equivalent in a dialect."""
     judge = find_dialect(dialect)
     found = [part for phase in recipe.phases for part in _inexact_phase(recipe, phase, judge)]
     if recipe.cluster.ranks > 1 and dialect in _WITHOUT_RANKS:
@@ -82,8 +81,8 @@ def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
     return found
 
 
-def refusal(recipe: Recipe, dialect: str, parts: list[Part]) -> RecipeError:
-    """Say that a recipe cannot be translated, with the first reason."""
+def refusal(recipe: AnyRecipe, dialect: str, parts: list[Part]) -> RecipeError:
+    """Return the error for a recipe that cannot be translated, with the first reason."""
     have = plural(len(parts), "has", "have")
     what = f"{describe_count(len(parts), 'part')} {have} no exact equivalent in {TITLES[dialect]}"
     hint = f"`caffe-recipes generate --dialect {dialect}` lists all" if len(parts) > 1 else ""
@@ -112,9 +111,9 @@ def _inexact_phase(recipe: Recipe, phase: Phase, dialect: Dialect) -> Iterator[P
 
 
 def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
-    """Refuse a phase whose last iteration shares an interval with the others only at great cost.
+    """Refuse a phase if a snapshot at its last iteration needs an interval that writes too many of them.
 
-    A snapshot of ResNet-50 is 205 MB, and an interval of 1 would write that in every iteration.
+    A snapshot of ResNet-50 has 205 MB, and an interval of 1 would write one in every iteration.
     """
     needed = _needed(recipe, phase)
     own, every = phase.snapshot_every_iter, _common_interval(recipe, phase)
@@ -126,24 +125,24 @@ def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
     below = phase.last_iter // own * own
     ends = " or ".join(str(end) for end in (below, below + own) if end <= phase.lr_iter)
     iterations = ", ".join(map(str, sorted(needed)))
-    why = f"to be stopped there it needs snapshots at {iterations}, one every {every}: {count} of them"
+    why = f"stopping there needs snapshots at {iterations}, so one every {every} iterations: {count} in all"
     yield Part(phase.name, "max_iter", f"{why}; end it at {ends}, where its snapshot: {own} fires")
 
 
 def _needed(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
-    """Name the iterations whose snapshots have to fire: the last, and those that later phases start from."""
+    """Return the iterations that need a snapshot: the last, and those that later phases start from."""
     return (phase.last_iter, *recipe.needed_iters(phase))
 
 
 def _common_interval(recipe: Recipe, phase: Phase) -> int:
-    """Give the phase's own interval of snapshots if it meets all that is needed, else the widest."""
+    """Return the phase's own snapshot interval if it hits all needed iterations, else the widest."""
     needed = _needed(recipe, phase)
     own = phase.snapshot_every_iter
     return math.gcd(*needed) if any(iteration % own for iteration in needed) else own
 
 
 def _dropped(phase: Phase) -> set[str]:
-    """Name the keys that the phase's Caffe would never read, or that the translation takes away."""
+    """Return the keys that the phase's Caffe would never read, or that the translation removes."""
     return {"lr_iter", *([] if phase.warmup_iter else ["warmup_start_lr"])}
 
 
@@ -172,7 +171,8 @@ def _as_poly(recipe: Recipe, phase: Phase, dialect: Dialect) -> dict[str, Any]:
     }
     if phase.lr_iter == phase.last_iter:
         return changes
-    # Caffe writes one at max_iter anyway; short of it the snapshot has to fall on the last iteration.
+    # Caffe always writes one at max_iter; a phase that stops before needs one at its last iteration.
+
     return {**changes, "stop_iter": phase.last_iter, "snapshot": _common_interval(recipe, phase)}
 
 
@@ -181,7 +181,8 @@ def _test_default_differs(dialect: Dialect) -> bool:
 
 
 def _suffixed(path: str, dialect: str) -> str:
-    """Give a folder a suffix, or one without a name a folder in it.
+    """Append the dialect to a folder's name, or add a folder to a path without one.
+
 
     >>> _suffixed("/models/x", "intel"), _suffixed("models/x/", "intel"), _suffixed(".", "intel")
     ('/models/x-intel', 'models/x-intel', 'intel')

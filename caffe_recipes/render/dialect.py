@@ -1,12 +1,13 @@
-"""Recipes for another Caffe, judged by what they generate: nothing is written that it would refuse."""
+"""Translate recipes for another Caffe, and check their generated files, so that it accepts them all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
 from caffe_recipes.caffe.dialects import OURS, Dialect, find_dialect
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, DialectDifference, check_message
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translate
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
@@ -21,7 +22,11 @@ _KEYS = {
 }
 
 
-def translate_whole(recipe: Recipe, dialect: str) -> Recipe:
+@overload
+def translate_whole(recipe: Recipe, dialect: str) -> Recipe: ...
+@overload
+def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe: ...
+def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe:
     """Return the recipe for another Caffe, as `recipe.translate.translate`, if its nets are that Caffe's too.
 
     Raises RecipeError where a schedule, or anything in a net, has no exact equivalent.
@@ -29,16 +34,18 @@ def translate_whole(recipe: Recipe, dialect: str) -> Recipe:
     parts = find_parts(recipe, dialect)
     if parts:
         raise refusal(recipe, dialect, parts)
-    return translate(recipe, dialect)
+    return translate(recipe, dialect) if isinstance(recipe, Recipe) else recipe
 
 
-def find_parts(recipe: Recipe, dialect: str) -> list[Part]:
-    """List every part of a recipe, nets included, that a dialect's Caffe would refuse or take otherwise.
+def find_parts(recipe: AnyRecipe, dialect: str) -> list[Part]:
+    """List every part of a recipe, nets included, that a dialect's Caffe would refuse or read differently.
 
     Empty for SURFsara's, whose recipe is written as it is.
     """
     if dialect == OURS:
         return []
+    if not isinstance(recipe, Recipe):
+        return [Part("", "trainer", "TensorFlow trains this recipe, and no Caffe")]
     judge = find_dialect(dialect)
     parts = find_inexact(recipe, dialect)
     if not parts:
@@ -55,7 +62,7 @@ def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
     for net in recipe.nets:
         for difference in _grave(check_message(build_net(recipe, net), judge)):
             known = _KEYS.get(difference.name, "")
-            # What the user's own net says stands there, except the data layers, which are ours.
+            # It lies in the user's own net, unless it is in the data layers, which the recipe makes.
             is_own = not known or (known == "net.builder" and not recipe.net.builder)
             key = _origin(recipe) if is_own else known.format(net=net)
             yield Part("", key, f"{difference.what}; {difference.write}")
@@ -66,5 +73,5 @@ def _grave(differences: list[DialectDifference]) -> list[DialectDifference]:
 
 
 def _origin(recipe: Recipe) -> str:
-    """Name the key that says where the net comes from."""
+    """Return the key that says where the net comes from."""
     return next(f"net.{key}" for key in ("builder", "prototxt", "function") if getattr(recipe.net, key))

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.headers import header_line
 from caffe_recipes.render.scripts import templates
 from caffe_recipes.tensorflow.run import (
@@ -20,6 +19,7 @@ from caffe_recipes.tensorflow.run import (
     prepare_argv,
     train_argv,
 )
+from caffe_recipes.wording import describe_count
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,42 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Script:
+    """A command; the first `head` words of its argv start the program, the last of them, which is a file."""
+
     file: str
     title: str
     paths: tuple[_Path, ...]
-    words: str
+    argv: tuple[str, ...]
+    head: int
     notes: tuple[str, ...] = ()
     settings: str = ""
     imports: bool = False
 
 
 _MODELS = _Path("MODEL_DIR", "folder of models; this one is {model} in it")
-_RESNET = _Path("RESNET_DIR", "models/official/resnet of the changed tensorflow/tpu repository")
+_RESNET = _Path(
+    "RESNET_DIR",
+    "tensorflow_programs of caffe-recipes, or models/official/resnet of a changed tensorflow/tpu",
+)
 
 
-def render_horovod(recipe: Recipe) -> dict[str, str]:
+def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
     """Return the text of each file of a recipe's TensorFlow run by its path; empty where it has none."""
     run = recipe.tensorflow
     if run is None:
         return {}
     folder, header = f"jobs/{recipe.name}", header_line(recipe)
     files = {}
-    for script in (_prepare(), _train(recipe, run), _evaluate(recipe, run)):
+    scripts = [_train(recipe, run), _evaluate(recipe, run)]
+    if not (run.data and run.data.prepare):
+        scripts.append(_prepare())
+    for script in scripts:
         values = {
             **vars(script),
             "recipe": recipe,
             "header": header,
+            "words": _words(script),
+            "program": _quote(script.argv[script.head - 1]),
             "width": max(len(path.name) for path in script.paths),
         }
         files[f"{folder}/{script.file}"] = templates().get_template("tf_command.sh.j2").render(values)
@@ -71,7 +82,7 @@ def render_horovod(recipe: Recipe) -> dict[str, str]:
 
 def _prepare() -> _Script:
     paths = (
-        _Path("IMAGENET_TO_GCS", "path of imagenet_to_gcs.py, in tools/datasets of tensorflow/tpu", "FILE"),
+        _Path("IMAGENET_TO_GCS", "path of imagenet_to_gcs.py, in the same places as resnet_main.py", "FILE"),
         _Path("RAW_IMAGE_DIR", "folder of ImageNet's raw images"),
         _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
     )
@@ -80,11 +91,11 @@ def _prepare() -> _Script:
         "lost, by the source. `caffe-recipes data check` measures it, and `caffe-recipes data tfrecords`",
         "makes such files of an LMDB.",
     )
-    words = _words(prepare_argv(*(_var(path.name) for path in paths)), pairs_from=2)
-    return _Script("tf_prepare.sh", "Make TFRecords of ImageNet's raw images.", paths, words, notes)
+    argv = prepare_argv(*(_var(path.name) for path in paths))
+    return _Script("tf_prepare.sh", "Make TFRecords of ImageNet's raw images.", paths, argv, 2, notes)
 
 
-def _train(recipe: Recipe, run: HorovodRun) -> _Script:
+def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     cluster = recipe.cluster
     paths = (
         _RESNET,
@@ -96,21 +107,25 @@ def _train(recipe: Recipe, run: HorovodRun) -> _Script:
         workers=cluster.ranks,
         per_node=cluster.ranks_per_node,
         batch=cluster.global_batch,
+        images=recipe.train_images,
         script=f"{_var('RESNET_DIR')}/resnet_main.py",
         data_dir=_var("TRAIN_DIR"),
         model_dir=f"{_var('MODEL_DIR')}/{run.model}",
     )
+    hosts = describe_count(cluster.nodes, "host")
     notes = (
-        f"mpirun takes the {cluster.nodes} hosts from the job; elsewhere name them in a file, and the file",
-        "in I_MPI_HYDRA_HOST_FILE. resnet_main.py itself sets MKL's and OpenMP's variables (KMP_*, OMP_*),",
-        f"by the flags: {run.inter_threads} operations at a time, {run.intra_threads} threads in each.",
+        f"mpirun takes the {hosts} from the job; elsewhere name them in a file, and the file",
+        "in HYDRA_HOST_FILE (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI). resnet_main.py itself sets MKL's",
+        "and OpenMP's variables (KMP_*, OMP_*), by the flags: "
+        f"{describe_count(run.inter_threads, 'operation')} at a time, "
+        f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
     title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images a step."
-    return _Script("tf_train.sh", title, paths, _words(argv, pairs_from=7), notes, imports=True)
+    return _Script("tf_train.sh", title, paths, argv, 7, notes, imports=True)
 
 
-def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
-    testing, images = run.evaluation, recipe.data.test.images
+def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
+    testing, images = run.evaluation, recipe.test_images
     paths = (
         _RESNET,
         _Path("VALIDATION_DIR", "validation TFRecords"),
@@ -118,6 +133,7 @@ def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
     )
     argv = evaluate_argv(
         run,
+        images=images,
         script=f"{_var('RESNET_DIR')}/resnet_eval.py",
         data_dir=_var("VALIDATION_DIR"),
         model_dir=f"{_var('MODEL_DIR')}/{run.model}",
@@ -126,7 +142,7 @@ def _evaluate(recipe: Recipe, run: HorovodRun) -> _Script:
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
     notes = ("`caffe-recipes tf log FILE` reads what it prints.",)
-    return _Script("tf_evaluate.sh", title, paths, _words(argv, pairs_from=2), notes, settings)
+    return _Script("tf_evaluate.sh", title, paths, argv, 2, notes, settings)
 
 
 def _var(name: str) -> str:
@@ -134,10 +150,10 @@ def _var(name: str) -> str:
     return f"\0{name}\0"
 
 
-def _words(argv: Sequence[str], pairs_from: int) -> str:
+def _words(script: _Script) -> str:
     """Write an argv for the shell: the program on the first line, each flag with its value on another."""
-    lines = [[*argv[:pairs_from]]]
-    for word in argv[pairs_from:]:
+    lines = [[*script.argv[: script.head]]]
+    for word in script.argv[script.head :]:
         if word.startswith("--"):
             lines.append([])
         lines[-1].append(word)

@@ -1,8 +1,7 @@
-"""A recipe's nets: the message, and its text with the numbers explained.
+"""Build a recipe's nets, and write them as prototxts whose comments explain the numbers.
 
-The data layers of a recipe's nets: one for TRAIN, and one for TEST where the net has it.
-
-Nets of the user's own: a prototxt file, or a function, found from the recipe's folder.
+The data layers are the recipe's; the other layers come from a builder, from a prototxt, or from a function
+beside the recipe.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from caffe_recipes.wording import plural
 Blobs = tuple[str, Sequence[str]]
 _USUAL: Blobs = ("data", ("data", "label"))
 
-# Layers that read images from elsewhere than an LMDB, which a recipe's own data layers would stand beside.
+# Layers that read images from other sources than an LMDB; a recipe's data layers do not replace them.
 OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "MemoryData", "AnnotatedData", "VideoData")
 
 
@@ -67,7 +66,7 @@ def build_data_layers(
 def _transform(
     recipe: Recipe, part: Literal["train", "test"], **resize: FieldValue
 ) -> dict[str, FieldValue] | None:
-    """Return the fields of `transform_param`; None where it has none."""
+    """Return the fields of `transform_param`, or None if it has none."""
     fields = recipe.data.transform_of(part).model_dump() | resize
     return fields if any(value not in (None, ()) for value in fields.values()) else None
 
@@ -86,8 +85,8 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
 def load_own_net(recipe: Recipe) -> pb.NetParameter:
     """Read `net.prototxt`, or call `net.function` with the recipe's Net.
 
-    Raises PrototxtError for text that does not parse, RecipeError for a function that cannot be found, is not
-    allowed to run, fails, or returns something else than a NetParameter or its text.
+    Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
+    not allowed to run, fails, or returns neither a NetParameter nor its text.
     """
     if recipe.net.prototxt is not None:
         return load_prototxt(recipe.folder / recipe.net.prototxt, pb.NetParameter)
@@ -105,14 +104,14 @@ def load_own_net(recipe: Recipe) -> pb.NetParameter:
 
 
 def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
-    """Return the net with the recipe's data layers where its own Data layers are, or first if it has none.
+    """Return the net with its Data layers replaced by the recipe's, which come first if it has none.
 
-    They keep the names and the tops of those that they replace; all other layers stay as they are.
+    They keep the names and tops of the layers that they replace; all other layers stay unchanged.
     """
     origin = recipe.net.prototxt or recipe.net.function
     for layer in net.layer:
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' of {origin} reads {layer.type}, and a recipe's data are LMDBs"
+            what = f"layer '{layer.name}' of {origin} reads {layer.type}, but a recipe's data are LMDBs"
             raise RecipeError(recipe.name, what, "remove the layer, or give it type Data")
     own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
     first = own[0] if own else 0
@@ -128,13 +127,13 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
 
 
 def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
-    """Return the name and tops of a net's own data layer for a phase, else of its first."""
+    """Return the name and tops of a net's own data layer for a phase, or else of its first data layer."""
     of_phase = [one for one in layers if any(rule.phase == phase for rule in one.include)]
     return next(((one.name, tuple(one.top)) for one in (*of_phase, *layers)), _USUAL)
 
 
 def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
-    """Build one of a recipe's `nets`, whichever way the recipe makes it, and check that it fits together.
+    """Build one of a recipe's `nets`, from whichever source, and check that its layers fit together.
 
     Raises RecipeError or PrototxtError for a net that Caffe would refuse, or that has another number of
     classes than the recipe.
@@ -142,7 +141,7 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
     if name not in recipe.nets:
         raise RecipeError(recipe.name, f"no net '{name}' under `nets`", nearest(name, recipe.nets))
     variant = recipe.nets[name]
-    if recipe.net.builder:  # what it builds fits together
+    if recipe.net.builder:  # layers of a builder always fit together
         return _build(recipe, variant)
     net = with_data(load_own_net(recipe), recipe, variant)
     for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
@@ -152,7 +151,7 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
 
 
 def render_net(recipe: Recipe, name: str) -> str:
-    """Write one of a recipe's nets as prototxt text, with comments: of a shared one what holds for all."""
+    """Return one of a recipe's nets as prototxt text, with comments; a shared net has shared comments."""
     net = build_net(recipe, name)
     comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
     for index, layer in enumerate(net.layer):
@@ -176,7 +175,9 @@ def _build(recipe: Recipe, variant: NetVariant) -> pb.NetParameter:
     given = recipe.net
     input_px = recipe.data.transform_of("train").crop_size
     if input_px is None:
-        raise RecipeError(recipe.name, f"net.builder {given.builder} needs data.crop_size", "give the pixels")
+        raise RecipeError(
+            recipe.name, f"net.builder {given.builder} needs data.crop_size", "give it in pixels"
+        )
     fillers = given.fillers
     options = NetOptions(
         classes=given.classes,
@@ -194,7 +195,7 @@ def _check_classes(recipe: Recipe, net: pb.NetParameter) -> None:
     scores = [layer for layer in net.layer if layer.type == "InnerProduct"]
     if scores and scores[-1].inner_product_param.num_output != recipe.net.classes:
         outputs = scores[-1].inner_product_param.num_output
-        what = f"layer '{scores[-1].name}' has num_output {outputs}, and net.classes is {recipe.net.classes}"
+        what = f"layer '{scores[-1].name}' has num_output {outputs}, but net.classes is {recipe.net.classes}"
         raise RecipeError(recipe.name, what, "make them equal")
 
 

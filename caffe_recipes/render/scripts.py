@@ -1,9 +1,8 @@
-"""The standalone job script of a recipe: bash text that needs no Python of ours.
+"""Render a recipe's scripts: run.sh, which stands alone, and the Slurm jobs with their submit.sh.
 
-The Slurm jobs of a recipe: one for the whole chain, or one a phase, and what submits those in order.
-
-Their text does what is Slurm's: directives, the signal before the end, the requeue. In the allocation the
-chain is carried by `caffe-recipes run`.
+run.sh is bash that needs no Python of ours. The jobs, one for the whole chain or one for each phase, handle
+what is Slurm's: directives, the signal before the time limit, the requeue; within them `caffe-recipes run`
+trains.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.headers import above_job, above_script, header_line, recipe_word
@@ -80,12 +79,12 @@ def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
 
 
 def _model_file(phase: Phase, iteration: int | None = None) -> str:
-    """Name a phase's fetched snapshot in the Caffe root: its last, or that of an iteration."""
+    """Return the name of a phase's fetched snapshot in the Caffe root: its last, or that of an iteration."""
     return posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))
 
 
 def lmdb_hint(recipe: Recipe, source: str | None) -> str:
-    """Say what to do about a recipe's missing LMDB, which is looked for at `source`."""
+    """Return the hint for a recipe's missing LMDB, which is expected at `source`."""
     if recipe.data.prepare and source:
         folder = shlex.quote(posixpath.dirname(source) or ".")
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
@@ -105,12 +104,12 @@ def library() -> dict[str, str]:
 
 @cache
 def templates() -> jinja2.Environment:
-    """Return the templates, with `sh`: a value as one word of the shell, plain where it may be."""
+    """Return the templates, with a filter `sh` that quotes a value for the shell if necessary."""
     folder = resources.files("caffe_recipes.templates")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
         undefined=jinja2.StrictUndefined,
-        # bash's ${#array[@]} is no comment
+        # bash's ${#array[@]} must not start a comment of jinja
         comment_start_string="{%#",
         comment_end_string="#%}",
         trim_blocks=True,
@@ -124,14 +123,19 @@ def templates() -> jinja2.Environment:
 
 # From Slurm's warning to the end of the time: an iteration, a snapshot, its copy, and the requeue.
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
-# Where nobody knows how long a job takes; short ones are not warned at their very start.
+# For jobs of unknown length; short ones must not be warned right at their start.
 _UNKNOWN_WARNING_S = 120
-# `run` gives Caffe this long from SIGINT, unless it is told otherwise: an iteration, and a snapshot of it.
+# The time that `run` gives Caffe after SIGINT by default: for an iteration, and its snapshot.
 STOP_GRACE_S = 120
 
 
-def render_jobs(recipe: Recipe) -> dict[str, str]:
-    """Return the text of a recipe's jobs, for the whole chain and any phase, and of submit.sh, by path."""
+def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
+    """Return the text of a recipe's jobs, for the whole chain and any phase, and of submit.sh, by path.
+
+    A recipe of one step has the first alone.
+    """
+    if not isinstance(recipe, Recipe):
+        return {f"jobs/{recipe.name}/chain.sbatch": _render_job(recipe, "chain.sbatch", None)}
     folder, limits = f"jobs/{recipe.name}", [limit_s(recipe, phase.name) for phase in recipe.phases]
     longest = None if None in limits else max(limit for limit in limits if limit is not None)
     jobs = {"chain.sbatch": limit_s(recipe), "phase.sbatch": longest}
@@ -145,8 +149,10 @@ def render_jobs(recipe: Recipe) -> dict[str, str]:
     return files
 
 
-def limit_s(recipe: Recipe, phase: str | None = None) -> int | None:
-    """Return the seconds to ask for, for the chain or one phase; None where no source tells its speed."""
+def limit_s(recipe: AnyRecipe, phase: str | None = None) -> int | None:
+    """Return the time limit in seconds for the chain or a phase; None if its speed is unknown."""
+    if not isinstance(recipe, Recipe):
+        return None
     duration = estimate_duration(recipe, phase)
     return duration.limit_s if duration else None
 
@@ -155,7 +161,7 @@ def _render_time(limit: float | None) -> str | None:
     return None if limit is None else render_limit(limit)
 
 
-def _render_job(recipe: Recipe, file: str, limit: float | None) -> str:
+def _render_job(recipe: AnyRecipe, file: str, limit: float | None) -> str:
     warning_s = find_warning_s(limit)
     name = original_name(recipe)
     values: dict[str, Any] = {
@@ -165,7 +171,9 @@ def _render_job(recipe: Recipe, file: str, limit: float | None) -> str:
         "derived": above_job(recipe),
         "file": file,
         "of_phase": file == "phase.sbatch",
-        "phases": ", ".join(phase.name for phase in recipe.phases),
+        "phases": ", ".join(phase.name for phase in recipe.phases) if isinstance(recipe, Recipe) else "",
+        # Of TFRecords the recipe says where they are, or an option of `run`.
+        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) else None,
         "time_limit": _render_time(limit),
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
@@ -177,9 +185,9 @@ def _render_job(recipe: Recipe, file: str, limit: float | None) -> str:
 
 
 def find_warning_s(limit_s: float | None) -> int:
-    """Return how many seconds before the end of its time a job is to be warned: a tenth, in whole minutes.
+    """Return how many seconds before its time limit Slurm warns a job: a tenth of it, in whole minutes.
 
-    At most ten of them, and at least one, which is as exactly as Slurm sends it.
+    It is at least one minute, which is how exactly Slurm sends the signal, and at most ten.
 
     >>> [find_warning_s(seconds) for seconds in (20_400, 3600, 600, None)]
     [600, 360, 60, 120]

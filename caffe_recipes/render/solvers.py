@@ -1,4 +1,4 @@
-"""A phase's solver: the message, and its text with the numbers explained."""
+"""Build a phase's solver, and write it as a prototxt whose comments explain the numbers."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
 
 
 def _stop_lines(phase: Phase) -> list[str]:
-    """Say how a phase ends that does not run to its max_iter."""
+    """Explain how a phase ends that stops before its max_iter."""
     if not phase.stop_iter:
         return []
-    end, goes_on = f"after the snapshot of {phase.stop_iter}", f"its rate goes on to {phase.max_iter}"
-    return [f"To be stopped (SIGINT) {end}; {goes_on}."]
+    end, rate = f"after the snapshot of {phase.stop_iter}", f"its rate goes on to {phase.max_iter}"
+    return [f"To be stopped (SIGINT) {end}; {rate}."]
 
 
 def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]:
-    """Return the rate at the iterations that tell a schedule: first, both sides of the warm-up's end, last.
+    """Return {iteration: rate} for the first update, both sides of the warm-up's end, and the last update.
 
     The last is that of `max_iter`, unless `last_iter` iterations are all that run. Empty for `plateau`, whose
     rate depends on the losses.
@@ -96,7 +96,7 @@ def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]
 
 
 def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
-    """Say where the rate goes, in the digits of Caffe's log."""
+    """List the rate at its key iterations, in the digits of Caffe's log."""
     rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver, last_iter).items()]
     if len(rates) < 4:
         return [f"The rate by iteration: {', '.join(rates)}."] if rates else []

@@ -1,4 +1,4 @@
-"""Generated files and the folder they live in: what differs, and writing what does.
+"""Compare generated files with those on disk, and write those that differ.
 
 Recipe -> {path: text}: everything that is committed and reviewed.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.files import render_unified, write_whole
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.nets import render_net
@@ -110,7 +110,7 @@ def _is_script(path: str) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """Read a file as text whose bytes can be told apart; None if there is none."""
+    """Read a file as text that keeps every byte distinct; None if it does not exist."""
     try:
         return path.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _head(path: Path) -> str:
-    """Read the first lines of any file, however large, or nothing of one that may not be read."""
+    """Return the first lines of a file of any size, or "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(1024).decode(errors="replace")
@@ -142,13 +142,15 @@ def _unusable(error: OSError, verb: str, path: Path) -> InputError:
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
 
 
-def generate(recipe: Recipe) -> dict[str, str]:
+def generate(recipe: AnyRecipe) -> dict[str, str]:
     """Return the text of each file of a recipe by its path, with `/`, from the folder that holds them all.
 
     The same recipe gives the same bytes anywhere, and so do recipes of a family for a net that they share.
     Raises RecipeError or PrototxtError for a recipe whose net or schedule Caffe would refuse, or that makes
     two files of one name.
     """
+    if not isinstance(recipe, Recipe):
+        return render_horovod(recipe) | render_jobs(recipe)
     files: dict[str, str] = {}
     for phase in recipe.phases:
         files[solver_file(recipe, phase.name)] = render_solver(recipe, phase)
@@ -180,8 +182,8 @@ def placed_paths(recipe: Recipe) -> dict[str, str]:
     return solvers | {net_file(recipe, net): recipe.net_path(net) for net in recipe.nets}
 
 
-def generate_all(recipes: Iterable[Recipe]) -> dict[str, str]:
-    """Return the files of several recipes, those that they share once.
+def generate_all(recipes: Iterable[AnyRecipe]) -> dict[str, str]:
+    """Return the files of several recipes; those that they share appear once.
 
     Raises RecipeError where two have one name, and so one folder, or share a file that they do not agree on.
     """
@@ -194,7 +196,8 @@ def generate_all(recipes: Iterable[Recipe]) -> dict[str, str]:
         own = generate(recipe)
         for path in own.keys() & files.keys():
             if own[path] != files[path]:
-                what = f"makes another {path} than a recipe before it"
+                what = f"generates another {path} than an earlier recipe"
+
                 raise RecipeError(recipe.name, what, "give it a `nets_dir` of its own")
         files |= own
     return files

@@ -15,7 +15,7 @@ def keep_plain(text: str, colour: str) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
-    """Pad columns to one width; those whose heading, in the first row, is in `right` to the right.
+    """Pad columns to one width; columns whose heading (in the first row) is in `right` are right-aligned.
 
     >>> align_columns([("phase", "epochs"), ("init", "9.5")], right={"epochs"})
     ['phase  epochs', 'init      9.5']

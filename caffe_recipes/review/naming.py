@@ -1,9 +1,9 @@
-"""What a word on the command line names: a recipe, one of its nets, a file, a folder; or nothing.
+"""Resolve an argument of a command: a recipe, one of its nets, a file or a folder.
 
-The one place that decides it. The name of a recipe that ships goes before a file or folder of that name,
-which `./NAME` means: inside `prototxt/`, where a folder for each recipe stands, names are recipes still.
+The name of a shipped recipe takes precedence over a file or folder of that name; `./NAME` names the file. So
+names are recipes also inside `prototxt/`, which has a folder for each recipe.
 
-Where the net of a solver lies: at its path from the folder that Caffe is started in, or beside it.
+Find the net of a solver: at its path from the folder that Caffe is started in, or beside the solver.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MOST_CHARACTERS = 1_000_000
 _START_BYTES = 512
 _PYTORCH = (b"PK", b"\x80")  # a zip archive, or a pickle
 
-# A word with such an end is a file's path: `solver_a.pt`, but not `v1.2` or `stampede2-64n-72ep`.
+# An argument that ends in one of these is a path: `solver_a.pt`, but not `v1.2` or `stampede2-64n-72ep`.
 _FILE = re.compile(r"\.[A-Za-z]\w*\Z")
 
 
 @dataclass(frozen=True)
 class Named:
-    """What a word names. `path` is what is read: a file, a folder, a recipe's name or its YAML.
+    """A resolved argument. `path` is what to read: a file, a folder, a recipe's name or its YAML.
 
-    `net` is that of `RECIPE:net`, or empty for `RECIPE:`, the recipe's first. The recipe may be a row of a
-    user's family, `FILE.yaml:row`.
+    `net` is the net in `RECIPE:net`; empty for `RECIPE:`, which is its first net. The recipe may be a row of
+    a family, `FILE.yaml:row`.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Named:
 
 
 def is_prototxt(name: str, start: bytes) -> bool:
-    """Whether a file of a folder is a prototxt, by its name and its first bytes.
+    """Whether a file is a prototxt, by its name and its first bytes.
 
     Many older nets and solvers end in `.pt`, as do PyTorch's weights, which are not text.
 
@@ -58,7 +58,7 @@ def is_prototxt(name: str, start: bytes) -> bool:
 
 
 def is_prototxt_file(path: str | Path) -> bool:
-    """Whether a file on the disk is a prototxt, as `is_prototxt` says; one that cannot be read may be."""
+    """Whether a file on disk is a prototxt, by `is_prototxt`; True for an unreadable one."""
     name = os.fspath(path)
     if not name.endswith(".pt"):
         return name.endswith(".prototxt")
@@ -71,7 +71,7 @@ def is_prototxt_file(path: str | Path) -> bool:
 
 
 def walk_prototxts(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folders within one, each with its prototxts by path, in the order of their names.
+    """Yield a folder and its subfolders, each with its prototxts by path, sorted by name.
 
     Folders whose names start with a dot are left out, and links to folders are not followed. Raises
     InputError for a folder that cannot be listed.
@@ -83,7 +83,7 @@ def walk_prototxts(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def find_named(text: str) -> Named | None:
-    """Tell what a word names, or None.
+    """Resolve an argument; None if it names nothing.
 
     >>> find_named("digits-local").kind, find_named("digits-local:train_val").net, find_named("digits")
     ('recipe', 'train_val', None)
@@ -105,9 +105,9 @@ def find_named(text: str) -> Named | None:
 
 
 def need_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
-    """Tell what a word names, if it is of these kinds; `wanted` says what to give instead.
+    """Resolve an argument that must be of these kinds; `wanted` is what to give instead.
 
-    Raises InputError for what is nothing, and for what is of another kind.
+    Raises InputError if it names nothing, or something of another kind.
 
     >>> need_named("digits-local", ["file", "folder"], "a solver's file")
     Traceback (most recent call last):
@@ -123,17 +123,17 @@ def need_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
 
 
 def recipe_named(text: str) -> str:
-    """Give what `load_recipe` reads; InputError for a folder, a net, and a file that is not there."""
+    """Return the name or path for `load_recipe`. Raises InputError for a folder, a net or a missing file."""
     named = find_named(text)
     if named is None and (text.endswith(RECIPE_SUFFIXES) or not _is_path(text)):
-        return text  # `load_recipe` says why it cannot be read, or which names there are
+        return text  # `load_recipe` reports why it cannot be read, or which names exist
     if named is not None and named.kind == "net" and _is_yaml_file(named.path):
-        return text  # a row is meant: `load_recipe` says that there is none
-    return need_named(text, ["recipe", "file"], "a recipe's name, or its YAML").path
+        return text  # a row of a family: `load_recipe` reports that it does not exist
+    return need_named(text, ["recipe", "file"], "a recipe's name, or the path of its YAML").path
 
 
 def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = "") -> InputError:
-    """Say of a word that names nothing what it may have been meant to be.
+    """Return the error for an argument that names nothing, with the nearest name.
 
     >>> str(nothing_named("digits-lokal"))
     "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"
@@ -151,7 +151,7 @@ def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = 
 
 
 def shipped_names() -> list[str]:
-    """List the recipes that ship, without taking their YAML apart.
+    """List the shipped recipes, without parsing their YAML.
 
     >>> "digits-local" in shipped_names()
     True
@@ -164,7 +164,7 @@ def _is_yaml_file(path: str) -> bool:
 
 
 def _is_family_file(path: str) -> bool:
-    """Whether a file holds a family of recipes, so that a word behind its name is a row, and not a net."""
+    """Whether a file holds a family of recipes, so that `:NAME` after it is a row and not a net."""
     if not _is_yaml_file(path):
         return False
     try:
@@ -183,7 +183,7 @@ def _broken_link(text: str) -> str:
         os.stat(text)  # noqa: PTH116 - beside os.path
     except OSError as error:
         return f"cannot be read ({error.strerror}): it is a link to {os.readlink(text)}"  # noqa: PTH115
-    return "is a link, and cannot be read"
+    return "is a symbolic link that cannot be read"
 
 
 def _names_beside(text: str) -> list[str]:
@@ -194,24 +194,24 @@ def _names_beside(text: str) -> list[str]:
 
 
 def find_at_path(solver: str | Path, given: str, caffe_root: Path | None) -> Path | None:
-    """Find the net that a solver's file gives by its path; None if it is not there.
+    """Find a solver's net by its path; None if it does not exist.
 
-    The path counts from `caffe_root`. Without one it may count from the current folder or from one above the
-    solver: within its git repository, the folder next above, and those whose own path to the solver begins
-    as the net's. Files in folders further up are somebody else's.
+    The path is relative to `caffe_root`. Without one, it may be relative to the current folder or to a folder
+    above the solver: any in its git repository, its parent, and those whose path to the solver begins like
+    the net's path. Folders further up are not searched.
     """
     roots = _roots(Path(solver).absolute().parent, given) if caffe_root is None else [caffe_root]
     return next((root / given for root in roots if is_file(root / given)), None)
 
 
 def find_beside(solver: str | Path, given: str) -> Path | None:
-    """Find a file of the net's name beside the solver; None if there is none."""
+    """Find a file with the net's name beside the solver; None if it does not exist."""
     beside = Path(solver).parent / PurePosixPath(given).name
     return beside if is_file(beside) else None
 
 
 def find_shared(solver: str | Path, given: str) -> Path | None:
-    """Find a net in a folder beside the solver's, where `generate` writes those that recipes share."""
+    """Find a net in a sibling of the solver's folder, where `generate` writes shared nets."""
     net = PurePosixPath(given)
     if net.parent.name in ("", ".."):
         return None
@@ -220,7 +220,7 @@ def find_shared(solver: str | Path, given: str) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; no path is too odd to ask for."""
+    """Whether a path is a file; False for invalid paths too."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a path with a NUL, or too long
@@ -228,12 +228,12 @@ def is_file(path: Path) -> bool:
 
 
 def refuse_unreadable(error: OSError) -> NoReturn:
-    """Raise InputError for a folder that os.walk cannot list, and would else pass over."""
+    """Raise InputError for a folder that os.walk cannot list and would skip."""
     raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions") from None
 
 
 def real_path(path: str | Path) -> Path:
-    """Follow the links of a path, as far as they lead: `Path.resolve` raises RuntimeError where they loop."""
+    """Resolve the links of a path as far as possible; `Path.resolve` raises RuntimeError for loops."""
     return Path(os.path.realpath(path))
 
 

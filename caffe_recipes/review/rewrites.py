@@ -1,7 +1,7 @@
-"""Prototxt files as they are and as they are to be: compute all of them, then write, or show a diff.
+"""Rewrite prototxt files: compute all new texts first, then write them or show a diff.
 
-Nothing is written before every text is there and reads back as its message; each file changes in one step,
-through a symbolic link, and keeps its mode.
+Nothing is written before every new text is known and parses to the same message. Each file changes in one
+step, through a symbolic link, and keeps its mode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from caffe_recipes.review.naming import walk_prototxts
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One file: its text as it is, and as it is to be."""
+    """One file: its old text and its new text."""
 
     path: str
     before: str
@@ -33,7 +33,7 @@ class Rewrite:
 
     @property
     def is_change(self) -> bool:
-        """Whether the two differ in any byte."""
+        """Whether the two texts differ."""
         return self.before != self.after
 
 
@@ -49,20 +49,20 @@ def find_prototxts(paths: Iterable[str]) -> list[str]:
         if os.path.isdir(path):  # noqa: PTH112 - a NUL is no error here
             files = [file for _, found in walk_prototxts(path) for file in found if os.path.isfile(file)]  # noqa: PTH113
         if not files:
-            raise InputError(path, "holds no *.prototxt", "name the files")
+            raise InputError(path, "holds no prototxt file", "name the files")
         for file in files:
             by_real_path.setdefault(os.path.realpath(file) if "\0" not in file else file, file)
     return list(by_real_path.values())
 
 
 def plan_format(path: str, *, max_bytes: int = MOST_BYTES) -> Rewrite:
-    """Read a file and work out its canonical text; PrototxtError where it is no prototxt."""
+    """Read a file and format it canonically. Raises PrototxtError if it is not a prototxt."""
     text = read_prototxt(path, max_bytes)
     return Rewrite(path, text, format_text(text, path))
 
 
 def format_text(text: str, path: str) -> str:
-    """Write a text of any kind of prototxt canonically; PrototxtError where it is none, or holds no field."""
+    """Format a prototxt of any kind canonically. Raises PrototxtError if it is not one, or has no field."""
     formatted = format_prototxt(text, guess_class(text, path), path)
     if all(line.startswith("#") for line in formatted.split("\n") if line):
         raise PrototxtError(path, "holds no field at all", "was it copied whole?")
@@ -70,20 +70,20 @@ def format_text(text: str, path: str) -> str:
 
 
 def render_diff(rewrite: Rewrite) -> str:
-    """Write a change as a unified diff; nothing where there is none."""
+    """Render a change as a unified diff; empty if there is none."""
     return render_unified(rewrite.path, rewrite.before, rewrite.after)
 
 
 def check_writable(path: str, hint: str) -> None:
-    """Refuse, with InputError, to write to what is there but no file, such as a pipe or a folder."""
+    """Raise InputError for a path that exists but is not a regular file, such as a pipe or a folder."""
     if Path(path).exists() and not Path(path).is_file():
-        raise InputError(path, "is not a file that can be written", hint)
+        raise InputError(path, "is not a regular file that can be written", hint)
 
 
 def save_rewrites(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
-    """Write what changes and return it; InputError, with nothing written, where a file cannot be.
+    """Write the changed files and return them. Raises InputError, with nothing written, if one cannot be.
 
-    All texts lie beside their files under temporary names before the first is renamed.
+    All new texts are in temporary files beside the originals before the first one is renamed.
     """
     changed = [rewrite for rewrite in rewrites if rewrite.is_change]
     try:

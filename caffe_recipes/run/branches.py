@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,18 +24,16 @@ from types import TracebackType
 
 from caffe_recipes.cluster.hosts import open_all
 from caffe_recipes.errors import CaffeRecipesError, InputError, RunFailed
-from caffe_recipes.recipe.graph import main_line
-from caffe_recipes.recipe.model import Phase
 from caffe_recipes.run.context import Run, Setting
 from caffe_recipes.run.events import Branched, Created, Failed, Launch, RunStarted, RunState
 from caffe_recipes.run.journal import branch_launches, name_branch
 from caffe_recipes.run.phase import note_stop, train
-from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.prepare import prepare
+from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.recovery import with_retries
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.trainer import Trainer
+from caffe_recipes.run.steps import RunPlan, Training
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
@@ -80,7 +78,7 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
         run,
         id=name,
         setting=setting,
-        plan=RunPlan(run.plan.prototxts, (training,)),
+        plan=RunPlan(run.plan.files, (training,)),
         folder=folder,
         journal=journal,
         reporter=run.reporter.beside(phase),
@@ -118,13 +116,13 @@ class Branches:
             self.check()
             self._run.interrupts.raise_asked()
 
-    def start(self, setting: Setting, left: str | None = None, *, goes_on: bool = True) -> None:
+    def start(self, setting: Setting, left: str | None = None, *, takes_more: bool = True) -> None:
         """Train on more hosts: first what a killed run has left there, then what is ready."""
         with self._news:
             first = next((step for step in self._waiting if step.phase == left), None)
             if first is not None:
                 self._waiting.remove(first)
-        thread = threading.Thread(target=self._work, args=(setting, first, goes_on), daemon=True)
+        thread = threading.Thread(target=self._work, args=(setting, first, takes_more), daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -168,9 +166,9 @@ class Branches:
             named = ", ".join(self._training)
             self._run.notify(f"{error}; first the end of {named} is waited for, which trains")
 
-    def _work(self, setting: Setting, first: Training | None, goes_on: bool) -> None:
+    def _work(self, setting: Setting, first: Training | None, takes_more: bool) -> None:
         try:
-            training = first or (self._next() if goes_on else None)
+            training = first or (self._next() if takes_more else None)
             while training is not None:
                 self._training.append(training.phase)
                 try:
@@ -178,7 +176,7 @@ class Branches:
                 finally:
                     self._training.remove(training.phase)
                 self.look()
-                training = self._next() if goes_on else None
+                training = self._next() if takes_more else None
         except Interrupted:
             self._close()
         except BaseException as error:  # whatever it is, the main thread raises it
@@ -193,9 +191,7 @@ class Branches:
             while self._waiting and not self._is_closing and self._run.interrupts.asked is None:
                 finished = self._run.journal.state().finished
                 for training in self._waiting:
-                    recipe = self._run.setting.recipe
-                    start = recipe.starts_from(recipe.phase(training.phase))
-                    if not isinstance(start, Phase) or start.name in finished:
+                    if training.starts_from is None or training.starts_from in finished:
                         self._waiting.remove(training)
                         return training
                 self._news.wait(_LOOK_S)
@@ -214,12 +210,12 @@ _OPTION = "--side-by-side"
 class HostGroup:
     """Hosts that train branches; `left` is the phase that a killed run's trainer still trains there.
 
-    They go on with others if these are the run's to give, and it does not merely happen to be there.
+    `takes_more`: when that phase is done, they train other branches, since they belong to this run.
     """
 
     hosts: tuple[str, ...]
     left: str | None = None
-    goes_on: bool = True
+    takes_more: bool = True
 
 
 @dataclass(frozen=True)
@@ -243,7 +239,7 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
     branch, with too few hosts, and where a trainer of a killed run is in the way.
     """
     nodes = setting.recipe.cluster.nodes
-    on_line = {phase.name for phase in main_line(setting.recipe)}
+    on_line = setting.trainer.main_line()
     if setting.side_by_side and all(step.phase in on_line for step in plan.trainings):
         raise InputError(_OPTION, f"nothing branches off in {setting.recipe.name}", "leave it out")
     beside = _find_beside(setting, plan, state, on_line)
@@ -269,7 +265,7 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
         )
         for launch in left
     )
-    # A launch that is left is gone on with before another is journaled over it.
+    # Adopt a launch of the killed run before another one is journaled over it.
     early = {*state.finished, state.launch.phase if state.launch else ""}
     main.sort(key=lambda step: step.phase not in early)
     return replace(setting, spares=tuple(free[:kept])), BranchPlan(
@@ -278,31 +274,33 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
 
 
 def _find_left(setting: Setting, plan: RunPlan, state: RunState, *, is_done: bool) -> list[Launch]:
-    """Return the trainers of a killed run that still train branches; raises InputError for one in the way.
+    """Return the launches of a killed run that still train branches; raises InputError for one in the way.
 
-    On the main line's hosts that is one only before the main line `is_done`: then they train branches, too.
+    A branch on the main line's hosts is in the way unless the main line `is_done`; after it, those hosts
+    train branches too.
     """
     own = (state.launch,) if state.launch else ()
     beside = branch_launches(setting.root, state)
-    lives = [each for each in (*own, *beside) if Trainer(setting.root / each.log).is_running()]
+    lives = [each for each in (*own, *beside) if TrainerProcess(setting.root / each.log).is_running()]
     planned, hosts = {step.phase for step in plan.trainings}, {host.name for host in setting.hosts}
     for launch in lives:
         what = f"phase {launch.phase} of a killed run still trains"
         if launch.phase not in planned:
-            raise InputError("--until", what, "go on without it, or wait for its end")
+            raise InputError("--until", what, "leave --until out, or wait for its end")
         if launch in beside and hosts & {*launch.hosts} and not is_done:
             where = ", ".join(sorted(hosts & {*launch.hosts}))
-            raise InputError(where, what, "go on with the hostfile of before, or wait for its end")
+            raise InputError(where, what, "resume with the previous hostfile, or wait for its end")
     return [launch for launch in lives if launch in beside]
 
 
-def _find_beside(setting: Setting, plan: RunPlan, state: RunState, on_line: set[str]) -> tuple[Training, ...]:
+def _find_beside(
+    setting: Setting, plan: RunPlan, state: RunState, on_line: Collection[str]
+) -> tuple[Training, ...]:
     beside: dict[str, Training] = {}
     for step in plan.trainings:
         if step.phase in on_line or step.phase in state.finished or step.phase in state.attempts:
             continue
-        start = setting.recipe.starts_from(setting.recipe.phase(step.phase))
-        waits = isinstance(start, Phase) and start.name in beside
+        waits = step.starts_from in beside
         if setting.side_by_side or step.phase in state.branches or waits:
             beside[step.phase] = step
     return tuple(beside.values())

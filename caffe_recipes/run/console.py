@@ -20,9 +20,9 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
-from caffe_recipes.recipe.model import Recipe, Reported
+from caffe_recipes.recipe.model import AnyRecipe, Reported
 from caffe_recipes.run.events import Finish, RunState
+from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration, write_clock
@@ -168,10 +168,9 @@ class Reporter:
         """Write what the preflight saw, a row for each; what a terminal breaks stays in its column."""
         indent = _MARK + _SUBJECT
         for finding in findings:
-            mark = Text(*_MARKS[finding.mark])
-            mark.pad_right(_MARK - len(mark))
+            mark, colour = _MARKS[finding.mark]
             row = self._wrap(f"{' ' * _MARK}{finding.subject:{_SUBJECT}}{printable(finding.message)}", indent)
-            self._console.print(mark + Text("\n".join(row)[_MARK:]))
+            self._console.print(Text.assemble((f"{mark:{_MARK}}", colour), "\n".join(row)[_MARK:]))
 
     def _wrap(self, text: str, indent: int) -> list[str]:
         """Break a line between words where a terminal is narrower; a path stays whole, to be copied."""
@@ -209,26 +208,25 @@ class Reporter:
         self._shown.clear()
         self._due = self._clock() + EVERY_S
 
-    def show_result(self, recipe: Recipe, state: RunState) -> None:
+    def show_result(self, recipe: AnyRecipe, state: RunState) -> None:
         """Write the table of finished phases, what the evaluation gave, and where the models lie."""
         self._console.print(_table_of_phases(recipe, state.finished))
         for line in describe_results(recipe, state):
             self.say(line)
-        ends = [leaf.name for leaf in find_leaves(recipe) if leaf.name in state.finished]
-        last = [phase.name for phase in recipe.phases if phase.name in state.finished][-1]
-        for name in ends or [last]:
-            self.say(f"model: {state.finished[name].snapshot}")
+        finished = [step for step in plan_steps(recipe) if step.phase in state.finished]
+        for step in [step for step in finished if step.is_end] or finished[-1:]:
+            self.say(f"model: {state.finished[step.phase].snapshot}")
 
 
-def describe_results(recipe: Recipe, state: RunState) -> list[str]:
+def describe_results(recipe: AnyRecipe, state: RunState) -> list[str]:
     """Write what the evaluation gave; where several models are evaluated, a line for each."""
-    evaluated = find_evaluated(recipe)
+    evaluated = [step for step in plan_steps(recipe) if step.is_evaluated]
     if len(evaluated) < 2:
         return describe_accuracy(recipe.reported, state.outputs or {})
     return [
-        f"{phase.name}: {', '.join(describe_accuracy(phase.reported, state.evaluations[phase.name]))}"
-        for phase in evaluated
-        if phase.name in state.evaluations
+        f"{step.phase}: {', '.join(describe_accuracy(step.reported, state.evaluations[step.phase]))}"
+        for step in evaluated
+        if step.phase in state.evaluations
     ]
 
 
@@ -295,24 +293,24 @@ def _bar_width(columns: Mapping[str, str], width: int) -> int:
     return min(_LONGEST_BAR, room)
 
 
-def _table_of_phases(recipe: Recipe, finished: Mapping[str, Finish]) -> Table:
+def _table_of_phases(recipe: AnyRecipe, finished: Mapping[str, Finish]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("phase")
     for title in ("iterations", "epochs", "time", "images/s", "loss"):
         table.add_column(title, justify="right")
-    images = recipe.data.train.images
-    rows = [(phase, finished[phase.name]) for phase in recipe.phases if phase.name in finished]
-    for phase, done in rows:
+    images = recipe.train_images
+    rows = [(step, finished[step.phase]) for step in plan_steps(recipe) if step.phase in finished]
+    for step, done in rows:
         table.add_row(
-            phase.name,
-            f"{phase.last_iter:,}",
-            f"{images_of(recipe, phase) / images:.2f}",
+            step.phase,
+            f"{step.last_iter:,}",
+            f"{step.images / images:.2f}",
             describe_duration(done.seconds),
             f"{done.images_per_s:,.0f}" if done.images_per_s else "",
             f"{done.loss:.4g}" if done.loss is not None else "",
         )
-    iterations = [phase.last_iter for phase, _ in rows]
+    iterations = [step.last_iter for step, _ in rows]
     seconds = sum(done.seconds for _, done in rows)
-    epochs = f"{sum(images_of(recipe, phase) for phase, _ in rows) / images:.2f}"
+    epochs = f"{sum(step.images for step, _ in rows) / images:.2f}"
     table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), "", "")
     return table

@@ -4,8 +4,6 @@ What a run works with on this day: folders, hosts, programs. None of it changes 
 
 What a run does of its own accord: after a failure, about checkpoints, when a log falls silent.
 
-The program that trains: ours, a Caffe under the Caffe root, or what a container's image holds.
-
 What a job's environment tells of the recipe that was submitted: an edit since is not trained silently.
 """
 
@@ -34,10 +32,10 @@ from caffe_recipes.cluster.launcher import (
     ssh_environment,
     with_modules,
 )
-from caffe_recipes.cluster.profiles import Container, Launcher, Profile, find_key, load_profile
+from caffe_recipes.cluster.profiles import Launcher, Profile, find_key, load_profile
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
@@ -45,8 +43,11 @@ from caffe_recipes.run.events import Event, Notice
 from caffe_recipes.run.folders import RUNS, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import RunPlan, plan_launch
+from caffe_recipes.run.plan import plan_launch
 from caffe_recipes.run.signals import Interrupts
+from caffe_recipes.run.steps import RunPlan
+from caffe_recipes.run.trainer import Trainer, find_trainer
+from caffe_recipes.run.trainer_log import LogTail
 
 OnFailure = Literal["stop", "retry", "replace"]
 ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
@@ -93,45 +94,6 @@ class SnapshotNotKept(RunFailed):
     """A snapshot that our own disk does not take: no launch is to blame, and to try again helps nothing."""
 
 
-OUR_TRAINER = "caffe-torch"
-
-
-def find_trainer(trainer: str, root: Path, path: str, container: Container | None) -> str:
-    """Return the trainer as it is called from the Caffe root; raises InputError if it is not there.
-
-    In a container's image it is called as the recipe has it: nothing of the image is seen from here.
-    """
-    if container is not None:
-        return trainer
-    return find_our_trainer(path) if trainer == OUR_TRAINER else find_caffe(trainer, root)
-
-
-def find_our_trainer(path: str) -> str:
-    """Return where caffe-torch is; raises InputError if it is not installed."""
-    found = shutil.which(OUR_TRAINER, path=path)
-    if found is None:
-        raise InputError(
-            OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
-        )
-    return found
-
-
-def find_caffe(trainer: str, root: Path) -> str:
-    """Return the Caffe binary as it is called from the Caffe root; InputError if none is there.
-
-    A run never falls back on caffe-torch: a recipe that is to be trained by it says so.
-    """
-    if Path(trainer).name == OUR_TRAINER:
-        raise InputError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
-    path = root / trainer
-    hint = f"build Caffe in {root}, or give its path with --caffe"
-    if not path.exists():
-        raise InputError(path, "no such Caffe binary", hint)
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise InputError(path, "is not an executable program", hint)
-    return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
-
-
 _LAUNCHER_HINTS = {
     HYDRA: "load an MPI that has it, or install this project's extra 'local'",
     "srun": "run on a machine of the Slurm cluster, or with another --profile",
@@ -150,6 +112,7 @@ class StageOptions:
     lmdb_source: Path | None = None
     how: How | None = None
     profile: str | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,10 +136,10 @@ class Setting:
     `connect` does that. `side_by_side` has branches train on them. `stale` is FoundHosts'.
     """
 
-    recipe: Recipe
+    recipe: AnyRecipe
     root: Path
     hosts: tuple[Host, ...]
-    trainer: str
+    program: str
     environment: Mapping[str, str]
     lmdb_source: Path | None
     overwrite: bool
@@ -190,6 +153,11 @@ class Setting:
     policy: Policy = field(default_factory=Policy)
     side_by_side: bool = False
 
+    @property
+    def trainer(self) -> Trainer:
+        """What trains the recipe."""
+        return find_trainer(self.recipe)
+
     def launch(self, hostfile: str = "") -> RankLaunch:
         """Return how ranks are started on our hosts, which the hostfile holds, one a line."""
         names = [host.name for host in self.hosts]
@@ -198,11 +166,11 @@ class Setting:
     def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank."""
         launch = self.launch(hostfile)
-        return launch.argv(launch.contained((self.trainer, *arguments)))
+        return launch.argv(launch.contained((self.program, *arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer on its own, on this machine."""
-        return self.launch().argv_alone((self.trainer, *arguments))
+        return self.launch().argv_alone((self.program, *arguments))
 
     def find_launcher(self) -> str:
         """Return where the launcher is; raises ClusterError if it is nowhere."""
@@ -212,15 +180,12 @@ class Setting:
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
         """The hosts that need a training LMDB of their own: one, if it lies under the Caffe root of all."""
-        return self.hosts if Path(self.recipe.data.train.lmdb).is_absolute() else self.hosts[:1]
+        return self.hosts if Path(self.trainer.data_folder).is_absolute() else self.hosts[:1]
 
     @property
-    def built_lmdbs(self) -> tuple[Path, ...]:
-        """The LMDBs that are built where they are missing."""
-        if self.recipe.data.prepare is None:
-            return ()
-        folder = (self.root / self.recipe.data.test.lmdb).parent
-        return (folder / "digits_train_lmdb", folder / "digits_val_lmdb")
+    def built_data(self) -> tuple[Path, ...]:
+        """The training data that are built where they are missing."""
+        return tuple(self.root / path for path in self.trainer.built)
 
     def show(self, path: str | Path) -> str:
         """Return a path as people read it: from the Caffe root if it lies there."""
@@ -232,7 +197,7 @@ class Setting:
         return str(self.root / path)
 
 
-def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setting:
+def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Setting:
     """Find hosts and programs.
 
     Raises InputError for a hostfile or trainer that is missing, and for a policy that the launcher cannot
@@ -246,20 +211,22 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
     found = all_hosts(root, options.hostfile, recipe.cluster.nodes)
     names, spares = choose_hosts(recipe, found)
     check_job_hosts(profile, names)
-    path = search_path(ours_first=recipe.trainer == OUR_TRAINER)
-    source = options.lmdb_source or recipe.data.train.source
+    trainer = find_trainer(recipe)
+    path = search_path(ours_first=trainer.is_ours)
+    source = options.lmdb_source or trainer.data_source
 
     def reach(name: str) -> Host:
         return connect(name, profile.copy_with)
 
-    trainer = find_trainer(recipe.trainer, root, path, profile.container)
+    program = trainer.find_program(root, path, profile)
     known, left_out = split_options(profile, path)
-    environment = plan_launch(recipe, profile, names, "", path).process_environment()
+    own = trainer.environment(root)
+    environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}
     return Setting(
         recipe=recipe,
         root=root,
         hosts=open_all(names, reach),
-        trainer=trainer,
+        program=program,
         environment={**environment, **ssh_environment({**os.environ, **environment})},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
@@ -275,7 +242,7 @@ def find_setting(recipe: Recipe, options: RunOptions, connect: Connect) -> Setti
     )
 
 
-def find_profile(recipe: Recipe, name: str | None) -> Profile:
+def find_profile(recipe: AnyRecipe, name: str | None) -> Profile:
     """Return the profile of that name or file; without one, what the recipe says of its machine.
 
     With a profile it alone decides on the fabric's option: that belongs to the launcher, not to the recipe.
@@ -291,7 +258,7 @@ def find_profile(recipe: Recipe, name: str | None) -> Profile:
 
 
 def find_root(
-    given: Path | None, profile: str | None, recipe: Recipe | None = None, typed: Sequence[str | None] = ()
+    given: Path | None, profile: str | None, recipe: AnyRecipe | None = None, typed: Sequence[str | None] = ()
 ) -> Path:
     """Return the Caffe root: the one that is given, else the profile's, else the current folder.
 
@@ -310,13 +277,14 @@ def find_root(
     return Path()
 
 
-def _check_current_folder(recipe: Recipe, typed: Sequence[str]) -> None:
+def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
+    folders = find_trainer(recipe).folders()
     files = [split_row(path)[0] for path in (*typed, recipe.trainer)]
     if any(_is_here(Path(path)) and Path(path).is_file() for path in files):
         return
-    if any(_is_here(Path(path)) and Path(path).is_dir() for path in (*recipe.prototxt_dirs, RUNS)):
+    if any(_is_here(Path(path)) and Path(path).is_dir() for path in (*folders, RUNS)):
         return
-    lacking = ", ".join((recipe.trainer, *recipe.prototxt_dirs))
+    lacking = ", ".join((recipe.trainer, *folders))
     what = f"is not a Caffe root: it has neither the recipe's file nor {lacking} or {RUNS}"
     hint = "go to the Caffe root, or name it with --caffe-root; `--caffe-root .` takes this folder"
     raise InputError(Path.cwd(), what, hint)
@@ -372,7 +340,7 @@ def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
     return f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
-def choose_hosts(recipe: Recipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the hosts that get ranks, and the spares; without any, one node is this machine.
 
     Raises InputError if there are too few.
@@ -506,6 +474,10 @@ class Run:
         """Return a path from the Caffe root as one from here."""
         return self.setting.root / path
 
+    def read_log(self, log: str) -> LogTail:
+        """Return a log of the trainer's, of which nothing is read yet."""
+        return LogTail(self.path(log), self.setting.trainer.begin_log())
+
     def snapshots(self) -> Mapping[str, tuple[str, str]]:
         """Return the SHA-256 and the phase of every snapshot that the whole run has kept, by path."""
         return (self.main or self.journal).state().snapshots
@@ -520,12 +492,12 @@ class Run:
 _SUBMITTED = "CAFFE_RECIPES_SUBMITTED"
 
 
-def note_submitted(recipe: Recipe, job: str) -> dict[str, str]:
+def note_submitted(recipe: AnyRecipe, job: str) -> dict[str, str]:
     """Return what a job of that name is to have in its environment."""
     return {_SUBMITTED: f"{job} {digest_recipe(recipe)}"}
 
 
-def check_submitted(recipe: Recipe, environment: Mapping[str, str]) -> None:
+def check_submitted(recipe: AnyRecipe, environment: Mapping[str, str]) -> None:
     """Raise InputError in a job that was submitted with another recipe than this one.
 
     A job that is submitted inside of another inherits that one's note, which says nothing of its own.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Branched, Event, Launch, fold_events, is_trained
 from caffe_recipes.run.folders import run_folders
 from caffe_recipes.run.journal import JournalError, read_events
@@ -36,7 +36,7 @@ class Detached:
     exit_code: int | None = None
 
 
-def detach(root: Path, recipe: Recipe, relay: Callable[[str], None]) -> Detached | None:
+def detach(root: Path, recipe: AnyRecipe, relay: Callable[[str], None]) -> Detached | None:
     """Leave the terminal to a copy of this process: None in the one that continues with the run.
 
     In the other, which keeps the terminal, this returns when the first trainer is in the journal, or when the
@@ -130,7 +130,7 @@ def _leave(output: int) -> None:
 def _wait(
     pid: int,
     root: Path,
-    recipe: Recipe,
+    recipe: AnyRecipe,
     before: Mapping[Path, int],
     spool: _Spool,
     relay: Callable[[str], None],
@@ -155,7 +155,7 @@ def _wait(
                 os.kill(pid, signal.SIGINT)
 
 
-def _find_begun(root: Path, recipe: Recipe, before: Mapping[Path, int], pid: int) -> Path | None:
+def _find_begun(root: Path, recipe: AnyRecipe, before: Mapping[Path, int], pid: int) -> Path | None:
     """Return the folder of the run that a process carries on, once it trains or has nothing left to train."""
     for folder, events in reversed(_read_journals(root, recipe.name).items()):
         new, state = events[before.get(folder, 0) :], fold_events(events)

@@ -18,7 +18,8 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.run.context import find_our_trainer, search_path
+from caffe_recipes.run.caffe import find_our_trainer
+from caffe_recipes.run.context import search_path
 from caffe_recipes.run.folders import load_digests
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
@@ -68,6 +69,8 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     files = LocalFiles()
     folder = Path(find_run(files, str(options.root), run)).absolute()
     recipe = load_frozen(files, str(folder))
+    if not isinstance(recipe, Recipe):
+        raise InputError(folder, "its model is no caffemodel", "ensembles are of models that Caffe trains")
     state = load_journal(folder / "journal.jsonl")
     members = find_members(folder, recipe, state, options.members)
     place = _find_place(folder)

@@ -8,7 +8,6 @@ lack some fields, later ones may have more; an event that this version does not 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,15 +15,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
-from caffe_recipes.recipe.graph import find_evaluated
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.naming import shipped_names
-from caffe_recipes.run.plan import fetched_snapshot
-from caffe_recipes.run.snapshots import Checkpoint
+from caffe_recipes.run.plan import find_step, plan_steps
+from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names
-
-_RESUMES = re.compile(r"--snapshot=.*_iter_([0-9]+)\.solverstate", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Event:
         """Return the state of a run to which it has happened; most events change nothing."""
         return state
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, for a run in `folder`; empty for an event that prints none."""
         return ""
 
@@ -178,21 +175,23 @@ class RunStarted(Event):
         hosts = state.hosts if is_same else ()
         return replace(state, pid=self.pid, host=self.host, job=self.job, restarts=self.restarts, hosts=hosts)
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Name the run's folder."""
         return f"{folder}: log and state of this run; process {self.pid} on {self.host}"
 
 
 @dataclass(frozen=True)
 class Placed(Event):
-    """Prototxts were written where the trainer finds them."""
+    """The trainer's files were written where it finds them."""
 
     name = "placed"
     files: Sequence[str]
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Count them."""
-        return f"placed {describe_count(len(self.files), 'prototxt')} in {', '.join(recipe.prototxt_dirs)}"
+        trainer = find_trainer(recipe)
+        folders = ", ".join(trainer.folders())
+        return f"placed {describe_count(len(self.files), trainer.file_kind)} in {folders}"
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ class Built(Event):
     name = "built"
     lmdbs: Sequence[str]
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Name them."""
         return f"built {', '.join(self.lmdbs)}"
 
@@ -217,7 +216,7 @@ class Staged(Event):
     hosts: Sequence[str]
     source: str = ""
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say what was sent where."""
         size = describe_bytes(self.bytes)
         what = f"{self.source} ({size})" if self.source else size
@@ -231,7 +230,8 @@ class Launch(Event):
     `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
     ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are, `job`
     the Slurm job around it, if any, which had been queued again `restarts` times. `weights` is the SHA-256 of
-    the weights that it starts from, by path. `time_s` is the journal line's own.
+    the weights that it starts from, by path, `resumed` the iteration of the checkpoint that it resumes.
+    `time_s` is the journal line's own.
     """
 
     name = "launched"
@@ -248,6 +248,7 @@ class Launch(Event):
     job: str = ""
     restarts: int = 0
     weights: Mapping[str, str] = field(default_factory=dict)
+    resumed: int | None = None
 
     def details(self) -> dict[str, object]:
         """Return its fields, empty ones too; its time is the journal's."""
@@ -264,29 +265,15 @@ class Launch(Event):
             weights={**self.weights, **state.weights},
         )
 
-    def line(self, recipe: Recipe, folder: str) -> str:
-        """Say how many iterations are to come, and from what."""
-        phase = recipe.phase(self.phase)
-        resumed = self._resumed()
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
+        """Say how many iterations are to come, and from what; the plan tells where no arguments were kept."""
+        trainer, step = find_trainer(recipe), find_step(recipe, self.phase, folder)
+        resumed = trainer.resumed_iter(self.arguments) if self.resumed is None else self.resumed
         if resumed is not None:
-            left = phase.last_iter - resumed
-            return f"{phase.name}: {left:,} iterations from the checkpoint at {resumed:,}"
-        from_what = self._weights(recipe, folder) or "the nets' fillers"
-        return f"{phase.name}: {phase.last_iter:,} iterations from {from_what}"
-
-    def _weights(self, recipe: Recipe, folder: str) -> str | None:
-        """Return what the trainer starts from; the recipe tells where no arguments were kept, as once."""
-        if self.arguments:
-            given = (word.partition("--weights=") for word in self.arguments)
-            return next((path for before, found, path in given if found and not before), None)
-        phase = recipe.phase(self.phase)
-        start = recipe.starts_from(phase)
-        return fetched_snapshot(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
-
-    def _resumed(self) -> int | None:
-        """Return the iteration of the checkpoint that the trainer was to resume from, if from one."""
-        found = [_RESUMES.fullmatch(argument) for argument in self.arguments]
-        return next((int(match[1]) for match in found if match), None)
+            left = step.last_iter - resumed
+            return f"{step.phase}: {left:,} iterations from the checkpoint at {resumed:,}"
+        from_what = trainer.started_from(self.arguments) if self.arguments else step.weights
+        return f"{step.phase}: {step.last_iter:,} iterations from {from_what or trainer.untrained}"
 
 
 @dataclass(frozen=True)
@@ -302,7 +289,7 @@ class Branched(Event):
         """Know where its journal is."""
         return replace(state, branches={**state.branches, self.phase: self.folder})
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say where."""
         log = f"{folder}/branches/{self.phase}/logs"
         return f"{self.phase}: a branch, on {describe_names(self.hosts)}; log: {log}"
@@ -336,7 +323,7 @@ class Finish(Event):
         finished = {**state.finished, self.phase: self}
         return replace(state.without_launch(self.phase), finished=finished, checkpoints=left)
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say how long it took, how fast it was, and where the snapshot lies."""
         speed = f", {self.images_per_s:,.0f} images/s" if self.images_per_s else ""
         return f"{self.phase}: finished in {describe_duration(self.seconds)}{speed}; {self.snapshot}"
@@ -365,7 +352,7 @@ class Checkpointed(Event):
         checkpoints = {**state.checkpoints, kept.phase: (*earlier[-1:], kept)}
         return replace(state, checkpoints=checkpoints, kept=(*state.kept, kept.state_path))
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say at which iteration."""
         return f"{self.checkpoint.phase}: checkpoint at iteration {self.checkpoint.iteration:,}"
 
@@ -379,7 +366,7 @@ class Ending(Event):
     reason: str = ""
     host: str | None = None
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say why."""
         host = f"{self.host}: " if self.host else ""
         return f"{self.phase}: {host}{self.reason}; ending the launch on every host"
@@ -402,7 +389,7 @@ class Retrying(Event):
     number: int
     retries: int
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Count."""
         return f"trying again ({self.number} of {self.retries})"
 
@@ -415,7 +402,7 @@ class Replaced(Event):
     host: str
     spare: str
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Name both."""
         return f"{self.spare} takes the place of {self.host}"
 
@@ -428,7 +415,7 @@ class Restored(Event):
     snapshot: str
     host: str
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Say from where."""
         return f"{self.snapshot}: was damaged; fetched again from {self.host}"
 
@@ -440,7 +427,7 @@ class Evaluating(Event):
     name = "evaluating"
     weights: str
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Name it."""
         return f"evaluating {self.weights}"
 
@@ -504,7 +491,7 @@ class Notice(Event):
     message: str
     phase: str = ""
 
-    def line(self, recipe: Recipe, folder: str) -> str:
+    def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Print it, behind its phase."""
         return f"{self.phase}: {self.message}" if self.phase else self.message
 
@@ -531,7 +518,7 @@ def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunSt
     return reduce(lambda known, event: event.fold(known), events, state or RunState())
 
 
-def describe_event(event: Event, recipe: Recipe, folder: str) -> str:
+def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
     """Return the line of a journal's event as the run has printed it; empty for what it prints nothing of."""
     try:
         return event.line(recipe, folder)
@@ -539,16 +526,16 @@ def describe_event(event: Event, recipe: Recipe, folder: str) -> str:
         return ""
 
 
-def describe_before(state: RunState, recipe: Recipe, folder: str) -> list[str]:
+def describe_before(state: RunState, recipe: AnyRecipe, folder: str) -> list[str]:
     """Write what was finished before the process that carries the run on now."""
     return [
-        f"{phase.name}: finished before; {fetched_snapshot(phase, folder)}"
-        for phase in recipe.phases
-        if phase.name in state.finished
+        f"{step.phase}: finished before; {step.fetched}"
+        for step in plan_steps(recipe, folder)
+        if step.phase in state.finished
     ]
 
 
-def describe_run_command(given: str, recipe: Recipe) -> str:
+def describe_run_command(given: str, recipe: AnyRecipe) -> str:
     """Write the command that resumes a run; `given` is what its watcher called it.
 
     Of a recipe of the user's own the name is known, but not where its YAML is.
@@ -559,12 +546,12 @@ def describe_run_command(given: str, recipe: Recipe) -> str:
     return "`caffe-recipes run` with its recipe"
 
 
-def is_complete(state: RunState, recipe: Recipe) -> bool:
+def is_complete(state: RunState, recipe: AnyRecipe) -> bool:
     """Tell whether nothing is left to be done."""
-    is_tested = all(phase.name in state.evaluations for phase in find_evaluated(recipe))
-    return is_tested and is_trained(state, recipe)
+    tested = (step.phase for step in plan_steps(recipe) if step.is_evaluated)
+    return is_trained(state, recipe) and all(phase in state.evaluations for phase in tested)
 
 
-def is_trained(state: RunState, recipe: Recipe) -> bool:
+def is_trained(state: RunState, recipe: AnyRecipe) -> bool:
     """Tell whether all phases are finished."""
-    return all(phase.name in state.finished for phase in recipe.phases)
+    return all(step.phase in state.finished for step in plan_steps(recipe))

@@ -16,16 +16,17 @@ from typing import Any
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
-from caffe_recipes.recipe.model import Recipe, Transformation
+from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_frozen
 from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import Clock, Journal
-from caffe_recipes.run.plan import digest_prototxts, plan_prototxts
+from caffe_recipes.run.plan import plan_files
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_names
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"
 # The recipe only names a net of the user's own: what that net was is known by the digests.
-_PROTOTXTS = "prototxts.json"
+_DIGESTS = "prototxts.json"
 # What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
 _TELLING = {
     "title",
@@ -33,6 +34,7 @@ _TELLING = {
     "reported",
     "derived",
     "differences",
+    "notes",
     "ensemble",
     "accept",
     "phases[*].comment",
@@ -78,14 +80,15 @@ def next_folder(root: Path, recipe_name: str) -> Path:
 
 
 def create_run(
-    folder: Path, recipe: Recipe, prototxts: Mapping[str, str], clock: Clock = time.time
+    folder: Path, recipe: AnyRecipe, files: Mapping[str, str], clock: Clock = time.time
 ) -> Journal:
     """Make a run's folder, whole or not at all, and return its journal, open and locked.
 
     Raises InputError if the folder cannot be made, or has just been made by another process.
     """
     part = name_beside(folder)
-    frozen = {RECIPE_JSON: freeze_recipe(recipe), _PROTOTXTS: digest_prototxts(recipe, prototxts)}
+    digests = find_trainer(recipe).digest_files(files)
+    frozen = {RECIPE_JSON: freeze_recipe(recipe), _DIGESTS: digests}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir()
@@ -114,32 +117,36 @@ def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
         raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None
 
 
-# Keys of `data`, and of its `train` and `test`, that no run of 2026-11-23 and before has.
+# Keys of `data`, of its `train` and `test`, and of `tensorflow`, that no run of 2026-11-23 and before has.
 _NEW_KEYS = ("mean_file", "force_color", "force_gray")
 _PART_KEYS = tuple(Transformation.model_fields)
+_RUN_KEYS = ("data", "resnet_depth", "classes", "image_px", "flags")
 
 
-def freeze_recipe(recipe: Recipe) -> dict[str, Any]:
+def freeze_recipe(recipe: AnyRecipe) -> dict[str, Any]:
     """Return the recipe as JSON values, every default spelled out; `thaw_recipe` reads them.
 
     Keys that earlier versions lack are left out while they are unset: runs and submissions of these versions
     are compared with what this returns.
     """
     frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
-    data = frozen["data"]
-    for values, keys in ((data, _NEW_KEYS), *((data[part], _PART_KEYS) for part in ("train", "test"))):
+    data, run = frozen.get("data"), frozen.get("tensorflow")
+    parts: list[tuple[dict[str, Any], tuple[str, ...]]] = [(frozen, ("notes",))]
+    parts += [(data, _NEW_KEYS), *((data[part], _PART_KEYS) for part in ("train", "test"))] if data else []
+    parts += [(run, _RUN_KEYS), (run["evaluation"], ("flags",))] if run else []
+    for values, keys in parts:
         for key in keys:
-            if values[key] in (None, []):
+            if values[key] in (None, [], {}):
                 del values[key]
     return frozen
 
 
-def thaw_recipe(frozen: object) -> Recipe:
+def thaw_recipe(frozen: object) -> AnyRecipe:
     """Return the recipe that `freeze_recipe` made these JSON values of, but for its folder and family.
 
     Raises pydantic's ValidationError for anything else.
     """
-    return Recipe.model_validate(_with_tuples(frozen), context={"is_frozen": True})
+    return validate_frozen(_with_tuples(frozen))
 
 
 def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - whatever the JSON held
@@ -149,13 +156,13 @@ def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - whatever the JSON held
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def digest_recipe(recipe: Recipe) -> str:
+def digest_recipe(recipe: AnyRecipe) -> str:
     """Return the SHA-256 of what a recipe says, but for what only tells of the training, as a title does."""
     values = _without_telling(freeze_recipe(recipe), "")
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def describe_changes(folder: Path, recipe: Recipe) -> str | None:
+def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
     """Say what differs between what a run was started with and the recipe, with its nets, now.
 
     What only tells of the training, as a title does, may change. Raises InputError if the run's copy cannot
@@ -165,14 +172,15 @@ def describe_changes(folder: Path, recipe: Recipe) -> str | None:
     if values:
         more = "; ..." if len(values) > _NAMED else ""
         return f"the recipe has changed since: {'; '.join(values[:_NAMED])}{more}"
-    before, now = _load(folder / _PROTOTXTS), digest_prototxts(recipe, plan_prototxts(recipe))
+    before = _load(folder / _DIGESTS)
+    now = find_trainer(recipe).digest_files(plan_files(recipe))
     files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
 
 
 def load_digests(folder: Path) -> dict[str, Any]:
-    """Return the digest of each prototxt that a run was started with, by its path; raises InputError."""
-    return _load(folder / _PROTOTXTS)
+    """Return the digest of each file that a run was started with, by its path; raises InputError."""
+    return _load(folder / _DIGESTS)
 
 
 def _load(path: Path) -> dict[str, Any]:

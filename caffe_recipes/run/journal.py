@@ -66,17 +66,18 @@ class Lines:
         busy: Callable[[], InputError],
         *,
         hint: str,
-        go_on: str,
+        after_room: str,
         create: bool = False,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Open and lock; raises InputError, the one that `busy` makes if another process holds the lock.
 
-        `hint` is what to do about a file that cannot be opened, `go_on` what goes on once there is room.
+        `hint` is the hint for a file that cannot be opened, `after_room` what to do after making room on a
+        full disk.
         """
         self.path = path
         self._clock, self._pause = clock, pause
-        self._go_on = go_on
+        self._after_room = after_room
         self._appending = threading.Lock()
         try:
             flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
@@ -126,10 +127,10 @@ class Lines:
                 self._wait_and_write(line.encode(), patience_s)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
-            raise RunFailed(self.path, what, f"make room; {self._go_on}") from None
+            raise RunFailed(self.path, what, f"make room, then {self._after_room}") from None
 
     def _wait_and_write(self, line: bytes, patience_s: float) -> None:
-        """Write a line; on a full disk wait for room, for what is trained meanwhile is not to be given up."""
+        """Write a line; on a full disk wait for room, so that what is trained meanwhile is not lost."""
         until = time.monotonic() + patience_s
         while True:
             try:
@@ -217,7 +218,7 @@ def refuse_empty(path: str | Path) -> JournalError:
 
 
 def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
-    """Return the launches beside the main line that nothing tells the end of; raises JournalError."""
+    """Return the launches of branches whose outcome is unknown; raises JournalError."""
     paths = [
         root / folder / "journal.jsonl"
         for phase, folder in state.branches.items()
@@ -253,7 +254,7 @@ class Journal(Lines):
                 path.parent, f"{_name_process(path)} carries on this run", "wait for it, or stop it"
             ),
             hint="check the run's folder, or start over with --new",
-            go_on="the same command goes on",
+            after_room="run the same command again to resume",
             create=create,
         )
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
@@ -23,13 +23,13 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import ask_snapshot, end_ranks
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
-from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
-from caffe_recipes.run.plan import SOLVER, Training
+from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_read, secure_weights
-from caffe_recipes.run.snapshots import STATE_NAME, drop_checkpoints, fetch_checkpoint, is_whole
-from caffe_recipes.run.trainer import AHEAD_BYTES, POLL_S, Trainer
+from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
+from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
+from caffe_recipes.run.steps import Training
 from caffe_recipes.run.trainer_log import (
     SATURATED_LOSS,
     LogTail,
@@ -38,7 +38,6 @@ from caffe_recipes.run.trainer_log import (
     find_divergence,
     find_failure,
     find_guessing,
-    find_ignored,
     has_passed,
     last_value,
     losses_until,
@@ -140,7 +139,8 @@ class Keeper:
 
     def __init__(self, run: Run, training: Training, tail: LogTail, lead: Callable[[], Host]) -> None:
         """Begin with the log's first snapshot."""
-        self.is_wanted = run.setting.policy.checkpoint_every is not None
+        policy, trainer = run.setting.policy, run.setting.trainer
+        self.is_wanted = policy.checkpoint_every is not None or trainer.always_checkpoints
         self._run, self._training, self._tail, self._lead = run, training, tail, lead
         self._seen = 0
         # Of a launch that is taken over, these are kept already.
@@ -154,13 +154,12 @@ class Keeper:
         """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was there."""
         if not self.is_wanted:
             return False
-        summary, taken = self._tail.summary, False
+        summary, trainer, taken = self._tail.summary, self._run.setting.trainer, False
         while self._seen < len(summary.solverstates):
             path = summary.solverstates[self._seen]
-            found = STATE_NAME.fullmatch(path)
-            iteration = int(found[1]) if found else self._training.last_iter
-            if iteration < self._training.last_iter:
-                if not has_passed(summary, str(PurePosixPath(path).with_suffix(".caffemodel")), iteration):
+            iteration = trainer.checkpoint_iter(path)
+            if iteration is not None and iteration < self._training.last_iter:
+                if not has_passed(summary, trainer.model_beside(path), iteration):
                     break
                 if str(self._run.path(path)) not in self._kept and self._is_sound():
                     self._keep(path)
@@ -169,21 +168,19 @@ class Keeper:
         return taken
 
     def _is_sound(self) -> bool:
-        """Tell whether to go on from here later: Caffe took all weights, and the last loss is not lost."""
-        if find_ignored(self._tail, self._training, self._run.setting.root):
+        """Tell whether to go on from here later: all weights were taken, and the last loss is not lost."""
+        summary, setting = self._tail.summary, self._run.setting
+        if setting.trainer.find_omission(summary, self._training, setting.root):
             return False
-        loss = last_value(losses_until(self._tail.summary, self._training.last_iter).values())
+        loss = last_value(losses_until(summary, self._training.last_iter).values())
         return loss is None or loss < SATURATED_LOSS
 
     def _keep(self, path: str) -> None:
         run, training = self._run, self._training
-        net = build_net(run.setting.recipe, training.net)
-        folder = f"{run.folder}/checkpoints"
+        folder, setting = f"{run.folder}/checkpoints", run.setting
         before = run.journal.state().checkpoints.get(training.phase, ())
         try:
-            kept = fetch_checkpoint(
-                self._lead(), run.setting.root, training.phase, path, folder, net, training.last_iter
-            )
+            kept = setting.trainer.fetch_checkpoint(self._lead(), setting.root, training, path, folder)
             run.emit(Checkpointed(kept))
         except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
             run.notify(f"no checkpoint: {error}", training.phase)
@@ -213,21 +210,21 @@ class Followed:
     seconds: float = 0.0
 
 
-def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Trainer]) -> Followed:
+def follow(run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess]) -> Followed:
     """Follow a launch until it ends, is lost, or has done what it is to be stopped after.
 
     Whatever goes wrong here, no rank is left behind on any host that can be reached. Raises Interrupted if
-    the user has asked to stop, with the snapshot that Caffe was then asked for kept as a checkpoint.
+    the user has asked to stop, with the snapshot that was then asked for kept as a checkpoint.
     """
     folder = run.path(launch.log).with_suffix(".ranks")
     ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.notify)
-    tail, log = LogTail(run.path(launch.log)), LogFile(run.path(launch.log))
+    tail, log = run.read_log(launch.log), LogFile(run.path(launch.log))
     with ExitStack() as stack:
         stack.callback(ranks.close)
         stack.callback(ranks.take, log, to_end=True)
         trouble: Trouble | None = None
         unheard: list[str] = []
-        trainer = Trainer(run.path(launch.log))
+        trainer = TrainerProcess(run.path(launch.log))
         stack.callback(lambda: unheard.extend(_end(run, training, trainer, tail, trouble)))
         stack.enter_context(run.interrupts.noted())
         tail.read()
@@ -267,7 +264,9 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     return list(failed)
 
 
-def _end(run: Run, training: Training, trainer: Trainer, tail: LogTail, trouble: Trouble | None) -> list[str]:
+def _end(
+    run: Run, training: Training, trainer: TrainerProcess, tail: LogTail, trouble: Trouble | None
+) -> list[str]:
     try:
         trainer.stop()
     finally:
@@ -289,7 +288,7 @@ class _Attendant:
         training: Training,
         launch: Launch,
         tail: LogTail,
-        trainer: Trainer,
+        trainer: TrainerProcess,
         pulses: Pulses,
         *,
         is_read: bool,
@@ -342,9 +341,11 @@ class _Attendant:
         return self.trouble is not None or (self._end_at is not None and time.monotonic() >= self._end_at)
 
     def _find_ignored(self) -> Trouble | None:
-        known, self._ignored = self._ignored, len(self._tail.summary.ignored)
-        root = self._run.setting.root
-        reason = find_ignored(self._tail, self._training, root) if self._ignored > known else None
+        summary, setting = self._tail.summary, self._run.setting
+        known, self._ignored = self._ignored, len(summary.ignored)
+        if self._ignored == known:
+            return None
+        reason = setting.trainer.find_omission(summary, self._training, setting.root)
         return Trouble(reason) if reason else None
 
     def _find_damaged(self, *, waits: bool = False) -> Trouble | None:
@@ -367,8 +368,7 @@ class _Attendant:
             damaged.set_exception(error)
 
     def _find_difference(self) -> Trouble | None:
-        run = self._run
-        net = build_net(run.setting.recipe, self._training.net)
+        run, net = self._run, self._training.net
         for path, sha256 in self._launch.weights.items():
             try:
                 was_whole = is_whole(run.path(path), sha256)
@@ -397,13 +397,13 @@ class _Attendant:
             self._keeper.take()
 
     def _show(self) -> None:
-        steps, phases = self._run.plan.trainings, self._run.setting.recipe.phases
+        steps = self._run.plan.trainings
         later = [step.phase for step in steps].index(self._training.phase) + 1
         self._run.reporter.show_progress(
             measure(
                 self._tail.summary,
                 self._training.phase,
-                {phase.name: phase.last_iter for phase in phases},
+                {step.phase: step.last_iter for step in plan_steps(self._run.setting.recipe)},
                 self._training.images_per_iter,
                 sum(step.last_iter for step in steps[later:]),
             )
@@ -411,11 +411,11 @@ class _Attendant:
 
     def _warn_of_guessing(self) -> None:
         """Report once that the net has learned nothing for an epoch."""
-        recipe, training = self._run.setting.recipe, self._training
+        setting, training = self._run.setting, self._training
         if self._is_warned:
             return
-        epoch_iter = recipe.data.train.images / training.images_per_iter
-        found = find_guessing(self._tail.summary, recipe.net.classes, epoch_iter)
+        epoch_iter = setting.recipe.train_images / training.images_per_iter
+        found = find_guessing(self._tail.summary, setting.trainer.classes(), epoch_iter)
         if found is not None:
             self._is_warned = True
             self._run.notify(f"warning: {found}", training.phase)
@@ -423,18 +423,22 @@ class _Attendant:
     def _ask(self) -> bool:
         """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
         run, self._is_asked, self._keeper.is_wanted = self._run, True, True
-        word = next((word for word in self._launch.arguments if word.startswith(SOLVER)), "")
+        word = run.setting.trainer.known_by(self._launch.arguments)
+        if word is None:
+            run.notify(f"{run.setting.trainer.title} writes no checkpoint when it is asked for one")
+            return False
         try:
             answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
         except CaffeRecipesError as error:
             run.notify(f"no snapshot can be asked for: {error}")
             return False
         if answer != "asked":
-            run.notify("no snapshot can be asked for: Caffe is not there yet, or no more")
+            title = run.setting.trainer.title
+            run.notify(f"no snapshot can be asked for: {title} is not there yet, or no more")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.notify("asked Caffe for a snapshot; once more stops at once")
+        run.notify(f"asked {run.setting.trainer.title} for a snapshot; once more stops at once")
         return True
 
     def _look(self) -> Trouble | None:

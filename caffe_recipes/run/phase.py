@@ -2,7 +2,7 @@
 
 Judging a launch that has ended: by its log and its snapshots, never by its exit code.
 
-The evaluation: `caffe test` of a phase's model, by one process on this machine.
+The evaluation of a phase's model, by one process on this machine.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import math
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.health import names_host
@@ -25,18 +24,16 @@ from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.remote import look_at
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
-from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
-from caffe_recipes.run.plan import SOLVER, Testing, Training
-from caffe_recipes.run.prepare import check_read, secure_prototxts, secure_weights
+from caffe_recipes.run.prepare import check_read, secure_files, secure_weights
+from caffe_recipes.run.process import POLL_S, TrainerProcess, launch_trainer, make_room
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
 from caffe_recipes.run.snapshots import (
     BadSnapshot,
-    Checkpoint,
     HostAway,
     check_places,
     choose_interval,
@@ -44,16 +41,13 @@ from caffe_recipes.run.snapshots import (
     fetch_snapshot,
     is_whole,
     place_checkpoint,
-    render_checkpoint_solver,
-    verify_checkpoint,
 )
-from caffe_recipes.run.trainer import POLL_S, Trainer, launch_trainer, make_room
+from caffe_recipes.run.steps import Checkpoint, Testing, Training
 from caffe_recipes.run.trainer_log import (
     LogPace,
     LogTail,
     describe_last_words,
     find_failure,
-    find_ignored,
     images_per_s,
     last_value,
     losses_until,
@@ -80,9 +74,9 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
                 if names_host(line, name):
                     raise LaunchFailed(f"{name}: no rank has started there: {line}", host=name)
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
-    ignored = find_ignored(tail, training, run.setting.root)
-    if ignored:
-        raise LaunchFailed(ignored, "name the layers of the net as the weights do")
+    omitted = run.setting.trainer.find_omission(tail.summary, training, run.setting.root)
+    if omitted:
+        raise LaunchFailed(omitted, "name the layers of the net as the weights do")
 
 
 def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
@@ -95,21 +89,23 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
     """
     check_trained(run, training, launch, followed)
     tail, lead = followed.tail, followed.lead
-    net = build_net(run.setting.recipe, training.net)
     run.notify(f"fetching and verifying {training.snapshot}", training.phase)
 
     def fetch(path: str, stamp: str | None, to: str) -> str:
-        return _fetch(run, lead, net, run.setting.path(path), stamp, to)
+        return _fetch(run, lead, training.net, run.setting.path(path), stamp, to)
 
     try:
+        sha256 = fetch(training.snapshot, launch.stamp, training.fetched)
+        needed = {to: fetch(path, launch.needed.get(path), to) for path, to in training.needed}
+        _read_back(run, training)
         return Finish(
             phase=training.phase,
             snapshot=training.fetched,
-            sha256=fetch(training.snapshot, launch.stamp, training.fetched),
+            sha256=sha256,
             seconds=spent_s + followed.seconds,
             images_per_s=images_per_s(_summaries(run, launch, tail), training.images_per_iter),
             loss=last_value(losses_until(tail.summary, training.last_iter).values()),
-            needed={to: fetch(path, launch.needed.get(path), to) for path, to in training.needed},
+            needed=needed,
         )
     except SnapshotNotKept:
         raise
@@ -118,22 +114,39 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
         raise kind(error.without_hint, error.hint, next(iter(find_dead([lead])), None)) from None
 
 
+def _read_back(run: Run, training: Training) -> None:
+    """Have the trainer's own environment read what was kept, if it must; raises BadSnapshot."""
+    reading = run.setting.trainer.read_back(training)
+    if reading is None:
+        return
+    log = _next_log(run, "read-back")
+    tail, stalled = _follow(run, reading, log)
+    if tail.summary.fatal or not tail.summary.done:
+        words = describe_last_words(tail, ", saying: ")
+        reason = tail.summary.fatal or stalled or f"could not be read back{words}"
+        raise BadSnapshot(training.fetched, reason, f"log: {log}")
+
+
 def _summaries(run: Run, launch: Launch, tail: LogTail) -> Iterator[LogSummary]:
     """Yield what the logs of all launches of a phase hold, of the last one as it has been read."""
     for attempt in range(1, launch.attempt):
-        earlier = LogTail(run.path(_log_of(run, launch.phase, attempt)))
+        earlier = run.read_log(_log_of(run, launch.phase, attempt))
         with suppress(OSError):
             earlier.read(to_end=True)
         yield earlier.summary
     yield tail.summary
 
 
-def _fetch(run: Run, lead: Host, net: pb.NetParameter, path: str, stamp: str | None, to: str) -> str:
+def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str) -> str:
     """Fetch a snapshot; again, for a while, where its host does not answer, and once whatever is wrong."""
     until, tries = time.monotonic() + _AGAIN_S, 0
+
+    def check(part: Path) -> None:
+        run.setting.trainer.check_model(net, part)
+
     while True:
         try:
-            return fetch_snapshot(lead, path, stamp, run.path(to), net, run.setting.root)
+            return fetch_snapshot(lead, path, stamp, run.path(to), check, run.setting.root)
         except DiskFailed as error:
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
                 hint = "free space on the local disk, or repair it, and run again"
@@ -185,13 +198,15 @@ def train(run: Run, training: Training) -> None:
     left = _find_left(run, training, state)
     if left is not None and _resume(run, training, left):
         return
-    secure_prototxts(run)
+    secure_files(run)
     checkpoint = _find_checkpoint(run, training, state)
     weights: dict[str, str] = {}
     if checkpoint is not None:
         place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
     elif training.weights is not None:
         weights = {training.weights: _secure(run, training.weights, training.net)}
+    for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
+        run.notify(f"{name} is set aside: it is not what is resumed", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
         wait_for_slurm(state.job, say=run.notify)
@@ -219,7 +234,7 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
     training = {step.phase: step for step in run.plan.trainings}.get(launch.phase if launch else "")
     if launch is None or training is None:
         return False
-    tail = LogTail(run.path(launch.log))
+    tail = run.read_log(launch.log)
     tail.read(to_end=True)
     return find_failure(tail, training) is None
 
@@ -229,7 +244,7 @@ def note_stop(run: Run, stop: Interrupted) -> None:
     run.check_folder()
     launch = run.journal.state().launch
     if launch:
-        Trainer(run.path(launch.log)).stop()
+        TrainerProcess(run.path(launch.log)).stop()
     trained, seconds = has_trained(run, launch), round(stop.launch_s, 3)
     run.emit(Stopped(str(stop), trained, seconds))
     stop.launch_s = 0.0
@@ -247,6 +262,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        resumed=checkpoint.iteration if checkpoint else None,
         hosts=tuple(host.name for host in run.setting.hosts),
         job=state.job,
         restarts=state.restarts,
@@ -255,10 +271,9 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
 
 def _secure(run: Run, path: str, net: str) -> str:
     """Return the SHA-256 of weights that are whole, here and on every host; raises LaunchFailed."""
-    built = build_net(run.setting.recipe, net)
-    sha256 = secure_weights(run, path, built)
+    sha256 = secure_weights(run, path, net)
     try:
-        check_read(run, path, sha256, built)
+        check_read(run, path, sha256, net)
     except LaunchFailed as failure:
         run.emit(Failed(failure.what, host=failure.host))
         raise
@@ -267,43 +282,42 @@ def _secure(run: Run, path: str, net: str) -> str:
 
 def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> tuple[str, ...]:
     """Return the trainer's arguments: those of the plan, but for a checkpoint to start from or to write."""
-    arguments = training.arguments
-    every = run.setting.policy.checkpoint_every
-    if every is not None:
-        every = choose_interval(every, training.snapshots_at)
-        solver = f"{run.folder}/checkpoints/solver_{training.phase}.prototxt"
-        text = render_checkpoint_solver(run.plan.prototxts[training.solver], every)
-        run.path(solver).parent.mkdir(exist_ok=True)
-        write_whole({run.path(solver): text.encode()})
-        arguments = tuple(f"{SOLVER}{solver}" if word.startswith(SOLVER) else word for word in arguments)
-    if checkpoint is not None:
-        arguments = (
-            *(word for word in arguments if not word.startswith("--weights=")),
-            f"--snapshot={checkpoint.state_path}",
-        )
+    every, folder = run.setting.policy.checkpoint_every, f"{run.folder}/checkpoints"
+    every = None if every is None else choose_interval(every, training.snapshots_at)
+    arguments, files = run.setting.trainer.launch_arguments(
+        training, checkpoint, every, run.plan.files, folder
+    )
+    _write(run, files)
     return arguments
 
 
+def _write(run: Run, files: Mapping[str, str]) -> None:
+    """Write what a trainer reads besides what is placed for all."""
+    texts = {run.path(path): text.encode() for path, text in files.items()}
+    for path in texts:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(texts)
+
+
 def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
-    """Yield where Caffe will write on its way: through a link, if one lay there."""
+    """Yield where the trainer will write on its way: through a link, if one lay there."""
     every = run.setting.policy.checkpoint_every
     if every is None:
         return
     step = choose_interval(every, training.snapshots_at)
-    prefix = training.snapshot.rpartition("_iter_")[0]
     for iteration in range(step, training.last_iter, step):
-        for suffix in (".caffemodel", ".solverstate"):
-            yield run.setting.path(f"{prefix}_iter_{iteration}{suffix}")
+        yield from map(run.setting.path, run.setting.trainer.written_at(training, iteration))
 
 
 def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
     """Return the newest checkpoint that is still whole; say why of those that are not."""
+    setting = run.setting
     beyond = min(training.snapshots_at, default=training.last_iter)  # what is to be left there is to be made
     for checkpoint in reversed(state.checkpoints.get(training.phase, ())):
         if checkpoint.iteration >= beyond:
             continue
         try:
-            verify_checkpoint(run.setting.root, checkpoint, build_net(run.setting.recipe, training.net))
+            setting.trainer.verify_checkpoint(setting.root, training.net, checkpoint)
         except WeightsError as error:
             run.notify(f"a checkpoint is left out: {error}", training.phase)
         else:
@@ -317,7 +331,7 @@ def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
     With a Slurm job its nodes have gone. Of those that are ours again only rank 0's can hold a snapshot.
     """
     left = state.launch
-    if left is None or not started_before(left, state) or Trainer(run.path(left.log)).is_running():
+    if left is None or not started_before(left, state) or TrainerProcess(run.path(left.log)).is_running():
         return left
     ours = {host.name for host in run.setting.hosts}
     if left.hosts[:1] and left.hosts[0] in ours:
@@ -332,7 +346,7 @@ def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
 def _resume(run: Run, training: Training, left: Launch) -> bool:
     """Take over what a killed run left: wait for its trainer, judge what it leaves; tell if it finished."""
     run = _with_hosts(run, left.hosts)
-    trainer = Trainer(run.path(left.log))
+    trainer = TrainerProcess(run.path(left.log))
     lives = trainer.is_running()
     doing = "is still training; continuing with it" if lives else "has ended since; looking at what it left"
     run.notify(f"the trainer of a killed run {doing}", training.phase)
@@ -365,7 +379,7 @@ def _unfollowed_s(run: Run, left: Launch) -> float:
 
 
 def _carry(
-    run: Run, training: Training, launch: Launch, start: Callable[[], Trainer], launch_s: float = 0.0
+    run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess], launch_s: float = 0.0
 ) -> None:
     """Follow a trainer to its end and judge it; journal what became of it.
 
@@ -412,20 +426,21 @@ _TRIES = 3
 
 def evaluate(run: Run, testing: Testing) -> None:
     """Test a phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
-    net = build_net(run.setting.recipe, testing.net)
     for _ in range(_TRIES):
-        secure_prototxts(run)
-        sha256 = secure_weights(run, testing.weights, net)
-        log = _next_log(run)
+        secure_files(run)
+        paths = (testing.weights, *testing.needed)
+        digests = {path: secure_weights(run, path, testing.net) for path in paths}
+        _write(run, testing.files)
+        log = _next_log(run, "evaluation")
         run.emit(Evaluating(testing.weights))
         tail, stalled = _follow(run, testing, log)
-        if is_whole(run.path(testing.weights), sha256):
+        if all(is_whole(run.path(path), sha256) for path, sha256 in digests.items()):
             break
         run.notify(f"{testing.weights} was damaged while it was evaluated; evaluating it again")
     else:
         what = "was damaged each time that it was evaluated"
         raise RunFailed(testing.weights, what, "check the disk, and run again")
-    outputs = dict(tail.summary.mean_outputs)
+    outputs = run.setting.trainer.outputs(tail.summary, testing)
     if tail.summary.fatal or not outputs:
         words = describe_last_words(tail, "; it said: ")
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
@@ -436,24 +451,25 @@ def evaluate(run: Run, testing: Testing) -> None:
 
 def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
     """Wait for the end, or make it where the log stalls; return the log, and how it has stalled."""
-    setting, tail, pace = run.setting, LogTail(run.path(log)), LogPace(run.setting.policy.stall_s)
+    setting, tail, pace = run.setting, run.read_log(log), LogPace(run.setting.policy.stall_s)
     stalled: str | None = None
     argv = setting.trainer_argv(testing.arguments)
+    environment = {**setting.environment, **testing.environment}
     make_room(run.path(log), run.notify)
     try:
         with run.interrupts.held():
-            trainer = launch_trainer(argv, setting.root, setting.environment, run.path(log))
+            trainer = launch_trainer(argv, setting.root, environment, run.path(log))
         while trainer.is_running() and stalled is None:
             time.sleep(POLL_S)
             tail.read()
             stalled = pace.look(tail)
     finally:
-        Trainer(run.path(log)).stop()
+        TrainerProcess(run.path(log)).stop()
     release(run.path(log))
     tail.read(to_end=True)
     return tail, stalled
 
 
-def _next_log(run: Run) -> str:
-    names = (f"{run.folder}/logs/evaluation-{number}.log" for number in range(1, 10**6))
+def _next_log(run: Run, what: str) -> str:
+    names = (f"{run.folder}/logs/{what}-{number}.log" for number in range(1, 10**6))
     return next(name for name in names if not run.path(name).exists())

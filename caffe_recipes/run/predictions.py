@@ -29,9 +29,10 @@ from caffe_recipes.errors import InputError, RunFailed, WeightsError
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.run.caffe import verify_weights
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.snapshots import digest_weights, verify_digest, verify_weights
-from caffe_recipes.run.trainer import own_environment
+from caffe_recipes.run.process import own_environment
+from caffe_recipes.run.snapshots import digest_weights, verify_digest
 
 _MODEL = ".caffemodel"
 

@@ -1,30 +1,28 @@
-"""What a run needs on disk: before its first phase prototxts, LMDBs and folders, each where it is missing;
-before every launch the very weights that it is to start from.
+"""What a run needs on disk: the trainer's files, LMDBs and folders before its first phase, where missing.
+
+Before every launch, the very weights that it is to start from.
 """
 
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
 
-from caffe_recipes.caffe import pb
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_digest, open_all, try_each
-from caffe_recipes.cluster.staging.stage import stage
 from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
-from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Built, Failed, Placed, Restored, Staged
-from caffe_recipes.run.plan import find_trained
+from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.snapshots import (
     digest_weights,
     fetch_snapshot,
     is_whole,
     verify_digest,
     verify_kept,
-    verify_weights,
 )
-from caffe_recipes.run.staging import find_staging_env, refusal
+from caffe_recipes.run.staging import find_staging_env, refusal, stage_run
 
 _HASH_S = 600.0
 
@@ -35,15 +33,15 @@ def prepare(run: Run) -> None:
         _place(run)
         _build(run)
         _make_folders(run)
-        stage_lmdb(run)
+        stage_data(run)
 
 
-def secure_prototxts(run: Run) -> None:
-    """Make sure that what is launched next reads the run's own prototxts; what is missing is placed again.
+def secure_files(run: Run) -> None:
+    """Make sure that what is launched next reads the run's own files; what is missing is placed again.
 
     Raises InputError for one that has been changed, by another `generate` for instance.
     """
-    for difference in find_differences(run.plan.prototxts, run.setting.root):
+    for difference in find_differences(run.plan.files, run.setting.root):
         if difference.what == "changed":
             what = "has changed since the run began, and is not trained from"
             raise InputError(
@@ -54,19 +52,17 @@ def secure_prototxts(run: Run) -> None:
 
 
 def _place(run: Run) -> None:
-    written = write_files(run.plan.prototxts, run.setting.root)
+    written = write_files(run.plan.files, run.setting.root)
     if written:
         run.emit(Placed(written))
 
 
 def _build(run: Run) -> None:
-    missing = [path for path in run.setting.built_lmdbs if not path.exists()]
+    missing = [path for path in run.setting.built_data if not path.exists()]
     if missing:
-        from caffe_recipes.data.digits import build_digits
-
         run.notify(f"building {', '.join(run.setting.show(path) for path in missing)}")
         try:
-            build_digits(missing[0].parent)
+            run.setting.trainer.build(missing[0].parent)
         except RunFailed as error:  # a disk that is full
             run.emit(Failed(str(error)))
             raise
@@ -74,7 +70,7 @@ def _build(run: Run) -> None:
 
 
 def _make_folders(run: Run) -> None:
-    """Make the snapshots' folders on the first host: Caffe may die without after its last iteration."""
+    """Make the snapshots' folders on the first host: a trainer may die without after its last iteration."""
     folders = {posixpath.dirname(run.setting.path(step.snapshot)) for step in run.plan.trainings}
     first = run.setting.hosts[0]
     done = first.run(["mkdir", "-p", "--", *sorted(folders)])
@@ -82,27 +78,25 @@ def _make_folders(run: Run) -> None:
         raise HostFailed(first.name, f"no folder for snapshots: {done.stderr.strip()}", "check its disk")
 
 
-def stage_lmdb(run: Run) -> None:
-    """Put the training LMDB on the hosts that lack it; raises ClusterError for those that cannot take it."""
-    setting, source = run.setting, run.setting.lmdb_source
-    if source is None or not (source / "data.mdb").exists():
-        return
-    hosts, lmdb = setting.lmdb_hosts, setting.path(setting.recipe.data.train.lmdb)
-    size = (source / "data.mdb").stat().st_size
+def stage_data(run: Run) -> None:
+    """Put the training data on the hosts that lack them; ClusterError where one cannot take them."""
+    setting, place = run.setting, run.setting.path(run.setting.trainer.data_folder)
+    hosts = setting.hosts
     # What this machine does for itself alone needs no plan to be argued with.
     tells = len(hosts) > 1 or not hosts[0].is_local
     ways = find_staging_env(setting.profile, setting.how)
     with run.lock.preparing:
-        placed = stage(hosts, lmdb, source, ways, run.notify if tells else lambda line: None)
+        placed = stage_run(setting, ways, run.notify if tells else lambda line: None)
     sent = [each.host for each in placed if each.outcome == "sent"]
-    if sent:
-        run.emit(Staged(lmdb, size, sent, setting.show(source)))
+    if sent and setting.lmdb_source is not None:
+        size = sum(file.stat().st_size for file in setting.lmdb_source.iterdir() if file.is_file())
+        run.emit(Staged(place, size, sent, setting.show(setting.lmdb_source)))
     failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
     if failed:
-        raise refusal(failed, lmdb, len(hosts))
+        raise refusal(failed, place, len(placed))
 
 
-def secure_weights(run: Run, path: str, net: pb.NetParameter) -> str:
+def secure_weights(run: Run, path: str, net: str) -> str:
     """Make sure that weights are still what they were; return their SHA-256.
 
     A kept snapshot that is not is fetched again from a host where a whole one lies. Raises WeightsError where
@@ -112,13 +106,13 @@ def secure_weights(run: Run, path: str, net: pb.NetParameter) -> str:
         return secure_kept(run, path)
     before = run.journal.state().weights.get(path)
     if before is None:
-        verify_weights(run.path(path), net)
+        run.setting.trainer.check_model(net, run.path(path))
         return digest_weights(run.path(path))
     verify_digest(run.path(path), before, "what was trained from", "restore it, or start over with --new")
     return before
 
 
-def check_read(run: Run, path: str, sha256: str, net: pb.NetParameter, *, is_launched: bool = False) -> None:
+def check_read(run: Run, path: str, sha256: str, net: str, *, is_launched: bool = False) -> None:
     """Make sure that every host reads weights as they are here; raises LaunchFailed, which names the host.
 
     Once the ranks are launched, a host that does not answer shows no damage: heartbeats look after it.
@@ -139,8 +133,13 @@ def check_read(run: Run, path: str, sha256: str, net: pb.NetParameter, *, is_lau
 
 def secure_kept(run: Run, path: str) -> str:
     """Make sure that a kept snapshot is what its phase finished with, as `secure_weights` does."""
-    recipe, (sha256, phase) = run.setting.recipe, run.snapshots()[path]
-    trained = run.setting.path(find_trained(recipe, phase, path))
+    sha256, phase = run.snapshots()[path]
+    step = find_step(run.setting.recipe, phase)
+    trained = run.setting.path(step.trained_path(path))
+
+    def check(part: Path) -> None:
+        run.setting.trainer.check_model(step.net, part)
+
     with run.lock.preparing:  # a branch may start from the same
         try:
             verify_kept(run.path(path), sha256, phase, trained)
@@ -150,8 +149,7 @@ def secure_kept(run: Run, path: str) -> str:
             host = _find_whole(run, trained, sha256)
             if host is None:
                 raise
-            net = build_net(recipe, recipe.phase(phase).net)
-            fetch_snapshot(host, trained, None, run.path(path), net, run.setting.root)
+            fetch_snapshot(host, trained, None, run.path(path), check, run.setting.root)
             verify_kept(run.path(path), sha256, phase, trained)
             run.emit(Restored(path, host.name))
     return sha256

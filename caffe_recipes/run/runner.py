@@ -22,8 +22,7 @@ from typing import Literal
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.graph import find_leaves
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
@@ -39,60 +38,63 @@ from caffe_recipes.run.journal import (
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
-from caffe_recipes.run.plan import RunPlan, find_trained, phases_until, plan_chain
+from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
-from caffe_recipes.run.prepare import prepare, secure_kept, stage_lmdb
+from caffe_recipes.run.prepare import prepare, secure_kept, stage_data
+from caffe_recipes.run.process import TrainerProcess, describe_launch
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
-from caffe_recipes.run.trainer import Trainer, describe_launch
+from caffe_recipes.run.steps import RunPlan, Training
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count, describe_names
 
 
-def is_finished(recipe: Recipe, phases: tuple[Phase, ...], state: RunState) -> bool:
-    """Tell whether these phases, the recipe's first ones, are finished, and if all are, evaluated."""
-    if phases == recipe.phases:
+def is_finished(recipe: AnyRecipe, steps: tuple[Training, ...], state: RunState) -> bool:
+    """Tell whether these steps, the first ones, are finished, and if all are, evaluated."""
+    if len(steps) == len(plan_steps(recipe)):
         return is_complete(state, recipe)
-    return all(phase.name in state.finished for phase in phases)
+    return all(step.phase in state.finished for step in steps)
 
 
 def read_finished(
-    recipe: Recipe, options: RunOptions, phases: tuple[Phase, ...]
+    recipe: AnyRecipe, options: RunOptions, steps: tuple[Training, ...]
 ) -> tuple[Path, RunState] | None:
-    """Return the folder and state of a latest run that needs no writing, as these phases are finished."""
+    """Return the folder and state of a latest run that needs no writing, as these steps are finished."""
     folders = () if options.new else run_folders(options.root, recipe.name)[-1:]
     for folder in folders:
         try:
             state = load_journal(folder / "journal.jsonl")
         except JournalError:
             return None
-        if is_finished(recipe, phases, state) and not describe_changes(folder, recipe):
+        if is_finished(recipe, steps, state) and not describe_changes(folder, recipe):
             return folder, state
     return None
 
 
 def report_finished(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     options: RunOptions,
-    phases: tuple[Phase, ...],
+    steps: tuple[Training, ...],
     folder: Path,
     state: RunState,
     reporter: Reporter,
 ) -> RunState:
-    """Show what finished phases came to, once their snapshots are verified; raises WeightsError."""
-    for end in [phase for phase in phases if phase in find_leaves(recipe)] or phases[-1:]:
-        done = state.finished[end.name]
-        trained = find_trained(recipe, done.phase, done.snapshot)
+    """Show what finished steps came to, once their snapshots are verified; raises WeightsError."""
+    for end in [step for step in steps if step.is_end] or steps[-1:]:
+        done = state.finished[end.phase]
+        trained = end.trained_path(done.snapshot)
         verify_kept(options.root / done.snapshot, done.sha256, done.phase, trained)
-    what = "is finished" if phases == recipe.phases else f"is finished up to {phases[-1].name}"
+    is_whole = len(steps) == len(plan_steps(recipe))
+    what = "is finished" if is_whole else f"is finished up to {steps[-1].phase}"
     reporter.say(f"{folder} {what}; --new starts another run")
     reporter.show_result(recipe, state)
     return state
 
 
 def run_chain(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     options: RunOptions | None = None,
     reporter: Reporter | None = None,
     *,
@@ -107,19 +109,19 @@ def run_chain(
     """
     options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
-    phases = phases_until(recipe, options.until)
+    steps = plan_steps(recipe, until=options.until)
     with interrupts.raised(), ExitStack() as stack:
         try:
             latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
         except JournalError:  # as on a disk that is read-only: what is finished needs no writing
-            done = read_finished(recipe, options, phases)
+            done = read_finished(recipe, options, steps)
             if done is None:
                 raise
-            return report_finished(recipe, options, phases, *done, reporter)
+            return report_finished(recipe, options, steps, *done, reporter)
         folder = latest.path.parent if latest else next_folder(options.root, recipe.name)
         state = latest.state() if latest else RunState()
-        if latest and is_finished(recipe, phases, state):
-            return report_finished(recipe, options, phases, folder, state, reporter)
+        if latest and is_finished(recipe, steps, state):
+            return report_finished(recipe, options, steps, folder, state, reporter)
         setting = find_setting(recipe, options, _closing(connect, stack))
         plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
@@ -127,7 +129,7 @@ def run_chain(
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
         lock = _lock(setting, state, stack)
-        journal = latest or create_run(folder, recipe, plan.prototxts, clock)
+        journal = latest or create_run(folder, recipe, plan.files, clock)
         stack.callback(journal.close)
         name = f"{RUNS}/{folder.name}"
         spares = Spares(setting.spares)
@@ -162,14 +164,14 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     with Branches(run, planned.beside) as branches:
         for group in planned.groups:
             if group.left:
-                branches.start(on_hosts(run.setting, group.hosts), group.left, goes_on=group.goes_on)
+                branches.start(on_hosts(run.setting, group.hosts), group.left, takes_more=group.takes_more)
         run = with_retries(run, prepare)
         launch = run.journal.state().launch
-        left = launch.phase if launch and Trainer(run.path(launch.log)).is_running() else None
+        left = launch.phase if launch and TrainerProcess(run.path(launch.log)).is_running() else None
         for group in planned.groups:
             if not group.left:  # staged from here, the user may stop it at once
                 there = replace(run, setting=on_hosts(run.setting, group.hosts))
-                branches.start(with_retries(there, stage_lmdb).setting)
+                branches.start(with_retries(there, stage_data).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
                 continue
@@ -216,7 +218,7 @@ def _closing(connect: Connect, stack: ExitStack) -> Connect:
 
 
 def _open_latest(
-    recipe: Recipe,
+    recipe: AnyRecipe,
     options: RunOptions,
     clock: Clock,
     ask_job: AskJob,
@@ -243,7 +245,9 @@ def _open_latest(
     if options.new:
         _check_nothing_trains(folder)
         return None
-    if journal.state() == RunState() and any((folder / "snapshots").glob("*.caffemodel")):
+    if journal.state() == RunState() and any(
+        (folder / "snapshots").glob(f"*{find_trainer(recipe).model_suffix}")
+    ):
         raise refuse_empty(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
@@ -257,7 +261,7 @@ def _open_latest(
 def _check_nothing_trains(folder: Path) -> None:
     """Make sure that no second training starts beside one that a killed run has left behind."""
     for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
-        pid = Trainer(log).pid()
+        pid = TrainerProcess(log).pid()
         if pid is not None:
             what = f"process {pid} of a killed run still trains"
             raise InputError(log, what, "resume that run without --new, or stop the process first")

@@ -1,7 +1,7 @@
-"""The Slurm job around a run, and whether that of an earlier launch is over, with all that it had started.
+"""The Slurm job that a run is in: requeue it at its time limit, and check that earlier jobs are over.
 
-Where a job is queued again it may start on other nodes, from which nothing of its earlier start can be seen.
-When its time is over the run has it queued again.
+A requeued job may start on other nodes, from which the processes of its earlier start cannot be seen, so
+Slurm is asked whether the job of an earlier launch is over.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ from caffe_recipes.cluster.slurm_queries import (
     run_command,
 )
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.folders import run_folders
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]
-# A controller that is restarted, or moved to another machine, is away for minutes.
+# A controller that is restarted, or moved to another machine, does not answer for minutes.
 _PATIENCE_S, _AGAIN_S = 1800.0, 2.0
-# A job that is warned as early as that had too little time to ask for.
+# A job that is warned this early asked for too little time.
 _SHORTEST_S = 120
 _PAUSES_S = (0, 1, 2, 5, 10, 20, 30)
-# What a job is for a while after all of it got SIGTERM.
+# States that a job passes through after its processes got SIGTERM.
 _ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
 
 
 @dataclass(frozen=True)
 class JobStart:
-    """A start of a Slurm job: its number, and how often it had been queued again before."""
+    """A start of a Slurm job: its number, and how often it was requeued before."""
 
     job: str = ""
     restarts: int = 0
 
 
 def this_job(environment: Mapping[str, str]) -> JobStart:
-    """Return the start of the job that this process runs in; one without a number outside of any job.
+    """Return the start of the job that this process runs in; outside of a job it has no number.
 
-    sbatch(1): SLURM_RESTART_COUNT is not set before a job is queued again.
+    sbatch(1): SLURM_RESTART_COUNT is not set until a job has been requeued.
 
     >>> this_job({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}), this_job({})
     (JobStart(job='12', restarts=1), JobStart(job='', restarts=0))
@@ -63,12 +65,12 @@ def this_job(environment: Mapping[str, str]) -> JobStart:
 
 
 def ask_slurm(number: int) -> Iterable[Job]:
-    """Return what Slurm knows of a job, nothing if it knows none of that number; raises SchedulerAway."""
+    """Return the job of a number as Slurm knows it, or nothing; raises SchedulerAway."""
     return find_jobs(LocalHost(), ids=[number])
 
 
 def started_before(launch: Launch, state: RunState) -> bool:
-    """Tell whether a launch belongs to another job, or to an earlier start of this one, than who goes on."""
+    """Return whether a launch belongs to another job than the run's, or to an earlier start of it."""
     return launch.job != "" and (launch.job, launch.restarts) != (state.job, state.restarts)
 
 
@@ -81,21 +83,19 @@ def check_over(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Make sure that Slurm has ended a launch that another host has started; raises InputError otherwise.
+    """Check that a launch of another host is over, by its Slurm job; raises InputError if it may not be.
 
-    An earlier start of the job around us is over, and so is a job that Slurm does not know any more. In a job
-    an answer, and the end of one that is ending, is waited for: jobs that depend on it would end with it.
+    An earlier start of our own job is over, and so is a job that Slurm no longer knows. Within a job, wait
+    for Slurm's answer, and for a job that is ending, since jobs that depend on ours would fail with it.
     """
     what = f"phase {launch.phase} was started on {launch.host}"
     if not launch.job:
-        raise InputError(
-            folder, f"{what}, and its outcome is unknown", _hint(f"go on with it on {launch.host}")
-        )
+        raise InputError(folder, f"{what}, and its outcome is unknown", _hint(f"resume it on {launch.host}"))
     what += f" in Slurm job {launch.job}"
     if launch.job == here.job:
         if launch.restarts < here.restarts:
             return
-        hint = _hint(f"go on with it on {launch.host}")
+        hint = _hint(f"resume it on {launch.host}")
         raise InputError(folder, f"{what}, and its outcome is unknown", hint)
     patience_s = _PATIENCE_S if here.job else 0
     try:
@@ -104,13 +104,13 @@ def check_over(
         hint = _hint("try again when it does")
         raise InputError(folder, f"{what}, and Slurm does not say whether that is over", hint) from None
     if state is not None:
-        hint = _hint(f"let that job go on with it, or end it: scancel {launch.job}")
+        hint = _hint(f"let that job continue, or end it: scancel {launch.job}")
         raise InputError(folder, f"{what}, which is {state.value}", hint)
 
 
 @dataclass(frozen=True)
 class TimeOver:
-    """That the time of a job is over: `warned_s` seconds after the start, `has_kept` what to go on from."""
+    """A job at its time limit, warned `warned_s` after its start; `has_kept`: it has a new snapshot."""
 
     around: JobStart
     warned_s: float
@@ -120,30 +120,30 @@ class TimeOver:
 def requeue_job(
     over: TimeOver, most: int, say: Callable[[str], None], wait: Callable[[float], bool] | None = None
 ) -> int:
-    """Have Slurm queue the job around us again, at most `most` times; return the exit code.
+    """Have Slurm requeue our own job, at most `most` times; return the exit code.
 
-    That is 138 if it is queued, as for a run that SIGUSR1 has stopped, and 143 where a signal to end came
-    meanwhile, which `wait` tells. Raises RunFailed where it is not queued.
+    It is 138 once the job is requeued, as for a run that SIGUSR1 stopped, or 143 if a signal to end came
+    meanwhile, for which `wait` returns True. Raises RunFailed if the job is not requeued.
     """
     job, restarts = over.around.job, over.around.restarts
     if not job:
         say("not in a Slurm job: nothing to requeue")
         return 128 + signal.SIGUSR1
     if restarts >= most:
-        what = f"its time is over, and it was queued again {describe_count(restarts, 'time')} already"
+        what = f"its time is over, and it was already requeued {describe_count(restarts, 'time')}"
         raise RunFailed(f"job {job}", what, "submit it again to resume")
-    # Started again it would be warned as soon, and come no further.
+    # A new start would be warned just as early, and get no further.
     if over.warned_s < _SHORTEST_S and not over.has_kept:
         what = f"warned of its end {over.warned_s:.0f} s after its start, before there was a snapshot"
         hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
         raise RunFailed(f"job {job}", what, hint)
-    # Said before: Slurm may end this process before scontrol returns.
+    # Printed before the call: Slurm may end this process before scontrol returns.
     say(f"the time is over; job {job} is requeued to resume (restart {restarts + 1} of {most})")
     reason = ""
     with _signals_to_end() as ended:
         for pause_s in _PAUSES_S:  # the controller may be busy for a while
             if (wait or ended.wait)(pause_s):
-                say(f"told to end; job {job} is not queued again")
+                say(f"stopped by a signal; job {job} is not requeued")
                 return 128 + signal.SIGTERM
             try:
                 done = run_command(LocalHost(), ("scontrol", "requeue", job))
@@ -152,7 +152,7 @@ def requeue_job(
                     return 128 + signal.SIGUSR1
             except SchedulerAway as error:
                 reason = error.without_hint
-    raise RunFailed(f"job {job}", f"is not queued again: {reason}", "submit it again to resume")
+    raise RunFailed(f"job {job}", f"is not requeued: {reason}", "submit it again to resume")
 
 
 @contextmanager
@@ -169,12 +169,13 @@ def _signals_to_end() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def list_kept(root: Path, recipe_name: str) -> frozenset[tuple[str, int]]:
-    """Return what the latest run of a recipe, and its branches, can go on from: weights, and when written."""
+def list_kept(root: Path, recipe: AnyRecipe) -> frozenset[tuple[str, int]]:
+    """Return the weights that a recipe's latest run can resume from, branches included, with mtimes in ns."""
     kept: set[tuple[str, int]] = set()
-    with suppress(OSError):  # a disk that is away keeps nothing, and must not end a stop in order
-        for folder in run_folders(root, recipe_name)[-1:]:
-            for path in (*folder.glob("*/*.caffemodel"), *folder.glob("branches/*/*/*.caffemodel")):
+    suffix = find_trainer(recipe).model_suffix
+    with suppress(OSError):  # an unreachable disk must not break an orderly stop
+        for folder in run_folders(root, recipe.name)[-1:]:
+            for path in (*folder.glob(f"*/*{suffix}"), *folder.glob(f"branches/*/*/*{suffix}")):
                 with suppress(FileNotFoundError):  # an old checkpoint that is just being dropped
                     kept.add((str(path), path.stat().st_mtime_ns))
     return frozenset(kept)
@@ -207,9 +208,9 @@ def wait_for_slurm(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait, for half an hour at most, until Slurm can start ranks: srun itself gives up after some seconds.
+    """Wait, half an hour at most, until Slurm can start ranks: srun itself gives up after some seconds.
 
-    Where the node has no command of Slurm's there is nothing to wait for.
+    Return at once if the node has no Slurm commands.
     """
     until, waited_for = clock() + _PATIENCE_S, ""
     while True:
@@ -227,7 +228,7 @@ def wait_for_slurm(
         if not reason:
             return
         if clock() >= until:
-            say("Slurm gives no answer still; starting the ranks nevertheless")
+            say("Slurm still does not answer; starting the ranks nevertheless")
             return
         pause(_AGAIN_S)
 
@@ -240,9 +241,9 @@ def _wait_for_end(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> State | None:
-    """Wait, as long as there is patience, until a job that ends is over; return the state of one that is not.
+    """Wait, `patience_s` at most, until a job is over; return None, or its state if it is not.
 
-    Raises SchedulerAway where there is no answer in the end.
+    Raises SchedulerAway if Slurm still does not answer then.
     """
     until, is_reported = clock() + patience_s, False
     while True:

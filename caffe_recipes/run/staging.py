@@ -1,6 +1,6 @@
-"""A recipe's training LMDB on the hosts of a hostfile, before a run or for itself.
+"""A recipe's training data on the hosts of a hostfile, before a run or for itself: an LMDB, or TFRecords.
 
-Taking a recipe's training LMDB away again, where no training may read it.
+Removing them again, where no training may read them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -17,15 +19,19 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
-from caffe_recipes.cluster.staging.plan import CopyRates, How
-from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, look_at_file
+from caffe_recipes.cluster.staging.plan import CopyRates, How, clean_node
+from caffe_recipes.cluster.staging.relay import DATA, digest_of
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
+from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.context import (
     Connect,
+    Setting,
     StageOptions,
     all_hosts,
     find_launcher,
@@ -35,37 +41,158 @@ from caffe_recipes.run.context import (
 )
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
-from caffe_recipes.run.trainer import describe_work
+from caffe_recipes.run.process import describe_work
+from caffe_recipes.tensorflow.records import deal_files
+from caffe_recipes.tensorflow.run import Records
 
 Say = Callable[[str], None]
+CleanHost = Callable[[Host, str], tuple[str, str]]
 T = TypeVar("T")
 
 
-def stage_recipe(recipe: Recipe, options: StageOptions, connect: Connect, say: Say) -> tuple[StagedHost, ...]:
-    """Put a recipe's training LMDB on every host of a hostfile; what became of each.
+def stage_recipe(
+    recipe: AnyRecipe, options: StageOptions, connect: Connect, say: Say
+) -> tuple[StagedHost, ...]:
+    """Put a recipe's training data on the hosts of a hostfile; what became of each.
 
-    Spares are staged too; fewer hosts than the recipe's are reported, since they may be a beginning. Raises
-    InputError for the hostfile, the source, both before any host is reached, and the way.
+    Spares get an LMDB too, but of TFRecords nothing until they replace a host, unless copies are to be whole.
+    Fewer hosts than the recipe's are reported, since they may be a beginning. Raises InputError for the
+    hostfile, the source, both before any host is reached, and the way.
     """
     root = Path(os.path.realpath(options.root))
-    source = options.lmdb_source or recipe.data.train.source
-    if source is None:
+    if isinstance(recipe, Recipe) and not (options.lmdb_source or recipe.data.train.source):
         what = "has no LMDB to stage from"
         raise InputError(recipe.name, what, "give its folder with --lmdb-source")
-    lmdb = str(root / recipe.data.train.lmdb)
     profile = find_profile(recipe, options.profile)
     ways = find_staging_env(profile, options.how)
     names, where, stale = find_staged_hosts(options)
     if stale:
         say(stale)
-    _check_source(recipe, root / source, given=options.lmdb_source is not None)
+    act: Callable[[Sequence[Host]], tuple[StagedHost, ...]]
+    if isinstance(recipe, Recipe):
+        source = root / (options.lmdb_source or recipe.data.train.source or "")
+        _check_source(recipe, source, given=options.lmdb_source is not None)
+        act = partial(stage, lmdb=str(root / recipe.data.train.lmdb), folder=source, env=ways, say=say)
+    else:
+        sets = find_record_sets(recipe, root, names, source=options.lmdb_source, is_whole=options.is_whole)
+        act = partial(stage_sets, sets=sets, ways=ways, say=say)
     if len(names) < recipe.cluster.nodes:
         say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all")
-    return with_hosts(
-        names,
-        lambda name: connect(name, profile.copy_with),
-        lambda hosts: stage(hosts, lmdb, root / source, ways, say),
-    )
+    return with_hosts(names, lambda name: connect(name, profile.copy_with), act)
+
+
+def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
+    """Put what a run's ranks read on its hosts that lack it, from a source that is there."""
+    recipe, source = setting.recipe, setting.lmdb_source
+    if source is None:
+        return ()
+    if isinstance(recipe, Recipe):
+        is_there = (source / DATA).exists()
+        place = setting.path(recipe.data.train.lmdb)
+        return stage(setting.lmdb_hosts, place, source, ways, say) if is_there else ()
+    names = [host.name for host in setting.hosts]
+    sets = find_record_sets(recipe, setting.root, names, source=source)
+    return stage_sets(setting.hosts, sets, ways, say)
+
+
+_OUTCOMES = ("there", "sent", "failed")
+
+
+def stage_sets(
+    hosts: Sequence[Host], sets: Sequence[FileSet], ways: StagingEnv, say: Say
+) -> tuple[StagedHost, ...]:
+    """Send each host its files of all sets; what became of each host that is to have any."""
+    found: dict[str, StagedHost] = {}
+    for files in sets:
+        for each in stage_set([host for host in hosts if host.name in files.wanted], files, ways, say):
+            before = found.get(each.host, each)
+            found[each.host] = max(before, each, key=lambda one: _OUTCOMES.index(one.outcome))
+    return tuple(found[host.name] for host in hosts if host.name in found)
+
+
+def find_record_sets(
+    recipe: AnyRecipe,
+    root: Path,
+    names: Sequence[str],
+    *,
+    source: Path | None = None,
+    is_whole: bool = False,
+) -> list[FileSet]:
+    """Return which files of a recipe's TFRecords each host, in the order of the ranks, is to have.
+
+    Of the training records each has those that its ranks read; the first has all of the validation. Whole
+    copies are for all hosts, spares included. Raises InputError where there is nothing to stage, DataError
+    for records that are not the recipe's.
+    """
+    run = recipe.tensorflow
+    data = run.data if run else None
+    if run is None or data is None or not (source or data.train.source):
+        hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
+        raise InputError(recipe.name, "has no folder to stage TFRecords from", hint)
+    folder = root / (source or data.train.source or "")
+    train = _load_records(data.train, folder)
+    groups = int(run.flags.get("file_groups", 1))
+    wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
+    sets = [FileSet(str(root / data.train.folder), folder, wanted)]
+    if data.validation.source:
+        folder = root / data.validation.source
+        validation = _load_records(data.validation, folder)
+        wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
+        sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
+    return sets
+
+
+def _deal(
+    records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
+) -> dict[str, Sequence[SetFile]]:
+    """Return the files that the ranks of each of the first hosts read, by the flag --file_groups."""
+    ranks = cluster.nodes * cluster.ranks_per_node
+    dealt: dict[str, Sequence[SetFile]] = {}
+    for node, name in enumerate(names[: cluster.nodes]):
+        first = node * cluster.ranks_per_node
+        read = {rank * groups // ranks for rank in range(first, first + cluster.ranks_per_node)}
+        files = [
+            file for group in sorted(read) for file in deal_files(records.files, groups, group, records.seed)
+        ]
+        dealt[name] = [*files, records.manifest]
+    return dealt
+
+
+@dataclass(frozen=True)
+class _RecordFiles:
+    """The files of a folder of TFRecords, its manifest as hosts get it, and the seed that deals the files."""
+
+    files: Sequence[SetFile]
+    manifest: SetFile
+    seed: int
+
+    @property
+    def all(self) -> Sequence[SetFile]:
+        return [*self.files, self.manifest]
+
+
+def _load_records(records: Records, source: Path) -> _RecordFiles:
+    """Find the files of a folder of TFRecords; raises DataError unless they are the recipe's, and whole.
+
+    A digest is the manifest's; where that was written before it had any, the files are hashed once.
+    """
+    path, made = records_manifest_path(source), load_record_set(source)
+    if made is None:
+        raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
+    if (made.records, made.shards) != (records.images, records.files):
+        what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
+        raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
+    files = []
+    for number, name in enumerate(made.counts()):
+        seen = look_at_file(source / name)
+        size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
+        if seen.size_bytes != size:
+            what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
+            raise DataError(seen.data, what, "copy the records again, or make them again")
+        digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
+        files.append(SetFile(name, seen.data, size, digest))
+    manifest = SetFile(".manifest.json", path, path.stat().st_size, digest_of(path))
+    return _RecordFiles(files, manifest, made.seed)
 
 
 def find_staging_env(profile: Profile, how: How | None) -> StagingEnv:
@@ -163,25 +290,43 @@ def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callab
 _ASK_S = 120.0
 
 
-def clean_recipe(recipe: Recipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
-    """Take a recipe's training LMDB away where staging has put it; what was done on each host.
+def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
+    """Remove a recipe's training data where staging has put it; what was done on each host.
 
     Raises InputError while a run of the recipe is at work here, before any host is reached.
     """
     root = Path(os.path.realpath(options.root))
-    lmdb = str(root / recipe.data.train.lmdb)
+    clean_host: CleanHost = clean_node
+    if isinstance(recipe, Recipe):
+        folders = [recipe.data.train.lmdb]
+    else:
+        data, clean_host = recipe.tensorflow.data, clean_set
+        folders = [part.folder for part in (data.train, data.validation) if part is data.train or part.source]
+    places = [str(root / folder) for folder in folders]
     copy_with = find_profile(recipe, options.profile).copy_with
     names, _, stale = find_staged_hosts(options)
     if stale:
         raise InputError("", stale.partition(";")[0], "name the hosts to clean with --hostfile")
     work = describe_work(root, recipe.name, RunState())
     if work:
-        raise InputError(lmdb, f"is in use: {work}", "wait for its end, or end it")
-    return with_hosts(names, lambda name: connect(name, copy_with), lambda hosts: _clean(hosts, lmdb))
+        raise InputError(places[0], f"is in use: {work}", "wait for its end, or end it")
+
+    def act(hosts: Sequence[Host]) -> list[Cleaned]:
+        done = [_clean(hosts, place, clean_host) for place in places]
+        return [
+            Cleaned(
+                each[0].host,
+                "; ".join(dict.fromkeys(one.outcome for one in each)),
+                any(one.failed for one in each),
+            )
+            for each in zip(*done, strict=True)
+        ]
+
+    return with_hosts(names, lambda name: connect(name, copy_with), act)
 
 
-def _clean(hosts: Sequence[Host], lmdb: str) -> list[Cleaned]:
-    """Take the LMDB away where no launch is at work: its ranks may be about to open it.
+def _clean(hosts: Sequence[Host], place: str, clean_host: CleanHost) -> list[Cleaned]:
+    """Take the data away where no launch is at work: its ranks may be about to open it.
 
     This machine may well train something else: here it counts who has the LMDB open, as it does anywhere.
     """
@@ -192,7 +337,7 @@ def _clean(hosts: Sequence[Host], lmdb: str) -> list[Cleaned]:
         if answer.error or answer.value
     }
     free = [host for host in hosts if host.name not in busy]
-    cleaned = {each.host: each for each in clean(free, lmdb)}
+    cleaned = {each.host: each for each in clean(free, place, act=clean_host)}
     return [
         cleaned.get(host.name) or Cleaned(host.name, f"not cleaned: {busy[host.name]}", failed=True)
         for host in hosts

@@ -1,163 +1,178 @@
-"""The process that trains: started in its own session, found again after a crash of ours, stopped in order.
-
-Its output goes straight into a file, so that it survives us; whoever has that file as standard output and
-leads a session is the trainer. No number of a process is ever trusted: numbers come round again.
-
-What trains already: nothing is tried beside it, which would cost it time, and perhaps its memory.
-"""
+"""What trains a recipe, as a value: all that a run asks of a program. No other module here knows one."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from caffe_recipes.errors import RunFailed
-from caffe_recipes.files import reserve
-from caffe_recipes.run.events import RunState
-from caffe_recipes.run.journal import ROOM_S, branch_launches
-from caffe_recipes.run.lock import RecipeLock
-
-POLL_S = 0.1
-# What a log can grow by on a full disk: minutes of a hundred ranks.
-AHEAD_BYTES = 4 << 20
-# Hydra passes SIGTERM on to its ranks; Caffe ends at once. A rank that does not is killed after this.
-GRACE_S = 10.0
-# By these a process is known as a rank.
-_RANKS = {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
+from caffe_recipes.caffe.logs import LogSummary
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
+from caffe_recipes.run.caffe import Caffe
+from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.run.tensorflow import TensorFlow
 
 
-class Trainer:
-    """A launcher with its ranks, known by the log that it writes to."""
+class Trainer(Protocol):
+    """A program that trains a recipe. Paths are from the Caffe root unless they are `Path`s."""
 
-    def __init__(self, log: Path, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Know the trainer that writes to `log`: our child, or, without one, what another run left behind."""
-        self.log = log
-        self._process = process
+    @property
+    def title(self) -> str:
+        """What people call it."""
 
-    def is_running(self) -> bool:
-        """Tell whether the launcher lives."""
-        return self.pid() is not None
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is installed beside this program."""
 
-    def pid(self) -> int | None:
-        """Return the launcher's process number; None if it has ended.
+    @property
+    def another(self) -> str:
+        """What to do where it does not work."""
 
-        One that is not our child, whose number nobody else can get, is found by its standard output.
+    @property
+    def model_suffix(self) -> str:
+        """What the names of trained models end with."""
+
+    @property
+    def file_kind(self) -> str:
+        """What one of the texts is called that are placed for it."""
+
+    @property
+    def untrained(self) -> str:
+        """What a phase starts from that starts from no weights."""
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The rows of the preflight, besides those that every run has."""
+
+    @property
+    def always_checkpoints(self) -> bool:
+        """Whether it writes checkpoints without being told an interval."""
+
+    @property
+    def data_folder(self) -> str:
+        """The folder of its training data on each node."""
+
+    @property
+    def data_source(self) -> str | None:
+        """The folder that these are staged from."""
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """The folders of data that are built where they are missing."""
+
+    def build(self, folder: Path) -> None:
+        """Build them in the folder that holds them; raises RunFailed."""
+
+    # The plan.
+
+    def find_program(self, root: Path, path: str, profile: Profile) -> str:
+        """Return the program as it is called from the Caffe root; raises InputError if it is not there."""
+
+    def environment(self, root: Path) -> dict[str, str]:
+        """Return the variables that each of its processes needs."""
+
+    def steps(self, folder: str) -> tuple[Training, ...]:
+        """Return what is trained, in order, for a run in `folder`."""
+
+    def testings(self, folder: str) -> tuple[Testing, ...]:
+        """Return what is evaluated."""
+
+    def read_back(self, training: Training) -> Testing | None:
+        """Return what reads the kept files of a phase; None where `check_model` has done that."""
+
+    def main_line(self) -> frozenset[str]:
+        """Return the phases beside which all others may be trained."""
+
+    def classes(self) -> int:
+        """Return among how many classes the net chooses."""
+
+    def files(self) -> dict[str, str]:
+        """Return the texts that must be in place before anything is launched, by path."""
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders of these texts."""
+
+    def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Return the digest of what each of these texts says, by path."""
+
+    # A launch, and its log.
+
+    def launch_arguments(
+        self,
+        training: Training,
+        checkpoint: Checkpoint | None,
+        every: int | None,
+        files: Mapping[str, str],
+        folder: str,
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the arguments of a launch that resumes a checkpoint and writes one `every` iterations.
+
+        And the files, by path, that it reads besides; they are written into `folder`.
         """
-        if self._process is not None:
-            return self._process.pid if self._process.poll() is None else None
-        try:
-            log = self.log.stat()
-        except OSError:
-            return None
-        everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return next((pid for pid in everyone if _leads_and_writes(pid, log)), None)
 
-    def interrupt(self) -> None:
-        """Have Caffe stop after its iteration, as Ctrl-C would: hydra hands SIGINT on to all ranks."""
-        self._signal(signal.SIGINT)
+    def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
+        """Move what it would resume from instead of `checkpoint` out of its way; yield the names."""
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask the launcher to end its ranks, and kill it if it does not; returns when it has ended.
+    def started_from(self, arguments: Sequence[str]) -> str | None:
+        """Return the weights that a launch of these arguments starts from."""
 
-        Hydra's proxies kill their ranks when the launcher is gone, whatever signals those ignore.
-        """
-        deadline = time.monotonic() + grace_s
-        try:
-            self._signal(signal.SIGTERM)
-            while self.is_running() and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-        finally:
-            while self.is_running():
-                self._signal(signal.SIGKILL)
-                time.sleep(POLL_S)
+    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
+        """Return the iteration of the checkpoint that a launch of these arguments resumes."""
 
-    def _signal(self, number: signal.Signals) -> None:
-        pid = self.pid()
-        if pid is not None:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                return
+    def known_by(self, arguments: Sequence[str]) -> str | None:
+        """Return the argument by which rank 0 is known, to be asked for a snapshot; None if it cannot be."""
 
+    def begin_log(self) -> LogSummary:
+        """Return what folds the lines of a log."""
 
-def launch_trainer(
-    argv: Sequence[str],
-    root: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    inherited: Sequence[int] = (),
-) -> Trainer:
-    """Start `argv` in the Caffe root, output to `log`; raises RunFailed if it does not start.
+    def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
+        """Return what it has left out of the weights that it started from, by its log."""
 
-    `inherited` are open files that it keeps.
-    """
-    with log.open("ab") as output:
-        try:
-            process = subprocess.Popen(
-                argv,
-                cwd=root,
-                env={**own_environment(), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=inherited,
-            )
-        except OSError as error:
-            raise RunFailed(argv[0], f"does not start: {error.strerror}", "check its installation") from None
-    return Trainer(log, process)
+    # What it leaves: models, and checkpoints.
+
+    def prefix(self, training: Training) -> str:
+        """Return what the paths of all that a phase writes begin with."""
+
+    def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
+        """Return what a phase writes at an iteration."""
+
+    def model_bytes(self, net: str) -> int | None:
+        """Return the bytes of a model; None where only the data tell."""
+
+    def check_model(self, net: str, path: Path) -> None:
+        """Look into one file that a phase leaves; raises WeightsError if it is not what it should be."""
+
+    def checkpoint_iter(self, state: str) -> int | None:
+        """Return the iteration of a checkpoint, by what its log calls it; None for what is none."""
+
+    def model_beside(self, state: str) -> str:
+        """Return the model that a checkpoint is written with."""
+
+    def fetch_checkpoint(
+        self, host: Host, root: Path, training: Training, state: str, folder: str
+    ) -> Checkpoint:
+        """Bring a checkpoint into `folder`, verified; raises RunFailed."""
+
+    def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
+        """Make sure that a checkpoint's kept files are whole; raises WeightsError."""
+
+    # Trying it, and evaluating.
+
+    def trial(self) -> Trial:
+        """Return how it is tried on one host."""
+
+    def judge(self, attempt: Attempt, limit_s: float) -> str | None:
+        """Say what went wrong in an attempt; None if nothing did."""
+
+    def world_words(self) -> tuple[str, ...]:
+        """Return its words with which each rank says `caffe-recipes: rank R of N`; none if it cannot."""
+
+    def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
+        """Return what an evaluation gave, by name; nothing if its log has no result."""
 
 
-def make_room(log: Path, say: Callable[[str], None]) -> None:
-    """Make a log with room to grow, since a launcher that cannot write its log ends.
-
-    Its folder is made again where somebody has cleared it away. On a full disk room is waited for; raises
-    RunFailed where none comes.
-    """
-    until, is_told = time.monotonic() + ROOM_S, False
-    try:
-        log.parent.mkdir(exist_ok=True)
-        log.touch()
-    except OSError as error:
-        raise RunFailed(log, f"cannot be made: {error.strerror}", "check the disk, and run again") from None
-    while reserve(log, AHEAD_BYTES):
-        if time.monotonic() > until:
-            raise RunFailed(log.parent, "its disk is full", "make room, and run again")
-        if not is_told:
-            say(f"{log.parent}: its disk is full; waiting for room")
-            is_told = True
-        time.sleep(POLL_S)
-
-
-def own_environment() -> dict[str, str]:
-    """Return our environment without what would make all that we start look like a rank of another launch."""
-    return {name: value for name, value in os.environ.items() if name not in _RANKS}
-
-
-def _leads_and_writes(pid: int, log: os.stat_result) -> bool:
-    """Tell whether a process leads its session and has the log as standard output."""
-    try:
-        output = Path(f"/proc/{pid}/fd/1").stat()
-        return os.path.samestat(output, log) and os.getsid(pid) == pid
-    except OSError:  # ended, a zombie, or another user's
-        return False
-
-
-def describe_launch(root: Path, state: RunState) -> str:
-    """Say that a run's launch, which it is to go on with, lives on this machine; else nothing."""
-    own = (state.launch,) if state.launch else ()
-    lives = any(Trainer(root / each.log).is_running() for each in (*own, *branch_launches(root, state)))
-    return "a launch of this run is under way" if lives else ""
-
-
-def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
-    """Say that another carries the recipe on, or what a killed run has left behind; else nothing."""
-    lock = RecipeLock(root, recipe_name)
-    if lock.is_carried():
-        return "another run of this recipe is at work here"
-    left = "the mpiexec of a killed run is still at work" if lock.is_trained() else ""
-    return describe_launch(root, state) or left
+def find_trainer(recipe: AnyRecipe) -> Trainer:
+    """Return what trains a recipe."""
+    return TensorFlow(recipe) if isinstance(recipe, TensorFlowRecipe) else Caffe(recipe)

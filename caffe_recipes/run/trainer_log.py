@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.cluster.ranks import RankEnds
-from caffe_recipes.run.plan import Training
-from caffe_recipes.run.snapshots import learned_ignored
+from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_duration, write_clock
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
@@ -36,20 +35,13 @@ _NUMBERS = re.compile(r"\d+")
 # Of more than this at once, which only a resume finds, both ends are read as ever.
 _MOST_BYTES = 64 << 20
 _END_BYTES = 8 << 20
-# Of what is between, only what has one of these words: why a launch ends, what it left out, what it wrote.
-_VITAL = (
-    *("Ignoring source layer", "Snapshot", "Optimization ", "Check fail", "libprotobuf", "*** SIG"),
-    *("caffe-torch: ", "EXIT STRING", "RUNNING AT", "srun: "),
-)
+# Of what is between, only what has a vital word: one of these, of launchers, or one of the trainer's.
+_VITAL = ("EXIT STRING", "RUNNING AT", "srun: ")
 _FATAL = re.compile(r"^(?:\[\d+\] ?)?F\d{4} ", re.MULTILINE)  # as glog begins the line that it dies with
 # So many different lines are remembered before the first iteration.
 _MOST_HEARD = 10_000
 # Speed over so many displays: smooth, yet quick to show that something slows down.
 _RECENT = 5
-
-
-def _is_vital(text: str) -> bool:
-    return any(word in text for word in _VITAL) or _FATAL.search(text) is not None
 
 
 @dataclass(frozen=True)
@@ -91,11 +83,11 @@ class LogTail:
     started no ranks; "" where it has. `last_words` are the last words other than reports of normal training.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the beginning; the file may still be missing."""
+    def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
+        """Begin at the beginning; the file may still be missing. The trainer's `summary` folds its lines."""
         self.path = path
         self.lines = self.signs = 0
-        self.summary = LogSummary()
+        self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
         self.exit_string = self.no_step = ""
         self.ends = RankEnds()
@@ -114,11 +106,16 @@ class LogTail:
             for lines in self._file.read(_END_BYTES):
                 self._take(lines)
             for lines in self._file.read(unread - 2 * _END_BYTES):
-                vital = [line for line in lines if _is_vital(line)] if _is_vital("\n".join(lines)) else []
+                has_vital = self._is_vital("\n".join(lines))
+                vital = [line for line in lines if self._is_vital(line)] if has_vital else []
                 self.lines += len(lines) - len(vital)
                 self._take(vital)
         for lines in self._file.read(to_end=to_end):
             self._take(lines)
+
+    def _is_vital(self, text: str) -> bool:
+        words = (*_VITAL, *self.summary.VITAL)
+        return any(word in text for word in words) or _FATAL.search(text) is not None
 
     def _take(self, lines: list[str]) -> None:
         self.lines += len(lines)
@@ -256,16 +253,6 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
     return None
 
 
-def find_ignored(tail: LogTail, training: Training, root: Path) -> str | None:
-    """Return which learned layer of its weights Caffe has left out: it trains on without a warning."""
-    if training.weights is None or not tail.summary.ignored:
-        return None
-    ignored = learned_ignored(tail.summary.ignored, root / training.weights)
-    return (
-        f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks" if ignored else None
-    )
-
-
 def find_failure(tail: LogTail, training: Training) -> str | None:
     """Return why a trainer that has ended did not train to the end; its exit code says nothing."""
     summary, last = tail.summary, training.last_iter
@@ -296,12 +283,12 @@ def describe_last_words(tail: LogTail, before: str) -> str:
     return f"{before}{words}" if words else ""
 
 
-# A host that has not been heard for so long is lost, unless the log goes on.
+# A host without a pulse for this long is lost, unless the log makes progress.
 SILENT_S = 20.0
 # Loading nets, LMDBs and, on a busy file system, the program itself.
 START_STALL_S = 900.0
 STALL_S = 600.0
-# A log that goes on belongs to ranks that all work, whatever their states look like.
+# While the log makes progress all ranks are working, whatever their states look like.
 HELD_S = 15.0
 # A log may fall silent for so many times its longest silence before: a test takes longer than a display.
 _PACES = 20
@@ -309,8 +296,8 @@ _PACES = 20
 _GAP_S = 5.0
 
 
-class Hearing(Protocol):
-    """The pulses of the hosts: Pulses, or a stand-in of a test."""
+class PulseSource(Protocol):
+    """Provides the pulses of the hosts: `Pulses`, or a test's stand-in."""
 
     def silent(self, patience_s: float) -> Sequence[Silence]:
         """Return the hosts without a pulse for longer."""
@@ -352,11 +339,11 @@ class LogPace:
     def look(self, tail: LogTail) -> str | None:
         """Count on to now; say so if the log has stalled."""
         now = self._clock()
-        # What we have slept through ourselves, stopped or busy, is no silence of the log's.
+        # Time in which this process itself was stopped or busy does not count as silence of the log.
         self.quiet_s += min(now - self._looked_at, _GAP_S)
         self._looked_at = now
         if tail.signs != self._signs:
-            if self._has_begun:  # how long loading took tells nothing of iterations
+            if self._has_begun:  # the time that loading took says nothing about iterations
                 self.longest_s = max(self.longest_s, self.quiet_s)
             self._lines, self._signs, self._has_begun = tail.lines, tail.signs, tail.has_begun
             self.quiet_s = 0.0
@@ -374,13 +361,13 @@ class LogPace:
 
 
 class Watchdog:
-    """Looks at the log's pace and at the hosts; `stall_s` overrides what the pace says."""
+    """Watches the log's pace and the hosts; `stall_s` overrides the limit that the pace implies."""
 
     def __init__(
-        self, hearing: Hearing, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic
+        self, pulses: PulseSource, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Begin to count silence now."""
-        self._hearing, self._pace = hearing, LogPace(stall_s, clock)
+        self._pulses, self._pace = pulses, LogPace(stall_s, clock)
         self.suspect: Straggler | None = None
 
     def look(self, tail: LogTail) -> Trouble | None:
@@ -388,7 +375,7 @@ class Watchdog:
         stalled = self._pace.look(tail)
         quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
         patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
-        for silence in self._hearing.silent(patience_s):
+        for silence in self._pulses.silent(patience_s):
             if quiet_s > patience_s:
                 why = f" ({silence.reason})" if silence.reason else ""
                 what = f"not heard for {describe_duration(silence.seconds)}{why}"
@@ -399,10 +386,10 @@ class Watchdog:
         # is known.
         if is_held or not tail.has_begun:
             words = () if tail.has_begun else tail.ends.not_started
-            unstarted = find_unstarted(self._hearing.histories(), words)
+            unstarted = find_unstarted(self._pulses.histories(), words)
             if unstarted is not None:
                 return Trouble(unstarted.reason, unstarted.host)
-        self.suspect = straggler = find_straggler(self._hearing.histories()) if is_held else None
+        self.suspect = straggler = find_straggler(self._pulses.histories()) if is_held else None
         if straggler is not None and straggler.is_certain:
             return Trouble(f"holds the others up: {straggler.reason}", straggler.host)
         if stalled is None:

@@ -1,6 +1,6 @@
-"""What TensorFlow's estimators print of an evaluation, read back.
+"""Read the results of evaluations from the logs of TensorFlow's estimators.
 
-As seen in the source of the Horovod run, each line behind glog's prefix or none:
+The lines, with or without glog's prefix, are as in the source of the Horovod run:
 `Evaluation [25/250]`, `Saving dict for global step 14075: Top-1 accuracy = 0.75232, ..., loss = 1.9024274`.
 """
 
@@ -21,9 +21,9 @@ _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One evaluation: of the model at a global step; accuracies from 0 to 1, None where it does not say.
+    """The evaluation of the model at a global step; accuracies are from 0 to 1, None if not printed.
 
-    `batches` and `batches_in_all` are the last reported on the way.
+    `batches` of `batches_in_all` is the last progress that was printed; `line` is the line of the result.
     """
 
     line: int
@@ -36,20 +36,20 @@ class EvaluationRecord:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the loss is no finite number."""
+        """Whether the loss is not a finite number."""
         return self.loss is not None and not math.isfinite(self.loss)
 
 
 @dataclass(frozen=True)
 class EvaluationLog:
-    """All evaluations of a log; `unfinished` is (batches, in all) of one that has no result."""
+    """All evaluations of a log; `unfinished` is the (batches, total) of a last one that has no result."""
 
     evaluations: tuple[EvaluationRecord, ...]
     unfinished: tuple[int, int] | None = None
 
 
 def parse_evaluations(text: str) -> EvaluationLog:
-    """Read the evaluations that a log's text holds; other lines are passed over.
+    """Return the evaluations in the text of a log; other lines are ignored.
 
     >>> log = parse_evaluations("Saving dict for global step 9: Top-1 accuracy = 0.5, loss = 2")
     >>> log.evaluations[0].top1, log.evaluations[0].top5, log.evaluations[0].loss
@@ -81,7 +81,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
 
 
 def _parse_values(text: str) -> dict[str, float]:
-    """Read `name = number, ...`; accuracies by their 1 or 5, also as `top_1_accuracy`.
+    """Return the values of `name = number, ...`; the names of accuracies become `1` or `5`.
 
     >>> _parse_values("global_step = 9, loss = nan, top_5_accuracy = 0.9, what = tf.Tensor")
     {'global_step': 9.0, 'loss': nan, '5': 0.9}
@@ -98,9 +98,10 @@ def _parse_values(text: str) -> dict[str, float]:
 
 
 def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
-    """Read a log's evaluations.
+    """Return the evaluations of a log file.
 
-    InputError if it cannot be read, if no evaluation of it has ended, and for an accuracy that is none.
+    Raises InputError if it cannot be read, if it has no finished evaluation, and for an accuracy outside 0 to
+    1.
     """
     data = load_within(path, "list-bytes", InputError, "give an evaluation's log")
     log = parse_evaluations(data.decode(errors="replace"))
@@ -112,5 +113,5 @@ def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
         for rank, top in ((1, one.top1), (5, one.top5)):
             if top is not None and not 0 <= top <= 1:
                 what = f"a top-{rank} accuracy of {top:g} is not between 0 and 1"
-                raise InputError(f"{path}:{one.line}", what, "give it as a fraction, as 0.75 for 75 %")
+                raise InputError(f"{path}:{one.line}", what, "give it as a fraction, e.g. 0.75 for 75 %")
     return log.evaluations

@@ -1,39 +1,39 @@
-"""`tf.train.Example` without TensorFlow: its messages in a descriptor pool of their own.
+"""Read and write TFRecord files and `tf.train.Example` messages without TensorFlow.
 
-So nothing clashes with a TensorFlow that registers the same names in the default pool.
-
-TFRecord files: records one behind the other, each with its length and two checksums.
-
-A record is `length` (8 bytes, little-endian), the masked CRC32C of those 8 bytes (4), the data, and the
-masked CRC32C of the data (4). Source: TensorFlow's documentation of the format.
+The messages have a descriptor pool of their own, so that they do not clash with TensorFlow's in the default
+pool. A TFRecord file is a sequence of records. A record is `length` (8 bytes, little-endian), the masked
+CRC32C of those 8 bytes (4), the data, and the masked CRC32C of the data (4). Source: TensorFlow's
+documentation of the format.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import reading
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _LISTS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "Int64List"}
 _VALUES = {"BytesList": _Field.TYPE_BYTES, "FloatList": _Field.TYPE_FLOAT, "Int64List": _Field.TYPE_INT64}
 
+T = TypeVar("T")
 Values = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
 
 
 def build_example(features: Mapping[str, bytes | int]) -> bytes:
-    """Return a serialized Example of one value a feature, the same bytes on every machine.
+    """Return a serialized Example with one value per feature; the bytes are the same on every machine.
 
     >>> parse_example(build_example({"image/height": 7, "image/format": b"JPEG"}))
     {'image/format': (b'JPEG',), 'image/height': (7,)}
@@ -54,7 +54,7 @@ def parse_example(data: bytes) -> dict[str, Values]:
     try:
         features = _example_class().FromString(data).features.feature
     except DecodeError:
-        raise ValueError("is no tf.train.Example") from None
+        raise ValueError("is not a tf.train.Example") from None
     found = {}
     for name in sorted(features):
         kind = features[name].WhichOneof("kind")
@@ -70,7 +70,7 @@ def _example_class() -> Any:  # noqa: ANN401 - made at run time
 
 
 def _describe() -> descriptor_pb2.FileDescriptorProto:
-    """Describe Example and all in it, with the numbers of TensorFlow's example.proto and feature.proto."""
+    """Return the schema of Example, with the field numbers of TensorFlow's proto files."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     for name, kind in _VALUES.items():
         _add_field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
@@ -109,7 +109,7 @@ _AGAIN = "make the records again"
 
 
 class DamagedError(DataError):
-    """A record, or a file's beginning, is not whole."""
+    """A record, or the beginning of a file, is damaged."""
 
 
 def require_crc32c(where: str | Path) -> None:
@@ -119,8 +119,22 @@ def require_crc32c(where: str | Path) -> None:
         raise DataError(where, "TFRecords need google-crc32c", hint)
 
 
+def deal_files(files: Sequence[T], groups: int, group: int, seed: int) -> list[T]:
+    """Return the files that one of several nodes reads, in their order, dealt by the seed of the set.
+
+    record_files.py of the training program deals in the same way, so the ranks find the files that were
+    staged.
+
+    >>> [deal_files(range(7), 3, node, seed=1) for node in range(3)]
+    [[2, 3, 5], [0, 4], [1, 6]]
+    """
+    order = random.Random(f"files {seed}")
+    dealt = sorted(range(len(files)), key=lambda index: order.random())
+    return [files[index] for index in sorted(dealt[group::groups])]
+
+
 def masked_crc32c(data: bytes) -> int:
-    """Return a CRC32C turned right by 15 bits, plus 0xa282ead8, in 32 bits.
+    """Return the CRC32C of `data`, rotated right by 15 bits, plus 0xa282ead8, in 32 bits.
 
     >>> hex(masked_crc32c(bytes(32)))  # whose CRC32C is 0x8a9136aa, by RFC 3720, B.4
     '0xfd7fffa'
@@ -132,13 +146,13 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def frame_record(data: bytes) -> bytes:
-    """Return a record as it stands in a file."""
+    """Return the bytes of a record in a file."""
     length = struct.pack("<Q", len(data))
     return b"".join((length, _CRC.pack(masked_crc32c(length)), data, _CRC.pack(masked_crc32c(data))))
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> int:
-    """Write a new file of records, to the disk; return how many they are. Raises OSError."""
+    """Write a new file of records and sync it to disk; return their number. Raises OSError."""
     count = 0
     with path.open("xb") as file:
         for record in records:
@@ -150,7 +164,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> int:
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file, checksums compared; raises DataError, naming the record and its place."""
+    """Yield the records of a file, whose checksums are checked; raises DataError with the record's offset."""
     with reading(path, DataError, "check the path"), path.open("rb") as file:
         size, at, number = os.fstat(file.fileno()).st_size, 0, 0
         while head := file.read(_HEAD.size):
@@ -159,10 +173,10 @@ def read_records(path: Path) -> Iterator[bytes]:
                 raise DamagedError(path, f"{where} is cut short", _AGAIN)
             length, crc = _HEAD.unpack(head)
             if crc != masked_crc32c(head[:8]):
-                what = "is no TFRecord file" if not number else f"{where} is damaged: so is its length"
+                what = "is not a TFRecord file" if not number else f"{where} is damaged: so is its length"
                 raise DamagedError(path, what, _AGAIN if number else "give files of TFRecords")
             if length > limit("record-bytes"):
-                raise DataError(path, f"{where} has {length:,} bytes", raise_limit("record-bytes"))
+                raise DataError(path, f"{where} has {length:,} bytes", hint_at_limit("record-bytes"))
             at += _HEAD.size + length + _CRC.size
             if at > size:
                 raise DamagedError(path, f"{where} is cut short", _AGAIN)

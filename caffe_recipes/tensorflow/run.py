@@ -1,25 +1,46 @@
-"""A TensorFlow and Horovod run as frozen values, and the argv of its three programs.
+"""Describe a TensorFlow and Horovod run as frozen values, and build the argv of its three programs.
 
-Source: SURFsara's and Intel's recipe for TensorFlow 1.6 on 256 nodes, sections 5 i, 4 a and 5 a, whose flags
-and forms (`--flag value` here, `--flag=value` there) are kept word by word.
-
-`gradual_warmup_then_dec`, the rate of the Horovod run, by its breakpoints.
-
-Source: SURFsara's and Intel's recipe for TensorFlow 1.6, section 2 c vi: linear from `learning_rate` to
+Source: SURFsara's and Intel's recipe for TensorFlow 1.6 on 256 nodes, sections 5 i, 4 a and 5 a. Its flags
+are kept word for word, also where it writes `--flag value` for one and `--flag=value` for another. The
+learning rate is the source's `gradual_warmup_then_dec`, section 2 c vi: linear from `learning_rate` to
 `end_learning_rate` in `warmup_steps`, then linear to 0 in the rest of `steps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from caffe_recipes.config import Count, CountOrZero, FileName, Fraction, NotNegative, Positive, Value
+from caffe_recipes.config import (
+    Count,
+    CountOrZero,
+    FileName,
+    Fraction,
+    Frozen,
+    FrozenMapping,
+    NotNegative,
+    PathText,
+    Positive,
+    Text,
+    Value,
+)
+
+# The defaults of the programs' flags, which are those of tensorflow/tpu.
+_TRAIN_IMAGES, _EVAL_IMAGES = 1_281_167, 50_000
+_MODEL = {"resnet_depth": 50, "num_label_classes": 1000, "image_size": 224, "label_offset": 1}
+
+FlagName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Flags = Frozen[FlagName, bool | int | float | Text]
+
+
+def _no_flags() -> Flags:
+    return FrozenMapping({})
 
 
 class GradualWarmup(Value):
-    """The function's arguments, by its own names."""
+    """The arguments of `gradual_warmup_then_dec`, by its own names."""
 
     learning_rate: NotNegative
     warmup_steps: Count
@@ -34,7 +55,7 @@ class GradualWarmup(Value):
 
     @property
     def breakpoints(self) -> tuple[tuple[int, float], ...]:
-        """The steps at which the rate turns, and the rate there; in between it is linear."""
+        """The steps at which the slope changes, and the rate there; in between the rate is linear."""
         return (
             (0, self.learning_rate),
             (self.warmup_steps, self.end_learning_rate),
@@ -42,7 +63,7 @@ class GradualWarmup(Value):
         )
 
     def rate_at(self, step: int) -> float:
-        """Return the rate that the update of a global step (from 0) uses; 0 from `steps` on.
+        """Return the learning rate of a global step, counted from 0; it is 0 from `steps` on.
 
         >>> run = GradualWarmup(learning_rate=0.1, warmup_steps=260, end_learning_rate=4.8, steps=4680)
         >>> [round(run.rate_at(step), 6) for step in (0, 130, 260, 2470, 4679, 4680)]
@@ -55,19 +76,45 @@ class GradualWarmup(Value):
         return self.end_learning_rate * left / (self.steps - self.warmup_steps)
 
 
+class Records(Value):
+    """A folder of TFRecords; its manifest is beside it, as `train.manifest.json` of `train`."""
+
+    folder: PathText = Field(description="path on every node that reads it")
+    source: PathText | None = Field(None, description="the folder that it is staged from")
+    files: Count
+    images: Count
+
+
+class RecordData(Value):
+    """The TFRecords that a run of TensorFlow is trained on, and those that its model is tested on."""
+
+    train: Records
+    validation: Records
+    label_offset: Literal[0, 1] = Field(1, description="the label of the first class in the records")
+    prepare: Literal["digits"] | None = Field(None, description="what builds records that are missing")
+
+
 class HorovodEvaluation(Value):
-    """What the evaluation of a trained model is given, on one node."""
+    """The settings of the evaluation of a trained model, on one node."""
 
     batch_size: Count
     omp_num_threads: Count
     intra_threads: Count
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
+    flags: Flags = Field(default_factory=_no_flags, description="further flags of resnet_eval.py")
 
 
 class HorovodRun(Value):
-    """What a run of TensorFlow is given, besides what a recipe says of any run."""
+    """What a run of TensorFlow is given, besides what a recipe says of any run.
 
+    The programs train a ResNet-50 of 1,000 classes on crops of 224 pixels where nothing else is said.
+    """
+
+    data: RecordData | None = None
+    resnet_depth: Count | None = Field(None, description="layers; default: 50")
+    classes: Count | None = Field(None, description="default: 1,000")
+    image_px: Count | None = Field(None, description="pixels of a side that the model sees; default: 224")
     schedule: GradualWarmup
     images_per_epoch: Count = Field(description="as the source counts, which may round")
     linear_share: Fraction | None = Field(None, description="of the speed that linear scaling would give")
@@ -75,7 +122,25 @@ class HorovodRun(Value):
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
     model: FileName = Field(description="folder of the model in the folder of models")
+    flags: Flags = Field(default_factory=_no_flags, description="further flags of resnet_main.py")
     evaluation: HorovodEvaluation
+
+    @model_validator(mode="after")
+    def _each_flag_once(self) -> HorovodRun:
+        for key, flags, argv in (
+            ("flags", self.flags, train_argv(self, workers=1, per_node=1, batch=1, images=1)),
+            ("evaluation.flags", self.evaluation.flags, evaluate_argv(self, images=1)),
+        ):
+            others = {word.partition("=")[0].removeprefix("--") for word in argv[: len(argv) - len(flags)]}
+            if twice := sorted((others | _MODEL.keys()) & flags.keys()):
+                raise ValueError(f"{key}: {twice[0]} follows from other keys of the recipe; remove it")
+        return self
+
+
+class TensorFlowRun(HorovodRun):
+    """The run of a recipe that only TensorFlow trains."""
+
+    data: RecordData
 
 
 def prepare_argv(script: str, raw_data_dir: str, local_scratch_dir: str) -> tuple[str, ...]:
@@ -88,10 +153,18 @@ def prepare_argv(script: str, raw_data_dir: str, local_scratch_dir: str) -> tupl
 
 
 def train_argv(
-    run: HorovodRun, *, workers: int, per_node: int, batch: int, script: str, data_dir: str, model_dir: str
+    run: HorovodRun,
+    *,
+    workers: int,
+    per_node: int,
+    batch: int,
+    images: int,
+    script: str = "resnet_main.py",
+    data_dir: str = "train",
+    model_dir: str = "model",
 ) -> tuple[str, ...]:
     """Return the argv that trains on `workers` Horovod ranks, with `batch` images a step over all of them."""
-    argv: Sequence[str] = (
+    return (
         *("mpirun", "-np", str(workers), "-ppn", str(per_node), "python", script),
         *("--train_batch_size", str(batch)),
         *("--train_steps", str(run.schedule.steps)),
@@ -99,28 +172,51 @@ def train_argv(
         f"--data_dir={data_dir}",
         *("--model_dir", model_dir),
         *("--use_tpu=False", "--kmp_blocktime", str(run.kmp_blocktime)),
+        *_model_flags(run),
+        *((f"--num_train_images={images}",) if images != _TRAIN_IMAGES else ()),
+        *_write_flags(run.flags),
     )
-    return tuple(argv)
 
 
-def evaluate_argv(run: HorovodRun, *, script: str, data_dir: str, model_dir: str) -> tuple[str, ...]:
+def evaluate_argv(
+    run: HorovodRun,
+    *,
+    images: int,
+    script: str = "resnet_eval.py",
+    data_dir: str = "validation",
+    model_dir: str = "model",
+) -> tuple[str, ...]:
     """Return the argv that tests a model on one node; `evaluate_environment` belongs to it."""
     testing = run.evaluation
+    threads = (str(testing.intra_threads), "--num_inter_threads", str(testing.inter_threads))
     return (
         *("python", script),
         *("--eval_batch_size", str(testing.batch_size)),
-        *(
-            "--num_intra_threads",
-            str(testing.intra_threads),
-            "--num_inter_threads",
-            str(testing.inter_threads),
-        ),
+        *("--num_intra_threads", *threads),
         f"--data_dir={data_dir}",
         f"--model_dir={model_dir}",
         *("--use_tpu=False", "--kmp_blocktime", str(testing.kmp_blocktime)),
+        *_model_flags(run),
+        *((f"--num_eval_images={images}",) if images != _EVAL_IMAGES else ()),
+        *_write_flags(testing.flags),
     )
 
 
+def _model_flags(run: HorovodRun) -> tuple[str, ...]:
+    """Return the flags of the model for both programs, as far as they differ from the defaults."""
+    known = {
+        "resnet_depth": run.resnet_depth,
+        "num_label_classes": run.classes,
+        "image_size": run.image_px,
+        "label_offset": run.data.label_offset if run.data else None,
+    }
+    return _write_flags({name: value for name, value in known.items() if value not in (None, _MODEL[name])})
+
+
+def _write_flags(flags: Mapping[str, bool | int | float | str]) -> tuple[str, ...]:
+    return tuple(f"--{name}={value}" for name, value in flags.items())
+
+
 def evaluate_environment(run: HorovodRun) -> dict[str, str]:
-    """Return the variables of the evaluation's process."""
+    """Return the environment variables of the evaluation."""
     return {"OMP_NUM_THREADS": str(run.evaluation.omp_num_threads)}

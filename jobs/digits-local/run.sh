@@ -4,7 +4,8 @@
 #
 # Usage: [CAFFE_ROOT=DIR] [LMDB_SOURCE=DIR] [FORCE=1] jobs/digits-local/run.sh [--help]
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are meant as they stand
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+
 set -euo pipefail
 unset CDPATH
 

@@ -12,10 +12,10 @@ give_up() { # EXIT_CODE TEXT
   stop "$1" "$2; still submitted, cancel them yourself: scancel ${JOBS[*]}"
 }
 
-# --parsable: the job's number, and its cluster where there are several; sites print more, before it and after it.
+# --parsable prints the job's number, and its cluster if there are several; sites may print more before and after it.
 submit() { # PHASE WARNING_S [TIME]
   local printed line job='' words=() after=() grace=$(($2 / 2 < 120 ? $2 / 2 : 120))
-  # What is in the environment counts, as it does before a script's own lines.
+  # Variables of the environment override the script's own lines, as for sbatch itself.
   [[ -n ${SBATCH_JOB_NAME-} ]] || words+=(--job-name="$RECIPE-$1")
   [[ -n ${SBATCH_TIMELIMIT-}${SBATCH_SIGNAL-} ]] || words+=(--signal="B:USR1@$2" ${3:+--time="$3"})
   # Without --kill-on-invalid-dep a job would wait for ever for one that has failed.
@@ -44,7 +44,7 @@ start_submit() { # INTERFACE [OPTION OF sbatch]... [-- OPTION OF caffe-recipes r
   (($# == 0)) || RUN_OPTIONS=("${@:2}")
   command -v -- sbatch >/dev/null || stop 2 "sbatch: not found on PATH; submit on a machine of the Slurm cluster"
   [[ -r $job ]] || stop 2 "$job: cannot be read; generate it again"
-  # Called in a job, sbatch would hand on what that one was given.
+  # Within a job, sbatch would pass on the variables of that job.
   unset SBATCH_WAIT SLURM_EXIT_ERROR SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID \
     SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_STEP SLURM_CPU_BIND SLURM_CPU_BIND_LIST \
     SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \

@@ -10,8 +10,10 @@
 # Derived: cluster.kmp_affinity: as in the 64-node recipe, for the same nodes
 # Derived: cluster.fabric: as in the 64-node recipe, for the same nodes
 # Derived: cluster.tmp_gb: as in the 64-node recipe, for the same nodes
+# Derived: tensorflow.data: the files that imagenet_to_gcs.py makes; the folders are ours
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are meant as they stand
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+
 set -euo pipefail
 unset CDPATH
 

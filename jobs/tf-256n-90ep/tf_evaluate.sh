@@ -4,7 +4,7 @@
 #
 # Usage: RESNET_DIR=DIR VALIDATION_DIR=DIR MODEL_DIR=DIR jobs/tf-256n-90ep/tf_evaluate.sh
 #
-#   RESNET_DIR      models/official/resnet of the changed tensorflow/tpu repository
+#   RESNET_DIR      tensorflow_programs of caffe-recipes, or models/official/resnet of a changed tensorflow/tpu
 #   VALIDATION_DIR  validation TFRecords
 #   MODEL_DIR       folder of models; this one is model_batch_24k_90ep in it
 #

@@ -4,7 +4,7 @@
 #
 # Usage: IMAGENET_TO_GCS=FILE RAW_IMAGE_DIR=DIR TF_RECORDS_DIR=DIR jobs/tf-256n-90ep/tf_prepare.sh
 #
-#   IMAGENET_TO_GCS  path of imagenet_to_gcs.py, in tools/datasets of tensorflow/tpu
+#   IMAGENET_TO_GCS  path of imagenet_to_gcs.py, in the same places as resnet_main.py
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
 #

@@ -4,13 +4,13 @@
 #
 # Usage: RESNET_DIR=DIR TRAIN_DIR=DIR MODEL_DIR=DIR jobs/tf-256n-90ep/tf_train.sh
 #
-#   RESNET_DIR  models/official/resnet of the changed tensorflow/tpu repository
+#   RESNET_DIR  tensorflow_programs of caffe-recipes, or models/official/resnet of a changed tensorflow/tpu
 #   TRAIN_DIR   training TFRecords on a local disk of every node
 #   MODEL_DIR   folder of models; this one is model_batch_24k_90ep in it
 #
 # mpirun takes the 256 hosts from the job; elsewhere name them in a file, and the file
-# in I_MPI_HYDRA_HOST_FILE. resnet_main.py itself sets MKL's and OpenMP's variables (KMP_*, OMP_*),
-# by the flags: 2 operations at a time, 22 threads in each.
+# in HYDRA_HOST_FILE (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI). resnet_main.py itself sets MKL's
+# and OpenMP's variables (KMP_*, OMP_*), by the flags: 2 operations at a time, 22 threads in each.
 
 set -euo pipefail
 unset CDPATH
@@ -21,6 +21,8 @@ for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
     exit 2
   fi
 done
+[[ -f "$RESNET_DIR"/resnet_main.py ]] ||
+  { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
 
 # On every node resnet_main.py finds the schedule beside this script.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

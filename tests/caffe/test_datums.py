@@ -130,12 +130,12 @@ def not_an_lmdb(folder: Path) -> Iterator[tuple[Path, str]]:
     for name, data in [("empty", b""), ("short", b"x" * 10), ("garbage", b"x" * 10_000)]:
         (folder / name).mkdir()
         (folder / name / "data.mdb").write_bytes(data)
-        yield folder / name, "is empty" if name == "empty" else "is no LMDB"
+        yield folder / name, "is empty" if name == "empty" else "is not an LMDB"
     (folder / "nested" / "data.mdb").mkdir(parents=True)
-    yield folder / "nested", "no data.mdb that is a file"
+    yield folder / "nested", "holds a data.mdb that is not a file"
     (folder / "fifo").mkdir()
     os.mkfifo(folder / "fifo" / "data.mdb")
-    yield folder / "fifo", "no data.mdb that is a file"
+    yield folder / "fifo", "holds a data.mdb that is not a file"
     yield folder / "a\0b", "cannot be read: embedded null"
     yield folder / ("x" * 300), "cannot be read: File name too long"
     yield build_raw(folder / "zero", {}), "holds no records"
@@ -209,7 +209,7 @@ def test_a_whole_lmdb_passes_with_its_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        (raw(3), "has label 3, which is none of the 3 classes 0 to 2"),
+        (raw(3), "has label 3, which is not one of the 3 classes 0 to 2"),
         (raw(-1, 0), "holds no image"),
         (pb.Datum(channels=1, height=1, width=1, label=-1, data=b"x"), "has label -1"),
         (pb.Datum(channels=1, height=1, width=1, data=b"x"), "has no label"),
@@ -265,7 +265,7 @@ def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
 
 def test_an_lmdb_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     path = build(tmp_path / "lmdb", [raw(0)])
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="already exists"):
         write_datums(path, [("x", raw(1))])
     with open_datums(path) as read:
         assert read[0].label == 0

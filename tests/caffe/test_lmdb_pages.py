@@ -134,7 +134,7 @@ def test_a_branch_that_leads_to_one_page_twice_is_damaged(tmp_path: Path) -> Non
         data[second : second + 6] = data[first : first + 6]
 
     path = damaged(build(tmp_path / "whole", range(525)), tmp_path / "twice", lead_back)
-    with open_datums(path) as datums, pytest.raises(DataError, match="in no order"):
+    with open_datums(path) as datums, pytest.raises(DataError, match="out of order"):
         list(datums)
 
 

@@ -137,7 +137,7 @@ def test_top_5_is_left_out_where_it_tells_nothing(classes: int) -> None:
 
 
 def test_images_too_small_for_the_net_are_refused() -> None:
-    with pytest.raises(InputError, match=r"net 'n': layer 'pool1' .* the input is 1 px; take larger images"):
+    with pytest.raises(InputError, match=r"net 'n': layer 'pool1' .* the input is 1 px; use larger images"):
         resnet_small("n", images(1), replace(OPTIONS, input_px=1))
 
 

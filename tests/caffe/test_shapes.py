@@ -344,7 +344,7 @@ def test_a_top_made_twice_is_refused_unless_in_place() -> None:
     relu = "layer { name: 'r' type: 'ReLU' bottom: 'b0' top: 'b0' }"
     assert infer_shapes(net_of(source((1, 3)) + relu), pb.TRAIN).blobs["b0"] == (1, 3)
     again = "layer { name: 'i' type: 'Input' top: 'b0' input_param { shape { dim: 1 } } }"
-    with pytest.raises(PrototxtError, match="'b0', which layer 'in' makes already"):
+    with pytest.raises(PrototxtError, match="'b0', which layer 'in' already makes"):
         infer_shapes(net_of(source((1, 3)) + again), pb.TRAIN)
 
 

@@ -90,7 +90,7 @@ def test_caffes_own_solverstate_fits_its_net() -> None:
     state = load_solverstate(case / "a_iter_20.solverstate")
     assert check_solverstate(state, net, at_most_iter=40) == []
     assert check_solverstate(state, NET, at_most_iter=40) == [
-        "it holds 39 blobs of history, the net has 3 parameters"
+        "it holds 39 blobs of history, but the net has 3 parameters"
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_history_has_a_blob_or_two_for_each_parameter(times: int) -> None:
     assert check_solverstate(state, NET, at_most_iter=5) == []
     del state.history[-1]
     assert check_solverstate(state, NET, at_most_iter=5) == [
-        f"it holds {len(state.history)} blobs of history, the net has 3 parameters"
+        f"it holds {len(state.history)} blobs of history, but the net has 3 parameters"
     ]
 
 
@@ -190,8 +190,8 @@ NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
     "solver_prototxt": (b'net: "net.prototxt"\nbase_lr: 0.1\n', "is a prototxt of a solver"),
     "hdf5": (b"\x89HDF\r\n\x1a\n\x00\x00\x00", "is an HDF5 file"),
     "gzip": (b"\x1f\x8b\x08\x00\x00", "is a compressed archive"),
-    "binary": (bytes(range(256)) * 20, "is no caffemodel, or a truncated one"),
-    "truncated": (tiny_weights().SerializeToString()[:-3], "is no caffemodel, or a truncated one"),
+    "binary": (bytes(range(256)) * 20, "is not a caffemodel, or a truncated one"),
+    "truncated": (tiny_weights().SerializeToString()[:-3], "is not a caffemodel, or a truncated one"),
     "solverstate": (tiny_state().SerializeToString(), "is a solverstate.*tiny_iter_5.caffemodel"),
     "without_blobs": (without_blobs(), "no learned blobs"),
     "misfilled": (misfilled(), "layer 'ip', blob 0 has shape 4x3 and 11 values"),
@@ -214,7 +214,7 @@ def test_a_file_that_is_no_caffemodel_is_named_for_what_it_is(tmp_path: Path, ca
     [
         (b"", "is empty"),
         (b"<html>", "is an HTML page"),
-        (tiny_state().SerializeToString()[:-3], "is no solverstate, or a truncated one"),
+        (tiny_state().SerializeToString()[:-3], "is not a solverstate, or a truncated one"),
         (tiny_weights().SerializeToString(), "is a caffemodel, not a solverstate"),
         (pb.SolverState(iter=5, history=[blob(1)]).SerializeToString(), "names no learned_net"),
         (
@@ -325,7 +325,7 @@ def test_misfits_are_named() -> None:
     assert check_weights(weights, NET) == ["layer 'ip', blob 0 is 3x4, not 4x3"]
 
     del weights.layer[1].blobs[1]
-    assert check_weights(weights, NET) == ["layer 'ip' has 1 blobs, the net wants 2"]
+    assert check_weights(weights, NET) == ["layer 'ip' has 1 blobs, but the net needs 2"]
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
+from caffe_recipes.run.caffe import Caffe
 from caffe_recipes.run.preflight.checks import CHECKS
+from caffe_recipes.run.tensorflow import TensorFlow
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place, WriteLmdb
@@ -108,8 +110,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "negative number": (edit("max_iter: 6", "max_iter: -6"), r"small.yaml:\d+: phases\[1\].max_iter: .*-6"),
     "missing number": (edit("base_lr: 0.05, ", ""), r"small.yaml:\d+: phases\[1\].base_lr: missing"),
-    "empty hostfile": (text("hostfile", "\n"), "hostfile: holds no host; "),
-    "host twice": (text("hostfile", "a\nlocalhost\na\n"), "hostfile:3: host a is there twice"),
+    "empty hostfile": (text("hostfile", "\n"), "hostfile: contains no hosts; "),
+    "host twice": (text("hostfile", "a\nlocalhost\na\n"), "hostfile:3: host a appears twice"),
     "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
     "no hostfile for two nodes": (
         edit("nodes: 1,", "nodes: 2,"),
@@ -144,7 +146,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "another LMDB as large as the one that is staged there": (
         as_large("data/train_lmdb/data.mdb", "tmp/train_lmdb/data.mdb"),
-        "tmp/train_lmdb: holds another LMDB .as large as the source, but of other content.; make room",
+        "tmp/train_lmdb: holds another LMDB .as large as the source, but with other content.; make room",
     ),
     "a file where the training LMDB is staged": (
         text("tmp/train_lmdb", "the user's own"),
@@ -155,7 +157,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is cut short"),
     "label outside the classes": (
         labelled("data/train_lmdb", 128, 10),
-        "label 10, which is none of the 10 classes",
+        "label 10, which is not one of the 10 classes",
     ),
     "missing test LMDB": (remove("data/test_lmdb"), "data/test_lmdb: no such LMDB"),
     "test label outside the classes": (labelled("data/test_lmdb", 16, -1), "data/test_lmdb: .*label -1"),
@@ -200,8 +202,8 @@ def test_the_command_says_it_on_stderr_and_exits_2(place: Place) -> None:
     before = place.tree()
     code, said, complained = place.call()
     assert (code, said) == (2, "")
-    said_twice = "hostfile:2: host localhost is there twice (first in line 1)"
-    assert complained == f"Error: {place.root}/{said_twice}; keep one: -ppn sets the ranks of each\n"
+    said_twice = "hostfile:2: host localhost appears twice (first on line 1)"
+    assert complained == f"Error: {place.root}/{said_twice}; remove one: -ppn sets the ranks of each\n"
     assert place.tree() == before
 
 
@@ -217,8 +219,9 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     assert [subject for mark, subject in rows if mark == "failed"] == ["prototxts", "test data"]
     # Another test's ranks may be at work on this machine.
     untold = ("spares", "launches", "/tmp")
+    others = {*untold, *(name for name in TensorFlow.checks if name not in Caffe.checks)}
     assert [subject for _, subject in rows if subject not in untold] == [
-        name for name in CHECKS if name not in untold
+        name for name in CHECKS if name not in others
     ]
 
 

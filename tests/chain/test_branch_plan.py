@@ -122,17 +122,21 @@ def test_a_trainer_that_a_killed_run_left_keeps_its_hosts(graph: Place) -> None:
         assert plan.groups == (HostGroup(("n2",), "side"), HostGroup(("n3",)), HostGroup(("n1",)))
         assert setting.spares == ()
         setting, plan = planned(graph, "a", "n1", "n2", state=state, side_by_side=False)
-        assert plan.groups == (HostGroup(("n2",), "side", goes_on=False),)
+        assert plan.groups == (HostGroup(("n2",), "side", takes_more=False),)
         assert setting.spares == ("n1",)
         _, plan = planned(graph, "a", state=state)
-        assert plan.groups == (HostGroup(("n2",), "side", goes_on=False),), "though it is in no hostfile now"
+        assert plan.groups == (HostGroup(("n2",), "side", takes_more=False),), (
+            "though it is in no hostfile now"
+        )
 
 
 def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None:
     state = RunState(branches={"side": "runs/small-1/branches/side"})
     with (
         left(graph, "side", "n2"),
-        pytest.raises(InputError, match=r"n2: phase side of a killed run still trains; go on with the host"),
+        pytest.raises(
+            InputError, match=r"n2: phase side of a killed run still trains; resume with the previous host"
+        ),
     ):
         planned(graph, "n2", "n1", state=state)
 
@@ -152,7 +156,9 @@ def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Plac
     state = RunState(branches={"late": "runs/small-1/branches/late"})
     with (
         left(graph, "late", "n2"),
-        pytest.raises(InputError, match="--until: phase late of a killed run still trains; go on without it"),
+        pytest.raises(
+            InputError, match="--until: phase late of a killed run still trains; leave --until out"
+        ),
     ):
         planned(graph, "a", "n1", "n2", state=state, until="side")
 

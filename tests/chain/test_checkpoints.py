@@ -16,15 +16,9 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
-from caffe_recipes.run.snapshots import (
-    Checkpoint,
-    choose_interval,
-    drop_checkpoints,
-    fetch_checkpoint,
-    place_checkpoint,
-    render_checkpoint_solver,
-    verify_checkpoint,
-)
+from caffe_recipes.run.caffe import fetch_checkpoint, render_checkpoint_solver, verify_checkpoint
+from caffe_recipes.run.snapshots import choose_interval, drop_checkpoints, place_checkpoint
+from caffe_recipes.run.steps import Checkpoint
 
 NET = """name: "tiny"
 layer { name: "data" type: "Data" top: "data" top: "label"
@@ -148,11 +142,15 @@ def spoil(state: pb.SolverState) -> None:
 SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no state": ("solverstate", Path.unlink, "the checkpoint is missing"),
     "no model": ("caffemodel", Path.unlink, "the checkpoint is missing"),
-    "half a state": ("solverstate", truncate, "is no solverstate, or a truncated one"),
-    "half a model": ("caffemodel", truncate, "is no caffemodel, or a truncated one"),
+    "half a state": ("solverstate", truncate, "is not a solverstate, or a truncated one"),
+    "half a model": ("caffemodel", truncate, "is not a caffemodel, or a truncated one"),
     "an empty model": ("caffemodel", lambda path: path.write_bytes(b""), "the checkpoint is empty"),
     "a nan": ("solverstate", edit_state(spoil), "history 0 has 1 of .* values not finite"),
-    "too few": ("solverstate", edit_state(lambda s: s.history.pop()), "4 blobs of history, the net has 5"),
+    "too few": (
+        "solverstate",
+        edit_state(lambda s: s.history.pop()),
+        "4 blobs of history, but the net has 5",
+    ),
     "another's": (
         "solverstate",
         edit_state(lambda state: setattr(state, "learned_net", "/tmp/y_iter_4.caffemodel")),

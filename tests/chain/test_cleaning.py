@@ -43,5 +43,5 @@ def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_pa
     )
     assert cleaned == [
         Cleaned("c1", "not cleaned: in use by a launch", failed=True),
-        Cleaned("c2", "nothing of ours is there"),
+        Cleaned("c2", "nothing to remove"),
     ]

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.launcher import RankLaunch
-from caffe_recipes.cluster.profiles import Container
+from caffe_recipes.cluster.profiles import Container, load_profile
 from caffe_recipes.errors import ClusterError, InputError
-from caffe_recipes.run.context import find_trainer
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.trainer import find_trainer
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -106,8 +107,11 @@ def test_a_container_s_words_come_before_the_program_s() -> None:
 
 
 def test_of_an_image_nothing_is_looked_for_here(tmp_path: Path) -> None:
-    container = Container(image="/shared/caffe.sif")
+    recipe, mpich = load_recipe("digits-local"), load_profile("mpich")
+    contained = mpich.model_copy(update={"container": Container(image="/shared/caffe.sif")})
     for trainer in ("caffe-torch", "caffe", "/opt/caffe/build/tools/caffe"):
-        assert find_trainer(trainer, tmp_path, "", container) == trainer
+        given = recipe.model_copy(update={"trainer": trainer})
+        assert find_trainer(given).find_program(tmp_path, "", contained) == trainer
+    given = recipe.model_copy(update={"trainer": "./caffe"})
     with pytest.raises(InputError, match="no such Caffe binary"):
-        find_trainer("./caffe", tmp_path, "", None)
+        find_trainer(given).find_program(tmp_path, "", mpich)

@@ -16,14 +16,14 @@ from pydantic import ValidationError
 
 from caffe_recipes.authoring.new import Wish, make_new
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
 from caffe_recipes.recipe.translate import translate
 from caffe_recipes.run.folders import freeze_recipe, thaw_recipe
 from caffe_recipes.run.monitor.files import LocalFiles, load_frozen
 from tests.chain.conftest import RECIPE
 from tests.chain.told_run import WHOLE, launched, started, tell_run
+from tests.shipped import OF_CAFFE
 
 PROTOTXT = """name: "mine"
 layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
@@ -43,11 +43,11 @@ NETS: dict[str, dict[str, Any]] = {
 kinds_of_nets = pytest.mark.parametrize("net", list(NETS.values()), ids=list(NETS))
 
 
-def round_trip(recipe: Recipe) -> Recipe:
+def round_trip(recipe: Recipe) -> AnyRecipe:
     return thaw_recipe(json.loads(json.dumps(freeze_recipe(recipe))))
 
 
-def values(recipe: Recipe) -> dict[str, Any]:
+def values(recipe: AnyRecipe) -> dict[str, Any]:
     """All fields, as values; its folder and family are the file's, and not frozen."""
     return {name: getattr(recipe, name) for name in Recipe.model_fields}
 
@@ -62,10 +62,25 @@ def write_recipe(folder: Path, net: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_each_recipe_that_ships_is_read_back_as_it_was(name: str) -> None:
     recipe = load_recipe(name)
     assert values(round_trip(recipe)) == values(recipe)
+
+
+def test_a_recipe_that_tensorflow_trains_is_frozen_whole() -> None:
+    recipe = load_any_recipe("tf-digits-local")
+    frozen = freeze_recipe(recipe)
+    assert frozen["tensorflow"]["data"]["train"]["images"] == 1438
+    whole = json.loads(recipe.model_dump_json()) | {"tensorflow": frozen["tensorflow"]}
+    assert whole.pop("notes") == []  # a key that earlier versions lack
+    assert frozen == whole
+
+
+def test_a_run_of_an_earlier_version_lacks_the_new_keys_of_tensorflow() -> None:
+    run = freeze_recipe(load_recipe("tf-256n-90ep"))["tensorflow"]
+    assert run.keys().isdisjoint({"resnet_depth", "classes", "image_px", "flags"})
+    assert "flags" not in run["evaluation"]
 
 
 @pytest.mark.parametrize("dialect", ["intel", "bvlc", "nvcaffe"])
@@ -183,7 +198,9 @@ def test_every_command_reads_a_run_of_each_kind_of_net(
     folder = tell_run(tmp_path, recipe, *WHOLE, log="[0] a line\n")
     tell_run(tmp_path, recipe, started(), launched(), number=2, log="[0] another\n")
     recipe.unlink()  # the run's own copy is what is read
-    assert load_frozen(LocalFiles(), str(folder)).net.name == "Mine"
+    frozen = load_frozen(LocalFiles(), str(folder))
+    assert isinstance(frozen, Recipe)
+    assert frozen.net.name == "Mine"
     done = call(tmp_path, "status", "small-1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "state    finished" in done.stdout

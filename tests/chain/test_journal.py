@@ -173,7 +173,9 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:  # the limit lets a write be short, as a full disk does
-        with pytest.raises(RunFailed, match=r"journal.jsonl: cannot be written: .*; make room; the same"):
+        with pytest.raises(
+            RunFailed, match=r"journal.jsonl: cannot be written: .*; make room, then run the same"
+        ):
             journal.write("staged", lmdb="b")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.console import Reporter
@@ -17,8 +18,9 @@ from caffe_recipes.run.context import Policy, Run, RunOptions, find_setting
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.launch import Keeper
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import Training, plan_chain
+from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.signals import Interrupts
+from caffe_recipes.run.steps import Training
 from caffe_recipes.run.trainer_log import LogTail
 from tests.stand_in.messages import render_model, render_state
 from tests.stand_in.training import shapes_of
@@ -49,7 +51,9 @@ class Launch:
         """Write both files; return what the log says of that."""
         model = self.training.snapshot.replace("_iter_6", f"_iter_{iteration}")
         state = model.replace(".caffemodel", ".solverstate")
-        net = build_net(self.run.setting.recipe, self.training.net)
+        recipe = self.run.setting.recipe
+        assert isinstance(recipe, Recipe)
+        net = build_net(recipe, self.training.net)
         self.run.path(model).write_bytes(render_model(net.name, shapes_of(net), DIGEST))
         self.run.path(state).write_bytes(render_state(iteration, model, shapes_of(net), DIGEST))
         return (
@@ -73,7 +77,7 @@ def make(place: Place) -> Iterator[Callable[..., Launch]]:
         options = RunOptions(root=place.root, policy=policy)
         setting = find_setting(recipe, options, lambda name, copy_with: LocalHost(name))
         plan = plan_chain(recipe, "runs/small-1")
-        journal = create_run(place.root / "runs/small-1", recipe, plan.prototxts)
+        journal = create_run(place.root / "runs/small-1", recipe, plan.files)
         lock = RecipeLock(place.root, recipe.name)
         run = Run("0" * 16, setting, plan, "runs/small-1", journal, Reporter(), Interrupts(), lock)
         made.append(run)

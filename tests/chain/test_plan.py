@@ -5,10 +5,10 @@ import re
 import pytest
 
 from caffe_recipes.cluster.profiles import load_profile, parse_profile
-from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import find_profile
 from caffe_recipes.run.plan import find_servers, plan_chain, plan_launch
+from tests.shipped import OF_CAFFE
 
 PREFIX = "models/intel_optimized_models/multinode/resnet50_custom_lr"
 
@@ -72,19 +72,19 @@ def test_what_a_recipe_leaves_open_of_mlsl_is_the_profile_s() -> None:
     assert find_servers(load_recipe("digits-local"), load_profile("mpich")) == (None, ())
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_every_prototxt_that_a_plan_names_is_one_that_it_places(name: str) -> None:
     plan = plan_chain(load_recipe(name), "runs/x")
     arguments = [word for step in plan.trainings for word in step.arguments]
     arguments += [word for testing in plan.testings for word in testing.arguments]
     named = {word.partition("=")[2] for word in arguments if word.startswith(("--solver=", "--model="))}
-    assert named <= set(plan.prototxts)
-    assert all(path.endswith(".prototxt") for path in plan.prototxts)
-    texts = "".join(plan.prototxts.values())
-    assert set(re.findall(r'^net: "(.+)"$', texts, re.MULTILINE)) <= set(plan.prototxts)
+    assert named <= set(plan.files)
+    assert all(path.endswith(".prototxt") for path in plan.files)
+    texts = "".join(plan.files.values())
+    assert set(re.findall(r'^net: "(.+)"$', texts, re.MULTILINE)) <= set(plan.files)
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_snapshots_of_a_plan_have_names_of_their_own(name: str) -> None:
     plan = plan_chain(load_recipe(name), "runs/x")
     assert len({step.fetched for step in plan.trainings}) == len(plan.trainings)

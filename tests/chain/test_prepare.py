@@ -33,7 +33,7 @@ def test_a_disk_that_is_full_for_the_digits_fails_the_run_which_says_so_in_its_j
         raise RunFailed(folder, "cannot be written: No space left on device", "make room on its disk")
 
     lmdb = place.root / "digits" / "digits_train_lmdb"
-    monkeypatch.setattr(Setting, "built_lmdbs", property(lambda setting: (lmdb,)))
+    monkeypatch.setattr(Setting, "built_data", property(lambda setting: (lmdb,)))
     monkeypatch.setattr("caffe_recipes.data.digits.build_digits", fail)
     with pytest.raises(RunFailed, match="digits: cannot be written: No space left on device"):
         place.run()

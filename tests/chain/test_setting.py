@@ -99,7 +99,7 @@ def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are
     [
         ("localhost\n", "hostfile names hosts outside this Slurm job: localhost; the job's own are used"),
         ("c401-002\n", "hostfile names 1 of the 2 hosts that are needed; the job's own are used"),
-        ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is no host; the job's hosts are used"),
+        ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; the job's hosts are used"),
     ],
 )
 def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(

@@ -45,7 +45,7 @@ def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
             raise failures.pop()
         return stage(hosts, *rest)
 
-    monkeypatch.setattr("caffe_recipes.run.prepare.stage", fail_once)
+    monkeypatch.setattr("caffe_recipes.run.staging.stage", fail_once)
     graph.run(hostfile=graph.root / "hosts", side_by_side=True, policy=Policy("retry", retries=1))
     assert not failures
     run = graph.root / "runs/small-1"

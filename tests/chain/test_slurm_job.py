@@ -15,6 +15,7 @@ import pytest
 from caffe_recipes.cluster.slurm_jobs import Job, State
 from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.events import Launch, RunState
 from caffe_recipes.run.slurm_job import (
     JobStart,
@@ -93,7 +94,7 @@ def test_what_may_live_is_refused_with_its_job(state: State) -> None:
         check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
     assert str(caught.value) == (
         f"runs/small-1: phase init was started on c9 in Slurm job 11, which is {state.value}; "
-        "let that job go on with it, or end it: scancel 11, or start another run with --new"
+        "let that job continue, or end it: scancel 11, or start another run with --new"
     )
 
 
@@ -164,7 +165,7 @@ def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
 
 @pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
 def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
-    with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; go on with it"):
+    with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; resume it"):
         check_over(launch(here.job), FOLDER, here, unasked)
 
 
@@ -262,7 +263,7 @@ def test_ranks_that_slurm_starts_are_started_when_it_knows_its_nodes(
 def test_slurm_is_not_waited_for_for_ever() -> None:
     (slurm := Slurm(away=float("inf"))).wait()
     assert 600 <= slurm.paused_s < 7200
-    assert slurm.said[1:] == ["Slurm gives no answer still; starting the ranks nevertheless"]
+    assert slurm.said[1:] == ["Slurm still does not answer; starting the ranks nevertheless"]
 
 
 def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
@@ -332,9 +333,9 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
         (
             over(3),
             3,
-            "job 12: its time is over, and it was queued again 3 times already; submit it again to resume",
+            "job 12: its time is over, and it was already requeued 3 times; submit it again to resume",
         ),
-        (over(0), 0, "job 12: its time is over, and it was queued again 0 times already"),
+        (over(0), 0, "job 12: its time is over, and it was already requeued 0 times"),
         (
             over(0, 4.6),
             10,
@@ -365,7 +366,7 @@ def test_a_controller_that_stays_away_is_told(scontrol: Scontrol) -> None:
         waited.append(seconds)
         return False
 
-    with pytest.raises(RunFailed, match="is not queued again: Unable to contact slurm controller; submit it"):
+    with pytest.raises(RunFailed, match="is not requeued: Unable to contact slurm controller; submit it"):
         requeue_job(over(), 10, lambda line: None, wait)
     assert len(scontrol("")) == len(waited) > 5
 
@@ -375,7 +376,7 @@ def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -
     scontrol(f"kill -TERM {os.getpid()}; {SAYS_AWAY}")
     assert requeue_job(over(), 10, said.append) == 143
     assert len(scontrol("")) == 1
-    assert said[-1] == "told to end; job 12 is not queued again"
+    assert said[-1] == "stopped by a signal; job 12 is not requeued"
 
 
 def test_the_end_that_scontrol_itself_brings_is_no_cancelling(scontrol: Scontrol) -> None:
@@ -391,11 +392,13 @@ def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
 
 
 def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:
-    assert list_kept(tmp_path, "small") == frozenset()
-    for name in ("small-1/snapshots/old", "small-2/checkpoints/a", "small-2/branches/side/snapshots/b"):
-        (tmp_path / "runs" / name).parent.mkdir(parents=True)
-        (tmp_path / "runs" / f"{name}.caffemodel").touch()
-    before = list_kept(tmp_path, "small")
+    recipe = load_recipe("digits-local")
+    assert list_kept(tmp_path, recipe) == frozenset()
+    for name in ("1/snapshots/old", "2/checkpoints/a", "2/branches/side/snapshots/b"):
+        path = tmp_path / f"runs/digits-local-{name}.caffemodel"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    before = list_kept(tmp_path, recipe)
     assert {Path(path).name for path, _ in before} == {"a.caffemodel", "b.caffemodel"}
-    os.utime(tmp_path / "runs/small-2/checkpoints/a.caffemodel", (1, 1))
-    assert list_kept(tmp_path, "small") != before
+    os.utime(tmp_path / "runs/digits-local-2/checkpoints/a.caffemodel", (1, 1))
+    assert list_kept(tmp_path, recipe) != before

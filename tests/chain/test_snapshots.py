@@ -15,7 +15,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
-from caffe_recipes.run.snapshots import check_places, fetch_snapshot, learned_ignored, verify_weights
+from caffe_recipes.run.caffe import learned_ignored, verify_weights
+from caffe_recipes.run.snapshots import check_places, fetch_snapshot
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
@@ -37,6 +38,10 @@ def weights(name: str = "ip", value: float = 0.5, outputs: int = 4) -> bytes:
     return net.SerializeToString()
 
 
+def fits(path: Path) -> None:
+    verify_weights(path, NET)
+
+
 @dataclass
 class Place:
     """A host's /tmp, and where its snapshot is kept here."""
@@ -50,7 +55,7 @@ class Place:
         return self.tmp / "x_iter_4.caffemodel"
 
     def fetch(self, stamp: str | None = None) -> str:
-        return fetch_snapshot(self.host, str(self.snapshot), stamp, self.to, NET)
+        return fetch_snapshot(self.host, str(self.snapshot), stamp, self.to, fits)
 
 
 @pytest.fixture
@@ -193,7 +198,7 @@ def test_a_host_that_is_gone_is_not_called_a_bad_snapshot(place: Place) -> None:
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "html": (b"<!DOCTYPE html><html>", "is an HTML page, not a caffemodel"),
-    "truncated": (weights()[:-3], "is no caffemodel, or a truncated one"),
+    "truncated": (weights()[:-3], "is not a caffemodel, or a truncated one"),
     "renamed": (weights("ip1"), "does not fit net tiny: layer 'ip' is missing, and 1 more"),
     "nan": (
         weights(value=float("nan")),

@@ -116,8 +116,8 @@ def test_staging_finds_its_hosts_as_a_run_does(tmp_path: Path, monkeypatch: pyte
     [
         (None, "holds no data.mdb; give the folder that holds data.mdb"),
         (b"", "is empty: data.mdb has 0 bytes"),
-        (b"x", "is no LMDB"),
-        (b"<html><title>404</title>" + 8192 * b"." + b"</html>", "is no LMDB"),
+        (b"x", "is not an LMDB"),
+        (b"<html><title>404</title>" + 8192 * b"." + b"</html>", "is not an LMDB"),
     ],
 )
 def test_a_spoilt_source_is_named_before_any_host_is_reached(

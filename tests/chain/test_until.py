@@ -9,7 +9,7 @@ import pytest
 
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.plan import phases_until, plan_chain
+from caffe_recipes.run.plan import plan_chain, plan_steps
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -62,6 +62,7 @@ def test_a_plan_holds_the_phases_up_to_one_and_all_prototxts() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     whole, part = plan_chain(recipe, "runs/x"), plan_chain(recipe, "runs/x", "cyc1")
     assert part.trainings == whole.trainings[:2]
-    assert part.prototxts == whole.prototxts
+    assert part.files == whole.files
     assert (part.testings, plan_chain(recipe, "runs/x", "collapse")) == ((), whole)
-    assert phases_until(recipe, None) == phases_until(recipe, "collapse") == recipe.phases
+    assert plan_steps(recipe) == plan_steps(recipe, until="collapse")
+    assert [step.phase for step in plan_steps(recipe)] == [phase.name for phase in recipe.phases]

@@ -11,7 +11,7 @@ from pathlib import Path
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.plan import plan_prototxts
+from caffe_recipes.run.plan import plan_files
 
 HERE = socket.gethostname()
 Event = tuple[str, dict[str, object]]
@@ -33,7 +33,7 @@ def tell_run(root: Path, recipe: Path, *events: Event, log: str = "", number: in
     """Write a run as far as these events, all at one time, with the log of its first launch."""
     folder, loaded = root / "runs" / f"small-{number}", load_recipe(recipe)
     folder.parent.mkdir(exist_ok=True)
-    create_run(folder, loaded, plan_prototxts(loaded), lambda: 1_700_000_000.0).close()
+    create_run(folder, loaded, plan_files(loaded), lambda: 1_700_000_000.0).close()
     tell(folder, *events)
     (folder / "logs" / "init-1.log").write_text(log)
     return folder

@@ -39,7 +39,7 @@ def test_a_folder_becomes_a_recipe_s_file_that_generates_it(tmp_path: Path) -> N
 def test_without_a_file_the_recipe_is_printed(tmp_path: Path) -> None:
     done = run("adopt", FOLDER, cwd=tmp_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("# Adopted from the files in stampede2-64n-72ep: ")
+    assert done.stdout.startswith("# Adopted from the files in stampede2-64n-72ep; ")
     assert not list(tmp_path.iterdir())
 
 
@@ -59,14 +59,20 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ([FOLDER, "--out", "there.yaml"], "there.yaml: already exists; remove it, or give another --out"),
         ([FOLDER, "--out", "a.txt"], "a.txt: is not a name for a recipe; end it in .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),
-        ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no command that trains"),
-        ([FOLDER, "--name", "a/b"], "Error: --name: must be of letters, digits"),
+        ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no training command"),
+        ([FOLDER, "--name", "a/b"], "Error: --name: must start with a letter"),
         ([FOLDER, "--name", ""], "--name: is empty; give a name, or leave it out"),
         ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks do not fill whole nodes of 2"),
         ([DIGITS, "--ranks-per-node", "5"], "Error: --ranks-per-node: 2 ranks do not fill whole nodes of 5"),
-        ([DIGITS, "--ranks", "1000"], "Error: --ranks: an iteration takes 32000 of 1438 images; take fewer"),
-        ([DIGITS, "--images", "7"], "Error: --images: an iteration takes 64 of 7 images; take fewer ranks"),
-        ([DIGITS, "--classes", "3"], "Error: --classes: the net tells 10 apart, not 3; leave it out"),
+        (
+            [DIGITS, "--ranks", "1000"],
+            "Error: --ranks: an iteration takes 32000 images, but there are only 1438; use fewer",
+        ),
+        (
+            [DIGITS, "--images", "7"],
+            "Error: --images: an iteration takes 64 images, but there are only 7; use fewer",
+        ),
+        ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; leave it out"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:

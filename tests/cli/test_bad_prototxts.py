@@ -124,16 +124,23 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
         (str(tmp_path / "missing"), "cannot be read (No such file or directory); check the path"),
         (
             str(pipe),
-            "pipe that nobody writes to" if "-w" not in command and command != ("fmt",) else "is not a file",
+            "pipe that nobody writes to"
+            if "-w" not in command and command != ("fmt",)
+            else "is not a regular file",
         ),
-        ("/dev/zero", "is not a file" if "-w" in command or command == ("fmt",) else "(a device is no file)"),
+        (
+            "/dev/zero",
+            "is not a regular file"
+            if "-w" in command or command == ("fmt",)
+            else "(it is a device, not a file)",
+        ),
         (
             str(tmp_path),
-            "holds no *.prototxt"
+            "holds no prototxt"
             if "fmt" in command
             else "director"
             if command == ("upgrade",)
-            else "is not a file",
+            else "is not a regular file",
         ),
     ):
         assert said in refusal(call(*command, path)), path
@@ -152,7 +159,7 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
 def test_over_16_mb_is_refused_unless_told(tmp_path: Path) -> None:
     path = tmp_path / "large.prototxt"
     path.write_bytes(b'name: "n" # ' + b"." * 16_000_000)
-    said = f"{path}: is over 16,000,000 bytes; is it a prototxt? --max-bytes takes more"
+    said = f"{path}: is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes"
     for command in COMMANDS:
         assert refusal(call(*command, str(path))) == said
     assert call("fmt", "--max-bytes", "17000000", str(path)).returncode == 0

@@ -100,7 +100,7 @@ def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
 def test_all_images_and_some_of_them_contradict_each_other(tmp_path: Path) -> None:
     code, out, err = call("check", write(tmp_path), "--all", "--sample", 3)
     assert (code, out) == (2, "")
-    assert err == "Error: --sample: does not go with --all, which decodes every image; leave one out\n"
+    assert err == "Error: --sample: cannot be used with --all, which decodes every image; leave one out\n"
 
 
 def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
     assert (code, out.endswith(", 1 left out\n")) == (0, True)
-    assert f"{folder}: left out 1 file whose name is not an image's: 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 1 file without the suffix of an image: 'a/.DS_Store'\n" in err
     (folder / "a/README.txt").write_text("x")
     err = call(*words, "--skip-bad")[2]
-    assert f"{folder}: left out 2 files whose names are not images', 'a/.DS_Store' to begin with\n" in err
+    assert f"{folder}: left out 2 files without the suffix of an image, e.g. 'a/.DS_Store'\n" in err
 
 
 @pytest.mark.parametrize(
@@ -186,20 +186,20 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         (["--resize-height", "8"], "only one of them is given"),
         (
             ["--resize-height", "8", "--resize-width", "8", "--shorter-side", "8"],
-            "stands beside --resize-height",
+            "cannot be combined with --resize-height",
         ),
         (
             ["--raw", "--resize-height", "65500", "--resize-width", "65500"],
             "65500 x 65500 pixels are 12.9 GB raw, more than a Datum holds (2.1 GB)",
         ),
         (["--raw", "--gray", "--shorter-side", "65500"], "65500 x 65500 pixels are 4.3 GB raw"),
-        (["--shorter-side", "32769"], "32769 x 32769 pixels are more than are read again (100,000,000)"),
-        (["--raw", "--encode-type", "jpg"], "--encode-type: stands beside --raw"),
+        (["--shorter-side", "32769"], "32769 x 32769 pixels are more than can be decoded (100,000,000)"),
+        (["--raw", "--encode-type", "jpg"], "--encode-type: cannot be combined with --raw"),
         (["--seed", "3"], "--seed: has no effect without --shuffle"),
-        (["--root", "."], "--root: does not go with a folder of images"),
-        (["--labels", "x"], "--labels: does not go with a folder of images"),
+        (["--root", "."], "--root: cannot be used with a folder of images"),
+        (["--labels", "x"], "--labels: cannot be used with a folder of images"),
         (["--classes", "2"], "has 3 classes, not 2"),
-        (["--out", "images/lmdb"], "images, whose folders are classes; give a path beside it"),
+        (["--out", "images/lmdb"], "images, whose folders are classes; give a path outside it"),
         (["--out", "x" * 240], "the name has 240 bytes"),
         (["--class-list", "none"], "none: cannot be read: No such file"),
         (["--resize-height", "0", "--resize-width", "8"], "Invalid value"),
@@ -245,7 +245,7 @@ def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
 def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(data, ["build", "digits", "--out", str(tmp_path / "digits"), *words])
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == f"{words[0]}: does not go with digits; leave it out"
+    assert str(done.exception) == f"{words[0]}: cannot be used with digits; leave it out"
     assert not list(tmp_path.iterdir())
 
 
@@ -255,7 +255,10 @@ def test_an_image_whose_suffix_says_no_type_can_be_built_of_one_that_is_given(tm
     (tmp_path / "list").write_text("image 0\n")
     words = ("build", "--images", tmp_path / "list", "--out", tmp_path / "lmdb", "--shorter-side", "4")
     code, _, err = call(*words)
-    assert (code, "'image' cannot be encoded as its suffix says; give --encode-type jpg" in err) == (2, True)
+    assert (code, "'image' cannot be encoded in the format of its suffix; give --encode-type jpg" in err) == (
+        2,
+        True,
+    )
     assert call(*words, "--encode-type", "png")[0] == 0
 
 
@@ -266,7 +269,8 @@ def test_an_image_that_would_not_stay_grey_is_refused_before_any_is_converted(tm
     code, _, err = call(*words)
     assert code == 2
     assert err == (
-        f"Error: {folder}: 'a/2.webp' cannot be encoded as its suffix says in grey; give --encode-type jpg\n"
+        f"Error: {folder}: 'a/2.webp' cannot be encoded in the format of its suffix in grey; "
+        "give --encode-type jpg\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
     assert call(*words, "--encode-type", "png")[0] == 0

@@ -151,14 +151,14 @@ def test_solvers_show_their_epochs_with_the_net_beside(here: Path) -> None:
     assert output.splitlines() == [
         "max_iter 100 -> 200",
         "the rate:",
-        "  start       1 as before",
-        "  end         1 as before (iteration 99 -> 199)",
+        "  start       1, unchanged",
+        "  end         1, unchanged (iteration 99 -> 199)",
         "  iterations  100 -> 200",
         "  epochs      1.00 -> 4.00",
     ]
     (here / "net.prototxt").unlink()
     said = call("solver_a.prototxt", "solver_b.prototxt", "--images", "6400", "--ranks", "2")[1]
-    assert "note: epochs unknown: no batch_size in a net beside solver_a.prototxt" in said
+    assert "note: epochs unknown: found no net with a batch_size beside solver_a.prototxt" in said
 
 
 def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
@@ -170,7 +170,7 @@ def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
         "the rate of params_pair[1]:",
         "  start           2 -> 1",
         "  end             2 -> 1 (iteration 99)",
-        "  iterations      100 as before",
+        "  iterations      100, unchanged",
         "  greatest ratio  2 -> 1 at iteration 0 (0.5 times)",
     ]
     said = json.loads(call("--json", "a.prototxt", "b.prototxt")[1])["files"][0]["rate"]
@@ -227,18 +227,18 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
     ("words", "said"),
     [
         (["a.prototxt", "solver.prototxt"], "'a.prototxt' is a net, 'solver.prototxt' a solver"),
-        (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of one kind"),
+        (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of the same kind"),
         (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
         (["a.prototxt", "none.prototxt"], "none.prototxt: no such file"),
         (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
         (["a.prototxt", "bytes.prototxt"], "bytes.prototxt:1:1: byte 0x"),
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
         (["a.prototxt"], "nothing to compare 'a.prototxt' with"),
-        (["a.prototxt", "a.prototxt", "more"], "'more' is one too many"),
+        (["a.prototxt", "a.prototxt", "more"], "unexpected argument 'more'"),
         (["nothing", "a.prototxt"], "'nothing' is not a file, folder, recipe or revision"),
         (["a" * 5000, "a.prototxt"], "is not a file, folder, recipe or revision"),
         (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks go together"),
-        (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not one count of ranks"),
+        (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not a number of ranks"),
         ([], "Missing argument 'A'"),
     ],
 )
@@ -326,7 +326,7 @@ def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: py
     assert call("HEAD~1", "HEAD", "--", "net.prototxt") == (1, only)
     assert call("HEAD~1", "HEAD", "--", str(repo / "nets" / "net.prototxt")) == (1, only)
     code, output = call("HEAD~1", "HEAD", "--", "nat.prototxt")
-    assert (code, "neither side has a prototxt there" in output) == (2, True)
+    assert (code, "neither side has a prototxt at this path" in output) == (2, True)
 
 
 @needs_git
@@ -359,7 +359,7 @@ def test_a_file_goes_before_a_revision_of_its_name(repo: Path) -> None:
 
 @needs_git
 def test_mixed_kinds_and_missing_revisions_are_refused(repo: Path) -> None:
-    assert call("nets", "HEAD") == (2, "'nets' is a folder, 'HEAD' a revision; compare two of one kind")
+    assert call("nets", "HEAD") == (2, "'nets' is a folder, 'HEAD' a revision; compare two of the same kind")
     assert call("HEAD", "v9")[0] == 2
     assert call("HEAD:nets/none.prototxt", "HEAD")[0] == 2
 
@@ -402,9 +402,9 @@ def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
     (driven / "nets" / "solver.prototxt").write_bytes(b"\x00\xff")
     (driven / "nets" / "new.prototxt").chmod(0o755)
     shown = git("diff")
-    assert "as text, since nets/net.prototxt:1:7: this block is never closed" in shown
+    assert "as text, because nets/net.prototxt:1:7: this block is never closed" in shown
     assert "\n+layer {\n" in shown
-    assert "diff nets/solver.prototxt\nas text, since nets/solver.prototxt:1:2: byte 0xff is" in shown
+    assert "diff nets/solver.prototxt\nas text, because nets/solver.prototxt:1:2: byte 0xff is" in shown
     assert "diff nets/new.prototxt\nmode 100644 -> 100755\n" in shown
 
 
@@ -429,7 +429,7 @@ def test_the_driver_s_words_may_look_like_options(driven: Path) -> None:
 
 def test_words_that_git_never_gives_are_refused() -> None:
     code, output = call("--git", "a", "b")
-    assert (code, "git gives 7 or 9 words, not 2" in output) == (2, True)
+    assert (code, "git passes 7 or 9 arguments, not 2" in output) == (2, True)
 
 
 def test_colours_are_for_terminals_only(here: Path) -> None:

@@ -49,6 +49,13 @@ def test_a_sweep_is_a_table_and_a_picture(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.svg"]
 
 
+def test_the_time_to_an_accuracy_is_printed() -> None:
+    done = estimate(RECIPE, "--to-accuracy", 76)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "to 76 % 20,018 64.00 216.8" in lines
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_paper_s_tables_need_no_recipe() -> None:
     done = estimate("--paper-tables")
     assert done.returncode == 0
@@ -59,7 +66,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no recipe is given; name one, or ask for --paper-tables"),
+        ([], "no recipe is given; name one, or give --paper-tables"),
         (["nowhere"], "unknown recipe 'nowhere'"),
         (["digits-local"], "digits-local: nothing is known of its speed; give --log"),
         ([RECIPE, "--log", "none.log"], "none.log: cannot be read: No such file or directory"),
@@ -71,14 +78,25 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--by", "log"], "no log pace is known for it"),
         ([RECIPE, "--start", "soon"], "--start: 'soon' is not a time; e.g. 2026-03-01T09:00"),
         ([RECIPE, "--start", "9999-12-31T23:00"], "are beyond the year 9999"),
-        ([RECIPE, "--images-per-s", "1e-300"], "--images-per-s: 1e-300 is not a speed; give images a second"),
+        (
+            [RECIPE, "--images-per-s", "1e-300"],
+            "--images-per-s: 1e-300 is not a speed; give the images per second",
+        ),
         ([RECIPE, "--images-per-s", "1e400"], "--images-per-s: inf is not a speed"),
-        ([RECIPE, "--images-per-s", "1e10"], "1e+10 is not a speed; give images a second"),
+        ([RECIPE, "--images-per-s", "1e10"], "1e+10 is not a speed; give the images per second"),
         ([RECIPE, "--nodes", "2000000000"], "images an iteration are more than the 1,281,167"),
-        ([RECIPE, "--paper-tables"], "--paper-tables: are of the paper's runs, by its own speeds"),
+        ([RECIPE, "--paper-tables"], "--paper-tables: stands for the paper's own recipes and speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
-        ([RECIPE, "--plot", "a.txt"], "a.txt: is not the name of a picture; end it in .svg, .png or .pdf"),
-        ([RECIPE, "--plot", "a.svg"], "--plot: draws what is swept, and nothing is; give --sweep or --nodes"),
+        (
+            [RECIPE, "--to-accuracy", "77"],
+            "--to-accuracy: the epochs to 77 % top-1 are not known; the paper has",
+        ),
+        (["--paper-tables", "--to-accuracy", "76"], "--paper-tables: stands for the paper's own"),
+        (
+            [RECIPE, "--plot", "a.txt"],
+            "a.txt: is not a picture file; end it in .svg, .png or .pdf",
+        ),
+        ([RECIPE, "--plot", "a.svg"], "--plot: draws a sweep, but none is given; give --sweep or --nodes"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:

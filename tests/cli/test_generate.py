@@ -102,7 +102,7 @@ def test_a_phase_s_new_name_leaves_a_file_that_both_commands_point_at(tmp_path: 
     call("digits-local", "--out", tmp_path)
     done = call(recipe, "--out", tmp_path)
     assert done.exit_code == 0
-    assert f"stale: {tmp_path / SOLVER} is generated no more; remove it" in done.stderr
+    assert f"stale: {tmp_path / SOLVER} is no longer generated; remove it" in done.stderr
     assert (tmp_path / SOLVER).read_text() == FILES[SOLVER]
     checked = call("--check", recipe, "--out", tmp_path)
     assert f"{SOLVER} (stale)" in str(checked.exception)

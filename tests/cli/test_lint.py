@@ -45,7 +45,7 @@ def test_findings_are_printed_and_fail(solver: Path) -> None:
     assert done.stdout.splitlines()[:2] == [
         "solver.prototxt:4:1: warning [final-rate-high] solver: the last phase ends at a rate of 0.01, "
         "0.01 of its base_lr",
-        "    the last updates still carry the noise of single batches into the final model",
+        "    the noise of the last batches stays in the final model",
     ]
     assert done.stdout.splitlines()[-1] == "0 errors, 1 warning, 1 note"
 
@@ -108,7 +108,7 @@ def test_fix_with_diff_shows_the_change_and_writes_nothing(solver: Path) -> None
 
 def test_diff_alone_is_refused(solver: Path) -> None:
     done = call("--diff", solver)
-    assert (done.returncode, "--diff goes with --fix" in done.stderr) == (2, True)
+    assert (done.returncode, "--diff needs --fix" in done.stderr) == (2, True)
 
 
 def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
@@ -116,7 +116,7 @@ def test_shipped_recipes_pass_and_print_what_they_accept() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^stampede2-64n-72ep\.yaml:\d+: ", done.stdout, re.MULTILINE)
     assert "warning, accepted [warmup-end-jump] init: the rate drops by 8.3 %" in done.stdout
-    assert "    accepted: published so; the paper and the 448-node recipe double it" in done.stdout
+    assert "    accepted: as published; the paper and the 448-node recipe double it" in done.stdout
 
 
 def test_rules_lists_all_and_explain_one() -> None:
@@ -126,7 +126,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     assert len(done.stdout.splitlines()) > 80
     one = call("--explain", "join-jump")
     assert one.returncode == 0
-    assert one.stdout.startswith("join-jump: a warning\nfinds    a jump of the rate of more than 2 %")
+    assert one.stdout.startswith("join-jump: a warning\nproblem  the rate jumps by more than 2 %")
     assert "\nhappens  A phase starts from the weights" in one.stdout
 
 
@@ -161,7 +161,10 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
         (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
         (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
         (b"\x89PNG", ":1:1: byte 0x89 is not UTF-8"),
-        (b"# " + b"." * 16_000_000, ": is over 16,000,000 bytes; is it a prototxt? --max-bytes takes more"),
+        (
+            b"# " + b"." * 16_000_000,
+            ": is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes",
+        ),
     ],
 )
 def test_a_file_that_is_no_prototxt_gets_one_line(content: bytes, said: str, tmp_path: Path) -> None:

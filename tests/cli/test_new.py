@@ -68,7 +68,7 @@ def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:
 
 def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), "--depth", "18", *MACHINE, "--out", "a.yaml", cwd=tmp_path)
-    told = "warning: ResNet-18: the paper and the runs with LARS are ResNet-50's\n"
+    told = "warning: ResNet-18: the paper and the runs with LARS trained ResNet-50\n"
     assert (done.returncode, done.stderr) == (0, told)
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
     assert 'name: "ResNet-18"' in (tmp_path / "prototxt/a/train_val.prototxt").read_text()
@@ -85,7 +85,7 @@ def test_a_collapse_off_each_end_needs_cycles(tmp_path: Path) -> None:
     assert "weights: cyc1\n" in made.stdout
     refused = run("new", *each, cwd=tmp_path)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("Error: --collapse: there are no cycles that it could branch off; give")
+    assert refused.stderr.startswith("Error: --collapse: there are no cycles to branch off from; give")
     assert refused.stderr.count("\n") == 1
 
 
@@ -117,29 +117,31 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     assert "\nname: mine\n" in done.stdout
     lars, threads = done.stderr.splitlines()
     assert lars.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
-    assert threads.startswith("warning: omp_num_threads is 1: no --profile tells a node's cores; give one")
+    assert threads.startswith(
+        "warning: omp_num_threads is 1: no --profile says how many cores a node has; give one"
+    )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"--epochs": "0"}, "--epochs: 0 epochs are none to train; give 1 or more"),
-        ({"--epochs": "nan"}, "--epochs: nan epochs are none to train"),
+        ({"--epochs": "0"}, "--epochs: 0 is not a valid number of epochs; give 1 or more"),
+        ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
         ({"--epochs": "1000000"}, "--epochs: 1000000 epochs are more than anyone trains for; give 100000 or"),
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs are more than anyone trains for"),
         ({"--name": ""}, "--name: is empty; give a name, or leave it out"),
-        ({"--name": "a/b"}, "Error: --name: must be of letters, digits"),
+        ({"--name": "a/b"}, "Error: --name: must start with a letter"),
         (
             {"--lmdb": "\udcff"},
             "new: a name or path is not UTF-8, as a recipe has to be; give it another name",
         ),
         ({"--ranks-per-node": "7"}, "--batch: 1 node x 7 ranks do not divide a batch of 4,096; give another"),
-        ({"--epochs": "6"}, "--epochs: 6 epochs do not hold 5 of warm-up"),
+        ({"--epochs": "6"}, "--epochs: 6 epochs are too few for 5 of warm-up"),
         ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
-        ({"--cycles": "9"}, "--cycles: 90 epochs do not hold 5 of warm-up, 135 of 9 cycles"),
-        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 rank do not divide a batch of 4,096; take 4 or 8"),
-        ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 epochs are none to train"),
+        ({"--cycles": "9"}, "--cycles: 90 epochs are too few for 5 of warm-up, 135 of 9 cycles"),
+        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 rank do not divide a batch of 4,096; use 4 or 8"),
+        ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 is not a valid number of epochs"),
         ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
         ({"--out": "there.yaml"}, "there.yaml: already exists"),
         (

@@ -73,7 +73,7 @@ def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
     (place.lmdb / "data.mdb").write_bytes(CONTENT)
     done = place.call("--clean")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "localhost: left as it is: it was not put there by caffe-recipes\n"
+    assert done.stdout == "localhost: kept: it was not put there by caffe-recipes\n"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_a_process_of_the_host_reads_is_not_cleaned(place: Place) -> None:
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("how", ["copy", "sftp"])
+@pytest.mark.parametrize("how", ["copy", "ssh"])
 def test_a_user_who_is_not_root_stages_and_cleans(place: Place, how: str) -> None:
     as_user: tuple[str, ...] = ()
     if os.geteuid() == 0:
@@ -121,8 +121,15 @@ def test_a_user_who_is_not_root_stages_and_cleans(place: Place, how: str) -> Non
     assert modes == [0o700, 0o700, 0o600]
     assert place.call(as_user=as_user).stdout.splitlines()[-1] == "1 had it, 0 received it, 0 failed"
     cleaned = place.call("--clean", as_user=as_user)
-    assert (cleaned.returncode, cleaned.stdout) == (0, "localhost: 1,000,000 bytes taken away\n")
+    assert (cleaned.returncode, cleaned.stdout) == (0, "localhost: removed 1,000,000 bytes\n")
     assert [path.name for path in (place.folder / "node").iterdir()] == ["cache"]
+
+
+def test_the_way_that_was_called_sftp_is_still_taken_by_that_name(place: Place) -> None:
+    done = place.call("--how", "sftp")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert next(line for line in done.stdout.splitlines() if "<- chosen" in line).split()[0] == "ssh"
+    assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -134,5 +141,5 @@ def test_what_root_has_staged_is_neither_replaced_nor_cleaned_by_another(place: 
     os.chown(place.folder / "node", 65534, 65534)
     assert "1 had it" in place.call(as_user=(*NOBODY, *READS)).stdout
     done = place.call("--clean", as_user=(*NOBODY, *READS))
-    assert done.stdout == "localhost: left as it is: it was not put there by caffe-recipes\n"
+    assert done.stdout == "localhost: kept: it was not put there by caffe-recipes\n"
     assert [(path, path.stat().st_ino, path.stat().st_ctime_ns) for path in place.lmdb.iterdir()] == before

@@ -119,7 +119,10 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
         (["small.yaml", "--lmdb-source", "none"], "none: no such folder; give the LMDB's folder with --lmdb"),
         (["small.yaml", "--lmdb-source", ""], "Error: --lmdb-source: '' is not a path; is a variable unset?"),
         (["small.yaml", "--time", "soon"], "Error: --time: 'soon' is not a Slurm time; write minutes"),
-        (["small.yaml", "--time", "UNLIMITED"], "Error: --time: 'UNLIMITED' is not a time limit; write it"),
+        (
+            ["small.yaml", "--time", "UNLIMITED"],
+            "Error: --time: 'UNLIMITED' is not a time limit; write e.g. 90",
+        ),
         (["small.yaml", "--caffe-root", "none", "--out", "."], "Error: none: no such folder; give the Caffe"),
         (
             ["digits-local", "--caffe-root", "."],

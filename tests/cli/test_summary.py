@@ -61,17 +61,17 @@ def test_json_and_graph_go_together(net: Path) -> None:
     [
         (
             ["net.prototxt", "--graph", "out.gif"],
-            "out.gif: is not the name of a picture; end it in .svg",
+            "out.gif: is not a picture file; end it in .svg",
         ),
         (["net.prototxt", "--graph", "net.prototxt/out.svg"], "net.prototxt"),
         (["net.prototxt", "--graph", "gone/out.svg"], "gone: is not a folder"),
         (["net.prototxt", "--input", "3,9"], "'3,9' is not channels,height,width"),
         (["net.prototxt", "--input", "3,0,9"], "is not channels,height,width"),
         (["net.prototxt", "--input", "3,²,9"], "is not channels,height,width"),
-        (["net.prototxt", "--input", "3,9,9"], "states the size of all its inputs"),
+        (["net.prototxt", "--input", "3,9,9"], "already has the size of all its inputs"),
         (
             ["python.prototxt", "--input", "3,9,9"],
-            "layer 'p' (Python) makes blobs whose shape only a run shows",
+            "layer 'p' (Python) produces blobs whose shapes are known only at run time",
         ),
         (["net.prototxt", "--batch", "0"], "--batch"),
         (["net.prototxt", "--phase", "train"], "--phase"),
@@ -81,7 +81,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["stampede2-64n-72ep:nett"], "no net 'nett'"),
         (["."], "cannot be read"),
         (["wrong.prototxt"], "wrong.prototxt: layer 'c' (Convolution) has kernel_size 11"),
-        (["solver.prototxt"], "its net 'gone.prototxt' is not found; give --caffe-root"),
+        (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: list[str], said: str) -> None:

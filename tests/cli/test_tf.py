@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from caffe_recipes.cli.recipes import show
 from caffe_recipes.cli.tf import tf
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, RecipeError
 
 LINE = (
     "Saving dict for global step {step}: Top-1 accuracy = 0.75232, Top-5 accuracy = 0.9241,"
@@ -28,7 +30,7 @@ def test_the_published_log_is_said_to_be_of_another_run(tmp_path: Path) -> None:
     assert done.output == (
         "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
         "  not this recipe's: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
-        " 8,192, another run\n"
+        " 8,192: tf-256n-8k-90ep\n"
     )
 
 
@@ -58,5 +60,30 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
 
 def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
     words = ["log", write_log(tmp_path, 4680), "--recipe", "digits-local"]
-    with pytest.raises(InputError, match="digits-local: has no run of TensorFlow; give one that has"):
+    with pytest.raises(InputError, match="digits-local: has no TensorFlow run; give one that has"):
         CliRunner().invoke(tf, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "attribute", "words"),
+    [
+        ("lint", "lint", ["tf-digits-local"]),
+        ("estimate", "estimate", ["tf-digits-local"]),
+        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"]),
+        ("summary", "summary", ["tf-digits-local"]),
+        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"]),
+        ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"]),
+    ],
+)
+def test_what_needs_solvers_or_nets_refuses_a_recipe_of_tensorflow(
+    command: str, attribute: str, words: list[str]
+) -> None:
+    module = import_module(f"caffe_recipes.cli.{command}")
+    with pytest.raises(RecipeError, match="tf-digits-local: is trained by TensorFlow and has no phases"):
+        CliRunner().invoke(getattr(module, attribute), words, catch_exceptions=False)
+
+
+def test_another_caffe_has_nothing_to_train_of_it() -> None:
+    words = ["tf-digits-local", "--dialect", "intel"]
+    with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, and no Caffe"):
+        CliRunner().invoke(show, words, catch_exceptions=False)

@@ -16,7 +16,9 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.run.snapshots import Checkpoint, drop_checkpoints, fetch_checkpoint, place_checkpoint
+from caffe_recipes.run.caffe import fetch_checkpoint
+from caffe_recipes.run.snapshots import drop_checkpoints, place_checkpoint
+from caffe_recipes.run.steps import Checkpoint
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster

@@ -25,17 +25,17 @@ def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "hostfile: holds no host"),
-        ("\n# nobody\n", "hostfile: holds no host"),
-        ("a\nb\na:2\n", "hostfile:3: host a is there twice (first in line 1)"),
-        ("a # comment\n", "hostfile:1: 'a # comment' is no host"),
-        ("a:x\n", "hostfile:1: 'a:x' is no host"),
+        ("", "hostfile: contains no hosts"),
+        ("\n# nobody\n", "hostfile: contains no hosts"),
+        ("a\nb\na:2\n", "hostfile:3: host a appears twice (first on line 1)"),
+        ("a # comment\n", "hostfile:1: 'a # comment' is not a host"),
+        ("a:x\n", "hostfile:1: 'a:x' is not a host"),
         ("a:" + "9" * 5000 + "x\n", "hostfile:1: 'a:999"),
-        ("a:0\n", "hostfile:1: 'a:0' is no host"),
-        ("a\n-oProxyCommand=x\n", "hostfile:2: '-oProxyCommand=x' is no host"),
-        ("a b\n", "hostfile:1: 'a b' is no host"),
-        ("größe\n", "hostfile:1: 'größe' is no host"),
-        ("a\x00\n", "hostfile:1: 'a\\x00' is no host"),
+        ("a:0\n", "hostfile:1: 'a:0' is not a host"),
+        ("a\n-oProxyCommand=x\n", "hostfile:2: '-oProxyCommand=x' is not a host"),
+        ("a b\n", "hostfile:1: 'a b' is not a host"),
+        ("größe\n", "hostfile:1: 'größe' is not a host"),
+        ("a\x00\n", "hostfile:1: 'a\\x00' is not a host"),
         ("a" * 10_000 + "!\n", "hostfile:1: 'aaaa"),
     ],
 )
@@ -51,26 +51,26 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
     ("line", "hint"),
     [
         ("root@a", "write the host alone, and its user in ~/.ssh/config"),
-        ("fe80::1", "hydra takes a colon for the number of ranks: write the host's name"),
-        ("[2001:db8::1]:2", "hydra takes a colon for the number of ranks: write the host's name"),
+        ("fe80::1", "hydra reads ranks after a colon: write the host's name"),
+        ("[2001:db8::1]:2", "hydra reads ranks after a colon: write the host's name"),
         ("a slots=4", "that is for Open MPI; for hydra write `host:ranks`"),
         ("root@a slots=4 max_slots=4", "write the host alone"),
         ("a max-slots=2", "that is for Open MPI"),
         ("a 4", "for hydra write `host:ranks`, one a line"),
-        ("a:4 # rack 1", "hydra takes a comment in a line of its own only"),
-        ("a:4 binding=user:0", "a host's own options are not taken; write `host:ranks`"),
-        ("a:0", "ranks are a number from 1 on, which -ppn overrides"),
-        ("a:-1", "ranks are a number"),
-        ("a: 2", "ranks are a number"),
-        ("a:two", "ranks are a number"),
-        ("n[1-4]:", "ranks are a number"),
+        ("a:4 # rack 1", "write the comment on a line of its own, as hydra requires"),
+        ("a:4 binding=user:0", "options of a host are not supported; write `host:ranks`"),
+        ("a:0", "ranks are an integer of 1 or more, which -ppn overrides"),
+        ("a:-1", "ranks are an integer"),
+        ("a: 2", "ranks are an integer"),
+        ("a:two", "ranks are an integer"),
+        ("n[1-4]:", "ranks are an integer"),
         ("ssh://a", "write `host` or `host:ranks`, one a line"),
         ('"a"', "write `host` or `host:ranks`, one a line"),
         ("a;b", "write `host` or `host:ranks`, one a line"),
     ],
 )
 def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
-    with pytest.raises(InputError, match=r"^hostfile:1: .* is no host; ") as caught:
+    with pytest.raises(InputError, match=r"^hostfile:1: .* is not a host; ") as caught:
         parse_hostfile(f"{line}\n", "hostfile")
     assert caught.value.hint.startswith(hint)
 
@@ -78,7 +78,7 @@ def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hi
 def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="pipe: cannot be read: a pipe that nobody writes to"):
+    with pytest.raises(InputError, match="pipe: cannot be read: it is a pipe that nobody writes to"):
         load_hostfile(pipe)
     reader, writer = os.pipe()
     with ThreadPoolExecutor(1) as pool, os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as file:
@@ -113,8 +113,8 @@ def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
 def test_localhost_is_no_name_among_hosts_that_reach_each_other() -> None:
     with pytest.raises(InputError) as caught:
         take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
-    beside = "holds localhost beside node1: localhost means another machine on each host"
-    assert str(caught.value) == f"hostfile: {beside}; write its name"
+    beside = "lists localhost beside node1, but localhost names another machine on each host"
+    assert str(caught.value) == f"hostfile: {beside}; write the name of this machine instead of localhost"
     assert take_hosts(("node1", "node2", "localhost"), 2, 1, "hostfile") == ("node1", "node2")
     assert take_hosts(("localhost", "127.0.0.1"), 2, 1, "hostfile") == ("localhost", "127.0.0.1")
 
@@ -130,11 +130,11 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("n[1-3]\nn2\n", "hostfile:2: host n2 is there twice (first in line 1)"),
-        ("n[1,1]\n", "hostfile:1: host n1 is there twice (first in line 1)"),
+        ("n[1-3]\nn2\n", "hostfile:2: host n2 appears twice (first on line 1)"),
+        ("n[1,1]\n", "hostfile:1: host n1 appears twice (first on line 1)"),
         ("n[3-1]\n", "hostfile:1: range 3-1 runs backwards"),
         ("a\nn[1-2\n", "hostfile:2: 'n[1-2' is not a node list"),
-        ("n[1-2]:0\n", "hostfile:1: 'n[1-2]:0' is no host"),
+        ("n[1-2]:0\n", "hostfile:1: 'n[1-2]:0' is not a host"),
         ("n[1-99999999]\n", "hostfile:1: 'n[1-99999999]' names more than 100,000 hosts"),
     ],
 )

@@ -129,7 +129,7 @@ def test_an_answer_that_cannot_be_read_is_shown(answer: str) -> None:
             return Completed(0, answer, "")
 
     for ask in (file_stamp, file_bytes, file_digest, free_bytes):
-        with pytest.raises(ClusterError, match=r"here:/a: .* gives no answer that can be read: '") as caught:
+        with pytest.raises(ClusterError, match=r"here:/a: the output of .* cannot be read: '") as caught:
             ask(OddHost("here"), "/a")
         assert repr(answer)[1:100].rstrip("'") in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -163,7 +163,7 @@ def test_a_key_that_the_host_does_not_accept_is_one_line(ssh_server: SshServer, 
     with pytest.raises(ClusterError, match=r"node1: cannot be reached by ssh.*without a password") as caught:
         SshHost("node1", tmp_path / "ssh").run(["true"])
     assert "\n" not in str(caught.value)
-    tried = rf"as tester at 127\.0\.0\.1:\d+: offered {re.escape(str(tmp_path))}/ssh/id; it takes none"
+    tried = rf"as tester at 127\.0\.0\.1:\d+: offered {re.escape(str(tmp_path))}/ssh/id; it accepts none"
     assert re.search(tried, str(caught.value))
 
 
@@ -265,7 +265,7 @@ def test_a_host_that_is_still_being_reached_is_let_go_of_at_once(
     assert reaching.is_alive()
     ssh_server.hang_ups = 0
     reaching.join()
-    assert str(failed[0]).startswith("node1: was let go of while it was being reached")
+    assert str(failed[0]).startswith("node1: the connection was closed while it was being opened")
     assert host.run(["true"]).returncode == 0  # a new login
     assert ssh_server.logins == 2
     host.close()
@@ -300,7 +300,7 @@ def test_nothing_of_a_failed_login_reaches_the_terminal(
 )
 def test_jump_hosts_that_lead_in_a_circle_are_refused(config: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(config)
-    with pytest.raises(ClusterError, match=r"is reached over \w+, and that over itself"):
+    with pytest.raises(ClusterError, match=r"its jump host \w+ is reached over itself"):
         SshHost("a", tmp_path).connect()
 
 

@@ -40,18 +40,18 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
         ("a[1-2", "'a[1-2' is not a node list"),
         ("a]1[", "'a]1[' is not a node list"),
         ("a[[1]]", "'a[[1]]' is not a node list"),
-        ("a[]", "'' in 'a[]' is no range"),
-        ("a[1-]", "'1-' in 'a[1-]' is no range"),
-        ("a[x]", "'x' in 'a[x]' is no range"),
-        ("a[1,,2]", "'' in 'a[1,,2]' is no range"),
+        ("a[]", "'' in 'a[]' is not a range"),
+        ("a[1-]", "'1-' in 'a[1-]' is not a range"),
+        ("a[x]", "'x' in 'a[x]' is not a range"),
+        ("a[1,,2]", "'' in 'a[1,,2]' is not a range"),
         ("a[3-1]", "range 3-1 runs backwards"),
         ("a[01-3]", "range 01-3 has numbers of different widths"),
-        ("-a[1-2]", "'-a[1-2]' is no host"),
-        ("@all", "'@all' is no host"),
-        ("a!b", "'a!b' is no host"),
-        ("a*", "'a*' is no host"),
-        ("a b", "'a b' is no host"),
-        ("$(touch x)", "'$(touch x)' is no host"),
+        ("-a[1-2]", "'-a[1-2]' is not a host"),
+        ("@all", "'@all' is not a host"),
+        ("a!b", "'a!b' is not a host"),
+        ("a*", "'a*' is not a host"),
+        ("a b", "'a b' is not a host"),
+        ("$(touch x)", "'$(touch x)' is not a host"),
         ("a[1-999999999]", "names more than 100,000 hosts"),
         ("a[1-1000][1-1000]", "names more than 100,000 hosts"),
         (f"a[1-{MOST_HOSTS}],b", "names more than 100,000 hosts"),
@@ -117,7 +117,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
 def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
     assert not is_host_name(name)
-    with pytest.raises(InputError, match=f"^nodes: '{name}' is no host; a number is no name"):
+    with pytest.raises(InputError, match=f"^nodes: '{name}' is not a host; a host's name cannot be a number"):
         parse_nodelist(name, "nodes")
 
 
@@ -135,13 +135,11 @@ def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
     ],
 )
 def test_why_a_text_is_no_host_is_said_where_it_is_known(name: str, hint: str) -> None:
-    with pytest.raises(InputError, match=f"is no host; {hint}"):
+    with pytest.raises(InputError, match=f"is not a host; {hint}"):
         parse_nodelist(name, "nodes")
 
 
 @pytest.mark.parametrize("nodes", ["a,b,a", "n[1-3],n2", "n1,N1"])
 def test_a_slurm_job_that_names_a_host_twice_is_refused(nodes: str) -> None:
-    with pytest.raises(
-        InputError, match=r"^\$SLURM_JOB_NODELIST: host \w+ is there twice; give a --hostfile"
-    ):
+    with pytest.raises(InputError, match=r"^\$SLURM_JOB_NODELIST: host \w+ appears twice; give a --hostfile"):
         slurm_hosts({"SLURM_JOB_NODELIST": nodes})

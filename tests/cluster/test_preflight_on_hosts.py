@@ -23,7 +23,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.tree import write_files
-from caffe_recipes.run.plan import plan_prototxts
+from caffe_recipes.run.plan import plan_files
 from tests.cluster.harness.cluster import Cluster
 from tests.cluster.machines import cpuinfo, meminfo
 
@@ -106,7 +106,7 @@ class Ground:
         ]
         write_datums(self.root / "data/train_lmdb", ((f"{i:03}", datum) for i, datum in enumerate(datums)))
         recipe = load_recipe(self.root / "recipe.yaml")
-        write_files(plan_prototxts(recipe), self.root)
+        write_files(plan_files(recipe), self.root)
         weights = weights_of(build_net(recipe, "train_val"))
         (self.root / "start/start.caffemodel").write_bytes(weights)
 
@@ -271,7 +271,7 @@ def as_long_as_ours(ground: Ground) -> None:
 def spare_without_key(ground: Ground) -> None:
     ground.edit("nodes: 4", "nodes: 3")
     ground.write("hostfile", "node[1,2,4,3]\n")
-    write_files(plan_prototxts(load_recipe(ground.root / "recipe.yaml")), ground.root)
+    write_files(plan_files(load_recipe(ground.root / "recipe.yaml")), ground.root)
     ground.known_hosts(unknown_key)
 
 
@@ -466,7 +466,7 @@ def test_caffe_torch_is_tried_like_any_caffe(ground: Ground) -> None:
     pytest.importorskip("torch", reason="the extra `local` is not installed")
     ground.edit("trainer: ./bin/caffe", "trainer: caffe-torch")
     ground.edit("lr_policy: fixed", "lr_policy: poly_cyc, power: 1, lr_iter: 9")
-    write_files(plan_prototxts(load_recipe(ground.root / "recipe.yaml")), ground.root)
+    write_files(plan_files(load_recipe(ground.root / "recipe.yaml")), ground.root)
     code, found = ground.look()
     assert code == 0, found
     assert f"{BIN}/caffe-torch trains, and knows lr_policy poly_cyc" in [one["said"] for one in found]

@@ -29,6 +29,18 @@ def test_what_ships_is_read_and_called_as_its_file() -> None:
     assert [load_profile(name).name for name in NAMES] == NAMES
 
 
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("stampede2-knl", "4,200 nodes in cache-quadrant mode"),
+        ("vlab", "flat-quadrant mode"),
+        ("marenostrum4", "4,000"),
+    ],
+)
+def test_what_else_the_paper_says_of_a_machine_is_a_note_of_its_profile(name: str, note: str) -> None:
+    assert note in " ".join(load_profile(name).notes)
+
+
 def test_stampede2_skx_gives_the_published_command_line() -> None:
     profile = load_profile("stampede2-skx")
     assert profile.mlsl is not None
@@ -117,7 +129,7 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ),
         (
             "name: a\ntitle: b\npartitions: {a b: {}}\n",
-            "p.yaml:3: partitions.a b: as a key it must be of letters",
+            "p.yaml:3: partitions.a b: as a key it must start with a letter",
         ),
         ('name: a\ntitle: b\nmodules: ["a\\nb"]\n', "p.yaml:3: modules[0]: control characters"),
         (

@@ -52,7 +52,7 @@ def test_the_first_host_that_is_named_is_the_cause() -> None:
 def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
     assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED
     oom = "srun: error: node2: tasks 2-3: Out Of Memory"
-    assert said(oom) == "node2: a rank was ended, being out of memory"
+    assert said(oom) == "node2: a rank was ended because memory ran out"
     crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
     assert said(crash) == "node2: a rank was ended by signal 11 (segmentation fault)"
     assert said("srun: error: node2: task 3: Exited with exit code 1") == ""

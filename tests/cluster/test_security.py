@@ -27,7 +27,8 @@ from caffe_recipes.cluster.staging.plan import clean_node, probe_node, reserve_p
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
 from caffe_recipes.recipe.source import parse_recipe
-from caffe_recipes.run.context import find_caffe, find_launcher
+from caffe_recipes.run.caffe import find_caffe
+from caffe_recipes.run.context import find_launcher
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
 from tests.jobs.conftest import definitions
@@ -235,7 +236,9 @@ def test_what_is_no_file_is_neither_read_nor_waited_for_nor_replaced(
         os.mkfifo(disk / "fifo")
         odd.symlink_to(disk / "fifo")
     probe_node(HOST, str(lmdb), "/none", 1)
-    with pytest.raises(NodeRefusal, match=r"something else than an LMDB|another LMDB|stamp that is not ours"):
+    with pytest.raises(
+        NodeRefusal, match=r"something other than an LMDB|another LMDB|stamp that is not ours"
+    ):
         reserve_part(HOST, str(lmdb), ".data.mdb.part-1", 1)
     assert clean_node(HOST, str(lmdb))[0] in ("kept", "nothing")
     assert [path.name for path in lmdb.iterdir()] == [name]
@@ -251,14 +254,14 @@ def test_links_of_ours_are_followed_step_by_step_and_not_without_end(disk: Path)
     reserve_part(HOST, f"{disk}/one/new\nline\n/lmdb", ".data.mdb.part-1", 1)
     assert (disk / "a" / "lmdb" / ".data.mdb.part-1").exists()
     (disk / "round").symlink_to("round")
-    assert "links without end" in probe_node(HOST, f"{disk}/round/lmdb", "/none", 1).reason
+    assert "through too many symbolic links" in probe_node(HOST, f"{disk}/round/lmdb", "/none", 1).reason
 
 
 def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> None:
     (disk / "lmdb").mkdir()
     (disk / "mine").write_bytes(b"records")
     os.link(disk / "mine", disk / "lmdb/data.mdb")
-    with pytest.raises(NodeRefusal, match="another LMDB has come to lie there"):
+    with pytest.raises(NodeRefusal, match="another LMDB now exists there"):
         reserve_part(HOST, str(disk / "lmdb"), ".data.mdb.part-1", 7)
     assert clean_node(HOST, str(disk / "lmdb"))[0] == "kept"
     assert (disk / "mine").read_bytes() == (disk / "lmdb/data.mdb").read_bytes() == b"records"

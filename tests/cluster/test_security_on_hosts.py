@@ -92,9 +92,9 @@ def test_hydras_ssh_forwards_no_agent(cluster: Cluster, shared: Path) -> None:
 @pytest.mark.parametrize(
     ("sshd", "locked", "said"),
     [
-        ({"PubkeyAuthentication": "no"}, False, "it takes password, keyboard-interactive only"),
+        ({"PubkeyAuthentication": "no"}, False, "it accepts only password, keyboard-interactive"),
         ({"AuthenticationMethods": "publickey,password"}, False, "after a key it asks for password"),
-        ({}, True, r"locked \(needs its passphrase: ssh-add it\); it takes none of them"),
+        ({}, True, r"locked \(needs its passphrase: ssh-add it\); it accepts none of them"),
     ],
     ids=["password", "key and password", "locked key"],
 )

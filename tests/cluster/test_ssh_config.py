@@ -121,7 +121,7 @@ def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
 
     assert (read("you@login1:77").user, read("you@login1:77").port) == ("you", 77)
     assert (read("login1").user, read("ssh://me@login1:8/").port) == ("deep", 8)
-    with pytest.raises(ClusterError, match="is not a host to jump over"):
+    with pytest.raises(ClusterError, match="is not a jump host"):
         read("login1:ssh")
 
 

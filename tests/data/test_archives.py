@@ -83,7 +83,7 @@ def test_a_tar_of_images_alone_takes_its_labels_from_a_list(tmp_path: Path) -> N
             (name, list(images).index(name), images[name]) for name in sorted(images)
         ]
     with pytest.raises(
-        DataError, match="does not say the classes of its images, of 'ILSVRC2012_val_00000001"
+        DataError, match=r"does not say the classes of its images, e\.g\. of 'ILSVRC2012_val_00000001"
     ):
         load_archive(archive)
 
@@ -167,7 +167,5 @@ def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_lin
     files: dict[str, bytes | Link] = {"n01/a.jpg": b"a", "n01/notes": Link("gone"), "n02/b.jpg": b"b"}
     assert load_archive(write(tmp_path, pack(files))).left_out == ("n01/notes",)
     for link in (Link("/data/b.jpg"), Link("n02/gone.jpg", is_hard=True), Link("b.jpg")):
-        with pytest.raises(
-            DataError, match=r"'n02/b\.jpg' is not a regular file, nor a link .*--dereference"
-        ):
+        with pytest.raises(DataError, match=r"'n02/b\.jpg' is not a regular file or a link .*--dereference"):
             load_archive(write(tmp_path, pack({**files, "n02/b.jpg": link})))

@@ -88,7 +88,7 @@ def test_progress_is_told_from_where_a_build_goes_on(listed: Path, tmp_path: Pat
                 plan_of(listed),
                 tmp_path / "lmdb",
                 skip_bad=skip_bad,
-                tell=lambda done, total: told.append((done, total)),
+                on_progress=lambda done, total: told.append((done, total)),
             )
     assert told == [(0, 10), (7, 10)]
 
@@ -151,13 +151,13 @@ def test_a_finished_build_is_kept_and_another_refused(listed: Path, tmp_path: Pa
     assert build_lmdb(plan_of(listed), out) == first
     assert (out / "data.mdb").stat() == before
     for plan in (plan_of(listed, SQUARE), plan_of(listed, seed=1)):
-        with pytest.raises(DataError, match="is there already, of other images or settings"):
+        with pytest.raises(DataError, match="already exists, built from other images or settings"):
             build_lmdb(plan, out)
     (listed.parent / "a/0.jpg").write_bytes(encode(".jpg", 99, 99))
-    with pytest.raises(DataError, match="is there already, of other images or settings"):
+    with pytest.raises(DataError, match="already exists, built from other images or settings"):
         build_lmdb(plan_of(listed), out)
     manifest_path(out).unlink()
-    with pytest.raises(DataError, match="is there already; remove it"):
+    with pytest.raises(DataError, match="already exists; remove it"):
         build_lmdb(plan_of(listed), out)
     assert (out / "data.mdb").stat().st_mtime_ns == before.st_mtime_ns
     assert names(tmp_path) == ["images", "lmdb"]
@@ -198,13 +198,13 @@ def test_bad_images_can_be_left_out_and_their_numbers_with_them(
     assert [int(key[:8]) for key, _ in records(tmp_path / "lmdb")] == [1, 2, 3, 4, 6, 7, 8]
     for path in listed.parent.glob("*/*"):
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="as bad as all other images"):
+    with pytest.raises(DataError, match="does not decode, nor does any other"):
         build_lmdb(plan_of(listed), tmp_path / "none", skip_bad=True)
     assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
 
 
 def test_images_of_different_sizes_are_refused_where_that_is_asked(listed: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, and the first image 30 x 50 x 3"):
+    with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, but the first image is 30 x 50 x 3"):
         build_lmdb(plan_of(listed, Settings(check_size=True)), tmp_path / "lmdb")
     # What its hint proposes is possible: the records of sizes that differ are of no use.
     assert names(tmp_path) == ["images"]
@@ -224,7 +224,7 @@ def test_only_one_process_builds_at_a_time(listed: Path, tmp_path: Path) -> None
     partial.mkdir()
     with (partial / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another build is under way there"):
+        with pytest.raises(DataError, match="another build is running there"):
             build_lmdb(plan_of(listed), tmp_path / "lmdb")
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
 

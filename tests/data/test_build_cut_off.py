@@ -32,7 +32,7 @@ def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Pat
     with pytest.raises(DataError, match="--skip-bad"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     with pytest.raises(
-        DataError, match=r"\.lmdb\.partial: was begun with other images or settings; remove it"
+        DataError, match=r"\.lmdb\.partial: was started with other images or settings; remove it"
     ):
         build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
 
@@ -56,7 +56,9 @@ def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Pa
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     bad.write_bytes(whole)
     (tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb").write_bytes(b"x" * 20_000)
-    with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged: it holds no LMDB; remove it, and"):
+    with pytest.raises(
+        DataError, match=r"\.lmdb\.partial: is damaged: it does not contain an LMDB; remove it, and"
+    ):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -145,7 +147,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
 def test_an_unfinished_build_that_may_not_be_written_is_no_full_disk(listed: Path, tmp_path: Path) -> None:
     (tmp_path / ".lmdb.partial").mkdir()
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
-    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; mend that; run the same"):
+    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; fix that; run the same"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -156,7 +158,7 @@ def test_a_worker_that_cannot_be_started_is_not_told_as_another_build(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(BaseProcess, "start", fail)
-    with pytest.raises(RunFailed, match="Resource temporarily unavailable; mend that; run the same command"):
+    with pytest.raises(RunFailed, match="Resource temporarily unavailable; fix that; run the same command"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 
@@ -171,8 +173,8 @@ def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True, tell=cut_off)
-    what = r"\.lmdb\.partial: was begun with --skip-bad, and 'b/1.JPEG' is left out there; give --skip-bad"
+        build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True, on_progress=cut_off)
+    what = r"\.lmdb\.partial: was started with --skip-bad, which left out 'b/1.JPEG'; give --skip-bad"
     with pytest.raises(DataError, match=what):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     assert build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True).skipped == ["b/1.JPEG"]
@@ -184,7 +186,7 @@ def test_large_records_are_committed_before_a_thousand_of_them_fill_the_memory(
     monkeypatch.setattr("caffe_recipes.data.build._COMMIT_BYTES", 10_000)
     told: list[int] = []
     raw = Settings(40, 50, is_encoded=False)
-    build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", tell=lambda done, total: told.append(done))
+    build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", on_progress=lambda done, total: told.append(done))
     assert told == [0, 2, 4, 6, 8, 10]
 
 

@@ -156,7 +156,7 @@ def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> 
     assert problems(check_lmdb(tmp_path / "two", decode=None)) == []
     write_datums(tmp_path / "short", [("x", image(0))])
     (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "short" / "data.mdb").read_bytes())
-    assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, and its manifest says 10"]
+    assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, but its manifest says 10"]
 
 
 def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
         "3 records, 3 of them encoded images; 2 decoded",
         "labels 0 to 3, 2 different",
         "images by label: 0: 1, 3: 2",
-        "note: 2 labels below have no images, 1 to begin with",
+        "note: 2 smaller labels have no images; the first is 1",
         "2 images of 3 x 30 x 40",
     ]
     assert lines[5].startswith("mean BGR ")
@@ -204,7 +204,9 @@ def test_many_sizes_classes_and_channels_are_summed_up(tmp_path: Path) -> None:
     text = render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey))))
     assert "images of a label: 1 to 2, median 1\n" in text
     assert "images of 31 sizes: 9 to 39 high, 9 to 20 wide\n" in text
-    assert "note: images have 1 and 3 channels; nets read them with transform_param.force_color\n" in text
+    assert (
+        "note: images have 1 and 3 channels; a net needs transform_param.force_color to read them\n" in text
+    )
 
 
 def test_a_contact_sheet_shows_the_images_and_marks_the_broken(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import check_datums, open_datums, write_datums
-from caffe_recipes.data.digits import DigitsLmdbs, build_digits, enlarge, split_stratified
+from caffe_recipes.data.digits import (
+    DigitsLmdbs,
+    build_digit_records,
+    build_digits,
+    enlarge,
+    split_stratified,
+)
+from caffe_recipes.data.tfrecords import load_record_set
 from caffe_recipes.errors import DataError
 from tests.data.conftest import FULL
 
@@ -176,3 +183,13 @@ def test_enlarging_is_symmetric_and_close_to_opencvs_cubic() -> None:
     assert (enlarge(image[::-1]) == large[::-1]).all()
     other = cv2.resize((image * 255 / 16).astype("float32"), (32, 32), interpolation=cv2.INTER_CUBIC)
     assert np.abs(large - other.clip(0, 255)).mean() < 10
+
+
+def test_digits_as_records_are_made_once(tmp_path: Path) -> None:
+    build_digit_records(tmp_path, (8, 4))
+    made = {name: load_record_set(tmp_path / name) for name in ("train", "validation")}
+    counts = {name: (one.records, one.shards) for name, one in made.items() if one}
+    assert counts == {"train": (1438, 8), "validation": (359, 4)}
+    first = (tmp_path / "train" / "train-00000-of-00008").stat()
+    build_digit_records(tmp_path, (8, 4))
+    assert (tmp_path / "train" / "train-00000-of-00008").stat().st_mtime_ns == first.st_mtime_ns

@@ -68,7 +68,7 @@ def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -
 
 
 def test_an_image_beside_the_class_folders_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"loose.jpg: lies beside the folders of classes; "):
+    with pytest.raises(DataError, match=r"loose.jpg: is beside the folders of classes, not in one; "):
         load_folder(write(tmp_path, "a/1.jpg", "b/1.jpg", "loose.jpg"))
 
 

@@ -137,7 +137,7 @@ def test_finished_records_are_kept_and_those_of_other_images_are_not_replaced(ra
     write_image(raw / "train" / CLASSES[0] / "n01440764_7.JPEG", 9)
     done = small(raw)
     assert done.returncode == 2
-    assert "of other images or settings" in done.stderr
+    assert "from other images or settings" in done.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 

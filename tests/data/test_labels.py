@@ -38,13 +38,13 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
     ("text", "what"),
     [
         ("", "lists no labels"),
-        ("490\n361\n171\n", "holds numbers alone, and does not say their classes"),
+        ("490\n361\n171\n", "has only numbers, without the images that they belong to"),
         ("n02\nn07\n", "has 2 labels for 3 images"),
         ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not 'image label'"),
         ("val_1.JPEG 1\nval_2.JPEG 2\n", "has no label for 'val_3.JPEG'"),
         (
             "val_1.JPEG 1\nval_2.JPEG 2\nval_3.JPEG 2\na/val_1.JPEG 3\n",
-            ":4: 'val_1.JPEG' has label 3, and 1 in line 1; give each image one label",
+            ":4: 'val_1.JPEG' has label 3, but 1 on line 1; give each image one label",
         ),
         (
             "val_1.JPEG 1\nval_2.JPEG 2\nval_3.JPEG 2\nval_9.JPEG 3\n",
@@ -53,7 +53,7 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
         ("val_1.JPEG 1\nval_2.JPEG -2\nval_3.JPEG 2\n", ":2: label '-2' is not an integer of 0 or more"),
         (
             "n02\nn07\nn02\n",
-            "names classes, and does not say their labels; give their order by --class-list, e.g. the manif",
+            "names classes, but not their labels; give their order by --class-list, e.g. the manif",
         ),
         ("val_1.JPEG 1\nval_2.JPEG n02\nval_3.JPEG 2\n", ":2: label 'n02' is not an integer of 0 or more"),
     ],
@@ -96,7 +96,7 @@ def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, te
 
 def test_a_list_of_images_is_no_list_of_classes(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("a/x.jpg 0\na/y.jpg 0\nb/z.jpg 1\n")
-    with pytest.raises(DataError, match=r"' is 'image label', and no class; write"):
+    with pytest.raises(DataError, match=r"' is 'image label', not a class; write"):
         load_classes(tmp_path / "val.txt")
 
 

@@ -32,7 +32,7 @@ def test_with_a_root_even_absolute_paths_are_beneath_it_and_without_one_they_sta
     write(tmp_path, "", "a.jpg")
     assert load_list(write(tmp_path, "/a.jpg 1\n"), tmp_path).pictures[0].name == "/a.jpg"
     assert load_list(write(tmp_path, f"{tmp_path}/a.jpg 1\n")).pictures[0].path == f"{tmp_path}/a.jpg"
-    with pytest.raises(DataError, match=r"'a\.jpg' has label 2, and 1 in line 1"):
+    with pytest.raises(DataError, match=r"'a\.jpg' has label 2, but 1 on line 1"):
         load_list(write(tmp_path, "a.jpg 1\n/a.jpg 2\n"), tmp_path)
 
 
@@ -54,19 +54,19 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("a.jpg 1.0\n", ":1", "label '1.0' is not an integer of 0 or more"),
         ("a.jpg 2147483648\n", ":1", "label '2147483648' is not an integer of 0 or more"),
         ("a.jpg \u0663\n", ":1", "is not an integer of 0 or more"),
-        ("a.jpg 0\nb.jpg 1\na.jpg 2\n", ":3", "'a.jpg' has label 2, and 0 in line 1; "),
-        ("a.jpg 0\n./a.jpg 2\n", ":2", "'a.jpg' has label 2, and 0 in line 1; "),
-        ("a.jpg 0\nfolder/..//a.jpg 0\n.//a.jpg 1\n", ":3", "'a.jpg' has label 1, and 0 in line 1; "),
+        ("a.jpg 0\nb.jpg 1\na.jpg 2\n", ":3", "'a.jpg' has label 2, but 0 on line 1; "),
+        ("a.jpg 0\n./a.jpg 2\n", ":2", "'a.jpg' has label 2, but 0 on line 1; "),
+        ("a.jpg 0\nfolder/..//a.jpg 0\n.//a.jpg 1\n", ":3", "'a.jpg' has label 1, but 0 on line 1; "),
         ("", "", "lists no images"),
         ("\n \n", "", "lists no images"),
-        ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' is not there, nor can 1 more be read"),
-        ("no.jpg 1\n", ":1", "image 'no.jpg' is not there; "),
+        ("a.jpg 0\nno.jpg 1\nnone.jpg 2\n", ":2", "image 'no.jpg' does not exist; 1 more cannot be read"),
+        ("no.jpg 1\n", ":1", "image 'no.jpg' does not exist; "),
         ("folder 1\n", ":1", "image 'folder' is not a file; "),
         ("fifo 1\n", ":1", "image 'fifo' is not a file; "),
         ("a.jpg/b.jpg 1\n", ":1", "image 'a.jpg/b.jpg' cannot be read: Not a directory; "),
         ("a.jpg 0\na\0.jpg 1\n", ":2", "is not text; save it as UTF-8"),
         ("GIF89a\x10\x07\n", ":1", "is not text"),
-        ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the most of an LMDB's key"),
+        ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the limit of an LMDB key"),
     ],
 )
 def test_what_is_wrong_with_a_list_is_one_line_with_its_number(

@@ -14,7 +14,7 @@ def test_no_lmdb_may_stand_within_the_folder_of_its_classes(tmp_path: Path, out:
     (tmp_path / "images").mkdir()
     (tmp_path / "link").symlink_to("images")
     with pytest.raises(
-        DataError, match=r"lies within .*images, whose folders are classes; give a path beside"
+        DataError, match=r"is inside .*images, whose folders are classes; give a path outside"
     ):
         check_out(tmp_path / out, tmp_path / "images")
 
@@ -29,7 +29,7 @@ def test_it_may_stand_beside_the_folder_and_beside_a_list(tmp_path: Path) -> Non
 
 def test_a_name_too_long_for_what_is_made_of_it_is_refused_and_the_longest_is_built(listed: Path) -> None:
     folder = listed.parent.parent
-    with pytest.raises(DataError, match="the name has 232 bytes, and 231 leave room for those of its other"):
+    with pytest.raises(DataError, match="the name has 232 bytes, more than 231, which its manifest"):
         check_out(folder / ("é" * 115 + "xx"), listed)
     check_out(folder / ("é" * 115 + "x"), listed)
     assert build_lmdb(plan_of(listed), folder / ("é" * 115 + "x")).images == 10

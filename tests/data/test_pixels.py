@@ -34,7 +34,7 @@ def test_an_image_that_its_type_cannot_hold_is_refused_rather_than_left_empty() 
 
 def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     long = encode(".png", 8, 3000)
-    with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than are read again"):
+    with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than can be decoded"):
         convert(long, "a.png", 0, Settings(shorter_side_px=15_000))
     with pytest.raises(ValueError, match=r"8000 x 3000000 pixels are 72\.0 GB raw"):
         convert(long, "a.png", 0, Settings(shorter_side_px=8000, is_encoded=False))
@@ -161,9 +161,11 @@ FLOATS = bytes(cv2.imencode(".tiff", noise(4, 6).astype(np.float32))[1])
 
 
 def test_an_image_of_more_than_bytes_is_never_kept() -> None:
-    with pytest.raises(ValueError, match=r"has 16 bits per channel, and Caffe reads 8 \(--encode-type makes"):
+    with pytest.raises(
+        ValueError, match=r"has 16 bits per channel, but Caffe reads only 8 \(--encode-type converts"
+    ):
         convert(DEEP, "x.png", 0, Settings())
-    with pytest.raises(ValueError, match=r"has 32 bits per channel, and Caffe reads 8$"):
+    with pytest.raises(ValueError, match=r"has 32 bits per channel, but Caffe reads only 8$"):
         convert(FLOATS, "x.tiff", 0, Settings())
     made, shape = convert(DEEP, "x.png", 0, Settings(encode_type="png"))
     assert load_pixels(made).shape == shape == (4, 6, 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.tfrecords import (
     CheckedRecords,
     check_records,
@@ -100,10 +101,18 @@ def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:
     ]
 
 
-def test_a_manifest_without_sizes_is_one(lmdb: Path, records: Path) -> None:
+def test_the_manifest_has_the_size_and_the_digest_of_each_file(records: Path) -> None:
+    made = load_record_set(records)
+    assert made is not None
+    files = [records / name for name in made.counts()]
+    assert made.sizes_bytes == tuple(file.stat().st_size for file in files)
+    assert made.digests == tuple(map(digest_of, files))
+
+
+def test_a_manifest_without_sizes_and_digests_is_one(lmdb: Path, records: Path) -> None:
     path = records_manifest_path(records)
     known = json.loads(path.read_text())
-    del known["sizes_bytes"]
+    del known["sizes_bytes"], known["digests"]
     path.write_text(json.dumps(known))
     write_tfrecords(lmdb, records, shards=4)
     assert check_records(records, 5).problems == ()
@@ -118,6 +127,7 @@ def test_a_manifest_without_sizes_is_one(lmdb: Path, records: Path) -> None:
         ("sizes_bytes", 3),
         ("sizes_bytes", [1]),
         ("sizes_bytes", [1, 2, 3, "x"]),
+        ("digests", ["x"] * 4),
         ("prefix", 1),
         ("plan", None),
         ("strange", 1),
@@ -128,5 +138,5 @@ def test_what_is_no_manifest_is_bad_input(lmdb: Path, records: Path, key: str, v
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or make the"):
         load_record_set(records)
-    with pytest.raises(DataError, match="is there already; remove it, or give another path"):
+    with pytest.raises(DataError, match="already exists; remove it, or give another path"):
         write_tfrecords(lmdb, records, shards=4)

@@ -151,13 +151,13 @@ def test_what_was_cut_off_goes_on_and_becomes_the_same(lmdb: Path) -> None:
             raise CutOffError
 
     with pytest.raises(CutOffError):
-        write_tfrecords(lmdb, out, shards=SHARDS, tell=cut_off)
+        write_tfrecords(lmdb, out, shards=SHARDS, on_progress=cut_off)
     assert not out.exists()
     partial = lmdb.parent / ".records.partial"
     kept = {path.name: path.stat().st_ino for path in (partial / "records").iterdir()}
     assert len(kept) == SHARDS // 2
     (partial / "records" / ".train-00004-of-00008").write_bytes(b"half a rec")
-    with pytest.raises(DataError, match="was begun with other images or settings; remove it"):
+    with pytest.raises(DataError, match="was started with other images or settings; remove it"):
         write_tfrecords(lmdb, out, shards=SHARDS, seed=2)
     make(lmdb)
     assert {path.name: path.stat().st_ino for path in out.iterdir() if path.name in kept} == kept
@@ -173,16 +173,18 @@ def test_a_finished_folder_is_kept_and_another_refused(lmdb: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert make(lmdb)[1] == made
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    with pytest.raises(DataError, match="records: is there already, of other images or settings; remove it"):
+    with pytest.raises(
+        DataError, match="records: already exists, made from other images or settings; remove it"
+    ):
         make(lmdb, seed=2)
     (out / "train-00003-of-00008").unlink()
     what = "records: lacks 1 of its 8 files: train-00003-of-00008; remove the folder"
     with pytest.raises(DataError, match=what):
         make(lmdb)
     (lmdb.parent / "taken").mkdir()
-    with pytest.raises(DataError, match="taken: is there already; remove it"):
+    with pytest.raises(DataError, match="taken: already exists; remove it"):
         make(lmdb, "taken")
-    with pytest.raises(DataError, match="is a folder that is there already"):
+    with pytest.raises(DataError, match="is a folder that already exists"):
         write_tfrecords(lmdb, Path(), shards=1)
 
 
@@ -223,7 +225,7 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
             pb.Datum(channels=1, height=1, width=65_501, data=bytes(65_501), label=0),
             "is 1 x 65501 pixels, and cannot be encoded as jpg",
         ),
-        (pb.Datum(channels=5, height=1, width=1, data=b"12345", label=0), "is raw, of 5 channels"),
+        (pb.Datum(channels=5, height=1, width=1, data=b"12345", label=0), "is raw with 5 channels"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -247,7 +249,7 @@ def test_decoders_say_nothing_of_a_damaged_image(tmp_path: Path, capfd: pytest.C
 
 def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:
     write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0)), ("b.jpg", datum(0, 2))])
-    what = r"lmdb: record '00000001_b.jpg' has label 2, and the names of classes end at 1; name all classes"
+    what = r"lmdb: record '00000001_b.jpg' has label 2, but the class names end at 1; name all classes"
     with pytest.raises(DataError, match=what):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
@@ -282,11 +284,11 @@ def test_what_is_wrong_with_records_is_told_once_and_counted(tmp_path: Path) -> 
     assert [str(problem) for problem in seen.problems] == [
         "train-00001-of-00003: record 1 has label 0, which is below 1, and 2 more like it",
         "train-00001-of-00003: record 4 is not a JPEG",
-        "train-00001-of-00003: record 5 says 8 x 8, and its image is 6 x 8",
+        "train-00001-of-00003: record 5 says 8 x 8, but its image is 6 x 8",
         "train-00001-of-00003: record 6 has no image/class/label",
-        "train-00001-of-00003: record 7 is no tf.train.Example",
-        "files of several sets lie together: train of 3 and validation of 1",
-        "2 of 3 files are missing: train-00000-of-00003",
+        "train-00001-of-00003: record 7 is not a tf.train.Example",
+        "the folder has files of several sets: train of 3 and validation of 1",
+        "2 of 3 files are missing, e.g. train-00000-of-00003",
     ]
     assert json.loads(json.dumps(records_values(seen)))["records"] == 9
 
@@ -299,9 +301,7 @@ def test_records_are_known_by_their_names(lmdb: Path) -> None:
     assert not is_records(lmdb)
     assert not is_records(lmdb / "data.mdb")
     assert not is_records(lmdb.parent / "nowhere")
-    with pytest.raises(
-        DataError, match="lmdb: holds no files of TFRecords; their names are as train-00000-of"
-    ):
+    with pytest.raises(DataError, match="lmdb: contains no TFRecords; their names are like train-00000-of"):
         check_records(lmdb)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.data.convert import Settings, convert_all, deaf_children
+from caffe_recipes.data.convert import Settings, children_ignoring_sigint, convert_all
 from caffe_recipes.data.images import Picture
 from tests.data.conftest import encode
 
@@ -21,7 +21,7 @@ def tell(path: str) -> None:
 
 def test_a_worker_hears_no_ctrl_c_from_its_very_beginning_and_its_parent_still_does(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=tell, args=(str(tmp_path / "said"),))
-    with deaf_children():
+    with children_ignoring_sigint():
         process.start()
     process.join()
     assert (tmp_path / "said").read_text() == "True"

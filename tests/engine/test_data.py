@@ -176,7 +176,7 @@ def test_resizing_without_a_crop_is_refused_where_the_size_would_change(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     images(tmp_path / "lmdb", [(8, 8)])
-    with pytest.raises(InputError, match="3 x 6 x 6 after the transform, and 3 x 8 x 8 by the net"):
+    with pytest.raises(InputError, match="3 x 6 x 6 after the transform, but the net expects 3 x 8 x 8"):
         make_net(data("batch_size: 1", "random_resize_param { min_size: 6 max_size: 6 }"))
 
 
@@ -189,7 +189,7 @@ def test_a_broken_image_is_named_when_its_batch_comes(
     write_datums(tmp_path / "lmdb", [("a", good), ("b", good), ("c", bad)])
     net = make_net(data("batch_size: 2"))
     net.forward()
-    with pytest.raises(InputError, match="record '00000002_c' is no image"):
+    with pytest.raises(InputError, match="record '00000002_c' is not an image"):
         net.forward()
     net.close()
 

@@ -59,21 +59,24 @@ def test_flags_of_glog_are_taken() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("train", "-v", "loud"), "no whole number"),
+        (("train", "-v", "loud"), "not an integer"),
         (("train", "-sovler", "x"), "unknown flag -sovler"),
         (("train", "-solver"), "-solver has no value"),
-        (("test", "-iterations", "many"), "no whole number"),
+        (("test", "-iterations", "many"), "not an integer"),
         (
             ("test", "-iterations", "2147483648"),
-            "-iterations 2147483648 is no int32, .* give 2147483647 or less",
+            "-iterations 2147483648 does not fit in int32, .* give 2147483647 or less",
         ),
-        (("test", "-level=-2147483649"), "-level -2147483649 is no int32, .* give -2147483648 or more"),
-        (("train", "-solver", ""), "-solver '' is no path; is a variable unset"),
-        (("train", "--weights="), "-weights '' is no path; is a variable unset"),
-        (("train", "-snapshot", ""), "-snapshot '' is no path"),
-        (("test", "-model", ""), "-model '' is no path"),
-        (("predict", "-source", ""), "-source '' is no path"),
-        (("predict", "-out", " "), "-out ' ' is no path"),
+        (
+            ("test", "-level=-2147483649"),
+            "-level -2147483649 does not fit in int32, .* give -2147483648 or more",
+        ),
+        (("train", "-solver", ""), "-solver '' is not a path; is a variable unset"),
+        (("train", "--weights="), "-weights '' is not a path; is a variable unset"),
+        (("train", "-snapshot", ""), "-snapshot '' is not a path"),
+        (("test", "-model", ""), "-model '' is not a path"),
+        (("predict", "-source", ""), "-source '' is not a path"),
+        (("predict", "-out", " "), "-out ' ' is not a path"),
         ((), "no command"),
         (("train", "now"), "2 commands"),
     ],
@@ -96,7 +99,7 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("train", "-solver", "solver.prototxt", "-weights", "none"), "none: no such file"),
         (("train", "-solver", "solver.prototxt", "-weights", "lmdb"), "is a folder"),
         (("train", "-solver", "solver.prototxt", "-snapshot", "none"), "none: no such file"),
-        (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , holds an empty name"),
+        (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , has an empty name"),
         (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers is for train with"),
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
@@ -133,7 +136,7 @@ def test_bad_words_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, 
         ("max_iter: 6", "max_iter: 6 lerning_rate: 1", "lerning_rate"),
         ('net: "net.prototxt"', "", "names 0 train nets"),
         ('net: "net.prototxt"', 'net: "none.prototxt"', "none.prototxt"),
-        ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "there is no folder no"),
+        ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "the folder no does not exist"),
         ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
     ],
 )
@@ -222,7 +225,7 @@ def test_weights_of_another_net_are_refused(case: Path, run: Run, change: Change
     change(case / "net.prototxt", ('name: "ip"', 'name: "other"'))
     code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
     assert code == 2
-    assert "holds no layer of net.prototxt" in only_line(log)
+    assert "has no layer of net.prototxt" in only_line(log)
 
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: Run, change: Change) -> None:

@@ -204,7 +204,7 @@ LABEL_LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "s" bottom: "
 def test_a_gradient_that_would_go_back_where_caffe_has_no_backward_pass_is_refused(layers: str) -> None:
     text = dummy("a", 4, 5) + dummy("label", 4, filler='type: "constant"') + layers
     with pytest.raises(
-        InputError, match=r"has no backward pass to bottom\[\d\], which a gradient would take"
+        InputError, match=r"has no backward pass to bottom\[\d\], but the loss needs its gradient"
     ):
         make(text)
     make(text, pb.TEST)
@@ -446,7 +446,7 @@ def test_a_permissive_share_needs_the_same_count_only() -> None:
     a, b = (next(node for node in net.nodes if node.param.name == name) for name in "ab")
     x, got = (net.value(place) for place in (b.bottoms[0], b.tops[0]))
     assert torch.allclose(got, x @ a.blobs[0].detach().reshape(9, 2).T, atol=1e-6)
-    with pytest.raises(InputError, match="give both one shape"):
+    with pytest.raises(InputError, match="give both the same shape"):
         shared("", "", outputs=9)
 
 

@@ -77,7 +77,7 @@ def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., N
     ("words", "part"),
     [
         (("predict", "-model", "net.prototxt", "-weights", "x"), "no output"),
-        ((*PREDICT[:-1], "none/out.npz"), "there is no folder none"),
+        ((*PREDICT[:-1], "none/out.npz"), "the folder none does not exist"),
         ((*PREDICT[:-1], "lmdb"), "is a folder"),
         ((*PREDICT, "-source", "none"), "none: no such LMDB"),
         (("test", *PREDICT[1:]), "-out is for predict"),

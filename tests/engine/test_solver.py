@@ -89,7 +89,7 @@ def test_a_solverstate_of_another_type_is_refused(case: Path, run: Run, change: 
     change(case / "solver.prototxt", ("max_iter: 6", 'max_iter: 9 type: "Adam" momentum: 0.9'))
     code, log = run("train", "-solver", "solver.prototxt", "-snapshot", "run_iter_6.solverstate")
     assert code == 2
-    assert "holds 2 blobs of history, and this net and solver have 4" in log
+    assert "has 2 blobs of history, but this net and solver need 4" in log
 
 
 def test_iter_size_makes_of_small_batches_a_large_one(case: Path, run: Run, change: Change) -> None:

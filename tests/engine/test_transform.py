@@ -51,8 +51,8 @@ def test_encoded_datums_are_as_they_were_encoded_unless_forced() -> None:
 @pytest.mark.parametrize(
     ("datum", "part"),
     [
-        (pb.Datum(encoded=True, data=b"junk"), "no image"),
-        (pb.Datum(encoded=True), "no image"),
+        (pb.Datum(encoded=True, data=b"junk"), "not an image"),
+        (pb.Datum(encoded=True), "not an image"),
         (pb.Datum(channels=1, height=2, width=2, data=b"123"), "holds 3 values, not 1 x 2 x 2"),
         (pb.Datum(), "holds 0 values"),
         (encoded(np.zeros((2, 2), np.uint16)), "more than 8 bits"),
@@ -109,7 +109,7 @@ def test_the_mean_image_is_cropped_and_turned_with_the_image(tmp_path: Path) -> 
 @pytest.mark.parametrize("content", [b"", b"junk", pb.BlobProto(data=[1, 2]).SerializeToString()])
 def test_a_file_that_is_no_mean_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mean").write_bytes(content)
-    with pytest.raises(DataError, match="is no mean file"):
+    with pytest.raises(DataError, match="is not a mean file"):
         transform(f'mean_file: "{tmp_path / "mean"}"')
 
 

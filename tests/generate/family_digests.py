@@ -1,6 +1,6 @@
-"""The digests of what the families' rows generate, which is not committed; `make generate` rewrites them.
+"""The digests of what recipes generate that is not committed; `make generate` rewrites them.
 
-A solver's is that of its text. Rows whose nets are equal as messages share one digest, under the net's name
+A prototxt's is that of its text. Rows whose nets are equal as messages share one digest, under the net's name
 and what tells it apart. A recipe's scripts have one together.
 """
 
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import caffe_recipes as cr
 from caffe_recipes.caffe.prototxt import digest
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.nets import build_net
+from tests.shipped import COMMITTED
 
 FILE = Path(__file__).resolve().parent.parent / "family_digests.json"
 ROWS = [name for name, one in shipped_recipes().items() if one.row is not None]
+DIGESTED = [name for name in shipped_recipes() if name not in COMMITTED]
 
 
 def net_key(recipe: Recipe, net: str) -> str:
@@ -31,24 +34,23 @@ def net_digests(recipe: Recipe) -> dict[str, str]:
     return {net_key(recipe, net): digest(build_net(recipe, net)) for net in recipe.nets}
 
 
-def file_digests(recipe: Recipe) -> dict[str, str]:
-    """Return the digest of each solver's text, and one of all scripts."""
+def file_digests(recipe: AnyRecipe) -> dict[str, str]:
+    """Return the digest of the text of each prototxt in the recipe's own folder, and one of all scripts."""
     files = cr.generate(recipe)
-    solvers = {path.rpartition("/")[2]: text for path, text in files.items() if "/solver_" in path}
+    own = f"prototxt/{recipe.name}/"
+    prototxts = {path.removeprefix(own): text for path, text in files.items() if path.startswith(own)}
     scripts = sorted((path, text) for path, text in files.items() if path.startswith(f"jobs/{recipe.name}/"))
-    found = {name: _sha256(text) for name, text in solvers.items()}
+    found = {name: _sha256(text) for name, text in prototxts.items()}
     return found | {"jobs": _sha256("".join(f"{path}\n{text}" for path, text in scripts))}
 
 
 def all_digests() -> dict[str, dict[str, str]]:
     """Return what the file holds."""
     nets: dict[str, str] = {}
-    rows: dict[str, dict[str, str]] = {}
     for name in ROWS:
-        recipe = cr.load_recipe(name)
-        nets |= net_digests(recipe)
-        rows[name] = file_digests(recipe)
-    return {"nets": dict(sorted(nets.items())), **rows}
+        nets |= net_digests(cr.load_recipe(name))
+    files = {name: file_digests(load_any_recipe(name)) for name in DIGESTED}
+    return {"nets": dict(sorted(nets.items())), **files}
 
 
 def _sha256(text: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.render import headers
 from caffe_recipes.render.dialect import translate_whole
+from tests.shipped import OF_CAFFE
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -32,7 +32,7 @@ def marked(*marks: dict[str, str]) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_every_mark_of_a_recipe_stands_in_a_file_that_it_generates(name: str) -> None:
     recipe = cr.load_recipe(name)
     files = cr.generate(recipe)

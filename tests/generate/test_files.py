@@ -14,10 +14,12 @@ from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.scripts import library
 from caffe_recipes.render.tree import generate_all, net_file
+from tests.shipped import COMMITTED, OF_CAFFE
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,7 +30,7 @@ def test_the_package_s_generate_is_the_function_before_and_after_its_import() ->
     assert cr.generate(recipe) == cr.generate(recipe) == generate_all([recipe])
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name: str) -> None:
     recipe = cr.load_recipe(name)
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
@@ -40,7 +42,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> None:
-    for text in cr.generate(cr.load_recipe(name)).values():
+    for text in cr.generate(load_any_recipe(name)).values():
         assert is_generated(text)
         assert f"`caffe-recipes generate {'NAME' if is_shared(text) else name}`" in text
         assert text.endswith("\n")
@@ -54,7 +56,7 @@ def test_what_run_sh_has_beside_it_is_what_run_sends_to_nodes_byte_for_byte() ->
 @pytest.mark.parametrize("path", library())
 def test_the_library_is_the_same_for_every_recipe_and_names_none(path: str) -> None:
     text = (ROOT / path).read_text()
-    assert all(cr.generate(cr.load_recipe(name))[path] == text for name in shipped_recipes())
+    assert all(cr.generate(cr.load_recipe(name))[path] == text for name in OF_CAFFE)
     assert is_shared(text)
 
 
@@ -65,7 +67,7 @@ def test_a_user_s_recipe_is_made_again_from_its_file(make_recipe: MakeRecipe) ->
     assert all("`caffe-recipes generate mine.yaml`" in text for text in own)
 
 
-@pytest.mark.parametrize("name", [name for name, one in shipped_recipes().items() if one.row is None])
+@pytest.mark.parametrize("name", COMMITTED)
 def test_the_committed_files_are_what_the_recipe_generates(name: str) -> None:
     for path, text in cr.generate(cr.load_recipe(name)).items():
         assert (ROOT / path).read_text() == text
@@ -86,7 +88,7 @@ def test_another_folder_locale_and_hash_seed_give_the_same_bytes(tmp_path: Path)
 
 def test_no_path_of_this_machine_is_in_any_file() -> None:
     for name in shipped_recipes():
-        for text in cr.generate(cr.load_recipe(name)).values():
+        for text in cr.generate(load_any_recipe(name)).values():
             assert str(ROOT) not in text
             assert str(Path.home()) not in text
 
@@ -116,5 +118,7 @@ def test_two_recipes_that_share_a_folder_of_nets_have_to_agree_on_them(make_reci
         "prototxt/shared/train_val.prototxt",
         "prototxt/shared/train_val_noaug.prototxt",
     ]
-    with pytest.raises(RecipeError, match=r"b: makes another prototxt/shared/train_val.* `nets_dir` of its"):
+    with pytest.raises(
+        RecipeError, match=r"b: generates another prototxt/shared/train_val.* `nets_dir` of its"
+    ):
         generate_all([make("a", 10), make("b", 11)])

@@ -17,7 +17,9 @@ import pytest
 
 import caffe_recipes as cr
 from caffe_recipes.caffe.rates import lr_at
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate_all
 
@@ -58,7 +60,7 @@ printf '%s' "${PYTHONPATH-}" >"$RECORD.path"
 
 
 def run_script(
-    folder: Path, name: str, paths: dict[str, str]
+    folder: Path, name: str, paths: dict[str, str], *, has_program: bool = True
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run a generated script from another folder, with recorders in place of its programs."""
     programs = folder / "bin"
@@ -66,6 +68,9 @@ def run_script(
     for program in ("python", "mpirun"):
         (programs / program).write_text(RECORDER)
         (programs / program).chmod(0o755)
+    if has_program:
+        (programs / paths["RESNET_DIR"]).mkdir(parents=True)
+        (programs / paths["RESNET_DIR"] / "resnet_main.py").touch()
     script = folder / name
     script.write_text(FILES[f"{FOLDER}/{name}"])
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(folder / "record"), **paths}
@@ -91,7 +96,7 @@ def test_the_source_has_these_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_paths_with_blanks_and_quotes_stay_whole(tmp_path: Path, name: str) -> None:
-    odd = {variable: f'/a b/it\'s "{variable}" $HOME *' for variable in PATHS}
+    odd = {variable: f'a b/it\'s "{variable}" $HOME *' for variable in PATHS}
     _, record = run_script(tmp_path, name, odd)
     expected = COMMANDS[name]
     for variable, path in sorted(PATHS.items(), key=lambda item: -len(item[1])):
@@ -104,10 +109,22 @@ def test_paths_with_blanks_and_quotes_stay_whole(tmp_path: Path, name: str) -> N
 def test_a_path_that_is_not_set_is_named(tmp_path: Path, name: str) -> None:
     paths = {key: path for key, path in PATHS.items() if f"{key}=" in FILES[f"{FOLDER}/{name}"]}
     missing = list(paths)[1]
-    done, record = run_script(tmp_path, name, {**paths, missing: ""})
+    done, record = run_script(tmp_path, name, {**paths, missing: ""}, has_program=False)
     assert done.returncode == 2
     assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the top of {name}\n"
     assert not record.exists()
+
+
+def test_no_rank_is_started_where_the_program_is_missing(tmp_path: Path) -> None:
+    done, record = run_script(tmp_path, "tf_train.sh", PATHS, has_program=False)
+    assert done.returncode == 2
+    assert done.stderr == "tf-256n-90ep: <path-to>/resnet_main.py not found; check RESNET_DIR\n"
+    assert not record.exists()
+
+
+def test_the_hosts_are_named_in_either_hydra_s_variable() -> None:
+    text = FILES[f"{FOLDER}/tf_train.sh"]
+    assert "HYDRA_HOST_FILE (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI)" in text
 
 
 def test_training_finds_the_schedule_beside_its_script(tmp_path: Path) -> None:
@@ -161,6 +178,21 @@ def test_module_data_and_caffe_s_phases_agree_to_6_decimals_at_every_step(module
         for step in range(low["step"], high["step"])
     ]
     assert read == pytest.approx(rates)
+
+
+def test_the_run_of_the_printed_log_has_its_steps_and_its_rate_in_caffe_too() -> None:
+    recipe = cr.load_recipe("tf-256n-8k-90ep")
+    run = recipe.tensorflow
+    assert run
+    assert (recipe.cluster.global_batch, run.schedule.steps) == (8192, 14_075)
+    assert "--train_batch_size 8192" in render_horovod(recipe)["jobs/tf-256n-8k-90ep/tf_train.sh"]
+    caffe = [
+        lr_at(build_solver(recipe, phase), iteration)
+        for phase in recipe.phases
+        for iteration in range(phase.max_iter)
+    ]
+    assert len(caffe) == 14_075
+    assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(caffe)) < 1e-6
 
 
 def test_past_its_end_the_module_s_rate_is_0(module: ModuleType) -> None:
@@ -220,7 +252,58 @@ def test_the_phases_say_what_the_join_costs() -> None:
     assert "Momentum is lost where this phase starts" in text
 
 
+def test_caffe_follows_the_named_program_where_it_can() -> None:
+    solvers = [build_solver(RECIPE, phase) for phase in RECIPE.phases]
+    assert {(solver.type, round(solver.momentum, 6)) for solver in solvers} == {("Nesterov", 0.9)}
+    net = build_net(RECIPE, "train_val")
+    transform = net.layer[0].transform_param
+    change = transform.random_aspect_ratio_param.aspect_ratio_change
+    assert change**2 == pytest.approx(3 / 4)
+    means = [255 * mean for mean in (0.406, 0.456, 0.485)]
+    assert list(transform.mean_value) == pytest.approx(means)
+    assert transform.scale == pytest.approx(3 / 255 / (0.229 + 0.224 + 0.225), rel=1e-4)
+    (classifier,) = (layer for layer in net.layer if layer.type == "InnerProduct")
+    # A parameter that is not mentioned decays as the solver says.
+    assert [param.decay_mult for param in classifier.param] in ([], [1, 1])
+    for layer in net.layer:
+        if layer.type == "Scale":
+            assert [param.decay_mult for param in layer.param] == [0, 0]
+
+
+def test_the_published_chain_keeps_its_own_update_and_crops() -> None:
+    recipe = cr.load_recipe("stampede2-64n-72ep")
+    assert not build_solver(recipe, recipe.phases[0]).HasField("type")
+    transform = build_net(recipe, "train_val").layer[0].transform_param
+    assert transform.random_aspect_ratio_param.aspect_ratio_change == 0.75
+
+
+@pytest.mark.parametrize("key", ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"])
+def test_what_caffe_cannot_say_of_the_program_is_listed(key: str) -> None:
+    assert any(one.key == key and "tensorflow/tpu" in str(one.printed) for one in RECIPE.differences)
+
+
 def test_weight_decay_and_batch_norm_are_the_run_s() -> None:
     assert {phase.weight_decay for phase in RECIPE.phases} == {0.00005}
     text = generate_all([RECIPE])["prototxt/tf-256n-90ep/train_val.prototxt"]
     assert set(re.findall(r"moving_average_fraction: (\S+)", text)) == {"0.95"}
+
+
+def test_a_recipe_that_tensorflow_trains_has_its_scripts_alone() -> None:
+    files = generate_all([load_any_recipe("tf-digits-local")])
+    names = ("chain.sbatch", "tf_evaluate.sh", "tf_rates.json", "tf_rates.py", "tf_train.sh")
+    assert sorted(files) == [f"jobs/tf-digits-local/{name}" for name in names]
+    for text in files.values():
+        assert "Generated by `caffe-recipes generate tf-digits-local`" in text
+
+
+def test_what_is_not_the_source_s_is_a_flag_behind_its_words() -> None:
+    files = render_horovod(load_any_recipe("tf-digits-local"))
+    train, test = (files[f"jobs/tf-digits-local/tf_{name}.sh"] for name in ("train", "evaluate"))
+    model = ["--resnet_depth=14", "--num_label_classes=10", "--image_size=32"]
+    more = ["--num_train_images=1438", "--deterministic=True", "--save_checkpoints_steps=110"]
+    assert [word for word in train.split() if word.startswith("--") and "=" in word][2:] == [*model, *more]
+    assert [word for word in test.split() if word.startswith("--") and "=" in word][3:] == [
+        *model,
+        "--num_eval_images=359",
+    ]
+    assert "mpirun -np 2 -ppn 2 python" in train

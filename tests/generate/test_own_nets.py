@@ -182,7 +182,7 @@ def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
     own = DATA.replace('"Data"', f'"{kind}"')
     with pytest.raises(RecipeError) as caught:
         build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
-    what = f"layer 'mnist' of mine.prototxt reads {kind}, and a recipe's data are LMDBs"
+    what = f"layer 'mnist' of mine.prototxt reads {kind}, but a recipe's data are LMDBs"
     assert str(caught.value) == f"digits-local: {what}; remove the layer, or give it type Data"
 
 
@@ -207,5 +207,5 @@ def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path:
 
 def test_other_outputs_than_classes_are_refused_naming_both(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace("num_output: 10", "num_output: 12"))
-    with pytest.raises(RecipeError, match=r"layer 'ip' has num_output 12, and net\.classes is 10"):
+    with pytest.raises(RecipeError, match=r"layer 'ip' has num_output 12, but net\.classes is 10"):
         build_net(recipe, "train_val")

@@ -20,7 +20,7 @@ CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
         ("", "hostfile: has 0 of the 2 hosts that 4 ranks need; list them all"),
         ("# only\n\n  # comments\n", "hostfile: has 0 of the 2 hosts"),
         ("c401-001\n", "hostfile: has 1 of the 2 hosts that 4 ranks need; list them all"),
-        ("c401-001\n#\nc401-001:2\n", "hostfile:3: c401-001 is there twice"),
+        ("c401-001\n#\nc401-001:2\n", "hostfile:3: c401-001 appears twice"),
         ("c401-001\nc401-002 # the second\n", "hostfile:2: 'c401-002 # the second' is not a host"),
         ("-oProxyCommand=reboot\nc401-002\n", "hostfile:1: '-oProxyCommand=reboot' is not a host"),
         ("c401-001:x\nc401-002\n", "hostfile:1: 'c401-001:x' is not a host"),

@@ -33,7 +33,7 @@ REFUSED = [
         "solver_cyc1",
         "display",
         "debug_info: true display",
-        r"solver_cyc1.prototxt:\d+:1: debug_info: a recipe has no",
+        r"solver_cyc1.prototxt:\d+:1: debug_info: recipes have no",
     ),
     (
         "solver_cyc1",
@@ -81,7 +81,7 @@ REFUSED = [
         "train_val",
         "batch_size: 32",
         "batch_size: 16",
-        "train_val_noaug.prototxt: .*batch_size: 32, and a recipe makes it 16",
+        "train_val_noaug.prototxt: .*batch_size: 32, but a recipe makes it 16",
     ),
     (
         "train_val_noaug",
@@ -93,19 +93,19 @@ REFUSED = [
         "train_val_noaug",
         "mirror: false",
         "mirror: true",
-        "mirror: true, and a recipe makes it false",
+        "mirror: true, but a recipe makes it false",
     ),
     (
         "train_val",
         'type: "Data"',
         'type: "ImageData"',
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, and a recipe's data are LMDBs",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, but a recipe's data are LMDBs",
     ),
     (
         "train_val",
         "backend: LMDB",
         "backend: LEVELDB",
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, and a recipe's data are LMDBs",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, but a recipe's data are LMDBs",
     ),
 ]
 
@@ -234,7 +234,7 @@ def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: P
 def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Path) -> None:
     change(small / "solver_cyc1.prototxt", "snapshot: 270", "")
     made = adopt(small, AdoptOptions(images=1438))
-    assert "cyc1 is written with snapshot 270, where Caffe makes its last one anyway" in made.notes
+    assert "cyc1 is written with snapshot 270, at which Caffe writes its last one anyway" in made.notes
 
 
 def test_nets_without_a_folder_are_told_to_be_written_with_one(small: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(path.read_text().replace("train_val.prototxt", "train_val.pt"))
     (small / "train_val.prototxt").rename(small / "train_val.pt")
-    said = r"solver_init.prototxt: net: .*train_val.pt.*, and a recipe makes it .*train_val.prototxt"
+    said = r"solver_init.prototxt: net: .*train_val.pt.*, but a recipe makes it .*train_val.prototxt"
     with pytest.raises(CaffeRecipesError, match=said):
         adopt(small, AdoptOptions(images=1438))
 
@@ -261,8 +261,8 @@ def test_guesses_are_told(small: Path) -> None:
     for guess in (
         "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
         "cyc1 starts from the last snapshot of init: a guess",
-        "1 rank: a guess: nothing says how many (--ranks)",
-        "1 OpenMP thread a rank: a guess",
+        "1 rank: a guess, since no file says how many (--ranks)",
+        "1 OpenMP thread per rank: a guess",
         "1,438 training images: as given",
         "359 test images: a guess: one batch (--test-images)",
         "net: equal to what the builder resnet_small makes",
@@ -435,7 +435,7 @@ def test_a_chain_of_solverstates_is_refused_with_the_one_solver_that_trains_the_
     (folder / "train_full.sh").write_text("\n".join(lines))
     with pytest.raises(CaffeRecipesError) as caught:
         adopt(folder, AdoptOptions(), home=tmp_path)
-    what = "full_lr1 resumes zoo/full_solver_iter_600.solverstate, and a recipe's phases start from weights"
+    what = "full_lr1 resumes zoo/full_solver_iter_600.solverstate, but a recipe's phases start from weights"
     hint = 'make it one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
     assert str(caught.value).endswith(f"train_full.sh:2: {what}; {hint}")
 

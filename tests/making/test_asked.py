@@ -83,8 +83,11 @@ def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) 
         ({"net": "my_nets:lenet"}, "my_nets.py does not exist; put the module beside the recipe"),
         ({"net": "resnet18", "depth": 50}, "--depth: --net is resnet18; give only one of them"),
         ({"test_lmdb": None}, "--lmdb: no LMDB of test images is given; give --test-lmdb DIR"),
-        ({"lmdb": "nowhere"}, "--images: nowhere is not here to count its images; give --images N"),
-        ({"test_lmdb": "none"}, "--test-images: none is not here to count its images; give --test-images N"),
+        ({"lmdb": "nowhere"}, "--images: cannot count the images: no LMDB at nowhere; give --images N"),
+        (
+            {"test_lmdb": "none"},
+            "--test-images: cannot count the images: no LMDB at none; give --test-images N",
+        ),
     ],
 )
 def test_what_nothing_says_is_asked_for(
@@ -98,8 +101,8 @@ def test_what_nothing_says_is_asked_for(
 @pytest.mark.parametrize(
     ("crop", "outputs", "message"),
     [
-        (40, 4, "crops 40 pixels, and the first image has 32 x 32; take larger images, or"),
-        (20, 3, "has 3 classes, and the labels of the LMDB need 4; change num_output"),
+        (40, 4, "crops 40 pixels, but the first image has 32 x 32; use larger images, or"),
+        (20, 3, "has 3 classes, but the labels of the LMDB need 4; change num_output"),
     ],
 )
 def test_a_net_that_does_not_fit_the_images_is_refused(

@@ -149,15 +149,15 @@ def test_a_collapse_off_each_end_leaves_the_line_as_it_is_and_makes_an_ensemble(
     assert "123 epochs, 6 collapses for an ensemble" in made.recipe.title
     more = sum(one.max_iter for one in collapses[:-1]) * 4096 / IMAGENET
     assert more == pytest.approx(5 * 0.06 * 123, rel=1e-3)
-    assert f"the other collapses are {more:.2f} more" in made.text
+    assert f"the other collapses take {more:.2f} more" in made.text
 
 
 @pytest.mark.parametrize(
     ("batch", "rate", "said"),
     [
         (4096, 1.6, "0.1 for each 256 images: section IV-D"),
-        (14_336, 5.6, "The published 448-node recipe has less, 4.8 for 14,336 images"),
-        (24_576, 6.4, "The TensorFlow run of 24,576 images halved that, 9.6, instead, to 4.8."),
+        (14_336, 5.6, "The published 448-node recipe has less: 4.8 for 14,336 images"),
+        (24_576, 6.4, "The TensorFlow run of 24,576 images instead halved the scaled rate, from 9.6 to 4.8."),
         (65_536, 6.4, "6.4 from 16,384 images on: section V-C; 0.1 for each 256 is 25.6."),
     ],
 )
@@ -170,10 +170,10 @@ def test_the_peak_is_scaled_linearly_and_departures_are_said(batch: int, rate: f
 def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() -> None:
     made = make_new(Wish(50_000, 256, 30, profile=load_profile("stampede2-knl")))
     assert [phase.name for phase in made.recipe.phases] == ["main", "collapse"]
-    assert made.notes == ("no warm-up: the peak is no higher than 0.1, where it would start",)
-    assert "# No warm-up: the peak is no higher than 0.1, where it would start.\n" in made.text
+    assert made.notes == ("no warm-up: it would start at 0.1, and the peak rate is not higher",)
+    assert "# No warm-up: it would start at 0.1, and the peak rate is not higher.\n" in made.text
     assert "Each rise" not in made.text
-    assert "the history of momentum starts at 0 at the join, and" in made.text.replace("\n# ", " ")
+    assert "the momentum history starts at 0 at the join, and" in made.text.replace("\n# ", " ")
     cyclic = make_new(Wish(50_000, 256, 60, cycles=1)).text
     assert "# No warm-up: " in cyclic
     assert "# Each rise is a phase of its own" in cyclic
@@ -181,7 +181,7 @@ def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() ->
 
 def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
     text = make_new(Wish(IMAGENET, 8192, 90)).text.replace("\n# ", " ")
-    assert "the history of momentum starts at 0 at each of the 2 joins" in text
+    assert "the momentum history starts at 0 at each of the 2 joins" in text
 
 
 def test_what_is_known_to_be_lost_is_warned_of() -> None:
@@ -213,12 +213,12 @@ def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
 def test_what_is_ours_is_said_to_be() -> None:
     text = " ".join(make_new(Wish(IMAGENET, 16_384, 90, cycles=2)).text.replace("#", " ").split())
     for said in (
-        "with power 1 (section VI), to 0.5 of the peak. Ours: that share, and an end at 2/3 of the epochs",
-        "7 to 10 from 16K on (section V-C), which of them for which batch is ours",
-        "section V-B has 5 to 7 %, and VI 3 to 10 epochs; the 6 % are ours.",
+        "with power 1 (section VI), to 0.5 of the peak. Ours: this share, and the end at 2/3 of the epochs",
+        "7 to 10 from 16K on (section V-C); the choice by batch is ours",
+        "section V-B says 5 to 7 %, VI says 3 to 10 epochs; choosing 6 % is ours.",
     ):
         assert said in text
-    assert "the 6 % are ours" not in make_new(Wish(IMAGENET, 16_384, 90, collapse_epochs=5)).text
+    assert "choosing 6 % is ours" not in make_new(Wish(IMAGENET, 16_384, 90, collapse_epochs=5)).text
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -231,7 +231,7 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
     # What is known of epochs is known of ResNet-50 alone.
     short = make_new(Wish(IMAGENET, 4096, 30, depth=depth, profile=profile)).notes
-    told = [f"warning: ResNet-{depth}: the paper and the runs with LARS are ResNet-50's"]
+    told = [f"warning: ResNet-{depth}: the paper and the runs with LARS trained ResNet-50"]
     assert list(made.notes) == ([] if depth == 50 else told)
     assert [note.split(":")[1].strip() for note in short] == (
         ["30 epochs"] if depth == 50 else [f"ResNet-{depth}"]
@@ -242,24 +242,24 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     ("wish", "said"),
     [
         (Wish(1000, 1001, 90), "--batch: a batch of 1,001 is more than the 1,000 images"),
-        (Wish(1, 1001, 90), "--batch: a batch of 1,001 is more than the 1 image; take a smaller one"),
-        (Wish(IMAGENET, 4096, 90, nodes=7), "7 nodes x 1 rank do not divide a batch of 4,096; take 4 or 8"),
-        (Wish(IMAGENET, 4096, 90, nodes=8192), "--nodes: 8,192 nodes x 1 rank do not divide .*; take 4,096"),
+        (Wish(1, 1001, 90), "--batch: a batch of 1,001 is more than the 1 image; use a smaller one"),
+        (Wish(IMAGENET, 4096, 90, nodes=7), "7 nodes x 1 rank do not divide a batch of 4,096; use 4 or 8"),
+        (Wish(IMAGENET, 4096, 90, nodes=8192), "--nodes: 8,192 nodes x 1 rank do not divide .*; use 4,096"),
         (Wish(IMAGENET, 4095, 90, ranks_per_node=2), "--batch: .*; give another batch, or --ranks-per-node"),
-        (Wish(IMAGENET, 4096, 90, batch_per_rank=48), "--batch-per-rank: 1 x 48 images .*; take 32 or 64"),
+        (Wish(IMAGENET, 4096, 90, batch_per_rank=48), "--batch-per-rank: 1 x 48 images .*; use 32 or 64"),
         (Wish(IMAGENET, 4096, 90, nodes=64, batch_per_rank=32), "x 1 rank of 32 images are not a batch"),
-        (Wish(IMAGENET, 4096, 90, nodes=1), "4,096 images of a rank make a blob of .*; take ranks of 2,674"),
-        (Wish(IMAGENET, 4096, 8), "5 of warm-up, 3 of collapse, and a decay; take --epochs 9"),
-        (Wish(IMAGENET, 4096, 20, collapse_epochs=15), "take --epochs 21, or less --collapse-epochs"),
-        (Wish(IMAGENET, 4096, 80, cycles=5), "hold 5 of warm-up, 75 of 5 cycles, 4.8 of coll"),
+        (Wish(IMAGENET, 4096, 90, nodes=1), "4,096 images of a rank make a blob of .*; use ranks of 2,674"),
+        (Wish(IMAGENET, 4096, 8), "5 of warm-up, 3 of collapse, and a decay; use --epochs 9"),
+        (Wish(IMAGENET, 4096, 20, collapse_epochs=15), "use --epochs 21, or less --collapse-epochs"),
+        (Wish(IMAGENET, 4096, 80, cycles=5), "too few for 5 of warm-up, 75 of 5 cycles, 4.8 of coll"),
         (Wish(IMAGENET, 4096, 90, collapse="each"), "--collapse: there are no cycles .*; give --cycles"),
-        (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; take 100 or fewer"),
-        (Wish(2**31 - 1, 1, 90), "--epochs: a phase of 193,.* iterations, and Caffe counts to 2,147,483,647"),
-        (Wish(IMAGENET, 4096, 90, classes=1), "--classes: there is nothing to tell apart; give 2 or more"),
+        (Wish(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 are too many; use 100 or fewer"),
+        (Wish(2**31 - 1, 1, 90), "a phase has 193,.* iterations, but Caffe counts only to 2,147,483,647"),
+        (Wish(IMAGENET, 4096, 90, classes=1), "--classes: there is nothing to classify; give 2 or more"),
         (Wish(IMAGENET, 4096, 90, classes=2**31 - 1), "--classes: 2,147,483,647 make .*; give 1,048,575 or"),
         (Wish(IMAGENET, 4096, 90, classes=2**31 - 1, depth=18), "--classes: .*; give 4,194,303 or fewer"),
         (Wish(IMAGENET, 5000, 90, classes=10**6, batch_per_rank=2500), "--classes: .*; give 858,993 or"),
-        (Wish(IMAGENET, 4096, 90, name="a/b"), "name: must be of letters"),
+        (Wish(IMAGENET, 4096, 90, name="a/b"), "name: must start with a letter"),
         (Wish(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
 )  # fmt: skip
@@ -272,7 +272,7 @@ def test_what_does_not_fit_is_refused_with_what_would(wish: Wish, said: str) -> 
 def test_what_a_refusal_suggests_fits() -> None:
     make_new(Wish(IMAGENET, 4096, 9))
     make_new(Wish(IMAGENET, 4096, 21, collapse_epochs=15))
-    with pytest.raises(InputError, match=r"take --epochs (\d+), or fewer") as raised:
+    with pytest.raises(InputError, match=r"use --epochs (\d+), or fewer") as raised:
         make_new(Wish(IMAGENET, 4096, 80, cycles=5))
     needed = int(str(raised.value).split("--epochs ")[1].split(",")[0])
     make_new(Wish(IMAGENET, 4096, needed, cycles=5))

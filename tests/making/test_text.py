@@ -13,8 +13,8 @@ from caffe_recipes.authoring import recipe_yaml
 from caffe_recipes.authoring.recipe_yaml import render_yaml, write_recipe
 from caffe_recipes.config import parse_yaml
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from tests.shipped import OF_CAFFE
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 SCALARS = st.one_of(
@@ -47,7 +47,7 @@ def test_whatever_is_written_reads_back(given_values: dict[str, object]) -> None
     assert read == tuples(given_values)
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_a_recipe_that_ships_reads_back_from_its_values(name: str) -> None:
     recipe = load_recipe(name)
     again = parse_recipe(write_recipe(recipe, {}), name, Path())

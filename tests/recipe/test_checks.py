@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import parse_recipe
+from caffe_recipes.recipe.source import parse_any_recipe, parse_recipe
 
 BRANCHED = shipped_recipes()["stampede2-448n-90ep"].file.read_text("utf-8")
 
@@ -36,10 +36,10 @@ def test_a_phase_may_start_from_any_snapshot_of_an_earlier_one_and_from_its_last
 @pytest.mark.parametrize(
     ("iteration", "what", "hint"),
     [
-        (7650, "phase 'main' snapshots every 402 iterations, not at 7650", "take 7638"),
-        (7900, "phase 'main' snapshots every 402 iterations, not at 7900", "take 8040"),
-        (1, "phase 'main' snapshots every 402 iterations, not at 1", "take 402"),
-        (8442, "phase 'main' ends at iteration 8040, before 8442", "take 8040"),
+        (7650, "phase 'main' snapshots every 402 iterations, not at 7650", "use 7638"),
+        (7900, "phase 'main' snapshots every 402 iterations, not at 7900", "use 8040"),
+        (1, "phase 'main' snapshots every 402 iterations, not at 1", "use 402"),
+        (8442, "phase 'main' ends at iteration 8040, before 8442", "use 8040"),
     ],
 )
 def test_an_iteration_without_a_snapshot_is_refused_with_the_nearest_that_has_one(
@@ -52,31 +52,35 @@ def test_an_iteration_without_a_snapshot_is_refused_with_the_nearest_that_has_on
 
 def test_a_phase_that_is_stopped_has_no_snapshots_past_its_stop() -> None:
     text = changed("max_iter: 8040", "max_iter: 8040\n    stop_iter: 4020")
-    assert "phase 'main' ends at iteration 4020, before 7638; take 4020" in str(refuse(text))
+    assert "phase 'main' ends at iteration 4020, before 7638; use 4020" in str(refuse(text))
 
 
 @pytest.mark.parametrize("weights", ["none", "given.caffemodel"])
 def test_an_iteration_of_what_is_no_phase_is_refused(weights: str) -> None:
     error = refuse(changed("weights_iter: 7638", f"weights: {weights}\n    weights_iter: 7638"))
-    assert f"phase 'collapse' starts from '{weights}', no earlier phase; remove it" in str(error)
+    assert f"phase 'collapse' starts from '{weights}', not from an earlier phase; remove it" in str(error)
 
 
 def test_the_first_phase_has_no_iteration_to_start_from() -> None:
     error = refuse(changed("  - name: main\n", "  - name: main\n    weights_iter: 402\n"))
-    assert "phases[0].weights_iter: phase 'main' starts from its fillers, no earlier phase" in str(error)
+    assert "phases[0].weights_iter: phase 'main' starts from its fillers, not from an earlier phase" in str(
+        error
+    )
 
 
 @pytest.mark.parametrize("stop", [8040, 9000, 403])
 def test_a_stop_is_before_the_end_and_has_a_snapshot(stop: int) -> None:
     error = refuse(changed("max_iter: 8040", f"max_iter: 8040\n    stop_iter: {stop}"))
-    assert "stop_iter is an iteration before max_iter at which a snapshot fires" in str(error)
+    assert "stop_iter must be below max_iter and a multiple of snapshot" in str(error)
 
 
 def test_two_snapshots_that_the_chain_keeps_never_share_a_name() -> None:
     one = changed("/tmp/resnet_50_448nodes_coll", "/scratch/resnet_50_448nodes").replace(
         "max_iter: 402", "max_iter: 7638"
     )
-    what = "phases[1].snapshot_prefix: a snapshot of another phase is called resnet_50_448nodes_iter_7638"
+    what = (
+        "phases[1].snapshot_prefix: a snapshot of another phase is also called resnet_50_448nodes_iter_7638"
+    )
     assert what in str(refuse(one))
 
 
@@ -88,7 +92,7 @@ def test_what_a_phase_needs_of_the_solver_block_is_inherited() -> None:
 
 def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
     text = shipped_recipes()["tf-256n-90ep"].file.read_text("utf-8").replace("steps: 4680", "steps: 4681")
-    what = "schedule.steps: 4,681 steps, and the phases make 4,680 iterations; make them equal"
+    what = "schedule.steps: 4,681 steps, but the phases have 4,680 iterations; make them equal"
     with pytest.raises(RecipeError, match=what):
         parse_recipe(text, "tf.yaml", Path())
 
@@ -99,7 +103,7 @@ def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
         (
             "  mean_value:",
             "  mean_file: mean.binaryproto\n  mean_value:",
-            "data.mean_file: train has a mean_file and a mean_value, and Caffe subtracts only one mean; "
+            "data.mean_file: train has a mean_file and a mean_value, but Caffe subtracts only one mean; "
             "remove one, or give each under `train` or `test`",
         ),
         (
@@ -115,15 +119,128 @@ def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
         (
             "  test:\n",
             "  test:\n    mean_value: [1, 2]\n",
-            "data.test.mean_value: one value, or one for each of blue, green and red; write three numbers",
+            "data.test.mean_value: has 2 values; give one value, or three: blue, green and red",
         ),
         (
             "  test:\n",
             "  test:\n    crop_size: 20\n",
-            "data.test.crop_size: train has 224 and test 20, and a builder's net has one size; "
+            "data.test.crop_size: train has 224 and test 20, but a builder's net has one input size; "
             "give one crop_size under `data`",
         ),
     ],
 )
 def test_transformations_that_caffe_would_stop_at_are_refused(old: str, new: str, what: str) -> None:
     assert what in str(refuse(changed(old, new)))
+
+
+RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (
+            "trainer: tensorflow",
+            "trainer: TensorFlow",
+            "trainer: TensorFlow is not a Caffe; write tensorflow",
+        ),
+        (
+            "cluster:\n",
+            "phases: []\ncluster:\n",
+            "phases: a recipe that TensorFlow trains has none; remove it, or let a Caffe be the trainer",
+        ),
+        ("  data:\n", "  dato:\n", "tensorflow.dato: unknown key; did you mean 'data'?"),
+        (
+            "batch_per_rank: 32",
+            "batch_per_rank: 720",
+            "cluster.batch_per_rank: an iteration takes 1440 images, but there are only 1438; use",
+        ),
+        (
+            "omp_num_threads: 1\n",
+            "omp_num_threads: 2\n",
+            "cluster.omp_num_threads: 2, but tensorflow.intra_threads is 1; make them equal",
+        ),
+        (
+            "cluster:\n",
+            "cluster:\n  mlsl: {num_servers: 2}\n",
+            "cluster.mlsl: TensorFlow's ranks have no servers of MLSL; remove it",
+        ),
+        (
+            "      files: 8\n      images: 359",
+            "      files: 360\n      images: 359",
+            "tensorflow.data.validation.files: 360 files cannot hold 359 images",
+        ),
+        (
+            "folder: tmp/digits_records/train",
+            "folder: examples/digits/validation",
+            "validation.folder: examples/digits/validation is also the folder of the training images",
+        ),
+        (
+            "source: examples/digits/train",
+            "source: examples/numbers/train",
+            "tensorflow.data.prepare: digits are built as FOLDER/train and FOLDER/validation",
+        ),
+        (
+            "  data:\n",
+            "  data:\n    label_offset: 2\n",
+            "tensorflow.data.label_offset: must be 0 or 1, not 2",
+        ),
+        (
+            "flags: {deterministic: true,",
+            "flags: {file_groups: 3,",
+            "tensorflow.flags.file_groups: 3 does not divide 2 ranks; give the number of nodes",
+        ),
+        (
+            "flags: {deterministic: true,",
+            "flags: {file_groups: true,",
+            "tensorflow.flags.file_groups: True does not divide 2 ranks; give the number of nodes",
+        ),
+        (
+            "flags: {deterministic: true,",
+            "flags: {deterministic: true, file_groups: 2,",
+            "tensorflow.flags.file_groups: with files dealt to nodes, the images of a step depend on the",
+        ),
+        (
+            "flags: {deterministic: true,",
+            "flags: {train_steps: 9,",
+            "tensorflow: flags: train_steps follows from other keys of the recipe; remove it",
+        ),
+        (
+            "kmp_blocktime: 1}",
+            "kmp_blocktime: 1, flags: {num_eval_images: 9}}",
+            "tensorflow: evaluation.flags: num_eval_images follows from other keys of the recipe; remove it",
+        ),
+    ],
+)
+def test_contradictions_of_a_recipe_that_tensorflow_trains_are_one_line(
+    old: str, new: str, what: str
+) -> None:
+    text = RECORDS.replace(old, new, 1)
+    with pytest.raises(RecipeError) as caught:
+        parse_any_recipe(text, "tf.yaml", Path())
+    assert str(caught.value).startswith("tf.yaml:")
+    assert "\n" not in str(caught.value)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (
+            "tensorflow:\n",
+            "tensorflow:\n  classes: 10\n",
+            "tensorflow.classes: 10, but net.classes is 1,000; make them equal",
+        ),
+        (
+            "files: 1024, images: 1281167",
+            "files: 1024, images: 1281166",
+            "tensorflow.data.train.images: 1,281,166, but the LMDB has 1,281,167; make them equal",
+        ),
+    ],
+)
+def test_both_sides_of_a_recipe_train_on_the_same_images(old: str, new: str, what: str) -> None:
+    text = shipped_recipes()["tf-256n-90ep"].file.read_text("utf-8")
+    assert old in text
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text.replace(old, new, 1), "tf.yaml", Path())
+    assert what in str(caught.value)

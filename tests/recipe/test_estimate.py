@@ -63,7 +63,7 @@ def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:
 
 
 def test_more_images_an_iteration_than_there_are_to_train_on_are_refused(recipe: Recipe) -> None:
-    said = "1,281,280 images an iteration are more than the 1,281,167 to train on; take fewer nodes"
+    said = "1,281,280 images an iteration are more than the 1,281,167 to train on; use fewer nodes"
     with pytest.raises(InputError, match=said):
         estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_020, 2, 32))
     assert estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_018, 2, 32)).epochs > 71

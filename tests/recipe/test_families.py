@@ -94,6 +94,10 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
     large, small = (parse_recipe(text, "mine.yaml", Path(), row) for row in ("ours-large", "ours-small"))
     assert [each.key for each in large.differences] == ["minutes", "epochs"]
     assert [each.key for each in small.differences] == ["minutes"]
+    noted = FAMILY.replace("  derived:\n", "  notes: [of all]\n  derived:\n", 1) + "    notes: [of one]\n"
+    assert parse_recipe(noted, "mine.yaml", Path(), "ours-large").notes == ("of all", "of one")
+    refused = refuse(noted.replace("[of one]", "of one"), "ours-large")
+    assert "notes: must be a list of lines of text that each start with `-`" in str(refused)
     error = refuse(text.replace("epochs, printed: 9", "epochs, print: 9"), "ours-large")
     assert "differences[1].print: unknown key" in str(error)
     assert error.where == f"mine.yaml:{text.count(chr(10))}"
@@ -105,7 +109,7 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
         ("nodes: 2", "nodes: 0", "cluster.nodes: must be 1 or more"),
         ("{epochs: 20}", "{epochs: -1}", "schedule.epochs: must be above 0"),
         ("{epochs: 20}", "{epoch: 20}", "schedule.epoch: unknown key; did you mean 'epochs'"),
-        ("{epochs: 20}", "{epochs: 2}", "schedule: the warm-up"),
+        ("{epochs: 20}", "{epochs: 2}", "schedule: the decay would end"),
         ("{epochs: 20}", "20", "schedule: must be a mapping"),
         ("{minutes: 3}", "{minute: 3}", "phases[0].reported.minute: unknown key"),
         ("{main: {minutes: 3}}", "{mian: {}}", "no phase 'mian'; did you mean 'main'?"),
@@ -113,9 +117,9 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
         ("momentum: 0.9", "momentum: 9", "momentum: must be below 1"),
         ("trainer: caffe-torch", "trainer: '-x'", "trainer: a launcher"),
         ("- {key: trainer, rule: ours}", "- {key: trainer}", "derived[0].rule: missing"),
-        ("  title: One of ours", "  name: x", "name: a row is called by its key; take it out"),
-        ("    schedule: {epochs: 20}", "    name: x", "name: a row is called by its key; take it out"),
-        ("family: ours", "family: ../ours", "family: must be of letters"),
+        ("  title: One of ours", "  name: x", "name: a row's key is its name; remove it"),
+        ("    schedule: {epochs: 20}", "    name: x", "name: a row's key is its name; remove it"),
+        ("family: ours", "family: ../ours", "family: must start with a letter"),
     ],
 )
 def test_what_is_wrong_is_told_at_its_own_line(old: str, new: str, key: str) -> None:
@@ -146,7 +150,7 @@ def test_a_family_without_a_row_says_which_there_are() -> None:
 
 def test_phases_and_a_schedule_are_one_too_many() -> None:
     both = FAMILY.replace("    schedule: {epochs: 20}\n", "    schedule: {epochs: 20}\n    phases: []\n")
-    assert "there is a schedule too" in str(refuse(both))
+    assert "there is also a schedule" in str(refuse(both))
 
 
 def test_a_row_may_write_its_phases_itself() -> None:
@@ -169,7 +173,7 @@ def test_a_row_of_a_file_is_named_behind_its_path(tmp_path: Path) -> None:
 
 def test_a_file_without_rows_refuses_one(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_bytes(shipped_recipes()["digits-local"].file.read_bytes())
-    with pytest.raises(RecipeError, match="has no rows, so none named 'x'"):
+    with pytest.raises(RecipeError, match="not a family, so it has no row 'x'"):
         load_recipe(f"{tmp_path}/one.yaml:x")
 
 
@@ -227,7 +231,7 @@ def test_a_row_may_name_its_folders_itself() -> None:
     assert nets_dir(text, "ours-small") == "nets/mine"
     for bad in ("nets/", "nets/.", "'a b'"):
         error = refuse(text.replace("nets/mine", bad))
-        assert "nets_dir: ends in no name of a folder; end it in letters" in str(error)
+        assert "nets_dir: does not end in a folder's name; end it in letters" in str(error)
 
 
 def test_what_is_wrong_in_another_row_s_nets_is_that_row_s() -> None:

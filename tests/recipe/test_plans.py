@@ -173,34 +173,38 @@ def test_the_published_chain_begins_with_a_line_to_0_at_epoch_60() -> None:
 @pytest.mark.parametrize(
     ("schedule", "batch", "said"),
     [
-        (Schedule(epochs=3), 4096, "the warm-up"),
-        (Schedule(epochs=5), 4096, "the warm-up"),
-        (Schedule(epochs=8, collapse=True, collapse_epochs=4), 4096, "the warm-up"),
-        (Schedule(epochs=80, decay="steps"), 4096, "the last step"),
-        (Schedule(epochs=90, decay="steps", warmup_epochs=40), 4096, "the warm-up"),
-        (Schedule(iterations=20, collapse=True, weight_decay_steps=9), 1281167, "a part"),
-        (Schedule(epochs=90, collapse=True, collapse_epochs=0.1), 1281167, "collapse"),
-        (Schedule(decay="cycles", warmup_epochs=30), 4096, "the warm-up"),
-        (Schedule(decay="cycles", cycles=Cycles(square_epochs=0.1)), 1281167, "a part"),
-        (Schedule(decay="cycles", cycles=Cycles(rise_epochs=0.1)), 1281167, "nothing"),
-        (Schedule(decay="cycles", cycles=Cycles(fall_epochs=0.1)), 1281167, "a cycle's rise"),
+        (Schedule(epochs=3), 4096, "but the warm-up ends at"),
+        (Schedule(epochs=5), 4096, "but the warm-up ends at"),
+        (Schedule(epochs=8, collapse=True, collapse_epochs=4), 4096, "but the warm-up ends at"),
+        (Schedule(epochs=80, decay="steps"), 4096, "but the last step ends at"),
+        (Schedule(epochs=90, decay="steps", warmup_epochs=40), 4096, "but the warm-up ends at"),
+        (Schedule(iterations=20, collapse=True, weight_decay_steps=9), 1281167, "the part before ends at"),
+        (
+            Schedule(epochs=90, collapse=True, collapse_epochs=0.1),
+            1281167,
+            "a collapse would have no iterations",
+        ),
+        (Schedule(decay="cycles", warmup_epochs=30), 4096, "but the warm-up ends at"),
+        (Schedule(decay="cycles", cycles=Cycles(square_epochs=0.1)), 1281167, "the part before ends at"),
+        (Schedule(decay="cycles", cycles=Cycles(rise_epochs=0.1)), 1281167, "rise would have no iterations"),
+        (Schedule(decay="cycles", cycles=Cycles(fall_epochs=0.1)), 1281167, "but a cycle's rise ends at"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"{said}.*does not fit"):
+    with pytest.raises(ValueError, match=said):
         plan_phases(schedule, batch, IMAGES)
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "one of iterations and epochs"),
-        ({"epochs": 90, "iterations": 9}, "one of iterations and epochs"),
-        ({"epochs": 90, "decay": "cycles"}, "that of its parts"),
-        ({"decay": "cycles", "collapse": True}, "of their own"),
-        ({"epochs": 90, "decay": "steps", "collapse": True}, "neither a collapse"),
-        ({"decay": "cycles", "cycles": {"count": 1, "collapse_epochs": (1, 2, 3)}}, "more than the 2 ends"),
-        ({"decay": "cycles", "cycles": {"square_to": 0.6}}, "not below linear_to"),
+        ({}, "either iterations or epochs"),
+        ({"epochs": 90, "iterations": 9}, "either iterations or epochs"),
+        ({"epochs": 90, "decay": "cycles"}, "leave out iterations and epochs"),
+        ({"decay": "cycles", "collapse": True}, "only one weight decay"),
+        ({"epochs": 90, "decay": "steps", "collapse": True}, "leave out collapse"),
+        ({"decay": "cycles", "cycles": {"count": 1, "collapse_epochs": (1, 2, 3)}}, "at most 2 values"),
+        ({"decay": "cycles", "cycles": {"square_to": 0.6}}, "must be below linear_to"),
     ],
 )
 def test_a_schedule_that_contradicts_itself_is_refused(values: dict[str, Any], said: str) -> None:
@@ -230,7 +234,7 @@ def test_whatever_a_schedule_states_is_planned_with_rates_that_are_numbers_or_re
         try:
             plan = plan_phases(Schedule.model_validate(draw_schedule(draw)), batch, images)
         except ValueError as error:
-            assert "does not fit" in str(error)
+            assert "would" in str(error)
             continue
         planned += 1
         for solver in map(solver_of, plan.phases):

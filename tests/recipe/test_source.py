@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import RecipeError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import Recipe, TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
 
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
@@ -30,7 +30,7 @@ def line_of(text: str, needle: str) -> int:
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
 def test_every_shipped_recipe_loads_under_its_own_name(name: str) -> None:
-    assert load_recipe(name).name == name
+    assert load_any_recipe(name).name == name
 
 
 def test_the_published_recipe_states_what_its_source_reports() -> None:
@@ -114,9 +114,9 @@ def test_a_policy_is_refused_without_what_its_rate_is_made_of(settings: str, nee
         ("max_iter: 560", "max_iter: -5", "phases[0].max_iter", "not -5"),
         ("max_iter: 560", "max_itr: 560", "phases[0].max_itr", "did you mean 'max_iter'?"),
         ("lr_policy: poly\n", "lr_policy: polly\n", "phases[4].lr_policy", "did you mean 'poly'?"),
-        ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "must be a whole number"),
-        ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "must be a whole number"),
-        ("display: 20", "display: yes", "solver.display", "must be a whole number"),
+        ("nodes: 1\n", "nodes: true\n", "cluster.nodes", "must be an integer"),
+        ("nodes: 1\n", "nodes: 1.5\n", "cluster.nodes", "must be an integer"),
+        ("display: 20", "display: yes", "solver.display", "must be an integer"),
         ("weight_decay: 0.002", "weight_decay: .nan", "solver.weight_decay", "number"),
         ("base_lr: 0.1\n", "base_lr: 0\n", "phases[0].base_lr", "must be above 0"),
         ("net: train_val\n", "net: trainval\n", "phases[0].net", "did you mean 'train_val'?"),
@@ -124,7 +124,7 @@ def test_a_policy_is_refused_without_what_its_rate_is_made_of(settings: str, nee
         ("name: cyc1", "name: init", "phases[1].name", "two phases"),
         ("tmp/digits_cyc3", "tmp/digits_cyc2", "phases[3].snapshot_prefix", "another phase"),
         ("builder: resnet_small", "builder: resnet_smal", "net.builder", "did you mean 'resnet_small'?"),
-        ("name: digits-local", "name: ../escape", "name", "must be of letters, digits"),
+        ("name: digits-local", "name: ../escape", "name", "must start with a letter"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(old: str, new: str, key: str, what: str) -> None:
@@ -210,7 +210,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe(binary)
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(RecipeError, match="is a folder; give a recipe's name, or its YAML"):
+    with pytest.raises(RecipeError, match="is a folder; give a recipe's name, or the path of its YAML"):
         load_recipe(tmp_path / "folder.yaml")
 
 
@@ -235,7 +235,7 @@ def test_two_last_snapshots_of_one_name_are_refused_though_their_folders_differ(
     same = DIGITS.replace("max_iter: 270", "max_iter: 560").replace(
         "tmp/digits_cyc1", "elsewhere/digits_init"
     )
-    assert "digits_init_iter_560.caffemodel too" in str(refuse(same))
+    assert "also called digits_init_iter_560.caffemodel;" in str(refuse(same))
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("name: &a\n  x: *a\n", ":2: alias 'a' holds itself; write the values out"),
-        ("name: &a [*a]\n", ":1: alias 'a' holds itself"),
+        ("name: &a\n  x: *a\n", ":2: alias 'a' contains itself; write the values out"),
+        ("name: &a [*a]\n", ":1: alias 'a' contains itself"),
         ("name: " + "[" * 3000 + "]" * 3000, ":1: values nest more than 50 deep"),
     ],
 )
@@ -276,8 +276,8 @@ def test_what_nests_without_end_is_told_in_plain_words(text: str, what: str) -> 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("name: !!timestamp 99999-99-99", "the tag 'tag:yaml.org,2002:timestamp' is not known here"),
-        ("name: !!int ''", "the tag 'tag:yaml.org,2002:int' is not known here"),
+        ("name: !!timestamp 99999-99-99", "the tag 'tag:yaml.org,2002:timestamp' is not supported"),
+        ("name: !!int ''", "the tag 'tag:yaml.org,2002:int' is not supported"),
         ("? [a, b]\n: 1\n", ":1: a key is not plain text; write each key as text"),
         ("a: &a x\n*a : 1\n", ":2: a key is not plain text"),
     ],
@@ -303,19 +303,19 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
         load_recipe(path)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(RecipeError, match=r"cannot be read: a device is no file; give"):
+    with pytest.raises(RecipeError, match=r"cannot be read: it is a device, not a file; give"):
         load_recipe(path)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("max_iter: 560", "max_iter:"), "phases[0].max_iter: is empty; it must be a whole number"),
-        (("max_iter: 560", "max_iter: '560'"), "must be a whole number, not '560'; take the quotes off"),
+        (("max_iter: 560", "max_iter:"), "phases[0].max_iter: is empty; it must be an integer"),
+        (("max_iter: 560", "max_iter: '560'"), "must be an integer, not '560'; take the quotes off"),
         (("lr_policy: poly_cyc", "lr_policy: polly"), "phases[0].lr_policy: must be 'fixed', 'step'"),
         (("momentum: 0.9", "momentum: 9"), "solver.momentum: must be below 1, not 9"),
         (("mean_value: [104, 117, 123]", "mean_value: 3"), "data.mean_value: must be a list of values"),
-        (("max_iter: 560", "max_iter: 0560"), "a whole number, not '0560'; write it without leading zeros"),
+        (("max_iter: 560", "max_iter: 0560"), "an integer, not '0560'; write it without leading zeros"),
         (("title: ", "title: ' ' #"), "title: must not be blank"),
         (("snapshot_prefix: tmp/", "snapshot_prefix: tmp/ #"), "must end in a name, not in `/`"),
         (("prototxt_dir: ", "prototxt_dir: ../../"), "must not leave the Caffe root through `..`"),
@@ -339,5 +339,18 @@ def test_empty_phases_are_said_to_be_empty() -> None:
 @pytest.mark.parametrize("name", ["solver.prototxt", "net.pbtxt", "x.caffemodel"])
 def test_a_file_of_caffe_s_is_no_recipe(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('net: "a"\n')
-    with pytest.raises(RecipeError, match=r"a file of Caffe's, no recipe.*lint"):
+    with pytest.raises(RecipeError, match=r"a file of Caffe's, not a recipe.*lint"):
         load_recipe(tmp_path / name)
+
+
+def test_a_recipe_that_tensorflow_trains_has_images_and_no_phases() -> None:
+    recipe = load_any_recipe("tf-digits-local")
+    assert isinstance(recipe, TensorFlowRecipe)
+    assert (recipe.train_images, recipe.test_images) == (1438, 359)
+    assert (recipe.cluster.ranks, recipe.cluster.global_batch) == (2, 64)
+
+
+def test_what_needs_phases_refuses_a_recipe_that_tensorflow_trains() -> None:
+    what = "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; `show`,"
+    with pytest.raises(RecipeError, match=what):
+        load_recipe("tf-digits-local")

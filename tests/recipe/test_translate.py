@@ -126,13 +126,22 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        (snapshots(1000, 333, 999), "999, 1000, one every 1: 1000 of them; end it at 999 or 1332,"),
+        (
+            snapshots(1000, 333, 999),
+            "999, 1000, so one every 1 iterations: 1000 in all; end it at 999 or 1332,",
+        ),
         (
             snapshots(1000, 333, 999, 1100),
-            "one every 1: 1000 of them; end it at 999, where its snapshot: 333",
+            "so one every 1 iterations: 1000 in all; end it at 999, where its snapshot: 333",
         ),
-        (snapshots(1010, 100, 300), "300, 1010, one every 10: 101 of them; end it at 1000 or 1100,"),
-        (snapshots(3001, 10, 300, 4000), "300, 3001, one every 1: 3001 of them; end it at 3000 or"),
+        (
+            snapshots(1010, 100, 300),
+            "300, 1010, so one every 10 iterations: 101 in all; end it at 1000 or 1100,",
+        ),
+        (
+            snapshots(3001, 10, 300, 4000),
+            "300, 3001, so one every 1 iterations: 3001 in all; end it at 3000 or",
+        ),
     ],
 )
 def test_snapshots_in_nearly_every_iteration_are_no_equivalent(recipe: Recipe, said: str) -> None:

@@ -40,8 +40,8 @@ def test_a_batch_that_is_said_goes_before(solvers: list[str]) -> None:
     [
         (2, (None, 2, None), "epochs need --images;"),
         (2, (None, None, 32), "epochs need --images;"),
-        (3, (None, 2, None), "epochs need --images and --batch (no net with a batch_size lies beside"),
-        (3, (6400, 2, None), "epochs need --batch (no net with a batch_size lies beside"),
+        (3, (None, 2, None), "epochs need --images and --batch (found no net with a batch_size beside"),
+        (3, (6400, 2, None), "epochs need --batch (found no net with a batch_size beside"),
         (0, (6400, None, None), "epochs need --batch"),
     ],
 )
@@ -56,5 +56,5 @@ def test_all_that_is_missing_is_named(
 def test_nets_that_differ_need_a_batch(solvers: list[str]) -> None:
     other = Path(solvers[2]).with_name("train_val.prototxt")
     other.write_text(net_text("TRAIN").replace("batch_size: 32", "batch_size: 16"))
-    with pytest.raises(InputError, match=r"other batches: 32 of .*, 16 of .*give --batch"):
+    with pytest.raises(InputError, match=r"different batch sizes: 32 of .*, 16 of .*give --batch"):
         find_epochs_per_iter([solvers[0], solvers[2]], 6400, 2, None)

@@ -99,7 +99,7 @@ def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
     assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
     with pytest.raises(InputError, match=r"solver_a\.pt: no such file"):
         recipe_named("solver_a.pt")
-    with pytest.raises(InputError, match="is a folder; give a recipe's name, or its YAML"):
+    with pytest.raises(InputError, match="is a folder; give a recipe's name, or the path of its YAML"):
         recipe_named(".")
 
 
@@ -129,5 +129,5 @@ def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
 
 def test_what_stands_behind_a_recipe_without_rows_is_left_to_be_told_as_a_row(here: Path) -> None:
     (here / "mine.yaml").write_text("name: mine\n")
-    with pytest.raises(InputError, match=r"mine\.yaml: has no rows, so none named 'big'"):
+    with pytest.raises(InputError, match=r"mine\.yaml: not a family, so it has no row 'big'"):
         load_recipe(recipe_named("mine.yaml:big"))

@@ -231,7 +231,7 @@ def test_an_lmdb_under_caffe_root_tells_the_size_of_its_images(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "is empty: data.mdb has 0 bytes"), (b"x" * 8192, "is no LMDB")],
+    [(b"", "is empty: data.mdb has 0 bytes"), (b"x" * 8192, "is not an LMDB")],
     ids=["empty", "damaged"],
 )
 def test_an_lmdb_that_cannot_be_read_is_named_and_no_obstacle(
@@ -268,9 +268,9 @@ def test_a_bottom_that_no_layer_makes_is_told_before_an_input_that_changes_nothi
 
 
 def test_options_that_change_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="states the size of all its inputs; leave --input out"):
+    with pytest.raises(InputError, match="already has the size of all its inputs; remove --input"):
         summary_of(tmp_path, *lenet(), image=(1, 28, 28))
-    with pytest.raises(InputError, match="no layer whose batch could be set"):
+    with pytest.raises(InputError, match="no layer whose batch can be set"):
         summary_of(tmp_path, L.layer("p", "Parameter", shape={"dim": [3]}), batch=2)
 
 
@@ -305,7 +305,7 @@ def test_a_batch_norm_of_a_part_of_the_batch_is_told_in_training(tmp_path: Path)
     path = str(tmp_path / "net.prototxt")
     train, test = (summarize(read_net(path, SummaryOptions(phase=phase))) for phase in (pb.TRAIN, pb.TEST))
     assert (train.stats_batch_sizes, test.stats_batch_sizes) == ((2,), ())
-    assert "; of each 2 images by themselves" in render_table(train)
+    assert "; for groups of 2 images" in render_table(train)
     assert "by themselves" not in render_table(test)
 
 
@@ -425,7 +425,7 @@ def test_a_solvers_net_is_found_above_it_beside_it_and_under_caffe_root(tmp_path
     beside = write_solver(tmp_path / "models" / "a", "base_lr: 1 net: 'elsewhere/net.prototxt'")
     assert read_net(beside, SummaryOptions()).path == str(net)
     other = write_solver(tmp_path / "other", "base_lr: 1 net: 'a/net.prototxt'")
-    with pytest.raises(InputError, match=r"its net 'a/net\.prototxt' is not found; give --caffe-root"):
+    with pytest.raises(InputError, match=r"its net 'a/net\.prototxt' was not found; give --caffe-root"):
         read_net(other, SummaryOptions())
     assert read_net(other, SummaryOptions(caffe_root=tmp_path / "models")).path == str(net)
 

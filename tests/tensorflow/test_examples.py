@@ -39,6 +39,6 @@ def test_another_s_messages_read_ours_and_ours_theirs() -> None:
     }
 
 
-def test_what_is_no_example_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
+def test_what_is_not_an_example_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"is not a tf\.train\.Example"):
         parse_example(b"\xff\xff\xff")

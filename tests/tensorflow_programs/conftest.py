@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from caffe_recipes.data.digits import build_digits
-from caffe_recipes.data.tfrecords import write_tfrecords
+from caffe_recipes.data.digits import build_digit_records
 from tests.tensorflow_programs.launch import Digits, write_rates
 
 
@@ -22,8 +21,6 @@ def own_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
     folder = tmp_path_factory.mktemp("digits")
-    lmdbs = build_digits(folder)
-    for lmdb, name in ((lmdbs.train, "train"), (lmdbs.val, "validation")):
-        write_tfrecords(lmdb, folder / name, shards=8, prefix=name)
+    build_digit_records(folder, (8, 8))
     rates = write_rates(folder / "rates", 0.02, 10, 0.1, 40)
     return Digits(folder / "train", folder / "validation", rates)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tensorflow_programs.launch import TRAIN_COUNT, Digits, ask
+from tests.tensorflow_programs.launch import TRAIN_COUNT, VAL_COUNT, Digits, ask
 
 pytestmark = pytest.mark.tensorflow
 
@@ -17,13 +16,14 @@ pytestmark = pytest.mark.tensorflow
 NAMES = """
 import json, sys
 import tensorflow.compat.v1 as tf
-from imagenet_input import Share, load_files, train_records
+from imagenet_input import train_records
+from record_files import Share, load_files
 
-data, images, batch, is_deterministic, steps, cases = sys.argv[1:]
-files = load_files(data, int(images))
+data, images, batch, is_deterministic, groups, steps, cases = sys.argv[1:]
+files = load_files(data, int(images), 10)
 
 def names(rank, ranks, first):
-    share = Share(files, int(batch), rank, ranks, seed=1, is_deterministic=is_deterministic == "True")
+    share = Share(files, int(batch), rank, ranks, 1, is_deterministic == "True", int(groups))
     for record in train_records(share, first, int(steps)).as_numpy_iterator():
         feature = tf.train.Example.FromString(record).features.feature
         yield feature["image/filename"].bytes_list.value[0].decode()
@@ -36,14 +36,16 @@ BATCH = 60
 STEPS = TRAIN_COUNT // BATCH
 
 
-def names_of(data: Path, cases: list[tuple[int, int]], *, steps: int, is_deterministic: bool) -> Any:  # noqa: ANN401
+def names_of(
+    data: Path, cases: list[tuple[int, int]], *, steps: int, is_deterministic: bool, groups: int = 1
+) -> Any:  # noqa: ANN401
     text = str([list(case) for case in cases])
-    return ask(NAMES, data, TRAIN_COUNT, BATCH, is_deterministic, steps, text)
+    return ask(NAMES, data, TRAIN_COUNT, BATCH, is_deterministic, groups, steps, text)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
-def test_every_record_is_read_by_one_rank_in_an_epoch(digits: Digits, ranks: int) -> None:
-    (read,) = names_of(digits.train, [(ranks, 0)], steps=2 * STEPS, is_deterministic=False)
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2)])
+def test_every_record_is_read_by_one_rank_in_an_epoch(digits: Digits, ranks: int, groups: int) -> None:
+    (read,) = names_of(digits.train, [(ranks, 0)], steps=2 * STEPS, is_deterministic=False, groups=groups)
     part = STEPS * BATCH // ranks
     for start in (0, part):
         epoch = [name for rank in read for name in rank[start : start + part]]
@@ -76,30 +78,30 @@ def test_what_is_left_of_an_epoch_is_read_after_a_resume(digits: Digits) -> None
     assert [len(rank) for rank in read] == [(STEPS - 7) * BATCH // 2] * 2
 
 
-REFUSAL = """
+# The labels that training sees of validation records, whose first class has the label 1.
+LABELS = """
 import json, sys
-from imagenet_input import BadInput, load_files
+import tensorflow.compat.v1 as tf
+from imagenet_input import evaluation_input
+from record_files import load_files
 
+data, images, start, stop = sys.argv[1:]
+files = load_files(data, int(images), 10)
+batches = evaluation_input(files, 50, 32, range(int(start), int(stop)))
 try:
-    load_files(sys.argv[1], int(sys.argv[2]))
-except BadInput as error:
-    print(json.dumps(str(error)))
+    found = sorted({int(label) for _, labels in batches for label in labels.numpy()})
+except tf.errors.InvalidArgumentError as error:
+    found = str(error)
+print(json.dumps(found))
 """
 
 
-def test_records_that_are_missing_cut_short_or_of_another_count_are_refused(
-    digits: Digits, tmp_path: Path
+@pytest.mark.parametrize(("labels", "seen"), [(range(1, 11), range(10)), (range(11), range(1, 11))])
+def test_classes_are_counted_from_the_first_label_of_the_records(
+    digits: Digits, labels: range, seen: range
 ) -> None:
-    data = tmp_path / "train"
-    shutil.copytree(digits.train, data)
-    assert "manifest.json: cannot be read: No such file" in ask(REFUSAL, data, TRAIN_COUNT)
-    manifest = tmp_path / "train.manifest.json"
-    shutil.copy(digits.train.with_name(manifest.name), manifest)
-    assert "1,438 records, not the 1,281,167 images" in ask(REFUSAL, data, 1281167)
-    last = data / "train-00007-of-00008"
-    last.write_bytes(last.read_bytes()[:-1])
-    assert "train-00007-of-00008: 282,024 bytes, not 282,025" in ask(REFUSAL, data, TRAIN_COUNT)
-    last.unlink()
-    assert "train-00007-of-00008: missing" in ask(REFUSAL, data, TRAIN_COUNT)
-    manifest.write_text("{}")
-    assert "not a manifest of TFRecords" in ask(REFUSAL, data, TRAIN_COUNT)
+    assert ask(LABELS, digits.val, VAL_COUNT, labels.start, labels.stop) == list(seen)
+
+
+def test_a_label_beyond_the_classes_is_refused(digits: Digits) -> None:
+    assert "label out of range" in ask(LABELS, digits.val, VAL_COUNT, 0, 10)

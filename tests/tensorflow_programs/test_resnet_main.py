@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.tensorflow.records import deal_files
 from tests.tensorflow_programs.launch import (
     PROGRAMS,
     PYTHON,
@@ -84,7 +86,7 @@ def test_two_ranks_have_the_losses_of_one(digits: Digits, alone: dict[int, float
 BREAKS = {
     "sharding": ("resnet_main.py", "rank=hvd.rank(),", "rank=0,"),
     "splitting": (
-        "imagenet_input.py",
+        "record_files.py",
         "return self.batch // self.ranks",
         "return self.batch // self.ranks // 2",
     ),
@@ -200,14 +202,39 @@ def refuse(command: Sequence[str], env: dict[str, str], status: int = 2) -> str:
         ("--use_tpu=True", "give --use_tpu=False"),
         ("--train_steps=10", "10 steps of warm-up leave none of 10"),
         ("--data_dir=nowhere", "nowhere.manifest.json: cannot be read"),
+        ("--file_groups=3", "--file_groups 3 does not divide 2 ranks"),
+        ("--file_groups=2 --deterministic", "--deterministic with --file_groups 2"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_step(
     digits: Digits, tmp_path: Path, option: str, message: str
 ) -> None:
-    command = train_command(2, digits, tmp_path / "model", "--train_steps=20", option)
+    command = train_command(2, digits, tmp_path / "model", "--train_steps=20", *option.split())
     assert message in refuse(command, environment(digits.rates))
     assert not (tmp_path / "model").exists()
+
+
+def test_two_groups_train_on_files_of_their_own_and_a_missing_one_is_named_by_the_group_that_reads_it(
+    digits: Digits, tmp_path: Path
+) -> None:
+    data = tmp_path / "train"
+    shutil.copytree(digits.train, data)
+    shutil.copy(digits.train.with_name("train.manifest.json"), data / ".manifest.json")
+    command = train_command(2, digits, tmp_path / "model", "--train_steps=24", "--file_groups=2")
+    command = [word.replace(f"--data_dir={digits.train}", f"--data_dir={data}") for word in command]
+    done = run(command, environment(digits.rates))
+    assert done.returncode == 0, done.stdout
+    assert list(read_steps(done.stdout)) == list(range(24))
+    assert (
+        "dealt whole files of 2 groups of files; an epoch has 22 steps and leaves out 30 of 1438"
+        in done.stdout
+    )
+    seed = json.loads((data / ".manifest.json").read_text())["seed"]
+    file = data / deal_files(sorted(path.name for path in data.glob("train-*")), 2, 1, seed)[0]
+    file.unlink()
+    line = refuse(command, environment(digits.rates))
+    assert f"{file}: missing on " in line
+    assert line.endswith("; group 1 of 2 reads it; copy the records again")
 
 
 def test_a_horovod_of_another_mpi_is_found_before_training(digits: Digits, tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""How other Caffes differ from ours: fields, enum values, layer types, lr policies, solver types.
+"""The differences between our Caffe and others: fields, enum values, layer types, lr policies, solver types.
 
-`surfsara` is ours; its messages are `caffe.proto`. The others are told as their differences from it, in
+`surfsara` is ours; its messages are `caffe.proto`. The others are described by their differences from it, in
 `dialects.json`. An owner is a message (`SolverParameter`) or an enum (`PoolingParameter.RoundMode`).
 
-What each Caffe has in place of what another has: fields, enum values, layers, solvers and lr policies.
-
-A counterpart is a clause that follows "here" or "there". What is not listed has none.
+A counterpart is what a Caffe has in place of a field, value or type of another: a clause that follows "here"
+or "there". Anything that is not listed has no counterpart.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ OURS = "surfsara"
 
 
 class Definition(NamedTuple):
-    """A field as a dialect defines it; `default` is None where it states none."""
+    """A field as a dialect defines it; `default` is None if the dialect states none."""
 
     number: int
     label: str
@@ -39,10 +38,10 @@ class Definition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One Caffe. Fields and enum values: what it has over ours, what it lacks, what it defines otherwise.
+    """One Caffe, with the fields and enum values that it adds, lacks (`missing`), or defines differently.
 
-    An owner maps to {name: definition of the field, or number of the enum value}; an owner that is lacking
-    whole has None for its names.
+    An owner maps to {name: definition of the field, or number of the enum value}. In `missing`, an owner that
+    does not exist at all has None for its names.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Dialect:
     changed: Mapping[str, Mapping[str, Definition | int]]
 
     def knows(self, owner: str, name: str) -> bool:
-        """Whether this Caffe has the field, or the enum value."""
+        """Return whether this Caffe has the field or enum value."""
         if name in self.added.get(owner, ()):
             return True
         missing = self.missing.get(owner, frozenset())
@@ -71,7 +70,7 @@ def load_dialects() -> Mapping[str, Dialect]:
 
 
 def find_dialect(name: str) -> Dialect:
-    """Return a dialect by its name; InputError if there is none of that name.
+    """Return a dialect by its name; raises InputError for an unknown name.
 
     >>> sorted(find_dialect("bvlc").layer_types - find_dialect("surfsara").layer_types)
     ['Clip', 'Swish']
@@ -103,7 +102,7 @@ def layer_type_dialects(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
-    """Find the layer type of a dialect, or of any, that is most like a name; the same but for case at best.
+    """Return the layer type of a dialect, or of any, most similar to a name; one in other case comes first.
 
     >>> nearest_layer_type("Relu"), nearest_layer_type("Convolutoin"), nearest_layer_type("Attention")
     ('ReLU', 'Convolution', None)
@@ -111,7 +110,7 @@ def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
     chosen = [find_dialect(dialect)] if dialect else load_dialects().values()
     types = sorted(frozenset().union(*(each.layer_types for each in chosen)))
     same = next((known for known in types if known.lower() == name.lower()), None)
-    # A ratio takes time in the square of a name's length, and no type has a long one.
+    # Comparing takes time quadratic in a name's length, and no type has a long name.
     return same or (find_nearest(name, types) if len(name) <= _LONGEST_NAME else None)
 
 
@@ -284,7 +283,7 @@ LR_POLICIES: Mapping[str, _Policy] = {
 
 
 def find_counterpart(dialect: str, owner: str, name: str) -> str:
-    """Say what a dialect has in place of a field or an enum value that it lacks; empty if it has nothing.
+    """Return what a dialect has in place of a field or enum value that it lacks; "" if it has nothing.
 
     >>> find_counterpart("bvlc", "SolverParameter", "warmup_iter")
     'no warm-up is known'
@@ -297,7 +296,8 @@ def find_counterpart(dialect: str, owner: str, name: str) -> str:
 
 
 def find_layer_counterpart(dialect: str, layer_type: str) -> str:
-    """Name the layer type that a dialect has in place of one that it lacks; empty if it has none.
+    """Return the layer type that a dialect has in place of one that it lacks; "" if it has none.
+
 
     >>> find_layer_counterpart("bvlc", "SpatialDropout"), find_layer_counterpart("bvlc", "PriorBox")
     ('Dropout', '')

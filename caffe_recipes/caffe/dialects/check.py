@@ -1,9 +1,7 @@
-"""What another Caffe would refuse in a message, or read otherwise than ours does.
+"""Find what another Caffe would refuse in a message, or read with another meaning than ours does.
 
-A message of ours will do, and one of the schema of all Caffes (`dialect_schema.py`); with the document that
-it was read from, text that only counts as text is looked at too: lists, and enum values given by number.
-
-What another Caffe reads without a word, and takes otherwise than ours does.
+The message may be of our schema, or of the schema of all Caffes (`schema.py`). With the document that it was
+read from, its text is checked too: lists, and enum values that are given by number.
 
 Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for its running statistics.
 """
@@ -36,7 +34,7 @@ from caffe_recipes.wording import did_you_mean, join_names, plural
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One thing that a dialect takes otherwise: where it stands, when, and what to say."""
+    """A field that a dialect reads with another meaning: where, when it matters, and what to report."""
 
     dialect: str
     owner: str
@@ -48,7 +46,7 @@ class Reading:
 
 
 def _given(message: Message, field: str) -> bool:
-    """Whether a field is there and true; ours has not each field of the others."""
+    """Return whether a field is set and true; our schema lacks some fields of the others."""
     return bool(getattr(message, field, False))
 
 
@@ -61,7 +59,7 @@ READINGS = (
         "SolverParameter.test_initialization",
         lambda solver: _given(solver, "test_interval") and not solver.HasField("test_initialization"),
         (
-            "test_initialization is left out: nvcaffe takes it for false, SURFsara's for true",
+            "test_initialization is left out: its default is false in nvcaffe, true in SURFsara's",
             "it does not test before the first iteration",
             "write test_initialization: true for the same tests",
         ),
@@ -74,7 +72,7 @@ READINGS = (
         "DataParameter.prefetch",
         lambda data: not data.HasField("prefetch"),
         (
-            "prefetch is left out: nvcaffe takes it for 0, SURFsara's for 4",
+            "prefetch is left out: its default is 0 in nvcaffe, 4 in SURFsara's",
             "it chooses by itself how far to read ahead; the images are the same",
             "nothing, or the prefetch that you want",
         ),
@@ -87,7 +85,7 @@ READINGS = (
         "DataParameter.shuffle",
         lambda data: _given(data, "shuffle") and not _given(data, "cache"),
         (
-            "nvcaffe's shuffle is another one: it stirs the records that it caches",
+            "nvcaffe's shuffle differs: it shuffles only the records that it caches",
             "without cache: true the records come in the order of the LMDB in each epoch",
             "add cache: true, or shuffle when the LMDB is built (convert_imageset -shuffle)",
         ),
@@ -102,27 +100,27 @@ READINGS = (
         (
             "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by",
             "tests differ a little, and the statistics in a caffemodel of the other are misread",
-            "divide blobs 0 and 1 of each BatchNorm by blob 2 before weights go over",
+            "divide blobs 0 and 1 of each BatchNorm by blob 2 before you use its weights there",
         ),
     ),
 )
 
 
 def find_readings(message: Message, owner: str, dialect: str) -> Iterator[Reading]:
-    """Yield what a dialect takes otherwise in one message, not in those inside it."""
+    """Yield what a dialect reads with another meaning in one message, without those inside it."""
     for reading in READINGS:
         if (reading.dialect, reading.owner) == (dialect, owner) and reading.applies(message):
             yield reading
 
 
 class DialectRule(NamedTuple):
-    """How grave a difference is, and what it is, in one line."""
+    """How severe a difference is, and what it is, in one line."""
 
     severity: Literal["error", "warning", "note"]
     what: str
 
 
-# An error: that Caffe refuses it. A warning: it reads it otherwise. A note: to be known, and harmless.
+# error: that Caffe refuses the message. warning: it reads another meaning. note: a harmless difference.
 DIFFERENCE_RULES: Mapping[str, DialectRule] = {
     "dialect-file": DialectRule("error", "a kind of file that the dialect does not read"),
     "dialect-field": DialectRule("error", "a field that the dialect does not have"),
@@ -153,10 +151,10 @@ _GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
 
 @dataclass(frozen=True, slots=True)
 class DialectDifference:
-    """One thing that a dialect takes otherwise: the rule, the field's path, what, its effect, what to write.
+    """One difference in a dialect: the rule, the field's path, what differs, its effect, and what to write.
 
-    `name` is what differs, `Message.field`, `Enum.VALUE` or a word such as `poly_cyc`; `count` says how often
-    a message holds it, `field` where first.
+    `name` is `Message.field`, `Enum.VALUE` or a word such as `poly_cyc`; `count` is how often a message holds
+    it, and `field` the first place.
     """
 
     rule: str
@@ -171,7 +169,7 @@ class DialectDifference:
 def check_message(
     message: Message, dialect: Dialect, document: Document[Message] | None = None
 ) -> list[DialectDifference]:
-    """Return what a dialect takes otherwise in a message, each thing once, in the order of the text."""
+    """Return the differences between a dialect and ours in a message, each once, in the order of the text."""
     found: dict[tuple[str, str], DialectDifference] = {}
     for difference in _differences(message, dialect, document):
         key = difference.rule, difference.name
@@ -231,7 +229,7 @@ def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> D
     what = f"{title} has no {owner}.{name}"
     others = [TITLES[other] for other in field_dialects(owner, name)]
     place = "here" if dialect.name == OURS else "there"
-    write = f"take it out; {place} {here}" if here else f"take it out; {_only(others)}"
+    write = f"remove it; {place} {here}" if here else f"remove it; {_only(others)}"
     return DialectDifference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
 
 
@@ -245,9 +243,9 @@ def _more_than_one(
 ) -> Iterator[DialectDifference]:
     title = TITLES[dialect.name]
     if count > 1:
-        what = f"{owner}.{name} has {count} values, and {title} takes one"
+        what = f"{owner}.{name} has {count} values, but {title} takes one"
     elif document and path in document.offsets and not document.text.startswith(name, document.offsets[path]):
-        what = f"{owner}.{name} is a list, and {title} takes one value"
+        what = f"{owner}.{name} is a list, but {title} takes one value"
     else:
         return
     sides = {
@@ -270,7 +268,7 @@ def _enum_value(
     there = _names_by_number(enum, owner, dialect).get(number)
     title = TITLES[dialect.name]
     if there is None:
-        what = f"{title} has no {owner} of the number {number}"
+        what = f"{title} has no {owner} with the number {number}"
         write = f"{name} has another number there; write the name" if dialect.knows(owner, name) else ""
         here = find_counterpart(dialect.name, owner, name)
         yield DialectDifference(
@@ -282,14 +280,14 @@ def _enum_value(
             write or (f"by name: {here}" if here else "write a value that it has"),
         )
     elif there != name:
-        what = f"{number} is {owner}.{there} to {title}, and {name} to SURFsara's"
+        what = f"{number} is {owner}.{there} in {title}, but {name} in SURFsara's"
         yield DialectDifference(
             "dialect-number", path, f"{owner}.{name}", what, f"it takes {there}", "write the name"
         )
 
 
 def _is_number(path: str, document: Document[Message] | None) -> bool:
-    """Whether the text gives an enum value by its number."""
+    """Return whether the text gives an enum value by its number."""
     if document is None or path not in document.offsets:
         return False
     return _GIVEN_AS_NUMBER.match(document.text, document.offsets[path]) is not None
@@ -305,12 +303,12 @@ def _names_by_number(enum: EnumDescriptor, owner: str, dialect: Dialect) -> dict
 def _word(
     message: Message, owner: str, field: FieldDescriptor, word: str, path: str, dialect: Dialect
 ) -> Iterator[DialectDifference]:
-    """Look at the words that are no enums, though Caffe knows only some: of layers, solvers, lr policies."""
+    """Check strings of which Caffe knows only some: types of layers and solvers, and lr policies."""
     title = TITLES[dialect.name]
     if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
         hint = find_layer_counterpart(dialect.name, word)
         write = (
-            f"{hint} comes near" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
+            f"{hint} is similar" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
         )
         effect = f"it stops where it makes the net: Unknown layer type: {word}"
         yield DialectDifference(
@@ -332,7 +330,7 @@ def _word(
 
 
 def _late(solver: Message, dialect: Dialect) -> str:
-    """Say when an unknown lr policy fails: where the policy is asked for the first time."""
+    """Say when training fails at an unknown lr policy: when the policy is first evaluated."""
     fields = [name for name in _WARMUPS if dialect.knows("SolverParameter", name)]
     warmup = max((getattr(solver, name, 0) for name in fields), default=0)
     if warmup > 0:
@@ -341,7 +339,7 @@ def _late(solver: Message, dialect: Dialect) -> str:
 
 
 def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:
-    """Suggest a word where one is misspelt; one that another Caffe has is not."""
+    """Suggest a known word; if another Caffe has the word it is not misspelt, and that Caffe is named."""
     if others:
         return _only([TITLES[other] for other in others])
     return did_you_mean(word, known, f"it has {', '.join(sorted(known))}")

@@ -1,4 +1,4 @@
-"""Comments of a prototxt, and what each stands by."""
+"""The comments of a prototxt, and the field that each belongs to."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _NOTHING, _APART, _INLINE = Comment(), Comment(is_apart=True), Comment(is_inline
 
 
 class CommentCollector:
-    """Gathers the comments that a parser meets and gives each the path of what it stands by."""
+    """Collects the comments that a parser finds, by the path of the field that each belongs to."""
 
     def __init__(self, text: str) -> None:
         """Start with the text that the comments are found in."""

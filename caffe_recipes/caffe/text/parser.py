@@ -1,13 +1,11 @@
-"""A parser of protobuf's text format that knows where it is, and keeps the comments.
+"""Parse protobuf's text format, with the place of each field and all comments.
 
-It takes what the C++ parsers of protobuf 3.10 to 3.21 take, and refuses what they refuse: text that passes
-here is read by a Caffe built with one of them. Exceptions: the schema has no extensions, so none are read; a
-string that is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after
+The parser accepts and refuses the same text as the C++ parsers of protobuf 3.10 to 3.21, so that a Caffe
+built with one of them reads whatever passes here. Exceptions: the schema has no extensions, so none are read;
+a string that is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after
 formatting). Protobuf 2.5 to 3.6, with which older Caffes were built, cannot read a few of the forms that
-pass: `NewerForm` names each where it stands, and canonical text has none of them. Hexadecimal and octal
-floats, which only 2.5 reads, are refused.
-
-What to tell somebody who wrote a field or an enum value that the schema has not.
+pass: each is reported as a `NewerForm` with its place, and canonical text has none of them. Hexadecimal and
+octal floats, which only 2.5 reads, are refused.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from caffe_recipes.caffe.text.comments import Comment, CommentCollector
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, parse_int, parse_string
 from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.limits import limit, raise_limit
+from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.wording import did_you_mean, join_names
 
 _MOST_OWNERS = 3
 
 
 def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
-    """Say which other Caffe knows the field, or else the nearest field, or else the messages that have it.
+    """Return a hint for an unknown field: the Caffes that have it, a similar field, or messages that have it.
 
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "gama")
     "did you mean 'gamma'?"
@@ -44,9 +42,7 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     others = field_dialects(message, name)
     if others:
         here = find_counterpart(OURS, message, name)
-        return (
-            f"it belongs to {join_names(others)}; {f'here {here}' if here else 'take it out for this Caffe'}"
-        )
+        return f"it belongs to {join_names(others)}; {f'here {here}' if here else 'remove it for this Caffe'}"
     near = did_you_mean(name, known)
     if near:
         return near
@@ -60,14 +56,14 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
 
 
 def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
-    """Say which other Caffe knows the value, or else the nearest, or else all.
+    """Return a hint for an unknown enum value: the Caffes that have it, a similar value, or all values.
 
     >>> hint_for_value("DataParameter.DB", ["LEVELDB", "LMDB"], "LMBD")
     "did you mean 'LMDB'?"
     """
     others = field_dialects(enum, name)
     if others:
-        return f"it belongs to {join_names(others)}; take it out for this Caffe"
+        return f"it belongs to {join_names(others)}; remove it for this Caffe"
     return did_you_mean(name, known, f"write {join_names(known, 'or')}")
 
 
@@ -104,7 +100,7 @@ class NewerForm:
 
 
 class ParsedText(NamedTuple):
-    """What a text holds beside its message: comments by field path, and forms that old protobufs refuse."""
+    """The comments of a text by field path, and the forms in it that old protobufs refuse."""
 
     comments: Mapping[str, Comment]
     newer_forms: tuple[NewerForm, ...]
@@ -131,7 +127,7 @@ def _required(message: Descriptor) -> tuple[str, ...]:
 
 
 class _Parser:
-    """Recursive descent with one token of lookahead. No message holds itself, so the depth is bounded."""
+    """Recursive descent with one token of lookahead. No message contains itself, so the depth is bounded."""
 
     def __init__(self, text: str, path: str | Path, offsets: dict[str, int] | None) -> None:
         self._text = text
@@ -242,7 +238,7 @@ class _Parser:
     def _element(self, message: Message, field: FieldDescriptor, start: int) -> None:
         self._values += 1
         if self._values > self._most_values:
-            self._fail(f"more than {self._most_values:,} fields", raise_limit("prototxt-values"))
+            self._fail(f"more than {self._most_values:,} fields", hint_at_limit("prototxt-values"))
         if self._offsets is not None:
             self._offsets[self._path_of(message, field, 0)] = start
         if self._comments.waiting:
@@ -262,7 +258,7 @@ class _Parser:
             children = getattr(message, field.name)
             if len(children) >= self._most_blocks:
                 self._fail(
-                    f"more than {self._most_blocks:,} of '{field.name}'", raise_limit("prototxt-layers")
+                    f"more than {self._most_blocks:,} of '{field.name}'", hint_at_limit("prototxt-layers")
                 )
             child = children.add()
         else:
@@ -321,7 +317,7 @@ class _Parser:
     def _note_newer_float(self, field: FieldDescriptor, start: int, value: float) -> None:
         is_double = field.type == FieldDescriptor.TYPE_DOUBLE
         if self._value.isdigit() and (len(self._value) > len(_UINT64_MAX) or self._value > _UINT64_MAX):
-            what, versions, effect = "a whole number beyond 64 bits", "2.5 to 3.6", "refuse the file"
+            what, versions, effect = "an integer beyond 64 bits", "2.5 to 3.6", "refuse the file"
         elif not is_double and FLOAT_MAX < abs(value) < _FLOAT_OVERFLOW:
             what, versions, effect = "a number above the largest float", "3.0 to 3.6", "take it for inf"
         else:
@@ -378,7 +374,7 @@ class _Parser:
             self._fail(f"'{field.name}' takes text, but its escapes are not UTF-8", at=start)
 
     def _integer(self) -> int | None:
-        """Read a sign and the number after it, which stays the current token; None if there is no such."""
+        """Read a sign and the number after it, which stays the current token; None if there is neither."""
         is_negative = self._is_negative()
         try:
             value = parse_int(self._value) if self._kind == "number" else None

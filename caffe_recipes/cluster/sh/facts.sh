@@ -1,11 +1,11 @@
-# What preflight asks of a host: `facts [QUESTION PATH]...`; nothing is changed. nodes.py reads the answer. /tmp is shared
-# with others: names that are found there are cleaned before they are said.
+# Reports what preflight checks on a host: `facts [QUESTION PATH]...`. Nothing is changed. nodes.py reads the answer. Other
+# users can create files in /tmp: control characters are removed from the names that are found there.
 me=$(id -u)
 
 clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-4096; }
 user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
 
-# The nearest folder that is there.
+# Sets folder: the path, or its nearest parent that exists.
 near() {
     folder=$1
     while ! [ -d "$folder" ] && [ -n "$folder" ]; do
@@ -14,7 +14,7 @@ near() {
     folder=${folder:-/}
 }
 
-# Which disk, how much room, whether we can write there, and whether others can change what we write.
+# Reports a folder's disk, its free bytes, whether we can write there, and whether others can change what we write.
 look_at_folder() {
     near "$1"
     writable=0 open=0 mode=0x$(stat -L -c %f -- "$folder")
@@ -24,7 +24,7 @@ look_at_folder() {
     say folder "$(stat -L -c %d -- "$folder")" "${room:--1}" "$writable" "$open"
 }
 
-# What Caffe would write over, or through, where it is not ours.
+# Reports files that Caffe would overwrite, or write through, and that are not ours.
 look_at_snapshots() {
     say snapshots
     for file in "$1"_iter_*.caffemodel "$1"_iter_*.solverstate; do
@@ -59,8 +59,8 @@ look_at_program() {
     say program "$kind"
 }
 
-# The ranks that are at work there, as `RANK LAUNCH`, of all users whose processes we can read. As ranks.sh reads them: one
-# `tail` for all, and a line break within a value is none.
+# Reports the running ranks, as `RANK LAUNCH`, of all users whose processes we can read. They are read as in ranks.sh: one
+# `tail` for all, and a line break within a value does not start a new entry.
 list_ranks() {
     newline='
 '
@@ -98,7 +98,7 @@ facts() {
     say clock "$(date +%s.%N)"
     say name "$(uname -n)"
     say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
-    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would heed them
+    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would apply them
     say usable "$(nproc)"
     tr -d '\t' </proc/cpuinfo | while IFS= read -r line; do
         case $line in processor* | 'physical id'* | 'cpu cores'*) say cpu "$line" ;; esac

@@ -1,9 +1,10 @@
-# What `run` and `stage` ask of a node beside what node.sh does for run.sh as well: comes before that, and uses its functions.
+# The verbs of node.sh that only `run` and `stage` use, not run.sh. It is sent before node.sh, and uses its functions.
 # shellcheck shell=sh disable=SC2034,SC2154 # of node.sh
 
 manage() {
     case $verb in
-    digest) answer "digest $(tree_digest "$data")" ;;
+    set-*) manage_set "$@"; answer end ;;
+    digest) digest ;;
     reserve) reserve "$@"; answer reserved ;;
     take) take "$@"; answer taken ;;
     commit) commit "$@"; answer committed ;;
@@ -19,13 +20,15 @@ manage() {
     esac
 }
 
+digest() { answer "digest $(tree_digest "$data")"; }
+
 # An LMDB: PART BYTES
 reserve() {
     make_folder
     make_part "$@"
 }
 
-# PART ROOM SOURCE SECONDS BYTES DIGEST: this node reads the source itself; it is committed if its digest is known by now.
+# PART ROOM SOURCE SECONDS BYTES DIGEST: copies the source from this node; commits the copy if its digest is known by now.
 take() {
     reserve "$1" "$2"
     copy "$1" "$3" "$4"
@@ -37,7 +40,7 @@ abandon() {
     answer abandoned
 }
 
-# Refuse while a process has the LMDB open: of those whose files we may look at.
+# Refuses while a process has the LMDB open, as far as we may see the open files of processes.
 check_unused() {
     for file in /proc/[0-9]*/fd/*; do
         # shellcheck disable=SC3013
@@ -47,7 +50,7 @@ check_unused() {
     done
 }
 
-# Take away what staging has put here, and nothing else.
+# Removes the copy that staging has put here, and nothing else.
 clean() {
     exists "$folder" || answer nothing
     check_folder "$folder"
@@ -61,16 +64,100 @@ clean() {
         check_unused
         size=$(stat -c %s -- "$data")
         rm -f -- "$data"
-        if [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi
+        if [ "$kind" = 'an LMDB' ] && [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi
     fi
     remove_ours
     answer "cleaned $size"
 }
 
+# --- A set of files in one folder. Each is treated like the data.mdb of an LMDB, and has a stamp of its own. The folder's
+# stamp is that of an unfinished LMDB: it records how many folders were made, and is removed with the last file.
+# The arguments of a verb are "NAME WORD..." for each file; the records of its answer are in the same order.
+
+# shellcheck disable=SC2086 # names of files have no spaces
+manage_set() {
+    case $verb in
+    set-probe) from=$1; shift; check_folder "$folder"; each_file probe_file "$@" ;;
+    set-identify) each_file identify "$@" ;;
+    set-digest) each_file digest "$@" ;;
+    set-reserve) make_set; each_file reserve "$@" ;;
+    set-take) from=$1 seconds=$2; shift 2; make_set; each_file take_file "$@" ;;
+    set-commit) each_file commit "$@" ;;
+    set-abandon) find_stamps; each_file abandon $names; end_set ;;
+    set-clean) clean_set ;;
+    esac
+}
+
+# NAME: makes the functions above work on this file of the set.
+of_set() { name=$1 data=$folder/$1 kind='a file' parts=$folder/.$1.part- stamp=$folder/.$1.caffe-recipes-staged; }
+
+# FUNCTION "NAME WORD..."...: calls the function for each file, with its words.
+# shellcheck disable=SC2086 # names of files have no spaces
+each_file() {
+    function=$1
+    shift
+    for file in "$@"; do
+        (
+            set -f # no word is a pattern
+            set -- $file
+            set +f
+            of_set "$1"
+            shift
+            "$function" "$@"
+            answer "done"
+        )
+    done
+}
+
+# What changes whenever the file is written.
+identify() { answer "$(identity "$data")"; }
+
+# BYTES
+probe_file() { probe "$from/$name" "$1"; }
+
+# PART BYTES DIGEST
+take_file() { take "$1" "$2" "$from/$name" "$seconds" "$2" "$3"; }
+
+make_set() {
+    make_folder
+    if read_stamp && [ "$new" = 0 ]; then return; fi
+    read_stamp || ! exists "$stamp" || refuse "holds a stamp that is not ours"
+    message=$(write_stamp "$((made + new)) - - - -" 2>&1) || refuse "$message"
+}
+
+# Sets names: of the files that have a stamp.
+find_stamps() {
+    names=''
+    for file in "$folder"/.*.caffe-recipes-staged; do
+        if [ -f "$file" ]; then file=${file##*/.} names="$names ${file%.caffe-recipes-staged}"; fi
+    done
+}
+
+# Removes the folder after its last file.
+end_set() {
+    find_stamps
+    if [ -z "$names" ]; then undo; fi
+}
+
+# Removes the staged files of a set, or none while a process reads one of them.
+# shellcheck disable=SC2086 # names of files have no spaces
+clean_set() {
+    exists "$folder" || return
+    check_folder "$folder"
+    find_stamps
+    for file in $names; do
+        of_set "$file"
+        check_unused
+    done
+    each_file clean $names
+    data=$folder/data.mdb parts=$folder/.data.mdb.part- stamp=$folder/.caffe-recipes-staged
+    end_set
+}
+
 # A file: DIGEST
 is_whole() { [ "$(sha256 "$target")" = "$1" ]; }
 
-# DIGEST BYTES KEPT: does it exist; if not the room for it, and whether this host sees the file to copy.
+# DIGEST BYTES KEPT: reports whether it exists; if not, the free space, and whether this host sees the file to copy.
 file_probe() {
     check_path "$folder"
     look && is_whole "$1" && answer there
@@ -79,13 +166,13 @@ file_probe() {
     answer "absent $(room_in "${folder%/}") $sees"
 }
 
-# STEM: make the folder, and take away what a copy that was killed has left.
+# STEM: makes the folder, and removes what a killed copy has left.
 file_ready() {
     file_make_folder
     rm -f -- "$folder$1"*
 }
 
-# DIGEST PART: give a part its name.
+# DIGEST PART: verifies a part, and gives it its final name.
 file_commit() {
     part=$folder$2
     trap 'rm -f -- "$part"' EXIT
@@ -100,7 +187,7 @@ file_commit() {
     answer placed
 }
 
-# DIGEST PART KEPT STEM: copy a file that this host sees; set -C has `>` create the part, or fail.
+# DIGEST PART KEPT STEM: copies a file that this host sees; set -C makes `>` create a new file or fail.
 file_fill() {
     file_ready "$4"
     part=$folder$2
@@ -110,7 +197,7 @@ file_fill() {
     file_commit "$1" "$2"
 }
 
-# DIGEST: take away what was placed.
+# DIGEST: removes a placed file, unless it has changed.
 file_drop() {
     check_path "$folder"
     look || answer nothing

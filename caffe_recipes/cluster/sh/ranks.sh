@@ -1,13 +1,13 @@
-# What is asked of a host about the ranks there: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH is sixteen hex
-# digits, a run with all its launches, or one launch.
-# An entry of the environment tells a process of ours, and nothing else does. Numbers of processes come round again:
-# a process is known by its number and the time it started, which are looked at again before every signal.
+# Lists, signals and ends the ranks on a host: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH is sixteen hex
+# digits, which stand for a run with all its launches, or one launch.
+# Only an entry of the environment identifies our processes. Process ids are reused, so a process is identified by its id
+# and its start time, which are checked again before every signal.
 set -f
 newline='
 '
 IFS=$newline
 
-# Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm may hold anything.
+# Sets comm, state, parent, session, ticks, started and pages of a process; fails if it does not exist. comm is any text.
 read_stat() {
     text=''
     { while read -r line; do text="$text $line"; done <"/proc/$1/stat"; } 2>/dev/null
@@ -24,7 +24,7 @@ read_stat() {
 lives() { read_stat "$1" && [ "$started" = "$2" ] && [ "$state" != Z ] && [ "$state" != X ]; }
 
 # Sets launch and rank, after read_stat; fails for a launch that was not asked for. A line break within a value becomes \1,
-# so that no value can look like an entry. What launches ranks is none: Slurm numbers a batch script and a proxy, too.
+# so that no value can look like an entry. Launchers are not ranks, though Slurm numbers batch scripts and proxies, too.
 read_environment() {
     launch='' pmi='' pmix='' slurm='' step='' open=''
     for entry in $( (tr '\n\0' '\1\n' <"/proc/$1/environ") 2>/dev/null); do
@@ -48,8 +48,8 @@ read_environment() {
     rank=${rank:--}
 }
 
-# Sets candidates: who has an entry as the one asked for, and perhaps a few more; of our own processes, but for those
-# that $1 holds as ` number:`. One `tail` reads them all, since a fork for each would be slow.
+# Sets candidates: those of our processes that may have the entry asked for, except those that $1 lists as ` PID:`. One
+# `tail` reads them all, since a fork for each would be slow.
 find_candidates() {
     candidates='' near='' files=''
     set +f
@@ -69,7 +69,7 @@ find_candidates() {
     done
 }
 
-# Calls $1 with the number of every process of this launch, all said of it being set; not of those that $2 holds.
+# Calls $1 for every process of this launch, with its variables set, except for those that $2 lists.
 for_each() {
     find_candidates "${2-}"
     for pid in $candidates; do
@@ -77,7 +77,7 @@ for_each() {
     done
 }
 
-# Whether a process catches SIGHUP: signal 1 is the lowest bit.
+# Does a process catch SIGHUP? Signal 1 is the lowest bit.
 catches_hup() {
     while read -r line; do
         case $line in SigCgt:*[13579bdf]) return 0 ;; SigCgt:*) return 1 ;; esac
@@ -104,7 +104,7 @@ list() {
     say end
 }
 
-# PID STARTED: have rank 0's process make a snapshot, if SIGHUP does not kill it.
+# PID STARTED: sends SIGHUP to rank 0's process, so that it writes a snapshot, unless SIGHUP would kill it.
 snapshot() {
     if ! lives "$1" "$2" || ! read_environment "$1" || [ "$rank" != 0 ]; then
         say absent
@@ -119,7 +119,8 @@ snapshot() {
 
 add_target() { case $targets in *" $1:$2 "*) ;; *) targets="$targets$1:$2 $newline " ;; esac; }
 
-# A proxy of hydra's has our launch in its environment on the launcher's own host alone; elsewhere its ranks tell it.
+# A proxy of hydra has our launch in its environment only on the launcher's own host; elsewhere it is found as the parent
+# of its ranks.
 collect() {
     [ "$launch" != "$but" ] || return 0
     case $rank:$comm in
@@ -135,7 +136,7 @@ collect() {
     esac
 }
 
-# Sends the signals $1 to those targets that live; forgets the others.
+# Sends the signals $1 to the targets that are alive, and drops the others.
 signal_targets() {
     alive=' '
     for target in $targets; do
@@ -148,7 +149,8 @@ signal_targets() {
     targets=$alive
 }
 
-# BUT GRACE LAST LAUNCHER: end all processes but of one launch: SIGTERM, after so many tenths of a second SIGKILL; LAST is the end.
+# BUT GRACE LAST LAUNCHER: ends all processes except those of the launch BUT. Sends SIGTERM, and SIGKILL after GRACE; gives
+# up after LAST. Both are tenths of a second.
 end_all() {
     but=$1 launcher=$4 targets=' ' tenths=0
     for_each collect
@@ -173,8 +175,8 @@ end_all() {
 
 remember() { [ "$rank" = - ] || known="$known$pid:$started:$rank $newline "; }
 
-# For every line of input, tell how each rank is. Behind a link that was cut, sshd keeps our input open for hours: so who is
-# not asked for $1 seconds ends.
+# Reports the state of each rank for every line of input. After a network failure sshd keeps our input open for hours, so
+# this ends after $1 seconds without a line.
 beat() {
     known=' '
     while timeout --foreground "$1" sh -c 'read -r _'; do

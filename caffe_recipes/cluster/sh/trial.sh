@@ -1,15 +1,16 @@
-# The trainer tried on a host: `try SECONDS NET COUNT SOLVER... COMMAND...`. The variables that a rank would get come on
-# standard input, where no other user sees them, as text for sh. What the trainer writes, a core too, goes to a folder of
-# its own that is taken away again, whatever ends us.
+# Tries the trainer on a host: `try SECONDS COUNT [NAME TEXT]... COUNT [WORDS]... COMMAND...`. The files are written to a new
+# folder, and each attempt runs the command with its WORDS, quoted for sh. The variables of a rank come on standard input, as
+# text for sh, where no other user sees them. The output of the trainer, and any core, goes to that folder, which is removed
+# at the end in any case.
 # shellcheck disable=SC3045 # a sh without it does without
 ulimit -c 0 2>/dev/null
-limit=$2 net=$3 count=$4
-shift 4
+limit=$2 count=$3
+shift 3
 given=$(cat)
 folder='' tried=''
 finish() {
     trap '' TERM HUP INT
-    # It passes SIGTERM on to its whole group, and SIGKILL a second later.
+    # `timeout` passes SIGTERM on to its process group, and SIGKILL a second later.
     test -z "$tried" || { kill -s TERM "$tried" && wait "$tried"; } 2>/dev/null
     test -z "$folder" || rm -rf -- "$folder"
 }
@@ -22,25 +23,32 @@ give_up() {
 made=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX" 2>&1) || give_up "${made##*: }"
 folder=$made
 cd "$folder" || give_up
-printf %s "$net" 2>/dev/null >net.prototxt || give_up
-number=0
-while [ "$number" -lt "$count" ]; do
-    printf %s "$1" 2>/dev/null >"solver_$number.prototxt" || give_up
-    number=$((number + 1))
+while [ "$count" -gt 0 ]; do
+    printf %s "$2" 2>/dev/null >"$1" || give_up
+    count=$((count - 1))
+    shift 2
+done
+count=$1 attempts=''
+shift
+while [ "$count" -gt 0 ]; do
+    # A line each: no word of an attempt has a line break.
+    attempts="$attempts$1
+"
+    count=$((count - 1))
     shift
 done
-number=0
-while [ "$number" -lt "$count" ]; do
+printf %s "$attempts" 2>/dev/null >attempts || give_up
+while IFS= read -r words <&3; do
     (
+        eval "set -- \"\$@\" $words"
         unset LC_ALL # which is of the prelude
         eval "$given"
         # In a group of its own: what the trainer starts ends with it.
-        exec timeout -k 1 "$limit" "$@" train "--solver=solver_$number.prototxt"
-    ) >log 2>&1 </dev/null &
+        exec timeout -k 1 "$limit" "$@"
+    ) >log 2>&1 </dev/null 3<&- &
     tried=$!
     wait "$tried"
     code=$?
     tried=''
     say tried "$code" "$(tail -c 20000 log | base64 -w 0)"
-    number=$((number + 1))
-done
+done 3<attempts

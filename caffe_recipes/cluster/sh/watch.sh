@@ -1,6 +1,7 @@
-# What is read of runs on another host, for monitor/files.py. Nothing is written, locked or signalled.
+# Reads the files of runs on another host, for monitor/files.py. Nothing is written, locked or signalled.
 
-# Numbers of processes come round again: a run has its journal open as long as it lives. Of another user's process we see no files, and at times nothing at all.
+# Is the run's process alive? Process ids are reused, but a live run has its journal open. We cannot see the open files of
+# another user's process, and sometimes not the process itself.
 lives() {
     if [ "$here" != "$node" ]; then echo unknown; return; fi
     if ! [ -d "/proc/$pid" ]; then
@@ -16,12 +17,12 @@ lives() {
     echo no
 }
 
-# PID NODE HELD [PATH START MOST first|last]...: whether a process lives that has the file HELD open, and pieces of files.
+# PID NODE HELD [PATH START MOST first|last]...: reports whether a process with HELD open is alive, and pieces of files.
 look() {
     pid=$1 node=$2 held=$3 here=$(uname -n)
     shift 3
     say node "$here"
-    # Before the files are read: who is gone by now has written all that it was to write.
+    # This comes first: a process that has ended by now has written everything to the files that are read next.
     say lives "$(lives)"
     while [ "$#" -gt 0 ]; do
         path=$1 start=$2 most=$3 end=$4
@@ -40,7 +41,7 @@ look() {
     say end
 }
 
-# FOLDER SUFFIX: the names, without SUFFIX, of what lies there and ends so.
+# FOLDER SUFFIX: reports the names of the files there that end in SUFFIX, without it.
 names() {
     for each in "$1"/*"$2"; do
         if [ -f "$each" ]; then each=${each%"$2"} && say "name $(printf %s "${each#"$1"/}" | base64 -w 0)"; fi

@@ -1,1 +1,1 @@
-"""Staging: an LMDB from where one machine sees it to the disk of every node, where it is missing."""
+"""Staging: copy an LMDB or a set of files to the local disk of every node that lacks it."""

@@ -1,9 +1,8 @@
-"""The manifest of an LMDB: the size and digest that every copy is held against, kept for the next staging.
+"""Cache the digests of sources, which every copy is compared with, and of copies that staging did not make.
 
-What copies that staging did not make were found to be, kept as long as they do not change.
-
-Such a copy has no stamp, and gets none: it is not ours to take away. A run looks at it twice, and so does the
-next: of 42 GB that would be minutes each time. What is kept is in the user's cache, beside the manifests.
+A copy that staging did not make has no stamp and gets none, since `--clean` must not remove it. Each run
+checks it twice, and to hash 42 GB takes minutes, so its digest is cached until the copy changes. The cache is
+in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from caffe_recipes.cluster.staging.relay import DATA, file_digest
+from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError
 from caffe_recipes.files import is_changed_by_group, lock, read_within, reading, write_whole
 
@@ -30,7 +29,7 @@ _SETTLED_S = 2.0
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a whole copy is."""
+    """The size and digest of a complete copy."""
 
     size_bytes: int
     digest: str
@@ -38,7 +37,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """The LMDB that is staged, as this machine sees it."""
+    """The source file on this machine, with the values that change when it is written."""
 
     data: Path
     size_bytes: int
@@ -47,23 +46,30 @@ class SourceFile:
 
 
 def cache_folder() -> Path:
-    """Return where manifests are kept: the user's cache."""
+    """Return our folder in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "caffe-recipes"
 
 
 def find_source(folder: Path) -> SourceFile:
-    """Return the LMDB in a folder; raises DataError where there is none."""
+    """Return the LMDB in a folder; raises DataError if there is none."""
     data = folder.absolute() / DATA
     with reading(data, DataError, "give the LMDB's folder"):
         status = data.stat()
     if not data.is_file() or status.st_size == 0:
-        raise DataError(data, "is no LMDB", "give the LMDB's folder")
+        raise DataError(data, "is not an LMDB", "give the LMDB's folder")
     return SourceFile(data, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+def look_at_file(path: Path) -> SourceFile:
+    """Return a source file of a set; raises DataError if it does not exist."""
+    with reading(path, DataError, "copy the files again, or make them again"):
+        status = path.stat()
+    return SourceFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
 def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
-    """Return what is known of a source that has not changed since; None if it has, or was never hashed."""
+    """Return the cached manifest of a source; None if the source has changed, or was never hashed."""
     try:
         known = json.loads(read_within(own_cache(cache) / _manifest_name(source), "json-bytes"))
     except (OSError, ValueError):
@@ -74,37 +80,40 @@ def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
 
 
 def hash_source(source: SourceFile, cache: Path) -> Manifest:
-    """Hash a source and keep what was found; raises DataError, also where it changes meanwhile."""
-    with reading(source.data, DataError, "check its disk"), source.data.open("rb") as file:
-        digest = file_digest(file.fileno(), source.size_bytes)
+    """Hash a source, cache and return its manifest; raises DataError, also if it changes meanwhile."""
+    with reading(source.data, DataError, "check its disk"):
+        digest = digest_of(source.data)
     return keep_manifest(source, digest, cache)
 
 
+def known_digest(source: SourceFile, cache: Path) -> str:
+    """Return the digest of a source, from the cache or by hashing it; raises DataError."""
+    return (load_manifest(source, cache) or hash_source(source, cache)).digest
+
+
 def keep_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
-    """Keep the digest of a source; raises DataError where the source is not what it was."""
-    if find_source(source.data.parent) != source:
-        raise DataError(
-            source.data, "changed while it was staged", "let nothing write to it, and stage again"
-        )
+    """Cache the digest of a source, and return its manifest; raises DataError if the source has changed."""
+    if look_at_file(source.data) != source:
+        raise DataError(source.data, "changed while it was staged", "stop what writes to it, and stage again")
     if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
-        with contextlib.suppress(OSError):  # without a home of ours it is hashed again
+        with contextlib.suppress(OSError):  # without a cache it is hashed again next time
             write_kept(own_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest)))
     return Manifest(source.size_bytes, digest)
 
 
 @contextlib.contextmanager
 def only_one(lmdb: str, cache: Path) -> Iterator[None]:
-    """Hold the right to stage to one place; raises ClusterError where another process of the user has it."""
+    """Hold the lock for staging to one path; raises ClusterError if another process of the user holds it."""
     name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
     busy = ClusterError(lmdb, "is being staged by another process", "wait for it to end")
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # then each node still verifies what it takes
+        with contextlib.suppress(OSError):  # without a lock each node still verifies its copy
             held.enter_context(lock(own_cache(cache) / f"stage-{name}.lock", busy))
         yield
 
 
 def own_cache(cache: Path) -> Path:
-    """Return the cache, made if need be; raises OSError where others can write: they could plant a digest."""
+    """Return the cache, created if needed; raises OSError if others can write there, e.g. a false digest."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
     if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH or is_changed_by_group(status):
@@ -113,7 +122,7 @@ def own_cache(cache: Path) -> Path:
 
 
 def write_kept(path: Path, text: str) -> None:
-    """Write a file of the cache, readable by us alone; it changes in one step. Raises OSError."""
+    """Write a file of the cache atomically, readable only by the user; raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole({path: text.encode()}, mode=0o600)
 
@@ -134,14 +143,17 @@ def _identity(source: SourceFile, digest: str) -> dict[str, str | int]:
 
 
 class Copy(NamedTuple):
-    """A file on a host: what changes whenever it is written, and the digest that it had then."""
+    """A file on a host: its stamp, which changes whenever it is written, and the digest that it had then."""
 
     stamp: str
     digest: str
 
 
 def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
-    """Return what is known of an LMDB's copies, by host; nothing where others could have written it."""
+    """Return the cached copies of an LMDB by host, or a host's files of a set by name.
+
+    The cache is ignored if other users can write to it.
+    """
     try:
         known = json.loads(read_within(own_cache(cache) / _copies_name(lmdb), "json-bytes"))
         return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
@@ -150,9 +162,9 @@ def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
 
 
 def keep_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
-    """Keep what copies were found to be, beside what is known of others."""
+    """Add copies to the cache."""
     copies = {**load_copies(lmdb, cache), **found}
-    with contextlib.suppress(OSError):  # without a cache of ours they are hashed again
+    with contextlib.suppress(OSError):  # without a cache they are hashed again next time
         write_kept(own_cache(cache) / _copies_name(lmdb), json.dumps(copies))
 
 

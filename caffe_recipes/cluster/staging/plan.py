@@ -1,8 +1,8 @@
-"""What staging would do: which hosts lack the LMDB, and which way it gets there. States in, a value out.
+"""Plan staging: which hosts lack the LMDB, how long each way would take, and which one is chosen.
 
-How long each way of staging would take: a small model, printed, so that a choice can be argued with.
-
-What staging asks of a node, and what it answers.
+The plan is a value computed from the states of the hosts. The cost model is small, and its results are
+printed, so that a choice can be understood. The functions that ask a node (`probe_node` to `clean_node`) are
+here too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError
 from caffe_recipes.wording import describe_count, plural
 
-How = Literal["copy", "chain", "sbcast", "sftp"]
-WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "sftp")
+How = Literal["copy", "chain", "sbcast", "ssh"]
+WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "ssh")
 
-# A launcher logs in on every host, and starts Python there: seconds, and seconds a host.
+# A launcher logs in to every host, and starts Python there: seconds in all, and seconds per host.
 _LAUNCH_S, _LAUNCH_S_A_HOST = 2.0, 0.1
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 4 << 20
-# The last node of a chain begins one chunk a hop late: of the whole at most this part is lost.
+# The last node of a chain begins late by one chunk per hop: at most this fraction of the whole.
 _FILL = 0.01
 
 
 @dataclass(frozen=True)
 class CopyRates:
-    """What a cluster moves, in bytes a second; what a profile or a measurement does not say, is modest."""
+    """Transfer rates of a cluster in bytes per second; the defaults are conservative."""
 
     link: float = 1.25e9
     shared: float = 5e9
@@ -40,7 +40,7 @@ class CopyRates:
 
 @dataclass(frozen=True)
 class Option:
-    """A way, what it would take, or why it cannot be had."""
+    """A way of staging with its estimated time; if it is not available, `why` gives the reason."""
 
     how: How
     why: str
@@ -61,7 +61,7 @@ def chunk_bytes(size_bytes: int, hosts: int) -> int:
 
 
 def copy_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `copy`: every node reads the shared file system, which serves them all.
+    """Return the seconds of `copy`: every node reads the shared file system at the same time.
 
     >>> round(copy_s(42 * 10**9, 64, CopyRates()))
     538
@@ -70,7 +70,7 @@ def copy_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
 
 
 def chain_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `chain`: one copy, and one chunk a hop until the last node begins.
+    """Return the seconds of `chain`: one copy, plus one chunk per hop until the last node begins.
 
     >>> round(chain_s(42 * 10**9, 64, CopyRates()))
     93
@@ -81,7 +81,7 @@ def chain_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
 
 
 def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `sftp`, and of `sbcast`, which waits for every node after every block.
+    """Return the seconds of `ssh`, and of `sbcast`, which waits for every node after every block.
 
     >>> round(star_s(42 * 10**9, 64, CopyRates()))
     2150
@@ -90,7 +90,7 @@ def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
 
 
 def render_rate(bytes_per_s: float) -> str:
-    """Write a rate.
+    """Return a rate as text.
 
     >>> render_rate(1.25e9), render_rate(12.5e6)
     ('1.25 GB/s', '12.5 MB/s')
@@ -105,10 +105,10 @@ _LONGEST_S = 86400.0
 
 @dataclass(frozen=True)
 class NodeState:
-    """What lies at the LMDB's place on a host.
+    """What a host has at the path of the LMDB.
 
-    `present` with a digest: verified by staging, and not changed since. `refused`: `reason` says why nothing
-    can be put there; `unreachable`: why the host does not answer.
+    A `present` copy with a digest was verified by staging, and has not changed since. If `refused`, `reason`
+    says why nothing can be copied there; if `unreachable`, why the host does not answer.
     """
 
     host: str
@@ -123,12 +123,12 @@ class NodeState:
 def on_each(
     hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = _LONGEST_S
 ) -> list[T | CaffeRecipesError | None]:
-    """Call `act` on every host at once; each one's result or error, in order."""
+    """Call `act` on every host at the same time; return the results or errors in the order of hosts."""
     return [answer.error or answer.value for answer in ask_all(hosts, act, timeout_s)]
 
 
 def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeState:
-    """Look at what lies at an LMDB's place; a host that does not answer is a state as well."""
+    """Return what a host has at the path of an LMDB; a host that does not answer has a state too."""
     try:
         words = ask_node(host, "probe", lmdb, source, str(source_bytes))
     except NodeRefusal as refusal:
@@ -141,21 +141,21 @@ def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeSta
 
 
 def hash_node(host: Host, lmdb: str, size_bytes: int) -> str:
-    """Return the digest of the LMDB that lies on a host; raises ClusterError."""
+    """Return the digest of the LMDB on a host; raises ClusterError."""
     return ask_node(host, "digest", lmdb, timeout_s=seconds_for(size_bytes))[1]
 
 
 def reserve_part(host: Host, lmdb: str, part: str, size_bytes: int) -> None:
-    """Make the folder and an empty file in it, where there is room; raises ClusterError."""
+    """Create the folder and an empty file in it, if there is space; raises ClusterError."""
     ask_node(host, "reserve", lmdb, part, str(size_bytes))
 
 
 def take_part(
     host: Host, lmdb: str, part: str, source: str, size_bytes: int, *, room_bytes: int, digest: str | None
 ) -> None:
-    """Reserve a part and have the node read the source itself; with a digest commit it, too.
+    """Reserve a part, and let the node copy the source itself; if the digest is known, also commit the part.
 
-    Raises ClusterError. One command, since 64 nodes each take their time for one.
+    This is one command, since each command on 64 nodes takes some time. Raises ClusterError.
     """
     limit_s = seconds_for(size_bytes)
     words = (part, str(room_bytes), source, f"{limit_s:.0f}", str(size_bytes), digest or "-")
@@ -163,42 +163,43 @@ def take_part(
 
 
 def commit_part(host: Host, lmdb: str, part: str, size_bytes: int, digest: str) -> None:
-    """Verify what has been filled, and give it its name; raises ClusterError."""
+    """Verify a part, and give it its final name; raises ClusterError."""
     ask_node(host, "commit", lmdb, part, str(size_bytes), digest, timeout_s=seconds_for(size_bytes))
 
 
 def abandon_part(host: Host, lmdb: str) -> None:
-    """Take away what is under way; raises ClusterError."""
+    """Remove an unfinished copy; raises ClusterError."""
     ask_node(host, "abandon", lmdb)
 
 
 def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
-    """Take away what staging put on a host; return `cleaned` with bytes, `kept` with why, or `nothing`."""
+    """Remove the staged copy from a host; return `cleaned` with bytes, `kept` with a reason, or `nothing`."""
     words = ask_node(host, "clean", lmdb)
     return words[0], " ".join(words[1:])
 
 
 def normalize_lmdb(lmdb: str) -> str:
-    """Return an LMDB's path as nodes get it; raises InputError for one that is no place for it.
+    """Return an LMDB's path in normal form; raises InputError unless it is the absolute path of a folder.
 
     >>> normalize_lmdb("/tmp//lmdb/")
     '/tmp/lmdb'
     """
     if not lmdb.startswith("/") or ".." in lmdb.split("/") or "\0" in lmdb:
         raise InputError(
-            lmdb, "is no absolute path", "give the folder's whole path on the nodes, without `..`"
+            lmdb, "is not an absolute path", "give the full path of the folder on the nodes, without `..`"
         )
     path = "/" + posixpath.normpath(lmdb).lstrip("/")
     if path == "/":
-        raise InputError(lmdb, "is not a folder for an LMDB", "name one, as /tmp/train_lmdb")
+        raise InputError(lmdb, "is not a folder for an LMDB", "name one, e.g. /tmp/train_lmdb")
     return path
 
 
 @dataclass(frozen=True)
 class StagingPlan:
-    """Where an LMDB is, where it is to go, and how; `how` is None where there is nothing to do.
+    """Which hosts have the LMDB, which lack it, and the chosen way; `how` is None if there is nothing to do.
 
-    `refused` are hosts where nothing can be done, each with why.
+    `refused` are the hosts that cannot be staged to, each with the reason. `size_bytes` is per host, or the
+    total for files that are split among hosts.
     """
 
     lmdb: str
@@ -209,11 +210,12 @@ class StagingPlan:
     refused: tuple[tuple[str, str], ...]
     options: tuple[Option, ...]
     how: How | None
+    is_split: bool = False
 
 
 @dataclass(frozen=True)
 class ChainOrder:
-    """The hosts of a chain, rank 0 first; it reads `source`, and if `read_only` needs no copy of its own."""
+    """The hosts of a chain, rank 0 first, which reads `source`; if `read_only` it writes no copy itself."""
 
     hosts: tuple[str, ...]
     source: str
@@ -232,14 +234,14 @@ def plan_staging(
     how: How | None = None,
     lacking: Mapping[How, str] | None = None,
 ) -> StagingPlan:
-    """Decide what is staged where, and how: the quickest way there is, or the one that is asked for.
+    """Return the plan, with the quickest way or the requested one (`how`).
 
-    `lacking` says of ways that cannot be had here, why. Raises ClusterError where the asked way is
-    one of them.
+    `lacking` has the ways that are not available here, with the reasons. Raises InputError if the requested
+    way is not available, ClusterError if none is.
     """
     judged = [(state, _refusal(state, size_bytes, digest)) for state in states]
     missing = tuple(state for state, reason in judged if state.kind == "absent" and not reason)
-    options = _weigh(missing, size_bytes, rates, lacking or {}) if missing else ()
+    options = weigh_ways(missing, size_bytes, rates, lacking or {}) if missing else ()
     return StagingPlan(
         lmdb=lmdb,
         source=source,
@@ -248,12 +250,12 @@ def plan_staging(
         missing=missing,
         refused=tuple((state.host, reason) for state, reason in judged if reason),
         options=options,
-        how=_choose(options, how) if missing else None,
+        how=choose_way(options, how) if missing else None,
     )
 
 
 def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> StagingPlan | None:
-    """Plan for those hosts, by the next best way, what the plan's own could not do; None if there is none."""
+    """Return a plan for these hosts by the next best way, after the plan's way failed; None without one."""
     options = tuple(Option(option.how, why) if option.how == plan.how else option for option in plan.options)
     if all(option.seconds is None for option in options):
         return None
@@ -264,7 +266,7 @@ def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> Staging
         present=(*plan.present, *arrived),
         missing=missing,
         options=options,
-        how=_choose(options, None),
+        how=choose_way(options, None),
     )
 
 
@@ -277,7 +279,7 @@ def plan_chain(
     size_bytes: int,
     here: str,
 ) -> ChainOrder:
-    """Decide who reads: the first host that sees the source, else one that has a copy, else this machine."""
+    """Return the order of a chain; the reader sees the source, else has a copy, else is this machine."""
     names = tuple(state.host for state in missing)
     reader = next((state.host for state in missing if state.sees_source), None)
     chunk = chunk_bytes(size_bytes, len(names) + 1)
@@ -290,13 +292,14 @@ def plan_chain(
 
 
 def render_plan(plan: StagingPlan) -> list[str]:
-    """Write what would be done, one line a way."""
+    """Return the plan as lines of text, with one line per way."""
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
         rest = f"{len(plan.refused)} cannot take it" if plan.refused else "nothing to send"
         return [*lines, f"{plan.lmdb} is on {describe_count(len(plan.present), 'host')}, {rest}"]
     lines.append(
-        f"{plan.size_bytes / 1e9:.3g} GB to {plan.lmdb} on {describe_count(len(plan.missing), 'host')}; "
+        f"{plan.size_bytes / 1e9:.3g} GB{' in all' if plan.is_split else ''} to {plan.lmdb} on "
+        f"{describe_count(len(plan.missing), 'host')}; "
         f"{len(plan.present)} {plural(len(plan.present), 'has', 'have')} it"
     )
     for option in plan.options:
@@ -307,7 +310,7 @@ def render_plan(plan: StagingPlan) -> list[str]:
 
 
 def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
-    """Return why nothing can be done on a host; nothing if all is well there."""
+    """Return why a host cannot be staged to; "" if it can."""
     if state.kind in ("refused", "unreachable"):
         return state.reason
     if state.kind == "absent":
@@ -317,27 +320,28 @@ def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
     if state.size_bytes != size_bytes:
         return f"holds another LMDB ({state.size_bytes:,} bytes, the source has {size_bytes:,})"
     if digest is None or state.digest != digest:
-        return "holds another LMDB (as large as the source, but of other content)"
+        return "holds another LMDB (as large as the source, but with other content)"
     return ""
 
 
-def _weigh(
+def weigh_ways(
     missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, lacking: Mapping[How, str]
 ) -> tuple[Option, ...]:
+    """Return every way with its estimated seconds; `lacking` has the unavailable ones, with the reasons."""
     count, link, shared = len(missing), render_rate(rates.link), render_rate(rates.shared)
     times = "once" if count == 1 else f"{count} times"
     seconds: dict[How, float] = {
         "copy": copy_s(size_bytes, count, rates),
         "chain": chain_s(size_bytes, count, rates),
         "sbcast": star_s(size_bytes, count, rates),
-        "sftp": star_s(size_bytes, count, rates),
+        "ssh": star_s(size_bytes, count, rates),
     }
     hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
     why: dict[How, str] = {
-        "copy": f"{describe_count(count, 'reader')} of a shared file system of {shared}",
+        "copy": f"{describe_count(count, 'reader')} of a shared file system with {shared}",
         "chain": f"one reader, {hosts} it on at {link}",
         "sbcast": f"Slurm sends {times} at {link}",
-        "sftp": f"this machine sends {times} at {link}",
+        "ssh": f"this machine sends {times} at {link}",
     }
     blind = [state.host for state in missing if not state.sees_source]
     barred: dict[How, str] = {**({"copy": f"{blind[0]} does not see the source"} if blind else {}), **lacking}
@@ -346,13 +350,14 @@ def _weigh(
     )
 
 
-def _choose(options: Sequence[Option], how: How | None) -> How:
+def choose_way(options: Sequence[Option], how: How | None) -> How:
+    """Return the requested way, or the quickest; raises InputError or ClusterError if it is not available."""
     if how is not None:
         asked = next(option for option in options if option.how == how)
         if asked.seconds is None:
-            raise InputError("", f"staging by {how} cannot be had: {asked.why}", "stage without --how")
+            raise InputError("", f"staging by {how} is not possible: {asked.why}", "stage without --how")
         return how
     able = [option for option in options if option.seconds is not None]
     if not able:
-        raise ClusterError("", "no way of staging can be had", "; ".join(option.why for option in options))
+        raise ClusterError("", "no way of staging is possible", "; ".join(option.why for option in options))
     return min(able, key=lambda option: option.seconds or 0.0).how

@@ -1,34 +1,27 @@
-"""What each rank of a chain runs: bytes come from the rank before, go to the next, and land here meanwhile.
+"""The program that each rank of a chain runs: receive the file, pass it on, and write it to the local disk.
 
-`python -m caffe_recipes.cluster.staging.relay`, one rank a host, in the order of the chain. Rank 0 reads.
-Buffers go round: one is received into while others are sent and written, so that neither the wire nor the
-disk waits for the other. A rank that cannot write goes on passing: the rest finish. Nothing blocks inside
-MPI, whose waiting takes a whole core; and who sees no progress for `--stall-s` ends: MPI itself never notices
-a silent link.
+`python -m caffe_recipes.cluster.staging.relay` runs with one rank per host, in the order of the chain. Rank 0
+reads the source. A ring of buffers lets a rank receive, send and write at the same time. A rank that cannot
+write still passes the data on, so that the others finish. Nothing blocks inside MPI, whose waiting uses a
+whole core, and a rank without progress for `--stall-s` ends, since MPI never notices a dead connection. At
+the end each rank prints `relay: RANK HOST landed` or `relay: RANK HOST failed: REASON` on a line of its own.
 
-Each rank says at its end, on a line of its own, `relay: RANK HOST landed` or `relay: RANK HOST failed: why`.
+**The file** is written under a temporary name, verified, and only then renamed to `data.mdb`. `node.sh` has
+created the folder and the empty file; here they are opened without following links, and checked again to be
+ours. This module runs on nodes, and uses only the standard library and mpi4py.
 
-The two ends of a relay, each a thread: the file that is read, and the disk that is written.
-
-Where a file lands on a node: written under a name of its own, verified, and only then called `data.mdb`.
-
-The folder and the empty file were made by `node.sh`; here they are opened without following a link, and
-checked again to be ours. Runs on nodes, by `relay.py`: the standard library only.
-
-The digest of a staged file: SHA-256 over the SHA-256 of its blocks.
-
-A plain SHA-256 is bound to one core: at 0.1 GB/s of a slow one, the 42 GB of ImageNet take seven minutes.
-Blocks are hashed by several cores, while the rest of the file is still on its way. Coreutils compute it too,
-so that a node needs no Python of ours:
+**The digest** of a staged file is the SHA-256 over the SHA-256 digests of its blocks. A plain SHA-256 uses
+one core: at 0.1 GB/s the 42 GB of ImageNet take seven minutes. Blocks are hashed by several cores, while the
+rest of the file is still arriving. Coreutils can compute the digest too, so that a node does not need our
+Python:
 
     split -b 16M --filter='sha256sum | cut -c 1-64' data.mdb | sha256sum
 
-The stamp that staging leaves beside what it puts on a node: proof that it is ours, and that it is whole.
-
-One line, `caffe-recipes-1 MADE DIGEST BYTES MTIME INODE`: how many folders were made for it, and what the
-file was when it had been verified. A file that still has this size, time and inode, in a folder that nobody
-else can write in, is not hashed again. While a copy is under way the last four are `-`; the digest alone is
-`-` where run.sh copied a source whose digest nobody knew. `node.sh` knows the same line.
+**The stamp** beside a staged file proves that the file is ours and complete. It is one line, `caffe-recipes-1
+MADE DIGEST BYTES MTIME INODE`: the number of folders that were made, and the file's state when it was
+verified. A file that still has this size, time and inode, in a folder where nobody else can write, is not
+hashed again. During a copy the last four are `-`; only the digest is `-` if run.sh copied a source whose
+digest was unknown. `node.sh` reads and writes the same line.
 """
 
 from __future__ import annotations
@@ -47,6 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -58,7 +52,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
-# More readers than this gain nothing on one disk.
+# More readers do not make one disk faster.
 MOST_HASHERS = 8
 
 
@@ -81,7 +75,7 @@ def count_blocks(size_bytes: int) -> int:
 
 
 def block_digest(file: int, block: int, size_bytes: int) -> str:
-    """Return the SHA-256 of a block of an open file; raises OSError, also where the file ends early."""
+    """Return the SHA-256 of a block of an open file; raises OSError, also if the file ends early."""
     digest, at = hashlib.sha256(), block * BLOCK_BYTES
     end = min(at + BLOCK_BYTES, size_bytes)
     while at < end:
@@ -101,8 +95,14 @@ def file_digest(file: int, size_bytes: int) -> str:
         )
 
 
+def digest_of(path: Path) -> str:
+    """Return the digest of a file; raises OSError."""
+    with path.open("rb") as file:
+        return file_digest(file.fileno(), os.fstat(file.fileno()).st_size)
+
+
 def hasher_count() -> int:
-    """Return how many threads hash: one for each core that this process may use, up to eight."""
+    """Return the number of hashing threads: one per core that this process may use, at most eight."""
     return min(MOST_HASHERS, len(os.sched_getaffinity(0)))
 
 
@@ -113,7 +113,7 @@ _FORMAT = "caffe-recipes-1"
 
 @dataclass(frozen=True)
 class Stamp:
-    """What is known of a staged file; without an `mtime` it is under way, without a `digest` not verified."""
+    """The stamp of a staged file; without `mtime` the copy is unfinished, without `digest` not verified."""
 
     folders_made: int
     digest: str | None = None
@@ -128,7 +128,7 @@ def stamp_file(folders_made: int, digest: str, status: os.stat_result) -> Stamp:
 
 
 def parse_stamp(line: str) -> Stamp | None:
-    """Return what a stamp says; None if it is none of ours.
+    """Return the stamp in a line; None if the line is not one of our stamps.
 
     >>> parse_stamp("caffe-recipes-1 2 - - - -")
     Stamp(folders_made=2, digest=None, size_bytes=0, mtime='', inode=0)
@@ -145,7 +145,7 @@ def parse_stamp(line: str) -> Stamp | None:
 
 
 def render_stamp(stamp: Stamp) -> str:
-    """Write a stamp as its line.
+    """Return a stamp as a line.
 
     >>> render_stamp(Stamp(1))
     'caffe-recipes-1 1 - - - -'
@@ -157,7 +157,7 @@ def render_stamp(stamp: Stamp) -> str:
 
 
 def render_mtime(mtime_ns: int) -> str:
-    """Write a time of modification as `stat -c %.9Y` does.
+    """Return a modification time as `stat -c %.9Y` prints it.
 
     >>> render_mtime(1_700_000_000_000_000_001)
     '1700000000.000000001'
@@ -165,15 +165,15 @@ def render_mtime(mtime_ns: int) -> str:
     return f"{mtime_ns // 10**9}.{mtime_ns % 10**9:09}"
 
 
-# So often what is written is synced behind the writer: little is left to sync at the end.
+# Written blocks are synced this often, so that little is left to sync at the end.
 _BLOCKS_A_SYNC = 8
 _LOCK_S = 5.0
 
 
 class Landing:
-    """A part of an LMDB's folder that is being filled, in order; blocks are hashed behind the writer.
+    """Writes a part in the folder of an LMDB, in order, and hashes the blocks that are written.
 
-    Raises OSError, with what is wrong as its text, where the folder or the part is not ours alone.
+    Raises OSError, with a message, if other users could change the folder or the part.
     """
 
     def __init__(self, folder: str, part: str, size_bytes: int, pool: ThreadPoolExecutor) -> None:
@@ -187,22 +187,22 @@ class Landing:
             status = os.fstat(self._file)
             _check_ours(status, part)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-                raise OSError(f"{part} is no file of its own")
+                raise OSError(f"{part} is not a regular file with a single link")
             _lock(self._file)
         except OSError:
             self.close()
             raise
-        # What an attempt before this one has written; whether it is right is told by the digest at the end.
+        # Blocks of an earlier attempt; the digest at the end shows whether they are correct.
         self.held_blocks = min(status.st_size, size_bytes) // BLOCK_BYTES
 
     def start(self, block: int) -> None:
-        """Begin to write at a block; those before it are there, and are hashed now."""
+        """Begin to write at a block; the earlier blocks exist, and are hashed now."""
         os.ftruncate(self._file, block * BLOCK_BYTES)
         for held in range(block):
             self._hash(held)
 
     def write(self, data: memoryview, at: int) -> None:
-        """Write the next bytes; raises OSError, as for a full disk."""
+        """Write the next bytes; raises OSError, e.g. for a full disk."""
         end = at + len(data)
         while data:
             written = os.pwrite(self._file, data, at)
@@ -212,7 +212,7 @@ class Landing:
             self._hash(block)
 
     def finish(self, digest: str) -> None:
-        """Verify, stamp, and give the file its name; raises OSError."""
+        """Verify the file, write its stamp, and give it its final name; raises OSError."""
         found = combine_blocks(future.result() for future in self._hashes)
         if found != digest:
             raise OSError("what arrived is not what was sent: its digest differs")
@@ -225,7 +225,7 @@ class Landing:
         os.fsync(self._folder)
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, whether finished or not."""
         for future in self._hashes:
             future.cancel()
         for descriptor in (self._file, self._folder):
@@ -246,7 +246,7 @@ class Landing:
         with os.fdopen(os.open(STAMP, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._folder)) as file:
             stamp = parse_stamp(file.read(1000))
         if stamp is None:
-            raise OSError(f"{STAMP} is none of ours")
+            raise OSError(f"{STAMP} is not one of our stamps")
         return stamp.folders_made
 
     def _write_stamp(self, line: str) -> None:
@@ -267,7 +267,7 @@ def _check_ours(status: os.stat_result, what: str) -> None:
 
 
 def _lock(file: int) -> None:
-    """Hold a part for this process alone; one of a chain that has just been ended may still be going."""
+    """Lock a part for this process; a process of a chain that has just been ended may still hold it."""
     until = time.monotonic() + _LOCK_S
     while True:
         try:
@@ -281,7 +281,7 @@ def _lock(file: int) -> None:
 
 
 class Sink:
-    """The disk's end: a thread that writes buffers in order; after an error it only lets them go."""
+    """A thread that writes buffers to disk in order; after an error it only releases them."""
 
     def __init__(self, landing: Landing | None, error: str) -> None:
         self.landing, self.error = landing, error
@@ -291,11 +291,11 @@ class Sink:
         self._thread.start()
 
     def put(self, data: memoryview, at: int) -> None:
-        """Have bytes written; `stored` counts them when they are."""
+        """Queue a buffer; `stored` counts the buffers that are written."""
         self._queue.put((data, at))
 
     def finish(self, digest: str) -> str:
-        """Verify and name what was written; return what went wrong, or nothing."""
+        """Verify the file and give it its final name; return an error message, or ""."""
         self._queue.put(None)
         self._thread.join()
         if self.landing is not None and not self.error:
@@ -316,7 +316,7 @@ class Sink:
 
 
 class RelayReader:
-    """Rank 0's end: a thread that reads the file into buffers, ahead of the wire, and hashes it."""
+    """A thread of rank 0 that reads the source ahead into buffers, and hashes it."""
 
     def __init__(self, path: str, size_bytes: int, known_digest: str, pool: ThreadPoolExecutor) -> None:
         self._file = os.open(path, os.O_RDONLY)
@@ -330,11 +330,11 @@ class RelayReader:
         threading.Thread(target=self._run, daemon=True).start()
 
     def want(self, into: memoryview, at: int) -> None:
-        """Have a buffer filled; `read` counts those that are."""
+        """Queue a buffer to be filled; `read` counts the buffers that are filled."""
         self._wanted.put((into, at))
 
     def digest(self) -> str:
-        """Return the file's digest: the one that was known, or that of what has been read."""
+        """Return the file's digest: the known one, or that of the data that was read."""
         blocks = range(len(self._hashes), 0 if self._known else count_blocks(self._size_bytes))
         self._hash(blocks)
         return self._known or combine_blocks(future.result() for future in self._hashes)
@@ -357,12 +357,12 @@ class RelayReader:
                 self.error = explain(error)
                 return
             self.read += 1
-            if not self._known:  # behind the reader, out of the page cache
+            if not self._known:  # right after reading, from the page cache
                 self._hash(range(len(self._hashes), (at + done) // BLOCK_BYTES))
 
 
 def explain(error: OSError) -> str:
-    """Return an error's reason, without the number and the path that Python puts around it."""
+    """Return the reason of an error, without the number and the path that Python adds."""
     return error.strerror or str(error)
 
 
@@ -373,11 +373,11 @@ _ABORT_S = 10
 
 
 class Stalled(Exception):
-    """Nothing has moved for too long; says what was waited for."""
+    """There was no progress for too long; the text says what was waited for."""
 
 
 class Waiter:
-    """Waits for whatever moves, napping a fraction of what the last step took; raises Stalled."""
+    """Waits for progress in short naps, a fraction of the duration of the last step; raises Stalled."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -391,7 +391,7 @@ class Waiter:
         self._moved = now
 
     def nap(self, waiting_for: Callable[[], str]) -> None:
-        """Sleep a little; MPI would spin."""
+        """Sleep briefly, while MPI's own waiting would spin; raises Stalled."""
         if time.monotonic() - self._moved > self._stall_s:
             raise Stalled(waiting_for())
         time.sleep(self._nap_s)
@@ -406,7 +406,7 @@ class Waiter:
 
 
 class Relay:
-    """The loop of one rank over the file's chunks."""
+    """Passes the chunks of the file through one rank."""
 
     def __init__(self, comm: MPI.Comm, size_bytes: int, chunk_bytes: int, waiter: Waiter) -> None:
         self._comm, self._waiter = comm, waiter
@@ -414,8 +414,10 @@ class Relay:
         self._rank, self._last = comm.Get_rank(), comm.Get_size() - 1
         self._ring = [memoryview(bytearray(chunk_bytes)) for _ in range(BUFFERS)]
 
-    def run(self, start: int, source: RelayReader | None, sink: Sink, tell: Callable[[int], None]) -> None:
-        """Pass everything from byte `start` on; raises Stalled, and OSError if the source cannot be read."""
+    def run(
+        self, start: int, source: RelayReader | None, sink: Sink, on_progress: Callable[[int], None]
+    ) -> None:
+        """Pass all bytes from `start` on; raises Stalled, and OSError if the source cannot be read."""
         chunks = -(-(self._size_bytes - start) // self._chunk_bytes)
         asked = came = sent = 0
         receiving: list[MPI.Request | None] = [None] * BUFFERS
@@ -439,7 +441,7 @@ class Relay:
                 raise OSError(source.error)
             if moved:
                 self._waiter.moved()
-                tell(start + sent * self._chunk_bytes)
+                on_progress(start + sent * self._chunk_bytes)
             else:
                 self._waiter.nap(partial(self._waiting_for, came, sent, sink.stored))
 
@@ -477,11 +479,11 @@ class Relay:
 
 
 def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
-    """Take part in the chain; return what went wrong on this host, or nothing. Raises Stalled, OSError."""
+    """Take part in the chain; return this host's error message, or "". Raises Stalled, OSError."""
     waiter, rank = Waiter(options.stall_s), comm.Get_rank()
     if comm.Get_size() != options.ranks:
         what = f"{comm.Get_size()} ranks were started, not {options.ranks}"
-        raise OSError(f"{what}: mpi4py and the launcher are of different MPIs")
+        raise OSError(f"{what}: mpi4py and the launcher belong to different MPIs")
     with ThreadPoolExecutor(hasher_count()) as pool:
         landing, error = None, ""
         if rank or not options.read_only:
@@ -495,21 +497,21 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
             landing.start(start)
         source = RelayReader(options.source, options.bytes, options.digest, pool) if rank == 0 else None
         sink = Sink(landing, error)
-        tell = _Telling(rank, options.bytes).tell
-        Relay(comm, options.bytes, options.chunk, waiter).run(start * BLOCK_BYTES, source, sink, tell)
+        report = _ProgressReport(rank, options.bytes)
+        Relay(comm, options.bytes, options.chunk, waiter).run(start * BLOCK_BYTES, source, sink, report)
         error = sink.finish(_shared_digest(comm, source, waiter))
     if landing:
         landing.close()
     return error
 
 
-class _Telling:
-    """Rank 0 tells how far it is, once a second: who started the chain sees that it moves."""
+class _ProgressReport:
+    """Prints rank 0's progress once a second, which shows the starting process that the chain is alive."""
 
     def __init__(self, rank: int, size_bytes: int) -> None:
         self._rank, self._size_bytes, self._next_s = rank, size_bytes, 0.0
 
-    def tell(self, at: int) -> None:
+    def __call__(self, at: int) -> None:
         now = time.monotonic()
         if self._rank == 0 and now >= self._next_s:
             self._next_s = now + 1
@@ -517,7 +519,7 @@ class _Telling:
 
 
 def _least(comm: MPI.Comm, held: int, waiter: Waiter) -> int:
-    """Return the least of all ranks' numbers of blocks: there the chain goes on."""
+    """Return the smallest number of blocks that a rank has; the chain continues from there."""
     from mpi4py import MPI
 
     mine, least = bytearray(held.to_bytes(8, sys.byteorder)), bytearray(8)
@@ -535,20 +537,20 @@ def _shared_digest(comm: MPI.Comm, source: RelayReader | None, waiter: Waiter) -
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="relay", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--folder", required=True, help="where the LMDB is to be")
-    parser.add_argument("--part", required=True, help="the file in it that is filled")
+    parser.add_argument("--folder", required=True, help="the folder of the LMDB to write")
+    parser.add_argument("--part", required=True, help="the temporary file in that folder")
     parser.add_argument("--source", required=True, help="the file that rank 0 reads")
-    parser.add_argument("--ranks", type=int, required=True, help="hosts of the chain")
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--chunk", type=int, required=True, help="bytes a message")
-    parser.add_argument("--digest", default="", help="of the source, if it is known")
-    parser.add_argument("--read-only", action="store_true", help="rank 0 has a copy, and writes none")
-    parser.add_argument("--stall-s", type=float, default=60.0)
+    parser.add_argument("--ranks", type=int, required=True, help="the number of hosts in the chain")
+    parser.add_argument("--bytes", type=int, required=True, help="the size of the source")
+    parser.add_argument("--chunk", type=int, required=True, help="bytes per message")
+    parser.add_argument("--digest", default="", help="the digest of the source, if it is known")
+    parser.add_argument("--read-only", action="store_true", help="rank 0 writes no copy")
+    parser.add_argument("--stall-s", type=float, default=60.0, help="end after so long without progress")
     return parser.parse_args(words)
 
 
 def main() -> None:
-    """Run one rank; exit 0 if the chain came to its end, whatever this host's own disk did."""
+    """Run one rank; exit 0 if the chain was completed, even if this host could not write."""
     options = _parse(sys.argv[1:])
     try:
         import mpi4py
@@ -556,7 +558,7 @@ def main() -> None:
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except ImportError as lacking:
-        # In one piece, which hydra labels; what a rank says just before it ends the others may be lost.
+        # In one write, which hydra labels; output just before the ranks are aborted may be lost.
         os.write(1, f"ImportError: {lacking}\n".encode())
         wait_until_read(1)
         sys.exit(1)
@@ -567,7 +569,7 @@ def main() -> None:
     except (Stalled, OSError) as failure:
         print(f"relay: {comm.Get_rank()} {host} stopped: {failure}", flush=True)
         wait_until_read(1)
-        signal.alarm(_ABORT_S)  # a launcher that is cut off cannot be told; the signal ends this rank
+        signal.alarm(_ABORT_S)  # ends this rank if the launcher cannot be reached
         comm.Abort(3)
     print(f"relay: {comm.Get_rank()} {host} {f'failed: {error}' if error else 'landed'}", flush=True)
 

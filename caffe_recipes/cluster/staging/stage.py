@@ -1,4 +1,4 @@
-"""Staging itself: look, plan, send, verify; and taking it away again."""
+"""Stage an LMDB: probe the hosts, plan, send and verify; and remove staged copies."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ from caffe_recipes.wording import describe_count
 
 Say = Callable[[str], None]
 T = TypeVar("T")
-# A dead host keeps what is half done; the next staging takes it over.
+# On a dead host unfinished copies stay, and the next staging handles them.
 _ABANDON_S = 15.0
 
 
 @dataclass(frozen=True)
 class StagedHost:
-    """What became of an LMDB on a host; `reason` says why it failed."""
+    """The outcome of staging on a host; `reason` says why it failed."""
 
     host: str
     outcome: Literal["there", "sent", "failed"]
@@ -71,7 +71,7 @@ class StagedHost:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What was done on a host to take an LMDB away; `failed` where nobody knows what is there now."""
+    """The outcome of cleaning a host; `failed` if it is unknown what the host has now."""
 
     host: str
     outcome: str
@@ -80,7 +80,7 @@ class Cleaned:
 
 @dataclass(frozen=True)
 class StagingEnv:
-    """What staging works with besides hosts; without `chain` there is none, `how` overrides the costs."""
+    """The settings of staging; None for `chain` makes chains unavailable, and `how` overrides the costs."""
 
     rates: CopyRates = field(default_factory=CopyRates)
     how: How | None = None
@@ -92,10 +92,11 @@ class StagingEnv:
 def stage(
     hosts: Sequence[Host], lmdb: str, folder: Path, env: StagingEnv, say: Say = lambda line: None
 ) -> tuple[StagedHost, ...]:
-    """Put the LMDB of a folder on every host that lacks it, whole or not at all; what became of each.
+    """Copy the LMDB of a folder atomically to every host that lacks it; return the outcome of each host.
 
-    Raises DataError for the source, ClusterError where another process stages to the same place or the asked
-    way cannot be had. A host that fails is a result: the others are staged.
+    Raises DataError for a bad source, ClusterError if another process stages to the same path, and InputError
+    or ClusterError if no way, or not the requested one, is available. A failure of one host is a result, and
+    the others are staged.
     """
     lmdb, source = normalize_lmdb(lmdb), find_source(folder)
     cache = env.cache or cache_folder()
@@ -105,15 +106,18 @@ def stage(
         for line in render_plan(plan):
             say(line)
         if plan.how is None:
-            return _results(hosts, plan, {})
+            return host_results(hosts, plan, {})
         failed = _send_somehow(hosts, plan, source, manifest, replace(env, cache=cache), say)
-        return _results(hosts, plan, failed)
+        return host_results(hosts, plan, failed)
 
 
 def survey(
     hosts: Sequence[Host], lmdb: str, source: SourceFile, cache: Path
 ) -> tuple[list[NodeState], Manifest | None]:
-    """Look at every host, and hash copies without a stamp of ours; the manifest, if it is known or needed."""
+    """Return the state of every host, and the manifest if it is known or needed.
+
+    Copies without a stamp of ours are hashed.
+    """
     seen = on_each(hosts, lambda host: probe_node(host, lmdb, str(source.data), source.size_bytes))
     states = [_state(host, state) for host, state in zip(hosts, seen, strict=True)]
     alike = {
@@ -134,7 +138,7 @@ def survey(
 def _digests(
     hosts: Sequence[Host], lmdb: str, size_bytes: int, cache: Path
 ) -> dict[str, str | CaffeRecipesError | None]:
-    """Return the digest of each host's copy: hashed, unless it has not changed since it was."""
+    """Return the digest of each host's copy, from the cache or by hashing it."""
     stamps = _by_name(hosts, on_each(hosts, lambda host: file_stamp(host, f"{lmdb}/{DATA}")))
     copies = load_copies(lmdb, cache)
     known = {name: copy.digest for name, copy in copies.items() if stamps.get(name) == copy.stamp}
@@ -157,7 +161,7 @@ def _by_name(hosts: Sequence[Host], answers: Sequence[T]) -> dict[str, T]:
 def plan_from(
     states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, env: StagingEnv
 ) -> StagingPlan:
-    """Plan with what this machine lacks; raises ClusterError where the asked way cannot be had."""
+    """Return the plan, without the ways that this machine does not support; raises as `plan_staging`."""
     lacking: dict[How, str] = {}
     if env.chain is None:
         lacking["chain"] = "no launcher, or no mpi4py"
@@ -175,11 +179,19 @@ def plan_from(
     )
 
 
-def clean(hosts: Sequence[Host], lmdb: str, cache: Path | None = None) -> list[Cleaned]:
-    """Take away what staging has put on each host, and nothing else; what was done on each."""
+def clean(
+    hosts: Sequence[Host],
+    lmdb: str,
+    cache: Path | None = None,
+    act: Callable[[Host, str], tuple[str, str]] = clean_node,
+) -> list[Cleaned]:
+    """Remove the staged copies from all hosts, and nothing else; return the outcome of each host.
+
+    `act` cleans one host, either of an LMDB or of a set of files.
+    """
     lmdb = normalize_lmdb(lmdb)
     with only_one(lmdb, cache or cache_folder()):
-        done = on_each(hosts, lambda host: clean_node(host, lmdb))
+        done = on_each(hosts, lambda host: act(host, lmdb))
     return [_cleaned(host.name, lmdb, result) for host, result in zip(hosts, done, strict=True)]
 
 
@@ -191,10 +203,10 @@ def _send_somehow(
     env: StagingEnv,
     say: Say,
 ) -> Mapping[str, str]:
-    """Send to the hosts that lack it; return why, for those that failed.
+    """Send the LMDB to the hosts that lack it; return the reason for each host that failed.
 
-    Where a chain does not begin it goes on by the next best way, unless a way was asked for: a node may lack
-    our Python, or what it imports.
+    If a chain does not start, e.g. since a node lacks our Python, the next best way is used, unless a way was
+    requested.
     """
     sent = _send(hosts, plan, source, manifest, env, say)
     if not sent.unstarted or env.how is not None:
@@ -204,7 +216,7 @@ def _send_somehow(
     if instead is None:
         return sent.failed
     hosts_left = describe_count(len(instead.missing), "host")
-    say(f"the {plan.how} does not begin ({why}); by {instead.how} instead to {hosts_left}")
+    say(f"the {plan.how} does not start ({why}); using {instead.how} instead for {hosts_left}")
     rest = _send_somehow(hosts, instead, source, manifest, env, say)
     return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}
 
@@ -217,7 +229,7 @@ def _send(
     env: StagingEnv,
     say: Say,
 ) -> Sent:
-    """Send to the hosts that lack it, by the plan's way. What is half done is taken away."""
+    """Send to the hosts that lack it, by the plan's way; unfinished copies are removed."""
     cache = env.cache or cache_folder()
     job = StagingJob(
         hosts={host.name: host for host in hosts},
@@ -248,7 +260,10 @@ def _abandon(job: StagingJob, names: Sequence[str]) -> None:
     on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb), _ABANDON_S)
 
 
-def _results(hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]) -> tuple[StagedHost, ...]:
+def host_results(
+    hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]
+) -> tuple[StagedHost, ...]:
+    """Return the outcome of each host of a plan; `failed` has the reasons of those that failed."""
     reasons = {**dict(plan.refused), **failed}
     return tuple(
         StagedHost(host.name, "failed", reasons[host.name])
@@ -285,5 +300,5 @@ def _cleaned(host: str, lmdb: str, result: tuple[str, str] | CaffeRecipesError |
         return Cleaned(host, f"not cleaned: {result.what}", failed=True)
     word, rest = result or ("nothing", "")
     if word == "cleaned":
-        return Cleaned(host, f"{int(rest):,} bytes taken away")
-    return Cleaned(host, f"left as it is: {rest}" if word == "kept" else "nothing of ours is there")
+        return Cleaned(host, f"removed {int(rest):,} bytes")
+    return Cleaned(host, f"kept: {rest}" if word == "kept" else "nothing to remove")

@@ -1,6 +1,7 @@
-"""The ways an LMDB gets to nodes: each fills a part that a node has reserved, and then verifies and names.
+"""The ways to send an LMDB to nodes; each fills a reserved part, verifies it, and gives it its final name.
 
-The chain's launch: the relay on each of its hosts, by the cluster's launcher; watched, and ended.
+`copy`, `ssh` and `sbcast` are simple commands. For `chain` the relay is launched on all hosts by the
+cluster's launcher, monitored and ended.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ from caffe_recipes.wording import describe_count
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
-# Logins, and Python from a shared file system on every host.
+# Time for the logins, and for loading Python from a shared file system on every host.
 START_S = 180.0
 _END_S = 10.0
 _LOGOUT_S = 2.0
 # Hydra labels a rank's line `[0] `, srun `0: `.
 _LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
-# A rank that reports this never joins the others.
+# After such an error a rank never joins the others.
 _HOPELESS = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
 _AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d+)")
 
 
 @dataclass
 class ChainEnd:
-    """What a launch reported: by rank, why it could not write; which rank gave up; the launcher's last words.
+    """The report of a launch: reasons by rank that could not write or gave up, and the last line of output.
 
-    `moved` tells whether any byte went through.
+    `moved` is true if any data was passed on.
     """
 
     failed: dict[int, str] = field(default_factory=dict)
@@ -68,10 +69,10 @@ class ChainEnd:
 
 @dataclass(frozen=True)
 class ChainEnv:
-    """What a chain is started with: `launch`, on the hosts and from the hostfile of each chain.
+    """How a chain is started: by `launch`, with the hosts and the hostfile of the chain.
 
-    `python` is where every node sees it, as it must see all of `needs`: a rank that never starts is not
-    missed by hydra, whose other ranks wait for it.
+    `python` and all files in `needs` must exist under these paths on every node: hydra does not notice a rank
+    that never starts, and the other ranks would wait for it.
     """
 
     launch: RankLaunch
@@ -84,7 +85,7 @@ class ChainEnv:
 def relay_command(
     order: ChainOrder, env: ChainEnv, *, lmdb: str, part: str, size_bytes: int, digest: str | None
 ) -> tuple[str, ...]:
-    """Return what each rank of a chain runs."""
+    """Return the command that each rank of a chain runs."""
     words = [
         env.python,
         "-P",
@@ -105,10 +106,10 @@ def relay_command(
 
 
 def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
-    """Start a chain and wait for its end.
+    """Start a chain, and wait until it ends; without progress it is ended.
 
-    Ends it where nothing moves; what has arrived is for the nodes to say. Raises ClusterError where the
-    launcher does not start.
+    The report does not say which files have arrived: ask the nodes. Raises ClusterError if the launcher does
+    not start.
     """
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
@@ -119,11 +120,11 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
         try:
             process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,  # and a session without a terminal: no ssh can ask for a password
+                stdin=subprocess.DEVNULL,  # and without a terminal, so that ssh cannot ask for a password
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd="/",  # the one folder that every host has
+                cwd="/",  # a folder that every host has
                 env={**environment, **ssh_environment(environment)},
             )
         except OSError as error:
@@ -136,14 +137,14 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
 
 
 class _Logins:
-    """What the launcher has started here: ssh in sessions of their own, which outlive a silent link."""
+    """The ssh processes that the launcher has started here; they would survive a dead connection."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
         self._found: dict[int, int] = {}
 
     def note(self) -> None:
-        """Keep hold of those that are there now: by descriptors, since numbers come round again."""
+        """Remember the processes that exist now, by pidfd, since process ids are reused."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/{self._launcher}/task/{self._launcher}/children").read_text()
             for pid in map(int, listed.split()):
@@ -151,7 +152,7 @@ class _Logins:
                     self._found[pid] = os.pidfd_open(pid)
 
     def end(self) -> None:
-        """Let them end by themselves for a moment; then kill them."""
+        """Give the processes a moment to end by themselves, and then kill them."""
         until = time.monotonic() + _LOGOUT_S
         for descriptor in self._found.values():
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
@@ -169,14 +170,14 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, env: ChainEnv, siz
         try:
             line = lines.get(timeout=max(0.1, last + patience_s - time.monotonic()))
         except Empty:
-            end.last_words = f"nothing has moved for {patience_s:.0f} s"
+            end.last_words = f"no progress for {patience_s:.0f} s"
             return end
         if line is None:
             return end
         logins.note()
         at = _AT.fullmatch(line)
         if at:
-            # The ranks' own limit comes first; once all is sent, only disks are waited for.
+            # The limit of the ranks comes first. Once all data is sent, only the disks are waited for.
             whole = int(at[1]) >= size_bytes
             patience_s = size_bytes / SLOWEST_BYTES_PER_S + env.start_s if whole else 2 * env.stall_s
             end.moved = True
@@ -194,7 +195,7 @@ def _read(process: subprocess.Popen[bytes], lines: SimpleQueue[str | None]) -> N
 
 
 def _note(line: str, end: ChainEnd) -> bool:
-    """Keep what a rank or the launcher wrote; return whether it was a rank's word."""
+    """Record a line of output; return whether it was a report of a rank."""
     found = _LINE.fullmatch(line)
     if found is None:
         if line.strip("= |"):
@@ -206,7 +207,7 @@ def _note(line: str, end: ChainEnd) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
-    """End the launcher, which ends its ranks; then all that it has started here."""
+    """End the launcher, which ends its ranks, and then everything that it has started here."""
     logins.note()
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -219,19 +220,20 @@ def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
 
 
 _FIRST_MISSING = 'for file do test -r "$file" || { echo "$file"; exit 1; }; done'
-# Besides the data: the stamp, and the lock file that every reader of an LMDB makes.
+# Space besides the data, for the stamp and for the lock file that every reader of an LMDB makes.
 _ROOM_BESIDE_BYTES = 1 << 20
-# A chain that breaks without a host that is dead or full is tried once more, not for ever.
+# A chain that breaks although no host is dead or full is tried once more.
 _FRUITLESS_LAUNCHES = 2
-# A host that was cut off gives no sign: that long it is waited for.
+# How long to wait for the answer of a host.
 _LOOK_S = 15.0
-# A digest that is known by then saves a command on every node; one of 42 GB takes as long as the copies.
+# If the digest is known after this time, a command per node is saved; to hash 42 GB takes as long as the
+# copies.
 _SOON_S = 0.5
 
 
 @dataclass(frozen=True)
 class StagingJob:
-    """One staging: the hosts by name, the plan, and the name of the part."""
+    """One staging: the hosts by name, the plan, the name of the part, this machine's name, and the output."""
 
     hosts: Mapping[str, Host]
     plan: StagingPlan
@@ -240,16 +242,16 @@ class StagingJob:
     say: Callable[[str], None]
 
     def lacking(self) -> list[Host]:
-        """Return the hosts that lack a copy, in the hostfile's order."""
+        """Return the hosts that lack a copy, in the order of the hostfile."""
         return [self.hosts[state.host] for state in self.plan.missing]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a way did: why, for the hosts that failed, and the source's digest, if any host has it now.
+    """The result of sending: reasons by failed host, and the source's digest if any host has a copy now.
 
-    `dead` are those that gave no answer: asking them for anything more would be waiting for nothing.
-    `unstarted` says why, for those of the failed that no chain has begun for: another way may reach them.
+    `dead` are failed hosts that gave no answer, and need not be asked again. `unstarted` are failed hosts,
+    with reasons, for which no chain has started, so that another way may reach them.
     """
 
     failed: Mapping[str, str]
@@ -259,26 +261,28 @@ class Sent:
 
 
 def send_to_each(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
-    """Have every node copy the source itself, or send it to each by sftp; why, for those that failed."""
-    act = {"copy": _take, "sftp": _put}[str(job.plan.how)]
-    return _failures(job.lacking(), on_each(job.lacking(), lambda host: act(job, host, known)))
+    """Let every node copy the source, or send it over ssh; return the reasons by failed host."""
+    act = {"copy": _take, "ssh": _put}[str(job.plan.how)]
+    return find_failures(job.lacking(), on_each(job.lacking(), lambda host: act(job, host, known)))
 
 
 def send_by_sbcast(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
-    """Have Slurm send it to the nodes of the allocation, and each verify it; why, for those that failed."""
+    """Let Slurm send it to all nodes of the allocation, and verify it; return the reasons by failed host."""
     plan, hosts = job.plan, job.lacking()
-    failed = _failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
+    failed = find_failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
     limit_s = seconds_for(plan.size_bytes * len(job.hosts))
     stderr = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
     rest = [host for host in hosts if host.name not in failed]
-    lost = _failures(rest, on_each(rest, lambda host: _commit(job, host, known)))
-    # sbcast knows no subset: those that have the LMDB got another.
+    lost = find_failures(rest, on_each(rest, lambda host: _commit(job, host, known)))
+    # sbcast sends to all nodes: those that already had the LMDB got another copy.
     on_each([job.hosts[name] for name in plan.present], lambda host: abandon_part(host, plan.lmdb))
-    return failed | {name: f"{why}; sbcast said: {stderr}" if stderr else why for name, why in lost.items()}
+    return failed | {
+        name: f"{why}; sbcast printed: {stderr}" if stderr else why for name, why in lost.items()
+    }
 
 
 def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
-    """Return the argv that puts a file on every node of the allocation; a part that is there is filled.
+    """Return the argv that copies a file to every node of the allocation, into an existing part.
 
     >>> " ".join(sbcast_argv("/scratch/lmdb/data.mdb", "/tmp/lmdb/part"))
     'sbcast --force --size=8m /scratch/lmdb/data.mdb /tmp/lmdb/part'
@@ -287,12 +291,12 @@ def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
 
 
 def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: bool = True) -> Sent:
-    """Pass it through all nodes; where one dies the chain is formed anew, and goes on where it was.
+    """Pass the file through all nodes; if one dies, a new chain continues where the old one stopped.
 
-    One that was asked for is tried again where it does not begin, and raises ClusterError where the launcher
-    is none.
+    If the way was `asked` for, a chain that does not start is tried again, and a launcher that does not start
+    raises ClusterError.
     """
-    failed = _failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
+    failed = find_failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
     unfit = _unfit(env, [job.hosts[name] for name in _names(job) if name not in failed])
     missing = [state for state in job.plan.missing if state.host not in failed and state.host not in unfit]
     landed, moved = [name for name in job.plan.present if name not in unfit], False
@@ -310,7 +314,7 @@ def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: 
         left = [state for state in missing if state.host not in arrived and state.host not in lost]
         fruitless = fruitless + 1 if len(left) == len(missing) else 0
         failed |= lost
-        # A reader that gets nothing through may be what is broken.
+        # A reader whose chain made no progress may itself be the fault.
         landed = [host for host in landed if not (fruitless and host == order.hosts[0])] + sorted(arrived)
         missing = left
         if missing and fruitless == (_FRUITLESS_LAUNCHES if asked or moved else 1):
@@ -321,7 +325,7 @@ def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: 
         if missing:
             without = f" without {', '.join(lost)}" if lost else ""
             hosts = describe_count(len(missing), "host")
-            job.say(f"the chain broke ({_why(end, order)}); it goes on{without} to {hosts}")
+            job.say(f"the chain broke ({_why(end, order)}); continuing{without} to {hosts}")
     return Sent({**unstarted, **failed}, digest, frozenset(dead), unstarted)
 
 
@@ -330,7 +334,7 @@ def _names(job: StagingJob) -> list[str]:
 
 
 def _unfit(env: ChainEnv, hosts: Sequence[Host]) -> dict[str, str]:
-    """Return what hosts lack that a rank needs; one that gives no answer is for the chain to miss."""
+    """Return the reasons by host that lacks a file that a rank needs; silent hosts are left to the chain."""
     if not env.needs:
         return {}
     asked = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *env.needs]), _LOOK_S)
@@ -377,7 +381,7 @@ def _lost(
     order: ChainOrder,
     end: ChainEnd,
 ) -> dict[str, str]:
-    """Return why, for the hosts that a chain must do without: dead ones, and those that could not write."""
+    """Return the reasons by host that a chain must leave out: dead hosts, and those that could not write."""
     reasons = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
     lost = {host.host: reasons[host.host] for host in missing if host.host in reasons}
     for host, state in zip(missing, states, strict=True):
@@ -399,7 +403,7 @@ def _silent(missing: Sequence[NodeState], states: Sequence[NodeState | CaffeReci
 
 
 def _why(end: ChainEnd, order: ChainOrder) -> str:
-    """Say who broke a chain: of those that saw nothing move, the first."""
+    """Return which host broke a chain, and why: the first of those that saw no progress."""
     names = dict(enumerate(order.hosts))
     if not end.stopped:
         labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.last_words)
@@ -438,7 +442,8 @@ def _commit(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
     commit_part(host, job.plan.lmdb, job.part, job.plan.size_bytes, known.result().digest)
 
 
-def _failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str]:
+def find_failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str]:
+    """Return the reasons by name of the hosts whose result is an error."""
     return {
         host.name: result.what
         for host, result in zip(hosts, results, strict=True)
@@ -447,7 +452,7 @@ def _failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str
 
 
 def _call(argv: Sequence[str], timeout_s: float) -> str:
-    """Run a command of this machine; return what it complained of, or nothing."""
+    """Run a command on this machine; return its error output, or ""."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False

@@ -1,4 +1,4 @@
-"""What a comparison finds: values, with both sides of each change."""
+"""The result of a comparison: changes, with both sides of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FileStatus = Literal["changed", "added", "removed", "renamed", "unreadable"]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as text and as JSON; where `is_set` is false, the default that Caffe takes instead, if any."""
+    """A value as text and as JSON; if `is_set` is false, it is Caffe's default, if any."""
 
     text: str
     value: Json = None
@@ -26,10 +26,10 @@ NOT_SET = Given("not set", None, is_set=False)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change: of a field, or of a whole layer where `field` is empty.
+    """One change of a field, or of a whole layer if `field` is empty.
 
-    `layer` is the layer's name, with its phase if it has one; empty outside the layers. A layer renamed or
-    moved holds its names, or what it stood behind, in `old` and `new`. `note` is what else goes with it.
+    `layer` is the layer's name, with its phase if it has one; empty outside layers. For a renamed or moved
+    layer, `old` and `new` hold its names, or the layers before it. `note` adds what else changes with it.
     """
 
     kind: ChangeKind
@@ -42,9 +42,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """A number of the schedule on both sides: None where a side has none. `iterations` are those of each.
+    """A number of the schedule on both sides, None if a side has none, at the `iterations` of each.
 
-    `part` is the phase of a solver of several, by its field.
+    `part` is the field of the phase in a file of several solvers.
     """
 
     name: str
@@ -69,7 +69,7 @@ class FileDiff:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that differs between two sides; `single` where each side is one file."""
+    """Everything that differs between two sides; `single` if each side is one file."""
 
     old: str
     new: str

@@ -1,4 +1,4 @@
-"""Two sides as a whole: which files were added, removed or renamed, and what changed in the others."""
+"""Compare two sides: the files added, removed or renamed, and the changes in the others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Compare = Callable[[TextFile, TextFile], FileDiff | None]
 
 
 def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
-    """Give the files that differ, by path; a file that cannot be compared is told as that.
+    """Return the files that differ, by path; a file that cannot be compared is marked as such.
 
-    A file that is gone and a new one of equal meaning are one file renamed.
+    A removed file and a new one of equal meaning are a rename.
     """
     common = old.files.keys() & new.files.keys()
     gone = {path: old.files[path] for path in sorted(old.files.keys() - common)}
@@ -65,7 +65,7 @@ def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDif
 
 
 def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
-    """Give what is equal for files of equal meaning; what cannot be read equals nothing but its own bytes."""
+    """Return a key that is equal for files of equal meaning; an unreadable file has its bytes."""
     path, data = file
     if isinstance(data, PrototxtError):
         return path, str(data)
@@ -78,7 +78,7 @@ def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """How to compare; with `images` and `ranks` of each side a solver's epochs are known."""
+    """The options of `diff`; `images` and `ranks` of each side give a solver's epochs."""
 
     defaults: bool = False
     images: int | None = None
@@ -87,7 +87,7 @@ class DiffOptions:
 
 
 def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Comparison:
-    """Compare what `open_sides` opened. Raises InputError where two files cannot be compared."""
+    """Compare what `open_sides` opened. Raises InputError if two files cannot be compared."""
     old, new = sides
     if isinstance(old, RecipeSide) and isinstance(new, RecipeSide):
         from caffe_recipes.review.diff.recipes import compare_recipes  # pydantic: not for files
@@ -102,11 +102,11 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
 
 
 def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDiff | None:
-    """Compare two files; None if they mean the same. Raises PrototxtError for one that is no prototxt."""
+    """Compare two files; None if they mean the same. Raises PrototxtError if one is not a prototxt."""
     before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
     if type(before) is not type(after):
         what = f"'{old.label}' is a {kind_of(before)}, '{new.label}' a {kind_of(after)}"
-        raise InputError("", what, "compare two of one kind")
+        raise InputError("", what, "compare two of the same kind")
     scales, note = _scales((before, after), (old, new), options)
     return diff_documents(before, after, new.path, options.defaults, scales, note)
 
@@ -114,7 +114,7 @@ def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDif
 def _scales(
     messages: tuple[Message, Message], files: tuple[TextFile, TextFile], options: DiffOptions
 ) -> tuple[tuple[EpochScale, EpochScale], str]:
-    """Work out what an iteration trains on, from the net that stands beside each solver."""
+    """Return the images per iteration of each side, from the net beside each solver."""
     if options.images is None or options.ranks is None:
         return (EpochScale(), EpochScale()), ""
     scales, missing = [], []
@@ -128,18 +128,18 @@ def _scales(
 
 
 def _find_batch(solver: pb.SolverParameter, file: TextFile, max_bytes: int) -> tuple[int | None, str]:
-    """Read the batch of a solver's net, or say why it is unknown."""
+    """Read the batch size of a solver's net, or the reason why it is unknown."""
     try:
         batch = batch_of(solver, file.path, file.read, max_bytes)
     except PrototxtError as error:
         return None, str(error)
-    return batch, "" if batch else f"no batch_size in a net beside {file.label}"
+    return batch, "" if batch else f"found no net with a batch_size beside {file.label}"
 
 
 def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int = MOST_BYTES) -> int | None:
-    """Read the training batch of one rank from the solver's net, in it or in the file beside it.
+    """Read the training batch of one rank from a solver's net, inside the solver or in a file beside it.
 
-    None where there is no such net; PrototxtError for one that cannot be read.
+    None if there is no such net. Raises PrototxtError for one that cannot be read.
     """
     for name in ("net_param", "train_net_param"):
         if solver.HasField(name):
@@ -152,7 +152,7 @@ def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int =
 
 
 def batch_size(net: pb.NetParameter) -> int | None:
-    """Give the batch_size of a net's first training data layer, or None.
+    """Return the batch_size of a net's first training data layer, or None.
 
     >>> data = pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32))
     >>> batch_size(pb.NetParameter(layer=[data]))

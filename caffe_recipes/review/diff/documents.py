@@ -1,4 +1,4 @@
-"""Prototxts read as the messages that Caffe would make of them, and two of one kind compared."""
+"""Read prototxts as Caffe would read them, and compare two of the same kind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from caffe_recipes.review.diff.solvers import (
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import RateChange
 
-_KEPT = "the rate of every iteration stays as it is"
+_KEPT = "the rate of every iteration is unchanged"
 
 
 def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:
-    """Read the message of a prototxt's bytes, in the form that Caffe upgrades it to.
+    """Parse the bytes of a prototxt into a message, upgraded as Caffe does.
 
-    Raises PrototxtError for what is no prototxt, or holds nothing.
+    Raises PrototxtError if it is not a prototxt, or is empty.
     """
     text = decode_prototxt(data, path, max_bytes)
     message = guess_class(text, path)()
@@ -50,12 +50,12 @@ def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message
     try:
         return upgrade_document(Document(path, text, message, {}, {})).message
     except PrototxtError:
-        # Where each field stands takes more memory than the message, so only an error asks for it.
+        # Field places take more memory than the message, so they are computed only for an error.
         return upgrade_document(parse_document(text, path)).message
 
 
 def kind_of(message: Message) -> str:
-    """Name what a message is to people: net, solver, ..."""
+    """Return what people call a message: net, solver, ..."""
     return next(name for name, cls in KINDS.items() if isinstance(message, cls))
 
 
@@ -67,7 +67,7 @@ def diff_documents(
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
     note: str = "",
 ) -> FileDiff | None:
-    """Compare two messages of one kind by what they are; None if they mean the same."""
+    """Compare two messages of the same kind; None if they mean the same."""
     changes: list[Change]
     rates: list[RateChange] = []
     if isinstance(old, pb.NetParameter) and isinstance(new, pb.NetParameter):
@@ -93,7 +93,7 @@ def diff_documents(
 def _phase_rates(
     old: pb.MultiPhaseSolverParameter, new: pb.MultiPhaseSolverParameter
 ) -> Iterator[RateChange]:
-    """Yield what the schedules of the phases that both have come to, phase by phase."""
+    """Yield the rate changes of the phases that both sides have, phase by phase."""
     for index, (a, b) in enumerate(zip(old.params_pair, new.params_pair, strict=False)):
         for rate in diff_rates(a.solver_params, b.solver_params):
             yield replace(rate, part=f"params_pair[{index}]")

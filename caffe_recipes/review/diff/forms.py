@@ -1,7 +1,7 @@
-"""Ways of writing that mean the same to Caffe: each turned into the one that people write most.
+"""Normalize different spellings that mean the same to Caffe, to the most common one.
 
-`diff` turns a form where only one side has it, so that what stands on both is shown as it stands; a
-fingerprint turns every one.
+`diff` normalizes a spelling only if one side has it, so that what both sides have is shown as written; a
+fingerprint normalizes all.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from caffe_recipes.caffe import pb
 
 @dataclass(frozen=True)
 class Form:
-    """One way of writing: `key` tells it from the others, `turn` takes it out, in place.
+    """One spelling: `key` identifies it, `turn` replaces it in place.
 
-    The key is false where a message has not the form. `fields` are those without which there is nothing to
-    turn; `fits` whether turning may make a message equal to another one.
+    The key is false if a message does not have this spelling. It needs one of `fields` to be set; `fits` says
+    whether replacing it can make a message equal to another.
     """
 
     fields: frozenset[str]
@@ -27,7 +27,7 @@ class Form:
     fits: Callable[[Any], bool] = lambda other: True
 
     def take_out(self, message: Any) -> None:  # noqa: ANN401 - a message
-        """Turn a message, in place, if it has the form."""
+        """Replace this spelling in a message, in place, if it has it."""
         if self.key(message):
             self.turn(message)
 
@@ -92,7 +92,7 @@ def _legacy(name: str) -> Form:
 
 
 def _excludes(layer: Any) -> bool:  # noqa: ANN401
-    """Whether a layer is left out of one phase, and of nothing else."""
+    """Whether a layer's only rule excludes it from one phase."""
     if len(layer.exclude) != 1 or layer.include:
         return False
     return [field.name for field, _ in layer.exclude[0].ListFields()] == ["phase"]
@@ -105,7 +105,7 @@ def _include(layer: Any) -> None:  # noqa: ANN401
 
 
 def _names_net_twice(solver: Any) -> bool:  # noqa: ANN401
-    """Whether training and every test are of one net, in files (solver: InitTrainNet, InitTestNets)."""
+    """Whether training and all tests use the same net file (solver: InitTrainNet, InitTestNets)."""
     nets = {field.name for field, _ in solver.ListFields()} & {
         "net", "net_param", "train_net", "train_net_param", "test_net_param",
     }  # fmt: skip
@@ -144,13 +144,13 @@ _FORMS: Mapping[str, tuple[Form, ...]] = {
 
 
 def turn_all(message: Any) -> None:  # noqa: ANN401 - a message
-    """Turn every form of a message, in place, but not those of its blocks."""
+    """Normalize all spellings of a message in place, but not those in its blocks."""
     for form in _FORMS.get(message.DESCRIPTOR.name, ()) if _has_form(message) else ():
         form.take_out(message)
 
 
 def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - messages
-    """Return two messages of one type without the forms that only one of them has; neither is changed.
+    """Return copies of two messages, with spellings that only one of them has normalized.
 
     >>> old = pb.ConvolutionParameter(kernel_size=[11])
     >>> _, new = turn_apart(old, pb.ConvolutionParameter(kernel_h=11, kernel_w=11))
@@ -170,7 +170,7 @@ def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - message
 
 def _has_form(message: Any) -> bool:  # noqa: ANN401
     forms = _FORMS.get(message.DESCRIPTOR.name, ())
-    # A list that is not set takes memory for as long as the message is held once it was looked at.
+    # Reading an unset list allocates memory for as long as the message lives.
     given = {field.name for field, _ in message.ListFields()} if forms else set()
     return any(form.fields & given for form in forms)
 

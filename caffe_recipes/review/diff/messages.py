@@ -1,8 +1,8 @@
-"""Two messages of one type, field by field.
+"""Compare two messages of the same type, field by field.
 
-A default that is written and its absence are equal unless asked for, and so are an empty block and none,
-but for the fields that Caffe itself asks for with `has_...()` before it looks at the value: the tables below
-hold those, and the defaults that the schema cannot state.
+A field set to its default equals an unset one unless the caller asks otherwise, and an empty block equals
+none. Exceptions are fields that Caffe tests with `has_...()` before it reads the value: the tables below list
+them, and the defaults that the schema cannot express.
 
 Items of two lists are paired by keys, and by the longest common subsequence.
 """
@@ -29,7 +29,7 @@ from caffe_recipes.review.diff.forms import turn_all, turn_apart
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
 
-# Read as `has_x()` whatever else is written; beside each message, the source that asks.
+# Fields that Caffe always tests with `has_x()`; beside each message, the source that does.
 ASKED: Mapping[str, frozenset[str]] = {
     message: frozenset(fields.split())
     for message, fields in {
@@ -66,8 +66,8 @@ ASKED: Mapping[str, frozenset[str]] = {
     }.items()
 }
 
-# Fillers that Caffe replaces where they are absent, by what it starts at then; a written one starts at its
-# own value, 0 if it has none. The fillers that are not here start at 0 either way.
+# The value that Caffe starts at if a filler is absent; a filler that is set starts at its own value, 0 by
+# default. Fillers that are not listed start at 0 in both cases.
 STARTS: Mapping[tuple[str, str], float] = {
     ("BatchNormParameter", "filler"): 1.0,  # mkldnn_batch_norm_layer, mkl_batch_norm_layer
     ("NormalizeParameter", "scale_filler"): 1.0,  # normalize_layer
@@ -75,7 +75,7 @@ STARTS: Mapping[tuple[str, str], float] = {
     ("ScaleParameter", "filler"): 1.0,  # scale_layer
 }
 
-# Lists that Caffe takes for such values where they are empty, as the schema cannot say; how many at most.
+# The value that Caffe uses for an empty list, which the schema cannot express, and the most elements.
 _LIST_DEFAULTS: Mapping[tuple[str, str], tuple[int, int]] = {
     ("ConvolutionParameter", "pad"): (0, 1),  # base_conv_layer
     ("ConvolutionParameter", "stride"): (1, 1),
@@ -87,7 +87,7 @@ _LIST_DEFAULTS: Mapping[tuple[str, str], tuple[int, int]] = {
     ("ResizeParameter", "pad_value"): (0, 1),
 }
 
-# Of a message, and the type of the layer around it.
+# Takes a message, and the type of the layer around it.
 _Condition = Callable[[Any, str], bool]
 
 
@@ -99,7 +99,7 @@ def _listed(name: str) -> _Condition:
     return lambda message, layer_type: len(getattr(message, name)) > 0
 
 
-# Read as `has_x()` where something else is so. What Caffe refuses to find side by side is in here too.
+# Fields that Caffe tests with `has_x()` under a condition, including pairs that it refuses together.
 _ASKED_WHERE: Mapping[tuple[str, str], _Condition] = {
     ("ConcatParameter", "axis"): _set("concat_dim"),  # concat_layer
     ("ConcatParameter", "concat_dim"): _set("axis"),
@@ -118,7 +118,7 @@ _ASKED_WHERE: Mapping[tuple[str, str], _Condition] = {
 
 
 def is_asked(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
-    """Whether Caffe asks if a field of a message is there, as the message stands."""
+    """Whether Caffe tests if this field of the message is set."""
     key = message.DESCRIPTOR.name, field.name
     if field.name in ASKED.get(key[0], ()) or key in STARTS:
         return True
@@ -126,12 +126,12 @@ def is_asked(message: Message, field: FieldDescriptor, layer_type: str = "") -> 
     return condition is not None and condition(message, layer_type)
 
 
-def says(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
-    """Whether a field of a message, which is no list, says anything that its absence does not.
+def is_significant(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
+    """Whether setting a field (not a list) of a message makes a difference to Caffe.
 
     >>> none, zero = pb.ScaleParameter(), pb.ScaleParameter(filler=pb.FillerParameter(value=0))
     >>> filler = none.DESCRIPTOR.fields_by_name["filler"]
-    >>> says(none, filler), says(zero, filler)
+    >>> is_significant(none, filler), is_significant(zero, filler)
     (False, True)
     """
     if not message.HasField(field.name):
@@ -143,26 +143,26 @@ def says(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool
     if is_asked(message, field, layer_type):
         return True
     if field.message_type is not None:
-        return says_anything(value, layer_type)
+        return is_block_significant(value, layer_type)
     return bool(value != field.default_value)
 
 
-def says_anything(message: Message, layer_type: str = "") -> bool:
-    """Whether a block says anything that an empty one does not."""
+def is_block_significant(message: Message, layer_type: str = "") -> bool:
+    """Whether a block differs in meaning from an empty one."""
     return any(
-        bool(meant(message, field, value, layer_type))
+        bool(significant_items(message, field, value, layer_type))
         if field.is_repeated
-        else says(message, field, layer_type)
+        else is_significant(message, field, layer_type)
         for field, value in message.ListFields()
     )
 
 
-def meant(
+def significant_items(
     message: Message, field: FieldDescriptor, values: Sequence[Any], layer_type: str = ""
 ) -> Sequence[Any]:
-    """Give the beginning of a message's list, without what Caffe would take anyway."""
+    """Return a list without trailing elements that equal what Caffe would use anyway."""
     if field.message_type is not None:
-        return _meant_blocks(message, field, values, layer_type)
+        return _significant_blocks(message, field, values, layer_type)
     default = list_default(message, field, layer_type)
     if default is not None and all(value == default for value in values):
         most = _LIST_DEFAULTS.get((message.DESCRIPTOR.name, field.name), (0, 1))[1]
@@ -171,7 +171,7 @@ def meant(
 
 
 def list_default(message: Any, field: FieldDescriptor, layer_type: str = "") -> int | None:  # noqa: ANN401
-    """Give the value that Caffe takes for an empty list, or None."""
+    """Return the value that Caffe uses for an empty list, or None."""
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "loss_weight"):
         return 1 if "Loss" in layer_type and layer_type not in UNWEIGHTED else None  # loss_layer: LayerSetUp
@@ -183,7 +183,7 @@ def list_default(message: Any, field: FieldDescriptor, layer_type: str = "") -> 
     return None if default is None else default[0]
 
 
-def _meant_blocks(
+def _significant_blocks(
     message: Any,  # noqa: ANN401 - a message
     field: FieldDescriptor,
     values: Sequence[Any],
@@ -192,27 +192,27 @@ def _meant_blocks(
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "include"):
         # net: FilterNet: any rule that holds will do, and an empty one does; beside `exclude`: refused.
-        is_open = not message.exclude and any(not says_anything(rule) for rule in values)
+        is_open = not message.exclude and any(not is_block_significant(rule) for rule in values)
         return () if is_open else values
     if key == ("LayerParameter", "param") and layer_type != "BatchNorm":
         # net: AppendParam takes defaults past the end; batch_norm_layer: lr_mult 0, and refuses another.
         end = len(values)
-        while end and not says_anything(values[end - 1]):
+        while end and not is_block_significant(values[end - 1]):
             end -= 1
         return values[:end]
     return values
 
 
 def _starts_at(filler: Any, start: float) -> bool:  # noqa: ANN401 - a FillerParameter
-    """Whether a filler says no more than `value: start`."""
+    """Whether a filler means no more than `value: start`."""
     return bool(filler.value == start) and all(
-        field.name == "value" or not says(filler, field) for field, _ in filler.ListFields()
+        field.name == "value" or not is_significant(filler, field) for field, _ in filler.ListFields()
     )
 
 
 T = TypeVar("T")
 
-# Items times items; above it (30,000 each) the table of bits would take over 100 MB.
+# The largest product of two lengths (30,000 each); above it the bit table would take over 100 MB.
 _MOST_BITS = 900_000_000
 
 
@@ -222,9 +222,9 @@ def match_by_keys(
     keys: Iterable[Callable[[T], Hashable]],
     known: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
-    """Pair items of equal key, the surest key first; of several with one key, the first with the first.
+    """Pair items with equal keys, trying the most reliable key first; equal items are paired in order.
 
-    Beyond the pairs that are `known`, which come along.
+    The result includes the `known` pairs.
 
     >>> match_by_keys(["aX", "bX"], ["bY", "aX"], [str, lambda item: item[0]])
     {0: 1, 1: 0}
@@ -246,7 +246,7 @@ def match_by_keys(
 def match_unique(
     old: Sequence[T], new: Sequence[T], keys: Iterable[Callable[[T], Hashable]]
 ) -> dict[int, int]:
-    """Pair items whose key only they have, the surest key first.
+    """Pair items whose key is unique on both sides, trying the most reliable key first.
 
     >>> match_unique(["a", "b", "b"], ["b", "b", "a"], [str])
     {0: 2}
@@ -314,13 +314,13 @@ def _pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]
 
 _MOST_SHOWN = 8  # values of a list
 
-# The items of these lists are known by a field, not by their place.
+# Lists whose items are identified by a field, not by their position.
 _KEYS: dict[str, tuple[str, ...]] = {"LabelMapItem": ("label", "name")}
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How two messages are compared: whether written defaults count, and the types of the layers around."""
+    """How two messages are compared: whether set defaults count, and the types of the layers around."""
 
     defaults: bool = False
     types: tuple[str, str] = ("", "")
@@ -329,9 +329,10 @@ class _Way:
 def diff_messages(
     old: Message, new: Message, *, defaults: bool = False, skip: Collection[str] = (), prefix: str = ""
 ) -> list[Change]:
-    """Give every field in which two messages of one type differ, in the order of writing.
+    """Return every field in which two messages of the same type differ, in schema order.
 
-    A block that only one side has is one change. `defaults` tells a written default from its absence.
+    A block that only one side has is one change. With `defaults`, a field set to its default differs from an
+    unset one.
 
     >>> from caffe_recipes.caffe import pb
     >>> [change] = diff_messages(pb.SolverParameter(base_lr=1, type="SGD"), pb.SolverParameter(base_lr=2))
@@ -363,7 +364,7 @@ def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: 
 
 
 def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
-    """Whether both sides have one value of a list or a block, which is quick to see."""
+    """Whether both sides have the same list or block: a quick test."""
     if field.is_repeated:
         return bool(getattr(old, field.name) == getattr(new, field.name))
     if field.message_type is None or not old.HasField(field.name) or not new.HasField(field.name):
@@ -372,7 +373,7 @@ def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
 
 
 def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:
-    """Give bytes that are equal for messages of equal meaning; `skip` are fields that do not count."""
+    """Return bytes that are equal for messages of equal meaning, ignoring the fields in `skip`."""
     copy = type(message)()
     copy.CopyFrom(message)
     for name in skip:
@@ -387,16 +388,16 @@ def block_text(message: Message) -> str:
 
 
 def _strip(message: Message, layer_type: str) -> None:
-    """Take out of a message what says nothing."""
+    """Remove from a message what has no meaning."""
     if isinstance(message, pb.LayerParameter):
         layer_type = message.type
     turn_all(message)
     kept = []
     for field, value in message.ListFields():
         if field.is_repeated:
-            kept.append(len(meant(message, field, value, layer_type)))
+            kept.append(len(significant_items(message, field, value, layer_type)))
         else:
-            kept.append(int(says(message, field, layer_type)))
+            kept.append(int(is_significant(message, field, layer_type)))
     for (field, value), count in zip(message.ListFields(), kept, strict=True):
         if not count:
             message.ClearField(field.name)
@@ -427,7 +428,7 @@ def _diff_scalar(
 
 
 def _says_either(field: FieldDescriptor, old: Message, new: Message, way: _Way) -> bool:
-    return says(old, field, way.types[0]) or says(new, field, way.types[1])
+    return is_significant(old, field, way.types[0]) or is_significant(new, field, way.types[1])
 
 
 def _diff_repeated(
@@ -435,8 +436,8 @@ def _diff_repeated(
 ) -> Iterator[Change]:
     before, after = list(getattr(old, field.name)), list(getattr(new, field.name))
     if not way.defaults:
-        before = list(meant(old, field, before, way.types[0]))
-        after = list(meant(new, field, after, way.types[1]))
+        before = list(significant_items(old, field, before, way.types[0]))
+        after = list(significant_items(new, field, after, way.types[1]))
     if field.message_type is not None:
         return _diff_blocks(path, field, before, after, way)
     defaults = [list_default(m, field, type_) for m, type_ in zip((old, new), way.types, strict=True)]
@@ -483,7 +484,7 @@ def _diff_block(path: str, field: FieldDescriptor, old: Message, new: Message, w
 
 
 def _absent(message: Message, field: FieldDescriptor) -> Given:
-    """Say what there is in place of a block."""
+    """Return what Caffe uses in place of an absent block."""
     start = STARTS.get((message.DESCRIPTOR.name, field.name))
     return NOT_SET if start is None else Given(f"not set (starts at {start:g})", None, is_set=False)
 
@@ -514,7 +515,7 @@ def _pair_by_fields(old: list[Message], new: list[Message], names: Sequence[str]
 
 
 def _pair_by_place(old: list[Message], new: list[Message]) -> dict[int, int]:
-    """Pair blocks of as many each in order; else those that are equal, and what stands between them."""
+    """Pair blocks in order if both sides have as many; else pair equal ones, and those between them."""
     if len(old) == len(new):
         return {k: k for k in range(len(old))}
     equal = longest_common([fingerprint(item) for item in old], [fingerprint(item) for item in new])

@@ -1,8 +1,8 @@
-"""Two nets, layer by layer.
+"""Compare two nets layer by layer.
 
-Blobs and shared weights of two nets: which have another name only, who reads what, who shares them.
+Compare blobs and shared weights: which are only renamed, which layers read or share them.
 
-Which layer of one net is which layer of another: by name and phase, else by what it does and where.
+Match the layers of two nets: by name and phase, else by function and position.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from caffe_recipes.review.diff.messages import (
     match_unique,
 )
 
-# What names a layer and connects it; the rest is what it does.
+# Fields that name and connect a layer; all others are its function.
 _NAMES = frozenset({"name", "bottom", "top"})
 _CONDITIONS = frozenset({"include", "exclude"})
 _RULES = frozenset(pb.LayerParameter.DESCRIPTOR.fields_by_name) - _CONDITIONS
 
 
 class _Name(NamedTuple):
-    """What a layer goes by: its name, the one phase it is in, and all its rules."""
+    """What identifies a layer: its name, its only phase if it has one, and its rules."""
 
     name: str
     phase: str = ""
@@ -50,14 +50,14 @@ class _Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Matching:
-    """Pairs of layers by index, old to new; `in_place` are the pairs whose order both nets share."""
+    """Pairs of layer indices, old to new; `in_place` are the pairs in the same order in both nets."""
 
     pairs: Mapping[int, int]
     in_place: frozenset[int]  # indices of the old net
 
 
 def phase_of(layer: pb.LayerParameter) -> str:
-    """Name the one phase that a layer's rules leave it, or nothing.
+    """Return the only phase that a layer's rules allow, or an empty string.
 
     >>> phase_of(pb.LayerParameter(exclude=[pb.NetStateRule(phase=pb.TEST)]))
     'TRAIN'
@@ -75,7 +75,7 @@ def phase_of(layer: pb.LayerParameter) -> str:
 
 
 def title_of(layer: pb.LayerParameter) -> str:
-    """Name a layer for a reader, with its phase if it is in one only: `data (TRAIN)`.
+    """Return a layer's name for reports, with its phase if it is in only one: `data (TRAIN)`.
 
     >>> title_of(pb.LayerParameter(name="data", include=[pb.NetStateRule(phase=pb.TRAIN)]))
     'data (TRAIN)'
@@ -88,10 +88,10 @@ def title_of(layer: pb.LayerParameter) -> str:
 def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> Matching:
     """Pair the layers of two nets.
 
-    First by name and rules, name and phase, and name: where only one layer has it, then, where several have
-    it, those that do the same, and the rest in order. Then, of the rest and of layers without a name, those
-    that do the same between the same neighbours; those that do the same with the same bottoms elsewhere; and
-    those of one type that stand in one place and differ in less than half of their fields.
+    First by name and rules, name and phase, and name, if unique; among several with that name, by equal
+    function, then in order. The rest, and layers without a name, by equal function between the same
+    neighbours, then by equal function with the same bottoms elsewhere, and last by type at the same position
+    if less than half of their fields differ.
     """
     named = _match_names(old, new)
     tokens = _tokens(old, new, named)
@@ -129,7 +129,7 @@ def _match_names(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParamet
 def _tokens(
     old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
 ) -> tuple[list[Hashable], list[Hashable]]:
-    """Give each layer a token: its pair's, or else what it does."""
+    """Return a token for each layer: equal for a pair, else its function."""
     taken = set(pairs.values())
     return (
         [pairs[i] if i in pairs else fingerprint(layer, _NAMES) for i, layer in enumerate(old)],
@@ -143,7 +143,7 @@ def _match_elsewhere(
     pairs: dict[int, int],
     tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> None:
-    """Add pairs of layers that were renamed and moved: they do the same with the same bottoms."""
+    """Add pairs of layers that were renamed and moved: same function, same bottoms."""
     blobs = _blob_names(old, new, pairs)
     taken = set(pairs.values())
     waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -163,7 +163,7 @@ def _match_edited(
     pairs: Mapping[int, int],
     in_place: Sequence[tuple[int, int]],
 ) -> dict[int, int]:
-    """Pair layers that were renamed and edited where they stand."""
+    """Pair layers that were renamed and edited without being moved."""
     blobs = _blob_names(old, new, pairs)
     taken = set(pairs.values())
     found: dict[int, int] = {}
@@ -193,7 +193,7 @@ def _gaps(old: int, new: int, in_place: Sequence[tuple[int, int]]) -> Iterator[t
 def _blob_names(
     old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
 ) -> dict[str, str]:
-    """Give what the tops of paired layers are called in the new net, by their old names."""
+    """Map the old names of tops of paired layers to their new names."""
     return {a: b for i, j in pairs.items() for a, b in zip(old[i].top, new[j].top, strict=False)}
 
 
@@ -216,10 +216,10 @@ Edges = set[tuple[int, int, int, str]]
 
 
 def find_blob_renames(old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]) -> dict[str, str]:
-    """Give the blobs that are the same under another name, old name to new.
+    """Return the blobs that were only renamed, old name to new name.
 
-    A blob is renamed if all that make it make the other one now, nothing else does, and neither name stands
-    where it stood before.
+    A blob was renamed if exactly the layers that produced it now produce the other one, and neither name is
+    still used where it was.
     """
     makers: defaultdict[str, set[str]] = defaultdict(set)
     made: defaultdict[str, set[str]] = defaultdict(set)
@@ -239,12 +239,12 @@ def find_blob_renames(old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping
 
 
 def count_readers(layers: Layers) -> Counter[str]:
-    """Count by blob the layers that read it and make another."""
+    """Count for each blob the layers that read it and produce another."""
     return Counter(blob for layer in layers for blob in set(layer.bottom) - set(layer.top))
 
 
 def find_rewired(old: Layers, new: Layers, pairs: Mapping[int, int]) -> set[int]:
-    """Give the new net's layers that read from, or are read by, another layer than in the old net.
+    """Return the new net's layers whose connections to other layers changed.
 
     Only connections between layers that both nets have count.
     """
@@ -261,14 +261,14 @@ def find_rewired(old: Layers, new: Layers, pairs: Mapping[int, int]) -> set[int]
 class Sharing:
     """Weights that layers share by a name in `param`, before and after.
 
-    A weight is its layer and its place in the list. A name that only one weight has shares nothing, and says
+    A weight is identified by its layer and its position in `param`. A name that only one weight has means
     nothing; names may change as long as the same weights share one.
     """
 
     def __init__(self, old: Layers, new: Layers, pairs: Mapping[int, int]) -> None:
-        """Find who shares with whom; `pairs` are the layers that are in both nets, old to new."""
+        """Find the sharing in both nets; `pairs` are the layers in both, old to new."""
         self._old, self._new = _weights_by_name(old), _weights_by_name(new)
-        # The weights of a name before, as they would be counted now; those of removed layers below zero.
+        # The old weights of each name, with the indices of the new net; those of removed layers are negative.
         self._moved = {
             name: frozenset((pairs.get(layer, -1 - layer), place) for layer, place in weights)
             for name, weights in self._old.items()
@@ -276,7 +276,7 @@ class Sharing:
         self._changed: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
     def is_shared(self, name: str) -> bool:
-        """Whether several weights of the new net have a name."""
+        """Whether several weights of the new net have this name."""
         return name in self._new
 
     def is_kept(self, a: str, b: str) -> bool:
@@ -286,7 +286,7 @@ class Sharing:
     def find_changed(self, a: str, b: str) -> tuple[list[int], list[int]]:
         """Return the new net's layers with weights of name `a` but not `b`, and those the other way around.
 
-        The weight that is asked for may be among them. A removed layer counts below zero.
+        The weight itself may be among them. A removed layer has a negative index.
         """
         if (a, b) not in self._changed:
             before, after = self._moved.get(a, frozenset()), self._new.get(b, frozenset())
@@ -296,7 +296,7 @@ class Sharing:
 
 
 def _weights_by_name(layers: Layers) -> dict[str, frozenset[tuple[int, int]]]:
-    """Give the weights of each name that several have."""
+    """Return the weights of each name that is used more than once."""
     found: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     for index, layer in enumerate(layers):
         for field, params in layer.ListFields():
@@ -309,7 +309,7 @@ def _weights_by_name(layers: Layers) -> dict[str, frozenset[tuple[int, int]]]:
 def _slots(
     old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield the two names of what stands in one place of both nets, and whether it is made there."""
+    """Yield the old and new name at each matching top and bottom, and whether it is a top."""
     if len(old.input) == len(new.input):
         yield from ((a, b, True) for a, b in zip(old.input, new.input, strict=True))
     layers = [(old.layer[i], new.layer[j]) for i, j in pairs.items()]
@@ -321,7 +321,7 @@ def _slots(
 
 
 def _edges(layers: Layers) -> Edges:
-    """Give who makes what is read: maker, reader, place among its bottoms, phase."""
+    """Return the connections between layers: producer, reader, index of the bottom, phase."""
     found: Edges = set()
     phases = [phase_of(layer) for layer in layers]
     for phase in ("TRAIN", "TEST"):
@@ -342,12 +342,12 @@ _PARAM = re.compile(r"param\[(\d+)\]")
 
 @dataclass(frozen=True)
 class _Nets:
-    """Both nets and what is known of them before any layer is compared."""
+    """Both nets and what is computed before layers are compared."""
 
     old: Sequence[pb.LayerParameter]
     new: Sequence[pb.LayerParameter]
     matching: Matching
-    blobs: Mapping[str, str]  # renamed ones, old name to new
+    blobs: Mapping[str, str]  # renamed blobs, old name to new
     old_blobs: Mapping[str, str]
     readers: Counter[str]
     rewired: frozenset[int]
@@ -356,9 +356,9 @@ class _Nets:
 
 
 def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = False) -> list[Change]:
-    """Give what changed in meaning between two nets, in the order of the new one.
+    """Return what changed in meaning between two nets, in the order of the new one.
 
-    A blob that only got another name is reported where it is made, and not again where it is read.
+    A blob that was only renamed is reported where it is produced, and not again where it is read.
 
     >>> def layer(name, pad):
     ...     return pb.LayerParameter(name=name, convolution_param=pb.ConvolutionParameter(pad=[pad]))
@@ -387,7 +387,10 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
 
 
 def _diff_layers(nets: _Nets, reported: set[str]) -> Iterator[Change]:
-    """Walk the new net; what was removed comes where it stood. `reported` are blobs with a known new name."""
+    """Compare in the order of the new net, with removed layers at their old position.
+
+    `reported` holds renamed blobs that have been reported.
+    """
     old_of = {j: i for i, j in nets.matching.pairs.items()}
     stays = [*sorted(nets.matching.in_place), len(nets.old)]
     next_stay = dict(pairwise(stays))
@@ -457,7 +460,7 @@ def _renamed_tops(
 
 
 def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter) -> pb.LayerParameter:
-    """Copy the new layer with the old names of blobs that are only called otherwise."""
+    """Copy the new layer with the old names of renamed blobs."""
     copy = pb.LayerParameter()
     copy.CopyFrom(new)
     for before, after in ((old.bottom, copy.bottom), (old.top, copy.top)):
@@ -472,9 +475,9 @@ def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter)
 def _with_shared_names(
     nets: _Nets, j: int, old: pb.LayerParameter, new: pb.LayerParameter
 ) -> tuple[pb.LayerParameter, dict[int, str]]:
-    """Take out of both layers, of the new one in place, the names of weights that are shared as they were.
+    """Remove from both layers, in place in the new one, the names of weights whose sharing is unchanged.
 
-    Returns the old layer, and a note on each weight that is shared with other layers now.
+    Returns the old layer, and a note on each weight whose sharing has changed.
     """
     notes: dict[int, str] = {}
     if "param" not in {field.name for field, _ in (*old.ListFields(), *new.ListFields())}:
@@ -498,7 +501,7 @@ def _with_shared_names(
 
 
 def _shared_note(nets: _Nets, j: int, a: str, b: str) -> str:
-    """Say which layers a weight of layer `j` is shared with no more, and which it is shared with now."""
+    """Describe which layers a weight of layer `j` is no longer shared with, and which it now is."""
     parts = []
     for what, layers in zip(("no longer", "now"), nets.sharing.find_changed(a, b), strict=True):
         others = [layer for layer in layers if 0 <= layer != j]
@@ -518,6 +521,6 @@ def _quoted(name: str) -> Given:
 
 
 def _place(layers: Sequence[pb.LayerParameter], index: int) -> Given:
-    """Say what a layer stands behind; as JSON the layer's name, or null."""
+    """Describe the layer before a layer; as JSON its name, or null."""
     before = title_of(layers[index - 1]) if index else None
     return Given(f"after {before}" if before is not None else "first", before)

@@ -1,4 +1,4 @@
-"""Two recipes: what they generate, and those of their own values that no prototxt holds."""
+"""Compare two recipes: the prototxts that they generate, and values that no prototxt holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
 from caffe_recipes.review.diff.documents import diff_documents
 
-# Keys whose values stand in the generated solvers and nets, where their changes are told.
+# Keys whose values are in the generated solvers and nets, where their changes are reported.
 _IN_PROTOTXTS = frozenset(
     {
         "solver",
@@ -37,7 +37,7 @@ _IN_PROTOTXTS = frozenset(
 def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) -> Comparison:
     """Compare the solvers and nets of two recipes by name, and the values that only the recipes hold.
 
-    Raises RecipeError or PrototxtError for a recipe that generates nothing.
+    Raises RecipeError or PrototxtError for a recipe that cannot be generated.
     """
     before, after = _build_all(old.recipe), _build_all(new.recipe)
     files = []
@@ -54,7 +54,7 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 
 def _build_all(recipe: Recipe) -> dict[str, Message]:
-    """Build what `generate` writes; `net:` is told from its folder, whose change is one of the recipe."""
+    """Build the messages that `generate` writes; `net:` without its folder, which is a recipe value."""
     from caffe_recipes.render.nets import build_net  # pydantic: not for files
     from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
 
@@ -84,12 +84,12 @@ def _diff_values(old: Recipe, new: Recipe) -> Iterator[Change]:
 
 
 def _own_values(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    yield from _flatten(recipe.model_dump(mode="json", exclude={"derived", "differences"}), "", "")
+    yield from _flatten(recipe.model_dump(mode="json", exclude={"derived", "differences", "notes"}), "", "")
     yield "images an iteration", recipe.cluster.global_batch
 
 
 def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[tuple[str, Any]]:
-    """Yield what is set, by its path; a phase goes by its name, and counts as `*` in the table above."""
+    """Yield the values that are set, by path; phases are named, and are `*` in the table above."""
     for key, value in values.items():
         if f"{pattern}{key}" in _IN_PROTOTXTS:
             continue

@@ -1,6 +1,6 @@
 """A comparison as text for people and as JSON for programs.
 
-What git asks of an external diff driver: two files' difference as text, whatever they hold.
+Act as git's external diff driver: the difference of any two files as text.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Change, FileDiff, Given, Json, RateChange
     from caffe_recipes.review.diff.compare import DiffOptions
 
-# From so many layers on, one change that all of them show is one line, and so is a row of new ones.
+# From this many layers, a change that they share is one line, and so is a row of new layers.
 _FOLDED = 3
 _ROW = 6
 _MOST_NAMED = 3
 
 
 def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
-    """Write a comparison as text; `paint(text, colour)` may put colours in. Empty where both are equal.
+    """Render a comparison as text, coloured by `paint(text, colour)`; empty if both are equal.
 
-    Files with the very same changes are reported together.
+    Files with identical changes are reported together.
     """
     lines = [f"recipe: {_change_line(change, paint)}" for change in comparison.values]
     groups: defaultdict[Hashable, list[FileDiff]] = defaultdict(list)
@@ -55,7 +55,7 @@ def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
 
 
 def render_json(comparison: Comparison) -> str:
-    """Write a comparison as JSON: each change by itself, values as Caffe reads them."""
+    """Render a comparison as JSON: each change separately, values as Caffe reads them."""
     return json.dumps(
         {
             "old": comparison.old,
@@ -88,7 +88,7 @@ def _file_lines(file: FileDiff, paint: Paint) -> list[str]:
 
 
 def _change_lines(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
-    """Write each change on a line, those that many layers share once, where the first stands."""
+    """Render each change on a line; a change that many layers share once, at the first."""
     layers: defaultdict[Hashable, list[str]] = defaultdict(list)
     for change in changes:
         layers[_sort_of(change)].append(change.layer)
@@ -113,7 +113,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _row_line(row: Sequence[Change], paint: Paint) -> str:
-    """Name many layers that come or go one after another; what is in each stands in the JSON."""
+    """Render many added or removed layers in a row as one line; the JSON has the content of each."""
     verb, place = (row[0].kind, row[0].new if row[0].kind == "added" else row[0].old)
     names = ", ".join(f"{change.layer} ({change.note.partition(' ')[0]})" for change in row)
     return f"{_painted(verb, paint)} {len(row)} layers, {place.text}: {names}"
@@ -157,7 +157,7 @@ def _rate_text(rate: RateChange) -> str:
         return f"{rate.old:.6g} -> {rate.new:.6g} at iteration {places[0]} ({times})"
     shown = {"iterations": "{:,.0f}", "epochs": "{:.2f}"}.get(rate.name, "{:.6g}")
     old, new = ("none" if value is None else shown.format(value) for value in (rate.old, rate.new))
-    text = f"{old} as before" if rate.old == rate.new else f"{old} -> {new}"
+    text = f"{old}, unchanged" if rate.old == rate.new else f"{old} -> {new}"
     if places[0] != places[1] and None not in places:
         return f"{text} (iteration {places[0]} -> {places[1]})"
     place = next((place for place in places if place), None)
@@ -193,7 +193,7 @@ def _is_default(given: Given) -> bool:
 
 
 def _rates_json(rates: Sequence[RateChange]) -> Json:
-    """Give each number by its name; those of several phases by the phase's field, too."""
+    """Return each number by name, and for several phases also by the phase's field."""
     parts = {
         part: {rate.name.replace(" ", "_"): _rate_json(rate) for rate in row}
         for part, row in groupby(rates, key=lambda rate: rate.part)
@@ -215,7 +215,7 @@ _NOTHING = "/dev/null"
 
 @dataclass(frozen=True)
 class _Call:
-    """Git's words: a path with each side's file and mode, and for a renamed file its new path."""
+    """The arguments from git: a path, the file and mode of each side, and the new path of a renamed file."""
 
     path: str
     old_file: str
@@ -226,15 +226,15 @@ class _Call:
 
 
 def render_for_git(words: Sequence[str], options: DiffOptions, paint: Paint = keep_plain) -> str:
-    """Write the difference that git asks for with the words that it adds to the driver's command.
+    """Render the difference for the arguments that git appends to the driver's command.
 
-    Files that are no prototxt are compared line by line. Raises InputError for words that are not git's.
+    Files that are not prototxts are compared line by line. Raises InputError for other arguments.
     """
     if len(words) == 1:
         return f"{words[0]}: not merged\n"
     if len(words) not in (7, 9):
         hint = 'it is for git config diff.prototxt.command "caffe-recipes diff --git"'
-        raise InputError("", f"git gives 7 or 9 words, not {len(words)}", hint)
+        raise InputError("", f"git passes 7 or 9 arguments, not {len(words)}", hint)
     path, old_file, _, old_mode, new_file, _, new_mode = words[:7]
     call = _Call(path, old_file, old_mode, new_file, new_mode, words[7] if len(words) == 9 else path)
     head = paint(f"diff {_shown(call)}", "bold")
@@ -263,8 +263,8 @@ def _difference(call: _Call, options: DiffOptions, paint: Paint) -> str:
         if old.data == new.data:
             return ""
         found = compare_files(old, new, options)
-    except Exception as error:  # whatever it is, `git diff` would die of it half-way
-        return f"as text, since {error}\n{sources.diff_as_text(call.old_file, call.new_file)}"
+    except Exception as error:  # any error would end `git diff` half-way
+        return f"as text, because {error}\n{sources.diff_as_text(call.old_file, call.new_file)}"
     if found is None:
         return "no difference in meaning\n"
     return render_comparison(Comparison(call.path, call.new_path, (found,), single=True), paint)

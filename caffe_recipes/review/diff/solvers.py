@@ -1,4 +1,4 @@
-"""Two solvers: their fields, and what the change does to the rate."""
+"""Compare two solvers: their fields, and the effect of the change on the rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caffe_recipes.review.diff.nets import diff_nets
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
 
-# Iterations at which two long schedules are compared before the nearest ones are looked at closely.
+# Iterations at which two long schedules are sampled before the search is refined.
 _GRID = 2_000
 
 _NETS = ("net_param", "train_net_param")
@@ -23,9 +23,9 @@ _NETS = ("net_param", "train_net_param")
 
 @dataclass(frozen=True)
 class EpochScale:
-    """What the solver file does not hold: images of an epoch, images of all ranks' batches, iterations.
+    """Numbers that a solver file does not hold: images of an epoch, images of an iteration, iterations.
 
-    `iterations` are those that are trained, where somebody stops Caffe before `max_iter`.
+    `iterations` is the last one trained, if Caffe is stopped before `max_iter`.
     """
 
     images: int | None = None
@@ -54,7 +54,7 @@ class _Schedule:
 
 
 def diff_solvers(old: pb.SolverParameter, new: pb.SolverParameter, *, defaults: bool = False) -> list[Change]:
-    """Give the fields in which two solvers differ; nets that they hold are compared layer by layer."""
+    """Return the fields in which two solvers differ; nets inside them are compared layer by layer."""
     both = [name for name in _NETS if old.HasField(name) and new.HasField(name)]
     found = diff_messages(old, new, defaults=defaults, skip=both)
     for name in both:
@@ -65,7 +65,7 @@ def diff_solvers(old: pb.SolverParameter, new: pb.SolverParameter, *, defaults: 
 
 
 def find_rate_problem(solver: pb.SolverParameter) -> str:
-    """Say why a solver has no rate to compare, or nothing if it has one."""
+    """Return why a solver's rate cannot be compared, or an empty string."""
     if solver.lr_policy == "plateau":
         return "the rate of lr_policy plateau depends on the losses"
     return next(map(str, check_rates(solver)), "")
@@ -76,11 +76,11 @@ def diff_rates(
     new: pb.SolverParameter,
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
 ) -> list[RateChange]:
-    """Give what two schedules come to, or nothing where they are the same.
+    """Return the numbers of two schedules, or nothing if they are the same.
 
-    Start, both sides of the warm-up's end, end; iterations; epochs, where the scale is known; and the
-    iteration at which one rate is the most times the other. A side without a rate (see `find_rate_problem`)
-    gives None.
+    The rate at the start, on both sides of the warm-up's end, and at the end; iterations; epochs if the
+    scale is known; and the greatest ratio of the two. A side without a rate
+    (see `find_rate_problem`) has None.
 
     >>> from caffe_recipes.caffe import pb
     >>> def solver(policy):
@@ -114,7 +114,7 @@ def keeps_rate(
     new: pb.SolverParameter,
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
 ) -> bool:
-    """Whether two solvers write the rate in other words, and train with the same one all along.
+    """Whether two solvers write the rate differently but train with the same rate throughout.
 
     >>> from caffe_recipes.caffe import pb
     >>> step = pb.SolverParameter(lr_policy="step", base_lr=1, gamma=0.1, stepsize=2, max_iter=4)
@@ -144,8 +144,8 @@ _NAMES = {
 def _greatest_ratio(old: _Schedule, new: _Schedule) -> RateChange | None:
     """Find where the two rates differ by the greatest factor, among the iterations that both train.
 
-    Up to 2,000 iterations all are looked at; beyond, an even grid, both sides of every jump, and then all
-    around the best of them, ever closer: exact for rates that bend slowly in between.
+    Up to 2,000 iterations, all are compared. Beyond, an even grid and both sides of every jump are, and then
+    the search is refined around the best: exact for rates that change smoothly in between.
     """
     last = min(old.iterations, new.iterations) - 1
 

@@ -1,6 +1,7 @@
-"""What the two sides of a comparison are: files, folders, recipes, their nets, or git revisions.
+"""Open the two sides of a comparison: files, folders, recipes, their nets, or git revisions.
 
-A revision is read without a checkout, object by object: no filter, attribute, hook or link of it counts.
+A revision is read without a checkout, object by object, so its filters, attributes, hooks and links have no
+effect.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _FILES = ("100644", "100755", "100664")  # not links, not submodules
 
 @dataclass(frozen=True)
 class GitBlob:
-    """A file of a revision: its object's name, and its size."""
+    """A file of a revision: its object name and size."""
 
     oid: str
     size_bytes: int
 
 
 def find_object(spec: str) -> tuple[str, str] | None:
-    """Give the name and type (blob, tree, commit) of what `REV` or `REV:path` is here, or None."""
+    """Return the name and type (blob, tree, commit) of the object `REV` or `REV:path`, or None."""
     if spec.startswith("-") or not spec.isprintable():
         return None
     oid = _try("rev-parse", "--verify", "--quiet", spec)
@@ -55,12 +56,12 @@ def find_object(spec: str) -> tuple[str, str] | None:
 
 
 def find_merge_base(old: str, new: str) -> str | None:
-    """Give the commit that two revisions have in common, or None."""
+    """Return the merge base of two revisions, or None."""
     return _try("merge-base", old, new)
 
 
 def why_no_repository() -> str:
-    """Say why git finds no repository here, or nothing if it does."""
+    """Return why git finds no repository here, or an empty string if it does."""
     try:
         done = _call("rev-parse", "--git-dir")
     except InputError as error:
@@ -70,7 +71,7 @@ def why_no_repository() -> str:
 
 
 def top_folder() -> Path:
-    """Give the folder that the working tree starts at; InputError where there is none."""
+    """Return the top folder of the working tree. Raises InputError if there is none."""
     top = _try("rev-parse", "--show-toplevel")
     if not top:
         raise InputError("", "this repository has no working tree", "give a second revision")
@@ -78,12 +79,12 @@ def top_folder() -> Path:
 
 
 def inner_folder() -> str:
-    """Give the current folder from the top of the working tree: empty, or with a `/` at its end."""
+    """Return the current folder relative to the top of the working tree: empty, or ending in `/`."""
     return _try("rev-parse", "--show-prefix") or ""
 
 
 def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
-    """Give the files of a commit or tree that are to be compared, by path."""
+    """Return the files of a commit or tree to compare, by path."""
     found = {}
     for line in _need("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
         if line:
@@ -95,14 +96,14 @@ def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
 
 
 def list_tracked(top: Path) -> list[str]:
-    """Give the files of the working tree that git tracks, by path from its top."""
+    """Return the files of the working tree that git tracks, by path from its top."""
     return sorted(
         {os.fsdecode(path) for path in _need("-C", str(top), "ls-files", "-z").split(b"\0") if path}
     )
 
 
 def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
-    """Read objects by name, all in one go."""
+    """Read objects by name, in one call of git."""
     if not oids:
         return {}
     names = list(dict.fromkeys(oids))
@@ -117,7 +118,7 @@ def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
 
 
 def diff_as_text(old: str, new: str) -> str:
-    """Compare two files line by line, as git does; the hunks only."""
+    """Compare two files line by line, as git does; only the hunks."""
     done = _call("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
     text = done.stdout.decode(errors="replace")
     start = text.find("\n@@")
@@ -125,7 +126,7 @@ def diff_as_text(old: str, new: str) -> str:
 
 
 def _try(*words: str) -> str | None:
-    """Give what git says on one line, or None if it has nothing to say, or is not there."""
+    """Return git's output of one line, or None if it is empty or git is not installed."""
     try:
         done = _call(*words)
     except InputError:
@@ -155,7 +156,7 @@ SUFFIXES = (".prototxt", ".pt")
 
 @dataclass(frozen=True)
 class Spec:
-    """One argument: its kind, and the git object or the recipe's net that it is, if it is not on the disk."""
+    """One argument: its kind, and its git object or recipe net if it is not on disk."""
 
     text: str
     kind: Kind
@@ -164,9 +165,9 @@ class Spec:
 
 
 def read_words(words: Sequence[str]) -> tuple[list[Spec], list[str]]:
-    """Tell what the words name, and which of them are paths that limit the comparison.
+    """Resolve the arguments, and find those that are paths which limit the comparison.
 
-    What `naming` knows goes before a revision of that name. Raises InputError for what is none.
+    Names that `naming` resolves take precedence over revisions. Raises InputError for an unknown one.
     """
     first, words = words[0], list(words[1:])
     if ".." in first and not os.path.exists(first):  # noqa: PTH110
@@ -191,7 +192,9 @@ def _read_range(text: str) -> list[Spec] | None:
     if dots == "...":
         base = find_merge_base(old, new)
         if base is None:
-            raise InputError("", f"'{text}': the two have no commit in common", "write two revisions apart")
+            raise InputError(
+                "", f"'{text}': the two have no common ancestor", "give two revisions as separate arguments"
+            )
         return [Spec(base[:12], "revision", base), Spec(ends[1], "revision", new)]
     return [Spec(ends[0], "revision", old), Spec(ends[1], "revision", new)]
 
@@ -203,7 +206,7 @@ def _classify(text: str) -> Spec:
     found = find_object(text)
     if found is None:
         why = why_no_repository()
-        hint = f"as to revisions: {why}" if why else ""
+        hint = f"revisions: {why}" if why else ""
         raise nothing_named(text, "file, folder, recipe or revision", hint)
     oid, kind_of_object = found
     if kind_of_object == "blob":
@@ -212,7 +215,7 @@ def _classify(text: str) -> Spec:
 
 
 def file_now(old: Spec) -> Spec:
-    """Give the file of the working tree that `REV:path` is compared with where nothing else is named."""
+    """Return the working tree file that `REV:path` is compared with by default."""
     path = old.text.partition(":")[2]
     if not old.oid or not path:
         raise InputError("", f"nothing to compare '{old.text}' with", "give two files, folders or recipes")
@@ -227,7 +230,7 @@ _WORKING_TREE = "the working tree"
 
 @dataclass(frozen=True)
 class TextFile:
-    """A prototxt's bytes; `read` gives another file by its path, or None where there is none."""
+    """A prototxt's bytes; `read` returns another file by its path, or None if it does not exist."""
 
     label: str
     path: str
@@ -237,9 +240,9 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """Prototxts by path; `read` gives any of them, `files` only those that may differ.
+    """Prototxts by path; `read` returns any of them, `files` only those that may differ.
 
-    `prefix` is what stands before a path where people name the file, as in `HEAD:net.prototxt`.
+    `prefix` comes before a path in the file's name for people, as in `HEAD:net.prototxt`.
     """
 
     label: str
@@ -260,10 +263,10 @@ Sides = tuple[TextFile, TextFile] | tuple[Tree, Tree] | tuple[RecipeSide, Recipe
 
 
 def open_sides(words: Sequence[str], limits: Sequence[str] = (), *, max_bytes: int = MOST_BYTES) -> Sides:
-    """Find and read what two arguments name; `limits` are paths that alone are compared.
+    """Read what two arguments name; with `limits`, only these paths are compared.
 
-    One revision is compared with the working tree, as git does; `A..B` and `A...B` are two. Further words are
-    limits too. Raises InputError for what is nothing, and for two that cannot be compared.
+    One revision is compared with the working tree, as git does; `A..B` and `A...B` are two. More arguments
+    are limits too. Raises InputError for unknown names, and for two that cannot be compared.
     """
     specs, more = read_words(words)
     limits = [*more, *limits]
@@ -273,13 +276,13 @@ def open_sides(words: Sequence[str], limits: Sequence[str] = (), *, max_bytes: i
     new = specs[1] if len(specs) == 2 else file_now(old)
     if old.kind != new.kind:
         what = f"'{old.text}' is a {old.kind}, '{new.text}' a {new.kind}"
-        raise InputError("", what, "compare two of one kind")
+        raise InputError("", what, "compare two of the same kind")
     if old.kind == "revision":
         return _open_revisions(old, new, limits, max_bytes)
     if old.kind == "folder":
         return _open_folder(old, limits, max_bytes), _open_folder(new, limits, max_bytes)
     if limits:
-        raise InputError("", f"'{limits[0]}' is one too many", "paths limit folders and revisions only")
+        raise InputError("", f"unexpected argument '{limits[0]}'", "paths limit folders and revisions only")
     if old.kind == "recipe":
         return _open_recipe(old), _open_recipe(new)
     return _open_file(old, max_bytes), _open_file(new, max_bytes)
@@ -321,7 +324,7 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
 
 
 def read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
-    """Read a file, of one that is too large so much that it shows; None where there is none."""
+    """Read a file, or just more than the limit of a large one; None if it does not exist."""
     data = _read_or_error(Path(path), max_bytes)
     return None if isinstance(data, PrototxtError) else data
 
@@ -347,7 +350,7 @@ def _disk_tree(label: str, prefix: str, root: Path, paths: Sequence[str], max_by
 
 
 def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
-    """Leave out PyTorch's weights, which end in `.pt` too."""
+    """Drop PyTorch weights, which also end in `.pt`."""
     return {
         path: data
         for path, data in files.items()
@@ -363,7 +366,7 @@ def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
 
 
 def _is_wanted(path: str, limits: Sequence[str]) -> bool:
-    """Whether a file is compared: a prototxt at or below a limit, or a file that a limit names."""
+    """Whether to compare a file: a prototxt at or below a limit, or a file that a limit names."""
     if not limits:
         return path.endswith(SUFFIXES)
     below = any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
@@ -371,7 +374,7 @@ def _is_wanted(path: str, limits: Sequence[str]) -> bool:
 
 
 def _git_tree(spec: Spec, separator: str, blobs: Mapping[str, GitBlob], max_bytes: int) -> Tree:
-    """Read blobs of a revision, or of a folder in one, all in one go; those that are too large are told."""
+    """Read the blobs of a revision, or of a folder in one; those that are too large are reported."""
     small = [blob.oid for blob in blobs.values() if blob.size_bytes <= max_bytes]
     data = read_blobs(small)
     too_large = f"is over {max_bytes:,} bytes"
@@ -395,7 +398,7 @@ def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int)
 
 
 def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
-    """Compare a revision with the files that git tracks; as with git, new ones count once they are added."""
+    """Compare a revision with the files that git tracks; as in git, new files count once added."""
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
@@ -417,7 +420,7 @@ def _from_top(limits: Sequence[str]) -> list[str]:
 def _check_limits(limits: Sequence[str], paths: Sequence[str]) -> None:
     for limit in limits:
         if not any(_is_wanted(path, [limit]) for path in paths):
-            raise InputError(limit, "neither side has a prototxt there", "check the path")
+            raise InputError(limit, "neither side has a prototxt at this path", "check the path")
 
 
 def _open_recipe(spec: Spec) -> RecipeSide:
@@ -431,6 +434,6 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         raise RecipeError(spec.text, "not UTF-8 text", "a recipe is a YAML file") from error
     recipe = parse_recipe(text, spec.text, Path())
     if recipe.net.builder is None:
-        hint = "check that revision out, and compare the folders"
-        raise RecipeError(spec.text, "its net is the user's own, which is read from the disk only", hint)
+        hint = "check out that revision and compare the folders"
+        raise RecipeError(spec.text, "its net is the user's own, which can only be read from disk", hint)
     return RecipeSide(spec.text, recipe)

@@ -1,9 +1,9 @@
-"""Where a graph can be cut: blocks between the boxes that all data passes, and stages of one image size.
+"""Cut a graph into blocks, between boxes that all data passes, and stages of the same image size.
 
-The core of a graph is what its deepest end is computed from. A neck is a box of the core that no wire of the
-core goes around; a block is a neck with the boxes between it and the neck before. So a residual block ends in
-its sum, and an Inception module in its Concat. What hangs beside the core (accuracies, auxiliary classifiers)
-stays with the block that it hangs on. A stage is a run of blocks whose necks make images of one size.
+The core of a graph is all that its deepest end is computed from. A neck is a box of the core that no wire of
+the core bypasses; a block is a neck with the boxes since the previous neck. So a residual block ends in its
+sum, and an Inception module in its Concat. Boxes beside the core (accuracies, auxiliary classifiers) stay
+with the block that they read. A stage is a run of blocks whose necks have the same image size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIZES = 2  # a block that makes images smaller may still hold some of the size 
 
 @dataclass(frozen=True)
 class Block:
-    """Boxes of the core, of which `neck` comes last, and those that hang on them."""
+    """Boxes of the core, of which `neck` is the last, and boxes beside them that read them."""
 
     core: tuple[int, ...]
     neck: int
@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Stage:
-    """Blocks of one image size; None for vectors. `is_continued` if its beginning stands elsewhere."""
+    """Blocks of the same image size, None for vectors; `is_continued` if it began in another column."""
 
     size: tuple[int, ...] | None
     blocks: tuple[Block, ...]
@@ -53,14 +53,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Wiring:
-    """A graph's edges that are drawn as wires, and those from a source afar, which boxes name instead."""
+    """A graph's edges that are drawn as wires, and those from distant sources, which are only named."""
 
     wires: tuple[Edge, ...]
     afar: tuple[Edge, ...]
 
 
 def part_wires(graph: Graph) -> Wiring:
-    """Tell the wires from what a source sends past other layers, as data layers send labels to losses."""
+    """Separate wires from edges that pass other layers, such as labels from a data layer to a loss."""
     sources = graph.sources
     fed_by_layers = {edge.target for edge in graph.edges if edge.source not in sources}
     wires: list[Edge] = []
@@ -72,7 +72,7 @@ def part_wires(graph: Graph) -> Wiring:
 
 
 def edges_into(edges: Iterable[Edge]) -> dict[int, list[Edge]]:
-    """Give the edges that end in each box."""
+    """Return the edges that end in each box."""
     into: dict[int, list[Edge]] = {}
     for edge in edges:
         into.setdefault(edge.target, []).append(edge)
@@ -80,7 +80,7 @@ def edges_into(edges: Iterable[Edge]) -> dict[int, list[Edge]]:
 
 
 def with_notes(graph: Graph, wiring: Wiring) -> Graph:
-    """Name in each box the blobs that it sends afar or gets from there."""
+    """Return for each box the blobs that it sends to or reads from distant boxes."""
     sends: dict[int, dict[str, int]] = {}
     gets: dict[int, list[str]] = {}
     for edge in wiring.afar:
@@ -123,7 +123,7 @@ def _blocks(graph: Graph, edges: list[Edge]) -> list[Block]:
 
 
 def _core(graph: Graph, edges: list[Edge]) -> set[int]:
-    """Give the deepest box that nothing reads, the first of several, and all that it is computed from."""
+    """Return the deepest unread box, the first of several, and all boxes that it is computed from."""
     depth = dict.fromkeys((box.id for box in graph.boxes), 0)
     for edge in edges:  # sorted by source, and sources stand before targets
         depth[edge.target] = max(depth[edge.target], depth[edge.source] + 1)
@@ -136,7 +136,7 @@ def _core(graph: Graph, edges: list[Edge]) -> set[int]:
 
 
 def _necks(order: list[int], inner: list[Edge], first_reader: Mapping[int, int]) -> list[int]:
-    """Give the boxes that no wire goes around, and the last; the first stands behind every root's reader."""
+    """Return the boxes that no wire bypasses, and the last box; the first follows every root's reader."""
     farthest: dict[int, int] = {}
     for edge in inner:
         farthest[edge.source] = max(edge.target, farthest.get(edge.source, 0))
@@ -152,7 +152,7 @@ def _necks(order: list[int], inner: list[Edge], first_reader: Mapping[int, int])
 
 
 def _beside(graph: Graph, edges: list[Edge], home: Mapping[int, int]) -> dict[int, int]:
-    """Give each box that is not of the core the last block that it hangs on; the first if on none."""
+    """Return the last block that each box outside the core reads from; the first block if none."""
     found: dict[int, int] = {}
     into = edges_into(edges)
     for box in graph.boxes:
@@ -176,7 +176,7 @@ def show_size(size: tuple[int, ...] | None) -> str:
 
 
 def stage_title(stage: Stage, boxes: Sequence[Box]) -> str:
-    """Name a stage by the size of its images; by the largest and the smallest if it has three or more."""
+    """Name a stage by its image sizes: all of them, or the largest and smallest of three or more."""
     sizes = {boxes[box].size for block in stage.blocks for box in block.core}
     by_area = sorted(sizes, key=lambda size: (math.prod(size or (0,)), size or ()), reverse=True)
     name = show_size(stage.size)

@@ -1,4 +1,4 @@
-"""A net as boxes and edges: a box is a layer with those that work in place on what it makes.
+"""A net as boxes and edges: a box is a layer with the in-place layers on its top.
 
 How large a box is in print.
 
@@ -212,7 +212,7 @@ class Graph:
 
     @cached_property
     def sources(self) -> set[int]:
-        """Give the boxes that read no blob."""
+        """Return the boxes that read no blob."""
         return {box.id for box in self.boxes} - {edge.target for edge in self.edges}
 
 

@@ -48,7 +48,7 @@ class Cell:
 def place_boxes(
     blocks: Sequence[Block], into: Mapping[int, Sequence[Edge]], sources: Collection[int]
 ) -> tuple[dict[int, Cell], list[int]]:
-    """Give each box of a column its cell, and the row that each block begins in.
+    """Return each box of a column its cell, and the row that each block begins in.
 
     `into` has the edges that end in each box; those from other columns do not count. `sources` read no blob.
     """
@@ -136,7 +136,7 @@ def _outward(offset: float) -> Iterable[float]:
 
 
 def _paths(boxes: Sequence[int], edges: Sequence[Edge]) -> list[list[int]]:
-    """Part boxes into chains, the longest first; of two as long, the one that begins first."""
+    """Split boxes into chains, the longest first; of equal ones, the one that begins first."""
     left, paths = set(boxes), []
     while left:
         length: dict[int, int] = {}
@@ -160,7 +160,7 @@ def _paths(boxes: Sequence[int], edges: Sequence[Edge]) -> list[list[int]]:
 
 
 def _place_beside(cells: dict[int, Cell], block: Block, begin: int, edges: Sequence[Edge]) -> None:
-    """Stand what hangs on a block to its right, below what it hangs on, beyond all that is there."""
+    """Place the boxes beside a block to its right, below the boxes that they read."""
     depths: dict[int, int] = {}
     for box in block.beside:
         above = [edge.source for edge in edges if edge.target == box]
@@ -236,11 +236,11 @@ class Field:
             self.by_row.setdefault(cell.row, []).append(cell.lane * self.pitch)
 
     def x(self, box: int) -> float:
-        """Give the middle of a box."""
+        """Return the middle of a box."""
         return self.cells[box].lane * self.pitch
 
     def middles(self, first: int, last: int) -> Set[float]:
-        """Give the middles of the boxes in rows first to last."""
+        """Return the middles of the boxes in rows first to last."""
         if (first, last) not in self.seen:
             rows = range(first, last + 1)
             self.seen[first, last] = {middle for row in rows for middle in self.by_row.get(row, ())}
@@ -257,7 +257,7 @@ class Field:
         )
 
     def take(self, x: float, first: int, last: float, blob: Blob) -> None:
-        """Run a wire down at `x`, from the gap above row `first`."""
+        """Draw a wire down at `x`, from the gap above row `first`."""
         self.runs.append((x, first - _TURN, last, blob))
 
     def may_enter(self, row: int, x: float, middle: float) -> bool:
@@ -306,7 +306,7 @@ def route_column(
 
 
 def find_starts(ground: Field, edges: Sequence[Edge], leaving: Iterable[Blob]) -> dict[Blob, float]:
-    """Give where each blob leaves its box: the middle, or spread out in the order of those who read it."""
+    """Return where each blob leaves its box: the middle, or spread out in the order of those who read it."""
     readers: dict[int, dict[str, list[float]]] = {}
     for edge in edges:
         readers.setdefault(edge.source, {}).setdefault(edge.blob, []).append(ground.x(edge.target))
@@ -325,7 +325,7 @@ def find_starts(ground: Field, edges: Sequence[Edge], leaving: Iterable[Blob]) -
 def _ends(
     ground: Field, wanted: Sequence[Route], starts: Mapping[Blob, float]
 ) -> dict[tuple[int, Blob], tuple[float, bool]]:
-    """Give where each wire enters its box's top, and whether it may come from the side instead."""
+    """Return where each wire enters its box's top, and whether it may come from the side instead."""
     into: dict[int, list[Route]] = {}
     for route in wanted:
         into.setdefault(route.target, []).append(route)
@@ -401,17 +401,17 @@ class Span:
 
     @property
     def left(self) -> float:
-        """Give its leftmost place."""
+        """Return its leftmost place."""
         return min(self.above + self.below)
 
     @property
     def right(self) -> float:
-        """Give its rightmost place."""
+        """Return its rightmost place."""
         return max(self.above + self.below)
 
 
 def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
-    """Give each run its track, 0 uppermost; those that do not touch share one.
+    """Return each run its track, 0 uppermost; those that do not touch share one.
 
     >>> assign_tracks([Span((0, "a"), (0,), (40,)), Span((1, "b"), (30,), (70,))])
     {(1, 'b'): 0, (0, 'a'): 1}
@@ -489,16 +489,16 @@ class ColumnPlan:
 
     @property
     def left(self) -> float:
-        """Give how far the column reaches to the left."""
+        """Return how far the column reaches to the left."""
         return min(self.sides(stage)[0] for stage in self.stages)
 
     @property
     def right(self) -> float:
-        """Give how far the column reaches to the right."""
+        """Return how far the column reaches to the right."""
         return max(self.sides(stage)[1] for stage in self.stages)
 
     def settle(self, arrivals: Mapping[Blob, float], exits: Mapping[Blob, float]) -> None:
-        """Give every row and gap its height, once it is known where wires come in and go out."""
+        """Return every row and gap its height, once it is known where wires come in and go out."""
         self.arrivals = arrivals
         rows = range(max(self.heights) + 1)
         spans = self._spans(exits)
@@ -525,7 +525,7 @@ class ColumnPlan:
             self.corners[box] = (self.ground.x(box) - self.ground.width / 2, self.row_tops[cell.row])
 
     def sides(self, stage: Stage) -> tuple[float, float]:
-        """Give how far a stage's boxes and wires reach, left and right."""
+        """Return how far a stage's boxes and wires reach, left and right."""
         members = stage.boxes
         half = self.ground.width / 2
         middles = [self.ground.x(box) for box in members]
@@ -536,7 +536,7 @@ class ColumnPlan:
         return left, max([right, *xs, *labels, left + _heading_width(stage, self.graph)])
 
     def points(self, route: Route) -> list[tuple[float, float]]:
-        """Give a wire's points, from its box, or from the gutter where it comes in."""
+        """Return a wire's points, from its box, or from the gutter where it comes in."""
         points = []
         x = route.start
         if route.row < 0:
@@ -555,12 +555,12 @@ class ColumnPlan:
         return [*points, (x, middle), (border, middle)]
 
     def exit(self, key: Blob) -> tuple[float, float, float]:
-        """Give where a blob that leaves the column starts, x and y, and the y at which it turns."""
+        """Return where a blob that leaves the column starts, x and y, and the y at which it turns."""
         row = self.ground.cells[key[0]].row
         return self.starts[key], self._bottom(key[0]), self._turn(row, key)
 
     def shape_places(self) -> Iterable[tuple[Blob, float, float]]:
-        """Give where each blob's shape is written: below its box, and where it comes into the column."""
+        """Return where each blob's shape is written: below its box, and where it comes into the column."""
         for key, x in self.starts.items():
             yield key, x + _LABEL, self._bottom(key[0]) + 12
         for key in self.entering:
@@ -649,7 +649,7 @@ def _heading_width(stage: Stage, graph: Graph) -> float:
 
 
 def row_heights(cells: Mapping[int, Cell], graph: Graph) -> dict[int, float]:
-    """Give the height of each row: that of its tallest box."""
+    """Return the height of each row: that of its tallest box."""
     heights: dict[int, float] = {}
     for box, cell in cells.items():
         heights[cell.row] = max(heights.get(cell.row, 0.0), graph.boxes[box].height)

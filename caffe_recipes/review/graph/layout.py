@@ -1,4 +1,4 @@
-"""Where everything of a picture stands: boxes, wires, the bands of stages; in pixels from the upper left."""
+"""Lay out a picture: boxes, wires and the bands of stages, in pixels from the upper left."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Band:
-    """The ground of a stage in one column, and what it is called."""
+    """The background of a stage in one column, and its name."""
 
     title: str
     title_x: float
@@ -110,7 +110,7 @@ def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
 
 
 def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[list[Stage]]:
-    """Stand stages in columns, short ones on top of each other; one that is too long goes on in the next."""
+    """Place stages in columns: short ones below each other; a long one continues in the next."""
     into = edges_into(edges)
     rough = {block.neck: 0.0 for stage in stages for block in stage.blocks}
     for stage in stages:
@@ -145,7 +145,7 @@ def _part(stage: Stage, indices: Sequence[int]) -> Stage:
 
 
 class _Page:
-    """Columns on their way to a page: planned one by one, then moved to where they stand."""
+    """The columns of a page: planned one by one, then moved to their places."""
 
     def __init__(self, graph: Graph, wiring: Wiring, columns: list[list[Stage]], width: float) -> None:
         self.graph, self.width = graph, width
@@ -176,7 +176,7 @@ class _Page:
         self.bottoms: dict[Blob, int] = {}
 
     def _stand(self) -> tuple[list[float], list[float], float]:
-        """Give the middle of each column, where each gutter's first wire is, and the page's width."""
+        """Return the middle of each column, where each gutter's first wire is, and the page's width."""
         x, axes, starts = _PAGE_MARGIN, [], []
         for plan, gutter in zip(self.plans, self.gutters, strict=True):
             axes.append(x - plan.left)
@@ -218,7 +218,7 @@ class _Page:
         return Layout(tuple(boxes), tuple(wires), tuple(shapes), tuple(bands), self.page_width, height)
 
     def _arrival(self, column: int, key: Blob) -> float:
-        """Give where a blob comes up to a column's top: the gutter on its left."""
+        """Return where a blob comes up to a column's top: the gutter on its left."""
         source = self.home[key[0]]
         return self._gutter_x(column - 1, key, source if source == column - 1 else column)
 
@@ -231,7 +231,7 @@ class _Page:
         return Wire(edge, _straighten(points))
 
     def _from_afar(self, index: int, route: Route, lowest: float) -> list[Point]:
-        """Give the points from a box in another column to the gutter at the left of this one."""
+        """Return the points from a box in another column to the gutter at the left of this one."""
         source = self.home[route.source]
         start = self.plans[source]
         x, y, turn = start.exit(route.key)
@@ -249,7 +249,7 @@ class _Page:
 
 
 def _upright(wire: Wire) -> Iterator[tuple[float, float, float]]:
-    """Give the upright parts of a wire: where they stand, and from where to where they go."""
+    """Return the upright parts of a wire: where they stand, and from where to where they go."""
     for (x, y), (to_x, to_y) in pairwise(wire.points):
         if x == to_x:
             yield x, min(y, to_y), max(y, to_y)

@@ -1,6 +1,6 @@
 """A graph as SVG text: boxes, wires, stages, a title and a legend; readable in black and white.
 
-The same drawing as PNG and PDF: matplotlib draws the few elements that the SVG is made of.
+For PNG and PDF, matplotlib draws the elements of that SVG.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _FILLS = {
 }
 _KINDS = {
     "source": "data",
-    "matrix": "learned matrices",
+    "matrix": "convolution, inner product",
     "pooling": "pooling",
-    "join": "sums and joins",
-    "end": "losses and accuracies",
+    "join": "sum, concat",
+    "end": "loss, accuracy",
     "other": "others",
 }
 _INK, _SOFT, _GROUND, _RULE = "#1a1a1a", "#555555", "#f4f4f2", "#c9c9c4"
@@ -70,8 +70,8 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
     """
     count = len(net.message.layer)
     if count > _MOST_LAYERS:
-        what = f"has {count:,} layers, and a picture shows {_MOST_LAYERS:,} at most"
-        raise InputError(net.path, what, "leave --graph out")
+        what = f"has {count:,} layers, but a picture can show only {_MOST_LAYERS:,}"
+        raise InputError(net.path, what, "remove --graph")
     graph = build_graph(net)
     layout, wiring = lay_out(graph)
     legend = list(_legend(graph, has_notes=bool(wiring.afar)))
@@ -320,7 +320,7 @@ def _badge(phase: str, right: float, y: float) -> Iterator[str]:
 
 
 def _legend(graph: Graph, *, has_notes: bool) -> Iterator[tuple[str, str]]:
-    """Give the mark and the words of what the picture uses."""
+    """Return the mark and the words of what the picture uses."""
     kinds = {box.kind for box in graph.boxes}
     for kind, words in _KINDS.items():
         if kind in kinds:
@@ -329,11 +329,11 @@ def _legend(graph: Graph, *, has_notes: bool) -> Iterator[tuple[str, str]]:
     for phase in ("TRAIN", "TEST"):
         if phase in phases:
             yield phase, f"in phase {phase} only"
-    yield "", "64×56×56: an image's channels × height × width"
+    yield "", "64×56×56: channels × height × width of an image"
     if any(len(box.lines) > 1 for box in graph.boxes):
-        yield "", "grey lines in a box: layers that work in place"
+        yield "", "grey lines: in-place layers"
     if has_notes:
-        yield "", "← label: a blob from afar, whose wire is not drawn"
+        yield "", "← label: read from a distant layer (wire not drawn)"
 
 
 def _legend_width(entry: tuple[str, str]) -> float:

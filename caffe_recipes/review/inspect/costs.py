@@ -1,11 +1,11 @@
-"""What each layer of a net costs: learned parameters, statistics, arithmetic, activations; and the totals.
+"""Count what each layer of a net costs (parameters, statistics, arithmetic, activations), and the totals.
 
-How much arithmetic one pass forward through a layer is, for its whole batch.
+The arithmetic of one forward pass through a layer is counted for its whole batch.
 
-Two kinds. Multiply-adds with learned matrices (convolutions, inner products, recurrent layers), which papers
-count and which take the time. And other operations, one for each number that a layer adds, multiplies,
-compares or normalizes; what is not listed here (ReLU, Dropout, losses, ...) counts as none. A bias is
-neither: its addition is the start of a sum that is counted.
+There are two kinds: multiply-adds with learned matrices (convolutions, inner products, recurrent layers),
+which papers count and which take the time; and other operations, one for each number that a layer adds,
+multiplies, compares or normalizes. Layers that are not listed (ReLU, Dropout, losses, ...) count as none.
+A bias is not counted: its addition is the start of a sum that is.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _lrn_window(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
 
 
 def _batch_norm_passes(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
-    """Normalizing is one; mean and variance of the batch are two more."""
+    """Normalizing is one operation for each number; mean and variance of the batch are two more."""
     param = layer.batch_norm_param
     is_global = param.use_global_stats if param.HasField("use_global_stats") else phase == pb.TEST
     return 1 if is_global else 3
@@ -162,13 +162,13 @@ OTHERS: Mapping[str, Count] = {
 
 _FLOAT_BYTES = 4
 
-# Their top is their bottom's memory under another shape or name.
+# Layers whose top shares the memory of their bottom.
 _VIEWS = {"Flatten", "Reshape", "Split"}
 
 
 @dataclass(frozen=True)
 class BlobCost:
-    """A blob as one layer reads or makes it; the shape is None where it is unknown."""
+    """A blob that a layer reads or produces; the shape is None if unknown."""
 
     name: str
     shape: Shape | None
@@ -176,7 +176,7 @@ class BlobCost:
 
 @dataclass(frozen=True)
 class LayerCount:
-    """What one layer costs, for a whole batch; None where a shape that it takes to know is unknown.
+    """The costs of one layer for a whole batch; None if a shape that they depend on is unknown.
 
     `phase` is the one phase that has the layer, empty if both do. `statistics` are the numbers of a
     BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have
@@ -203,7 +203,7 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the layers; a sum leaves out what is unknown, and `unknown` names the layers concerned."""
+    """Sums over the layers, without unknown values; `unknown` names the layers that have some."""
 
     parameters: int
     frozen: int
@@ -315,7 +315,7 @@ def _sides(values: Sequence[int]) -> str:
 
 
 def _own_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:
-    """Give the blobs that no layer above owns under the same `param` name, and who owns the others."""
+    """Return the blobs that a layer owns, and the owners of those that it shares by `param` name."""
     own, shares_with = [], ""
     for index in range(len(found.learned or ())):
         name = found.layer.param[index].name if index < len(found.layer.param) else ""

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.inspect.estimates import group_lines
+from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
 from caffe_recipes.review.inspect.plots import line_colour, line_style, need_matplotlib, render_figure
 from caffe_recipes.units import unit_of
 
@@ -30,7 +30,6 @@ _WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
 _LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
 _MOST_LINES = 8
 _NOTE_IN, _NOTE_LETTERS = 0.13, 105  # a line below the picture
-_DIP = 0.98  # of the speed of a node on both sides
 _SAME = 0.002  # as iterations are whole
 _ALIKE = 0.01  # as near as two thin lines can be told apart
 _DIGIT_IN, _GAP_IN = 0.075, 0.1  # of a tick's label
@@ -54,8 +53,8 @@ _AXES = {
 def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[str] = ("nodes",)) -> bytes:
     """Draw a sweep of these keys; `kind` is svg, png or pdf. What is beyond what is known has an open mark.
 
-    The x axis has the nodes, unless there is one number of them and another key is swept. Where a line dips,
-    a note below the picture says why.
+    The x axis has the nodes, unless there is one number of them and another key is swept. Where a node
+    is faster among more nodes, a note below the picture says why.
 
     Raises InputError for more local batches than lines can be told apart, and where matplotlib is missing.
     """
@@ -103,7 +102,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    notes = [textwrap.fill(note, _NOTE_LETTERS) for line in lines.values() for note in _explain_dips(line)]
+    notes = [textwrap.fill(note, _NOTE_LETTERS) for line in lines.values() for note in explain_rises(line)]
     notes_in = _NOTE_IN * sum(note.count("\n") + 1 for note in notes)
     height = _TIMES_IN + _HOURS_IN + 0.75 + notes_in
     figure = Figure(figsize=(_WIDTH_IN, height))
@@ -143,17 +142,6 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     return figure
 
 
-def _explain_dips(line: Sequence[Estimate]) -> list[str]:
-    """Say why a node is slower somewhere than with fewer and with more nodes or images."""
-    speeds = [each.pace.images_per_s / each.shape.nodes for each in line]
-    found = []
-    for before, here, after, each in zip(speeds, speeds[1:], speeds[2:], line[1:], strict=False):
-        if here < _DIP * min(before, after):
-            why = each.pace.notes[-1] if each.pace.notes else each.pace.kind
-            found.append(f"slower at {each.shape.nodes:,} nodes: {why}")
-    return found
-
-
 def _draw_line(
     axes: Axes,
     axis: _Axis,
@@ -175,10 +163,11 @@ def _mark(axes: Axes, x: list[float], y: list[float], fill: str, edge: str, labe
 
 
 def _draw_training(axes: Axes, axis: _Axis, line: Sequence[Estimate], unit: Unit, label: str) -> None:
-    """Draw, thin, the training alone, and what it would be if every node were as fast as among the fewest."""
+    """Draw, thin, the training alone, and what it would be if every node were as fast as one alone."""
     xs = [axis.value(each.shape) for each in line]
     training = [each.duration.training_s / unit.seconds for each in line]
-    ideal = [training[0] * line[0].shape.nodes / each.shape.nodes for each in line]
+    scaling = [each.pace.scaling for each in line]
+    ideal = [time * (one.efficiency if one else 1) for time, one in zip(training, scaling, strict=True)]
     # One would lie on the other.
     is_linear = all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(training, ideal, strict=True))
     is_swept = axis is _AXES["nodes"]

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.estimate import ONE_NODE_PHASE_S
+from caffe_recipes.recipe.estimate import EPOCHS_TO_ACCURACY, ONE_NODE_PHASE_S
 from caffe_recipes.recipe.graph import total_epochs, total_iterations, training_minutes
 from caffe_recipes.recipe.pace import (
     EPOCHS_VI,
@@ -30,7 +30,7 @@ from caffe_recipes.recipe.pace import (
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.review.inspect.estimates import group_lines
+from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
 from caffe_recipes.review.inspect.show import describe_shape
 from caffe_recipes.units import LONGER, SECONDS, unit_of, write_number, write_time
 
@@ -79,20 +79,24 @@ def render_estimate(estimate: Estimate, start: datetime) -> str:
 
 
 def render_sweep(estimates: Sequence[Estimate]) -> str:
-    """Write a line for each shape; `efficiency` is a node's speed, 100 % among the fewest.
+    """Write a line for each shape; `efficiency` is a node's speed, as a part of one node's alone.
 
-    Where no two shapes have a batch in common it would compare nothing, and is left out.
+    Where no two shapes have a batch in common, or nobody knows the speed of one node, it is left out.
     """
     unit = unit_of(median(each.total_s for each in estimates))
     columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
     head = (*columns, f"training {unit.short}", f"total {unit.short}", "node-hours", "by")
     lines = group_lines(estimates).values()
-    rows = [head, *(_sweep_row(each, line[0], unit) for line in lines for each in line)]
-    if all(len(line) == 1 for line in lines):
+    rows = [head, *(_sweep_row(each, unit) for line in lines for each in line)]
+    notes = [note for line in lines for note in explain_rises(line)]
+    scaling = estimates[0].pace.scaling
+    if scaling is None or all(len(line) == 1 for line in lines):
         at = head.index("efficiency")
         rows = [row[:at] + row[at + 1 :] for row in rows]
+    else:
+        notes.insert(0, f"efficiency is against one node with as many images: {scaling.reference}")
     table = align_columns(rows, {*head} - {"by"})
-    return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates)])
+    return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates, notes)])
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -142,14 +146,14 @@ def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
         yield "traffic", f"{one} MiB each way for each rank: {in_all} GiB an iteration over all, {rate} GiB/s"
 
 
-def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
-    speed, before = (one.pace.images_per_s / one.shape.nodes for one in (each, first))
+def _sweep_row(each: Estimate, unit: Unit) -> tuple[str, ...]:
+    scaling = each.pace.scaling
     return (
         f"{each.shape.nodes:,}",
         f"{each.shape.batch_per_rank:,}",
         f"{each.shape.global_batch:,}",
         write_number(each.pace.images_per_s),
-        f"{100 * speed / before:.0f} %",
+        f"{100 * scaling.efficiency:.0f} %" if scaling else "",
         SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
@@ -158,10 +162,14 @@ def _sweep_row(each: Estimate, first: Estimate, unit: Unit) -> tuple[str, ...]:
     )
 
 
-def _sweep_notes(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Yield each doubt once, and what is to be said of every shape."""
+def _sweep_notes(estimates: Sequence[Estimate], of_lines: Sequence[str]) -> Iterator[str]:
+    """Yield each doubt once, what is to be said of the lines, and of every shape."""
     doubts = dict.fromkeys(note for each in estimates for note in each.pace.notes)
-    notes = [*doubts, *(note for note in estimates[0].notes if all(note in each.notes for each in estimates))]
+    notes = [
+        *doubts,
+        *of_lines,
+        *(note for note in estimates[0].notes if all(note in each.notes for each in estimates)),
+    ]
     if notes:
         yield ""
         yield from (f"* {note}" for note in notes)
@@ -185,8 +193,7 @@ def _clock(time: datetime) -> str:
 
 
 _TABLES = ("II", "III", "IV", "VII", "IX")
-# Epochs to 75.5, 76 and 76.5 % top-1.
-TARGETS = (("75.5 %", 48), ("76 %", 64), ("76.5 %", 78))
+TARGETS = tuple((f"{percent:g} %", epochs) for percent, epochs in EPOCHS_TO_ACCURACY.items())
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_within
-from caffe_recipes.recipe.estimate import estimate_recipe
+from caffe_recipes.recipe.estimate import check_accuracy, estimate_recipe
 from caffe_recipes.recipe.pace import (
     TABLES,
     given_pace,
@@ -67,11 +67,16 @@ class Known:
     by: Kind | None = None
 
 
-def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tuple[Estimate, ...]:
+def estimate_shapes(
+    recipe: Recipe, shapes: Sequence[Shape], known: Known, to_accuracy: float | None = None
+) -> tuple[Estimate, ...]:
     """Estimate a recipe on each shape; raises InputError where its speed, or that of `by`, is not known.
 
+    With `to_accuracy`, a top-1 in percent: by the paper's epochs to it; raises InputError where it has none.
     What counts on the recipe's own shape counts on all, so that they can be compared.
     """
+    if to_accuracy is not None:
+        check_accuracy(recipe, to_accuracy)
     of_own, size = tuple(_own_paces(recipe, known)), model_bytes(recipe)
     at_own = _ordered(recipe, shape_of(recipe), of_own, known, known.by)
     by = at_own[0].kind if at_own else None
@@ -82,6 +87,7 @@ def estimate_shapes(recipe: Recipe, shapes: Sequence[Shape], known: Known) -> tu
             shape=shape,
             rates=known.rates,
             model_bytes=size,
+            to_accuracy=to_accuracy,
         )
         for shape in shapes
     )
@@ -244,6 +250,7 @@ def _lines(log: Path) -> Iterator[str]:
         raise InputError(log, f"cannot be read: {error.strerror}", "give the path of Caffe's log") from None
 
 
+_FASTER = 1.002  # as measured speeds are rounded
 KEYS = ("nodes", "batch_per_rank", "global_batch")
 _MOST = 1000
 _LARGEST = 2**31 - 1
@@ -260,8 +267,8 @@ def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
     key, equals, values = text.partition("=")
     if key not in KEYS:
         near = difflib.get_close_matches(key, KEYS, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("--sweep", f"unknown key '{key[:80]}'", f"{meant}there are {', '.join(KEYS)}")
+        near_hint = f"did you mean '{near[0]}'? " if near else ""
+        raise InputError("--sweep", f"unknown key '{key[:80]}'", f"{near_hint}there are {', '.join(KEYS)}")
     if not equals or not values:
         raise InputError(f"--sweep {key}", "has no values", _HINT)
     numbers = tuple(dict.fromkeys(number for part in values.split(",") for number in _numbers(key, part)))
@@ -302,6 +309,27 @@ def group_lines(estimates: Sequence[Estimate]) -> dict[str, list[Estimate]]:
         batch = each.shape.global_batch if together else each.shape.batch_per_rank
         lines.setdefault(f"{batch:,} images {'an iteration' if together else 'a rank'}", []).append(each)
     return lines
+
+
+def explain_rises(line: Sequence[Estimate]) -> Iterator[str]:
+    """Say where a node is faster among more nodes, which is so only where it was so measured."""
+    low = 0
+    for index in range(1, len(line)):
+        if not _is_faster(line[index - 1], line[index]):
+            low = index
+        elif index == len(line) - 1 or not _is_faster(line[index], line[index + 1]):
+            few, many = line[low].shape, line[index].shape
+            yield (
+                f"with {many.batch_per_node} images a node, each is faster among {many.nodes:,} nodes than "
+                f"among {few.nodes:,}: so the paper measured it"
+            )
+
+
+def _is_faster(few: Estimate, many: Estimate) -> bool:
+    """Whether a node of the second is the faster, at the same local batch."""
+    one, other = few.pace.scaling, many.pace.scaling
+    same = few.shape.batch_per_node == many.shape.batch_per_node
+    return bool(same and one and other and other.efficiency > _FASTER * one.efficiency)
 
 
 def _shape(own: Shape, asked: dict[str, int]) -> Shape:

@@ -1,8 +1,8 @@
-"""The net that a user means: a net's file, a solver's, or a recipe's by name.
+"""Load the net that an argument names: a net file, a solver's net, or a recipe's net by name.
 
-What a net reads: the images' size where the net does not say it, and another batch than its own.
+Set what a net file leaves open: the image size, and a batch other than its own.
 
-The first record of an LMDB that a data layer names: what images it holds, without reading the others.
+Read the first record of an LMDB that a data layer names, to learn the image size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GivenNet:
-    """A net, what to call it in errors, and the state of the phase that its solver sets, if it says one."""
+    """A net, its name for errors, and the state that its solver sets, if any."""
 
     path: str
     message: pb.NetParameter
@@ -47,8 +47,8 @@ def load_net(
 ) -> GivenNet:
     """Read a net from a net's prototxt, from a solver's, or from a recipe, `NAME[:net]`.
 
-    A solver's net is that of `phase`, TRAIN unless said, and lies under `caffe_root`; without one it is
-    looked for as `naming.find_at_path` does, and beside it.
+    A solver's net is that of `phase`, TRAIN by default, under `caffe_root`; without one it is searched for as
+    by `naming.find_at_path`, and beside the solver.
     Raises PrototxtError, RecipeError or InputError.
     """
     if _is_recipe(given):
@@ -64,7 +64,7 @@ def load_net(
 
 
 def _is_recipe(given: str) -> bool:
-    """Tell a recipe, or a net of one, from a prototxt; a name of nothing is a recipe's that is misspelt."""
+    """Whether an argument is a recipe or a net of one, not a prototxt; an unknown name counts as a recipe."""
     named = find_named(given)
     if named is not None:
         return named.kind in ("recipe", "net")
@@ -84,7 +84,7 @@ def _recipe_net(given: str) -> GivenNet:
 
 
 def _today(document: Document[Message]) -> pb.NetParameter:
-    """Give a net in today's form; inputs without a shape, which Caffe drops, become a layer without one."""
+    """Return a net in the current format; inputs without a shape, which Caffe drops, become a layer."""
     old, net = document.message, upgrade_document(document).message
     if not isinstance(old, pb.NetParameter) or not isinstance(net, pb.NetParameter):
         raise TypeError(f"{document.path} holds no net")
@@ -129,11 +129,11 @@ def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
     if path is not None:
         return path
     hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"
-    raise InputError(solver, f"its net '{named}' is not found", hint)
+    raise InputError(solver, f"its net '{named}' was not found", hint)
 
 
 def read_first(source: str, caffe_root: Path | None) -> pb.Datum | None:
-    """Read the first Datum of an LMDB, from the Caffe root or from here; None if there is no LMDB.
+    """Read the first Datum of an LMDB under the Caffe root or the current folder; None if there is none.
 
     Raises DataError for one that is empty or damaged.
     """
@@ -151,10 +151,10 @@ _BLOCKS = sorted(set(BATCH_BLOCKS.values()))
 
 
 def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
-    """Make a function that tells the size of a source's images: as given, or of its first record.
+    """Return a function that returns the image size of a source: as given, or of its first record.
 
-    A source that is no LMDB here, or that does not tell, has images of unknown size; what is wrong with one
-    that is empty or damaged is added to `failures`.
+    The size is None for a source that is not an LMDB here or whose record does not have it. What is wrong
+    with an empty or damaged LMDB is added to `failures`.
     """
 
     def read(source: str) -> Image | None:
@@ -215,7 +215,7 @@ def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
             layer.dummy_data_param.num[index] = batch
             found = True
     if not found:
-        raise InputError(net.name or "net", "has no layer whose batch could be set", "leave --batch out")
+        raise InputError(net.name or "net", "has no layer whose batch can be set", "remove --batch")
     return changed
 
 

@@ -1,4 +1,4 @@
-"""Schedules as a picture: learning rate and weight decay over epochs or iterations, for screen and print.
+"""Draw schedules: learning rate and weight decay over epochs or iterations, for screen and print.
 
 A line's style tells schedules apart without colour; jumps of more than 1 % are labelled with both rates.
 What a phase trains past the snapshot that the next one starts from is thin. Branches have lanes of their own.
@@ -7,7 +7,7 @@ The points and the marks that a picture of a schedule is drawn from.
 
 Labels beside the points of a picture, where they hide neither each other nor the lines.
 
-Pictures of matplotlib's for screen and print: one look, and the same bytes anywhere.
+Draw with matplotlib in one style, with the same bytes on any machine.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class Label:
 
 
 def place_labels(axes: Axes, labels: Sequence[Label], canvas: FigureCanvasAgg) -> None:
-    """Write each label in the nearest free place beside its point, and leave out those without one.
+    """Place each label in the nearest free place beside its point; drop those that find none.
 
-    A place is free that is inside the axes, and touches neither a line, a marker nor a label before it. The
-    axes' limits and lines are final.
+    A place is free if it is inside the axes and touches no line, marker or earlier label. The axes' limits
+    and lines must be final.
     """
     lines, taken = _lines_px(axes), _markers_px(axes)
     for label in labels:
@@ -169,7 +169,7 @@ def _markers_px(axes: Axes) -> list[Bbox]:
 
 
 def _box_at(text: Annotation, place: _Place, canvas: FigureCanvasAgg) -> Bbox:
-    """Move a text, and return what it covers with the space around it, in pixels."""
+    """Move a text, and return the box that it covers with its margin, in pixels."""
     right, up, align = place
     text.set_position((right, up))
     text.set_horizontalalignment(align)  # type: ignore[arg-type]  # one of the three words
@@ -207,21 +207,21 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def format_of(path: Path) -> str:
-    """Return the picture format that a file's name asks for; InputError for one that we do not write."""
+    """Return the picture format for a file name. Raises InputError for one that cannot be written."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
-        raise InputError(path, "is not the name of a picture", "end it in .svg, .png or .pdf")
+        raise InputError(path, "is not a picture file", "end it in .svg, .png or .pdf")
     return kind
 
 
 def need_matplotlib(what: str = "plot") -> None:
-    """Raise InputError, for what needs it, where matplotlib is missing."""
+    """Raise InputError if matplotlib is missing; `what` says what needs it."""
     if find_spec("matplotlib") is None:
         raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
 
 
 def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> bytes:
-    """Draw a figure in our look; `kind` is svg, png or pdf, and the bytes are the same anywhere."""
+    """Draw a figure in the project's style as svg, png or pdf, with the same bytes on any machine."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -234,7 +234,7 @@ def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> by
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Return the colour and dashes of the n-th line, which are told apart without colour."""
+    """Return the colour and dashes of the n-th line; the dashes differ without colour too."""
     return {"color": line_colour(index), "linestyle": _STYLES[index % len(_STYLES)]}
 
 
@@ -258,7 +258,7 @@ _LEAST_LETTERS = 3  # of a phase's name that is shortened
 
 
 def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = False) -> bytes:
-    """Draw schedules of one unit; `kind` is svg, png or pdf, and the bytes are the same anywhere.
+    """Draw schedules of the same unit as svg, png or pdf, with the same bytes on any machine.
 
     Schedules whose rates are of one scale share an axis, others have a panel each. Raises InputError where
     matplotlib is missing, and where no iteration has a rate that can be drawn.
@@ -325,7 +325,7 @@ def draw_schedules(
 
 
 def _is_alike(curves: Sequence[Sequence[Curve]]) -> bool:
-    """Whether the highest rates of schedules are of one scale."""
+    """Whether the highest rates of schedules have a similar scale."""
     highest = [high for high in map(_highest, curves) if high]
     return max(highest) <= _ALIKE * min(highest)
 
@@ -376,7 +376,7 @@ def _draw_strips(
 def _write_within(
     axes: Axes, name: str, left: float, right: float, y: float, canvas: FigureCanvasAgg
 ) -> None:
-    """Write a name between two places of the x axis: smaller or shortened where it is long, or not at all."""
+    """Write a name between two x positions; a long name is smaller, shortened or dropped."""
     (left_px, _), (right_px, _) = axes.transData.transform([(left, y), (right, y)])
     text = axes.text((left + right) / 2, y, name, ha="center", va="center", fontsize=7)
     shorter = (f"{name[:count]}…" for count in range(len(name) - 2, _LEAST_LETTERS - 1, -1))
@@ -394,7 +394,7 @@ def _lanes(schedule: PlottedSchedule) -> int:
 
 
 def _strips(schedule: PlottedSchedule) -> float:
-    """Give the height of a schedule's row; one without branches has 1."""
+    """Return the height of a schedule's row; one without branches has 1."""
     return 1 + _LANE * (_lanes(schedule) - 1)
 
 
@@ -474,7 +474,7 @@ def _decay_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _decay_in(values: Sequence[float]) -> float:
-    """Give the height at which the values beside the axis do not touch."""
+    """Return the height at which the values beside the axis do not touch."""
     if len(values) < 2 or values[0] <= 0:
         return _DECAY_IN
     low, high = _decay_limits(values)

@@ -1,8 +1,8 @@
-"""Schedules as a reviewer looks at them: solvers one after another, over the age of the model they train.
+"""Schedules for reviewers: solvers one after another, over the age of the model that they train.
 
 A solver's learning rate, iteration by iteration, as a table.
 
-How many epochs an iteration of solvers' files is: by what the user says, and the nets beside them.
+Epochs per iteration of solver files, from options and the nets beside them.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Stretch:
     lane: int = 0
 
     def x_at(self, iteration: int) -> float:
-        """Give the model's age at an iteration."""
+        """Return the model's age at an iteration."""
         return self.begins + iteration * self.per_iter
 
 
 @dataclass(frozen=True)
 class PlottedSchedule:
-    """Stretches that train one model, under the name that a reader knows it by."""
+    """Stretches that train one model, and its name for readers."""
 
     name: str
     unit: Unit
@@ -100,17 +100,17 @@ def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: in
 
     A solver without max_iter gets `iterations` of them, if given.
 
-    Raises InputError for what is no solver's file, and for a solver whose rate nobody can tell: without
-    iterations, of an unknown policy, or of `plateau`.
+    Raises InputError for other files, and for a solver whose rate is unknown: without iterations, with an
+    unknown policy, or with `plateau`.
     """
     links: list[Link] = []
     for path in paths:
-        need_named(path, ["file"], "a solver's file")
+        need_named(path, ["file"], "a solver file")
         document: Document[Message] = load_document(path, max_bytes=max_bytes)
         found = read_links(document, name_of(path))
         if not found:
-            what = f"is a {document.message.DESCRIPTOR.name}, no solver"
-            raise PrototxtError(path, what, "give a solver's file")
+            what = f"expected a solver, found a {document.message.DESCRIPTOR.name}"
+            raise PrototxtError(path, what, "give a solver file")
         for link in found:
             solver = link.solver.message
             if iterations is not None and not solver.HasField("max_iter"):
@@ -129,16 +129,16 @@ def load_schedules(
 ) -> list[PlottedSchedule]:
     """Read recipes, by name or YAML file, and solvers' files; the solvers make one schedule, in their order.
 
-    `apart` gives each solver's file a schedule of its own. Raises InputError for what is neither, for a
-    solver whose rate nobody can tell, and where recipes stand beside solvers without `epochs_per_iter`.
+    `apart` gives each solver file its own schedule. Raises InputError for other files, for a solver whose
+    rate is unknown, and for recipes together with solvers without `epochs_per_iter`.
     """
     from caffe_recipes.recipe.source import load_recipe  # YAML
 
-    named = [need_named(name, ["recipe", "file"], "a recipe, or a solver's file") for name in names]
+    named = [need_named(name, ["recipe", "file"], "a recipe or a solver file") for name in names]
     recipes = [one.path for one in named if one.kind == "recipe"]
     files = [one.path for one in named if one.kind == "file"]
     if recipes and files and not epochs_per_iter:
-        hint = "give --images and --batch, so that solvers have epochs as recipes have"
+        hint = "give --images and --batch, so that solvers have epochs too"
         raise InputError(files[0], "a solver beside a recipe", hint)
     groups = [[file] for file in files] if apart else [files] if files else []
     schedules = [schedule_recipe(load_recipe(name)) for name in recipes]
@@ -188,7 +188,7 @@ def schedule_chain(name: str, chain: Chain, epochs_per_iter: float | None) -> Pl
 
 
 def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
-    """Return the first lane beside the trunk's in which a stretch is beside no other."""
+    """Return the first lane beside the trunk that is free for a stretch."""
     taken = {
         other.lane
         for other in others
@@ -198,7 +198,7 @@ def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
 
 
 def _check_tellable(document: Document[Message], link: Link) -> None:
-    """Refuse, at its place in its file, a solver whose rate nobody can tell."""
+    """Raise PrototxtError for a solver whose rate is unknown, at its place in the file."""
     field = f"{link.part}.solver_params." if link.part else ""
     solver = link.solver.message
     policy = solver.lr_policy
@@ -209,13 +209,15 @@ def _check_tellable(document: Document[Message], link: Link) -> None:
     where = document.where(f"{field}lr_policy")
     if policy == "plateau":
         what = "the rate of lr_policy plateau depends on the losses"
-        raise PrototxtError(where, what, "read it in the log")
+        raise PrototxtError(where, what, "read the rate in the log")
     if policy not in POLICIES:
         what = f"lr_policy '{policy}' is unknown" if policy else "lr_policy is missing"
         raise PrototxtError(where, what, nearest(policy, POLICIES))
     if policy == "step" and solver.stepsize <= 0:
         where = document.where(f"{field}stepsize")
-        raise PrototxtError(where, "lr_policy step needs stepsize above 0", "give the iterations of a step")
+        raise PrototxtError(
+            where, "lr_policy step needs stepsize above 0", "set stepsize to the iterations of a step"
+        )
 
 
 def _taken_iter(recipe: Recipe, phase: Phase) -> int:
@@ -287,7 +289,7 @@ def _csv_cell(text: str) -> str:
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines, so that a write to a terminal or pipe is not made for each."""
+    """Join lines into chunks, to save writes to a terminal or pipe."""
     batch: list[str] = []
     for line in lines:
         batch.append(line)
@@ -304,10 +306,10 @@ def find_epochs_per_iter(
     batch: int | None,
     max_bytes: int = MOST_BYTES,
 ) -> float | None:
-    """Give the epochs of an iteration of one batch a rank; None where nothing is said of epochs.
+    """Return the epochs of an iteration of one batch per rank; None if no option asks for epochs.
 
-    `ranks` is 1 unless said. A `batch` that is not said is that of the nets beside the solvers' files, or in
-    them. Raises InputError that names all that is missing, and where these nets differ.
+    `ranks` is 1 by default. The default `batch` is that of the nets beside or in the solver files. Raises
+    InputError with all that is missing, and if these nets differ.
     """
     if images is None and ranks is None and batch is None:
         return None
@@ -317,21 +319,23 @@ def find_epochs_per_iter(
     if batch is None and (unknown or not files):
         missing.append("--batch")
     if missing or images is None:
-        beside = f" (no net with a batch_size lies beside {unknown[0]})" if unknown else ""
+        beside = f" (found no net with a batch_size beside {unknown[0]})" if unknown else ""
         raise InputError(
             "",
             f"epochs need {' and '.join(missing)}{beside}",
-            "give what is missing, or none of them, for iterations",
+            "give what is missing, or leave all of them out to count in iterations",
         )
     sizes = {size for size in batches.values() if size is not None}
     if len(sizes) > 1:
         among = ", ".join(f"{size} of {file}" for file, size in batches.items())
-        raise InputError("", f"the nets beside the solvers have other batches: {among}", "give --batch")
+        raise InputError(
+            "", f"the nets beside the solvers have different batch sizes: {among}", "give --batch"
+        )
     return (ranks or 1) * (batch or sizes.pop()) / images
 
 
 def batch_beside(file: str, max_bytes: int = MOST_BYTES) -> int | None:
-    """Give the images of a rank's batch in the net in a solver's file, or beside it; None if there is none.
+    """Return a rank's batch size in the net in or beside a solver file; None if there is none.
 
     Raises PrototxtError for a solver that cannot be read.
     """

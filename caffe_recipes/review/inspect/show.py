@@ -26,13 +26,23 @@ from caffe_recipes.recipe.graph import (
     training_minutes,
 )
 from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.inspect.schedules import rate_before
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.rates import TellingRates
-    from caffe_recipes.recipe.model import Cluster, Family, Mlsl, Phase, Recipe, Reported
+    from caffe_recipes.recipe.model import (
+        AnyRecipe,
+        Cluster,
+        Family,
+        Mlsl,
+        Phase,
+        Recipe,
+        Reported,
+        TensorFlowRecipe,
+    )
     from caffe_recipes.recipe.pace import Shape
 
 
@@ -60,12 +70,12 @@ class HorovodArithmetic:
     minutes: float | None
 
 
-def horovod_arithmetic(recipe: Recipe) -> HorovodArithmetic | None:
+def horovod_arithmetic(recipe: AnyRecipe) -> HorovodArithmetic | None:
     """Compute a recipe's run of TensorFlow; None if it has none.
 
     Source: section 7 b of SURFsara's and Intel's recipe for TensorFlow 1.6.
     """
-    run, cluster, images = recipe.tensorflow, recipe.cluster, recipe.data.train.images
+    run, cluster, images = recipe.tensorflow, recipe.cluster, recipe.train_images
     if run is None:
         return None
     per_epoch = run.images_per_epoch / cluster.global_batch
@@ -90,7 +100,7 @@ def horovod_arithmetic(recipe: Recipe) -> HorovodArithmetic | None:
     )
 
 
-def horovod_values(recipe: Recipe) -> dict[str, object] | None:
+def horovod_values(recipe: AnyRecipe) -> dict[str, object] | None:
     """Return what the run is told and what follows from it, for JSON."""
     found = horovod_arithmetic(recipe)
     if found is None or recipe.tensorflow is None:
@@ -98,7 +108,7 @@ def horovod_values(recipe: Recipe) -> dict[str, object] | None:
     return {**recipe.tensorflow.model_dump(), "arithmetic": asdict(found)}
 
 
-def horovod_lines(recipe: Recipe) -> Iterator[str]:
+def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
     """Yield the arithmetic of a recipe's run of TensorFlow, a sentence each; nothing if it has none."""
     found, run, cluster = horovod_arithmetic(recipe), recipe.tensorflow, recipe.cluster
     if found is None or run is None:
@@ -110,12 +120,9 @@ def horovod_lines(recipe: Recipe) -> Iterator[str]:
         f"{found.steps:,} steps / {found.steps_per_epoch:.2f} = {found.epochs:.1f} epochs; of all "
         f"{found.images:,} images {found.epochs_of_all_images:.1f}"
     )
-    scaled, times = found.scaled_learning_rate, found.scaled_learning_rate / found.end_learning_rate
-    parted = "halved to" if times == 2 else f"divided by {times:.3g}:"
-    yield (
-        f"{REFERENCE_LR:g} x {found.batch:,} / {REFERENCE_BATCH} = {scaled:g}, {parted} "
-        f"{found.end_learning_rate:g}"
-    )
+    scaled, end = found.scaled_learning_rate, found.end_learning_rate
+    changed = {0.5: f", halved to {end:g}", 1.0: ""}.get(end / scaled, f", times {end / scaled:.3g}: {end:g}")
+    yield f"{REFERENCE_LR:g} x {found.batch:,} / {REFERENCE_BATCH} = {scaled:g}{changed}"
     yield (
         f"rate {schedule.learning_rate:g} to {schedule.end_learning_rate:g} in {schedule.warmup_steps} "
         f"steps, {found.warmup_epochs:.2f} epochs, then linearly to 0 in "
@@ -134,22 +141,32 @@ def horovod_lines(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def of_another_run(recipe: Recipe, step: int) -> str | None:
+def of_another_run(recipe: AnyRecipe, step: int) -> str | None:
     """Say why a model of a global step is not what a recipe's run ends with; None if it is.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> of_another_run(load_recipe("tf-256n-90ep"), 14075)
-    'tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192, another run'
+    'tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192: tf-256n-8k-90ep'
     """
     run = recipe.tensorflow
     if run is None or step == run.schedule.steps:
         return None
     ends = f"{recipe.name} ends at step {run.schedule.steps:,}"
-    epochs, images = recipe.reported.epochs, recipe.data.train.images
+    epochs, images = recipe.reported.epochs, recipe.train_images
     batch = _batch_of(step, epochs * images) if epochs and step else None
+    known = _find_run(step)
     if batch:
-        return f"{ends}; {step:,} steps are {epochs:g} epochs at a batch of {batch:,}, another run"
-    return f"{ends}; {'a model on its way, or ' if step < run.schedule.steps else ''}another run"
+        named = f": {known}" if known else ", another run"
+        return f"{ends}; {step:,} steps are {epochs:g} epochs at a batch of {batch:,}{named}"
+    return f"{ends}; {'a model on its way, or ' if step < run.schedule.steps else ''}{known or 'another run'}"
+
+
+def _find_run(step: int) -> str | None:
+    """Name the recipe that ships whose run of TensorFlow ends at a step."""
+    from caffe_recipes.recipe.source import load_any_recipe  # pydantic
+
+    alone = (load_any_recipe(name) for name, found in shipped_recipes().items() if found.row is None)
+    return next((one.name for one in alone if one.tensorflow and one.tensorflow.schedule.steps == step), None)
 
 
 def _batch_of(step: int, images: float) -> int | None:
@@ -203,14 +220,17 @@ class PhaseSummary:
     snapshots: tuple[SnapshotRow, ...]
 
 
-def render_list(recipes: Iterable[Recipe]) -> str:
-    """Write a line for each recipe: its name and title; those of a family below the family's own title."""
-    groups: dict[Family | None, list[Recipe]] = {}
+def render_list(recipes: Iterable[AnyRecipe]) -> str:
+    """Write a line for each recipe, its name and title, and its notes; a family's below its own title."""
+    groups: dict[Family | None, list[AnyRecipe]] = {}
     for recipe in recipes:
         groups.setdefault(recipe.family, []).append(recipe)
     blocks = []
     for family, group in groups.items():
-        lines = align_columns([(one.name, one.title) for one in group])
+        rows = [(one.name, [one.title, *(f"  {note}" for note in one.notes)]) for one in group]
+        lines = align_columns(
+            [(name if text is texts[0] else "", text) for name, texts in rows for text in texts]
+        )
         blocks.append([family.title, *(f"  {line}" for line in lines)] if family else lines)
     return "\n\n".join("\n".join(block) for block in blocks)
 
@@ -244,54 +264,65 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
     )
 
 
-def recipe_values(recipe: Recipe, images_per_s: float | None = None) -> dict[str, object]:
+def recipe_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[str, object]:
     """Return a recipe's summary as values for JSON; minutes at `images_per_s`, or at the reported speed."""
+    from caffe_recipes.recipe.model import Recipe  # pydantic
+
     speed = images_per_s or recipe.reported.images_per_s
     cluster = recipe.cluster
-    return {
+    shape = {
         "name": recipe.name,
         "title": recipe.title,
         "source": recipe.source,
         "family": recipe.family.name if recipe.family else None,
-        "net": recipe.net.name,
-        "classes": recipe.net.classes,
-        "training_images": recipe.data.train.images,
-        "test_images": recipe.data.test.images,
+        "training_images": recipe.train_images,
+        "test_images": recipe.test_images,
         "nodes": cluster.nodes,
         "ranks": cluster.ranks,
         "batch_per_rank": cluster.batch_per_rank,
         "global_batch": cluster.global_batch,
         "mlsl": cluster.mlsl.model_dump() if cluster.mlsl else None,
         "trainer": recipe.trainer,
+        "images_per_s": speed,
+        "tensorflow": horovod_values(recipe),
+        "reported": recipe.reported.model_dump(),
+        "derived": [one.model_dump() for one in recipe.derived],
+        "differences": [one.model_dump() for one in recipe.differences],
+        "notes": list(recipe.notes),
+    }
+    return shape | (_phase_values(recipe, speed) if isinstance(recipe, Recipe) else {})
+
+
+def _phase_values(recipe: Recipe, speed: float | None) -> dict[str, object]:
+    return {
+        "net": recipe.net.name,
+        "classes": recipe.net.classes,
         "phases": [asdict(summarize_phase(recipe, phase, speed)) for phase in recipe.phases],
         "iterations": total_iterations(recipe),
         "epochs": total_epochs(recipe),
         "images": total_images(recipe),
         "model_epochs": model_epochs(recipe),
-        "images_per_s": speed,
         "minutes": training_minutes(recipe, speed) if speed else None,
-        "tensorflow": horovod_values(recipe),
-        "reported": recipe.reported.model_dump(),
         "ensemble": recipe.ensemble.model_dump() if recipe.ensemble else None,
         "reported_by_phase": {phase.name: phase.reported.model_dump() for phase in recipe.phases},
-        "derived": [one.model_dump() for one in recipe.derived],
-        "differences": [one.model_dump() for one in recipe.differences],
         "accepted": [acceptance.model_dump() for acceptance in recipe.accept],
     }
 
 
-def render_recipe(recipe: Recipe, images_per_s: float | None = None) -> str:
+def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None) -> str:
     """Write a recipe's net, data, shape and phases, and what its source reports, within 120 columns."""
+    from caffe_recipes.recipe.model import Recipe  # pydantic
+
     speed = images_per_s or recipe.reported.images_per_s
-    phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
-    facts = [(name, text) for name, text in _facts(recipe, speed) if text]
-    blocks = [
-        [recipe.title],
-        list(_wrapped(facts)),
-        align_columns(list(_rate_rows(recipe, phases)), _NUMBERS | _RATES),
-        align_columns(list(_net_rows(phases)), _RATES),
-        align_columns(list(_snapshot_rows(phases))),
-    ]
+    facts = _facts(recipe, speed) if isinstance(recipe, Recipe) else _tensorflow_facts(recipe, speed)
+    blocks = [[recipe.title], list(_wrapped([(name, text) for name, text in facts if text]))]
+    if isinstance(recipe, Recipe):
+        phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
+        blocks += [
+            align_columns(list(_rate_rows(recipe, phases)), _NUMBERS | _RATES),
+            align_columns(list(_net_rows(phases)), _RATES),
+            align_columns(list(_snapshot_rows(phases))),
+        ]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -327,16 +358,40 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     if speed:
         minutes = training_minutes(recipe, speed)
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    yield from _origin_facts(recipe)
+    for accepted in recipe.accept:
+        phase_name = f" ({accepted.phase})" if accepted.phase else ""
+        yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
+
+
+def _tensorflow_facts(recipe: TensorFlowRecipe, speed: float | None) -> Iterator[tuple[str, str]]:
+    run, data = recipe.tensorflow, recipe.tensorflow.data
+    yield "recipe", recipe.name
+    yield "source", recipe.source or ""
+    yield "net", f"ResNet-{run.resnet_depth or 50}, {run.classes or 1000:,} classes, {run.image_px or 224} px"
+    for name, records in (("training", data.train), ("tests", data.validation)):
+        files = describe_count(records.files, "file")
+        yield name, f"{records.images:,} images in {files} of TFRecords, {records.folder}"
+    yield "shape", describe_shape(recipe.cluster)
+    yield "trainer", recipe.trainer
+    yield "reported", _reported(recipe.reported, "")
+    if speed:
+        minutes = run.schedule.steps * recipe.cluster.global_batch / speed / 60
+        yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
+    yield from _origin_facts(recipe)
+
+
+def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
+    """Yield the arithmetic of TensorFlow's run, and where the recipe is not, or not only, its source's."""
     for line in horovod_lines(recipe):
         yield "tensorflow", line
     for different in recipe.differences:
         ours = f"printed {_value(different.printed)}, here {_value(different.ours)}"
         yield "differs", f"{different.key}: {ours}: {different.why}"
+    for note in recipe.notes:
+        yield "note", note
     for one in recipe.derived:
         yield "derived", f"{one.phase}: {one.key}: {one.rule}" if one.phase else f"{one.key}: {one.rule}"
-    for accepted in recipe.accept:
-        phase_name = f" ({accepted.phase})" if accepted.phase else ""
-        yield "accepted", f"{accepted.finding}{phase_name}: {accepted.reason}"
 
 
 def describe_shape(shape: Cluster | Shape) -> str:

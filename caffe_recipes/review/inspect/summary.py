@@ -1,6 +1,6 @@
-"""A net in numbers: each layer's shapes and what it costs, in one phase.
+"""Summarize a net: the shapes and costs of each layer, in one phase.
 
-A net's summary as a table for people, as JSON and as CSV.
+Render the summary as a table for people, as JSON and as CSV.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    """What a user may say about the net; None is what its file says."""
+    """Options that override the net's file; None keeps the file's value."""
 
     phase: int | None = None
     level: int | None = None
@@ -62,8 +62,8 @@ class SummaryOptions:
 class Summary:
     """A net in one phase; `batch` is the first dimension of the first input, None where that is unknown.
 
-    `hint` says why shapes are unknown and what to give; empty where all are known. `stats_batch_sizes` are
-    the images that a BatchNorm of this phase normalises together, where that is not its whole batch.
+    `hint` says why shapes are unknown and what to give, or is empty. `stats_batch_sizes` are the numbers of
+    images that BatchNorms of this phase normalise together, if not the whole batch.
     """
 
     path: str
@@ -80,7 +80,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ReadNet:
-    """A net as the options leave it, the phase to look at, and its level and stages.
+    """A net with the options applied, the phase to summarize, and its level and stages.
 
     `failures` gathers what is wrong with the LMDBs that were looked into.
     """
@@ -94,7 +94,7 @@ class ReadNet:
     failures: list[str] = field(default_factory=list, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
-        """Work out the shapes of one phase; PrototxtError where they do not fit, or no Caffe has a type."""
+        """Infer the shapes of one phase. Raises PrototxtError if they do not fit, or for an unknown type."""
         _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
         images = image_reader(self.options.image, self.options.caffe_root, self.failures)
         return infer_shapes(
@@ -102,7 +102,7 @@ class ReadNet:
         )
 
     def only_phase(self, layers: Sequence[pb.LayerParameter]) -> list[str]:
-        """Name for each of these layers the one phase that has it; empty where both do."""
+        """Return the only phase of each layer; empty if it is in both."""
         kept = {
             pb.Phase.Name(phase): {
                 id(layer) for layer in select_layers(self.message, phase, self.level, self.stages)
@@ -114,7 +114,7 @@ class ReadNet:
 
 
 def read_net(given: str, options: SummaryOptions) -> ReadNet:
-    """Read the net that a prototxt, a solver or a recipe's name means, with the batch and image asked for.
+    """Read the net of a prototxt, a solver or a recipe, with the given batch and image size.
 
     Raises PrototxtError, RecipeError, or InputError for an option that changes nothing.
     """
@@ -138,16 +138,18 @@ def read_net(given: str, options: SummaryOptions) -> ReadNet:
 
 
 def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
-    """Say why --input changes nothing in a net, and what to do."""
+    """Return why --input has no effect on a net, and what to do."""
     for layer in net.layer:
         if not layer.bottom and layer.top and layer.type not in SOURCES:
-            what = f"layer '{layer.name}' ({layer.type}) makes blobs whose shape only a run shows"
-            return what, "--input is for images of data layers: put an Input layer in its place"
-    return "states the size of all its inputs", "leave --input out"
+            what = (
+                f"layer '{layer.name}' ({layer.type}) produces blobs whose shapes are known only at run time"
+            )
+            return what, "--input is for data layers: replace the layer by an Input layer"
+    return "already has the size of all its inputs", "remove --input"
 
 
 def summarize(net: ReadNet) -> Summary:
-    """Count a net in its phase; raises PrototxtError where shapes do not fit."""
+    """Compute the costs of a net in its phase. Raises PrototxtError if shapes do not fit."""
     shapes = net.infer(net.phase)
     layers = count_layers(shapes, net.phase, net.only_phase([found.layer for found in shapes.layers]))
     if not layers:
@@ -175,7 +177,7 @@ def _stats_batch_sizes(net: ReadNet, shapes: NetShapes) -> tuple[int, ...]:
 
 
 def per_image(count: int, batch: int | None) -> int | None:
-    """Share a batch's count among its images, rounded up.
+    """Divide a batch's count by its images, rounded up.
 
     >>> per_image(130853896192, 32), per_image(5, None)
     (4089184256, None)
@@ -184,7 +186,7 @@ def per_image(count: int, batch: int | None) -> int | None:
 
 
 def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequence[str] = ()) -> bool:
-    """Whether a phase of the net has a layer that makes data."""
+    """Whether a phase of the net has a data layer."""
     return any(
         layer.type in SOURCES or not layer.bottom for layer in select_layers(net, phase, level, stages)
     )
@@ -195,14 +197,14 @@ def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
         if layer.type in RULES or layer.type in SOURCES or layer_type_dialects(layer.type):
             continue
         if not layer.type:
-            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops with it; name one")
+            raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
         near = nearest_layer_type(layer.type)
         hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
         raise PrototxtError(path, f"layer '{layer.name}' has type '{layer.type}', which no Caffe has", hint)
 
 
 def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:
-    """Choose TRAIN, if the net can be trained: a net that is deployed has Input layers, or no TRAIN data."""
+    """Choose TRAIN if the net can be trained: a deploy net has Input layers or no TRAIN data."""
     if found.state.HasField("phase"):
         return found.state.phase
     train = select_layers(net, pb.TRAIN, level, stages)
@@ -226,12 +228,12 @@ def _hint(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
         if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
             if layer.type not in SOURCES and layer.type not in RULES:
-                return f"{what} has no shape rule here: what it makes, and all after it, is left open"
+                return f"{what} has no shape rule here: its output and all layers after it are unknown"
             if layer.type in SOURCES and failures:
-                return f"{what} does not say the size of its images, and {failures[0]}: give --input C,H,W"
+                return f"{what} does not set the size of its images, and {failures[0]}: give --input C,H,W"
             if layer.type in SOURCES:
-                return f"{what} does not say the size of its images: give --input C,H,W"
-            return f"{what} makes blobs whose shape only a run shows"
+                return f"{what} does not set the size of its images: give --input C,H,W"
+            return f"{what} produces blobs whose shapes are known only at run time"
     return ""
 
 
@@ -267,7 +269,7 @@ _CSV = (
 
 
 def render_table(summary: Summary, width: int | None = None) -> str:
-    """Write a line for each layer, then the totals, in `width` characters; what is unknown is a `?`.
+    """Render a line for each layer, then the totals, in `width` characters; unknown values are `?`.
 
     The longest names and types lose their middle where the terminal is too narrow.
     """
@@ -286,7 +288,7 @@ def render_table(summary: Summary, width: int | None = None) -> str:
 
 
 def render_wide_table(summary: Summary) -> str:
-    """Write what is known of each layer on one line, then the totals; a 0 is left out."""
+    """Render all that is known of each layer on one line, then the totals; zeros are blank."""
     batch = summary.batch
     rows = [_HEADINGS, _UNITS, *(_row(layer, batch) for layer in summary.layers)]
     if not any(layer.phase for layer in summary.layers):
@@ -312,7 +314,7 @@ def _narrow_row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
 
 
 def _output(layer: LayerCount, batch: int | None) -> str:
-    """Write the first top as one image has it; in whole, with `in all`, where it has no axis of images."""
+    """Format the shape of the first top for one image; with `in all` if it has no batch axis."""
     if not layer.tops:
         return ""
     shape = layer.tops[0].shape
@@ -351,7 +353,7 @@ def _legend(layers: Sequence[LayerCount]) -> str:
 
 
 def render_json(summary: Summary) -> str:
-    """Write everything: null is unknown; counts are for a whole batch, unless they say `per_image`."""
+    """Render everything as JSON: null is unknown; counts are for a whole batch unless named `per_image`."""
     data: dict[str, Any] = asdict(summary)
     for layer in data["layers"]:
         del layer["kernel"]  # programs read it from the net
@@ -363,7 +365,7 @@ def render_json(summary: Summary) -> str:
 
 
 def render_csv(summary: Summary) -> str:
-    """Write a row for each layer; several blobs are parted by `;`, unknown counts are empty."""
+    """Render a CSV row for each layer; blobs are separated by `;`, unknown counts are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV)
@@ -381,7 +383,7 @@ def render_csv(summary: Summary) -> str:
 
 
 def show_dims(shape: Shape | None) -> str:
-    """Write a shape in the least space.
+    """Format a shape compactly.
 
     >>> show_dims((32, None, 7, 7)), show_dims(()), show_dims(None)
     ('32x?x7x7', '1', '?')
@@ -442,7 +444,7 @@ def _totals(summary: Summary) -> Iterator[str]:
 
 
 def _normalised(sizes: tuple[int, ...]) -> str:
-    return f"; of each {' or '.join(map(str, sizes))} images by themselves" if sizes else ""
+    return f"; for groups of {' or '.join(map(str, sizes))} images" if sizes else ""
 
 
 def _matrix_layers(layers: Iterable[LayerCount]) -> str:

@@ -1,8 +1,8 @@
-"""A chain of phases as lint sees it, wherever it came from: solvers, nets, and what each starts from.
+"""A chain of phases for lint: solvers, nets, and the snapshot that each phase starts from.
 
-The state in which a solver sets up each of its nets: phase, level and stages, which choose layers.
+The state (phase, level and stages) in which a solver sets up each of its nets.
 
-Phases that are stopped short of their max_iter, as the comments of generated solvers say.
+Phases that are stopped before max_iter, as comments of generated solvers say.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEVER = pb.NetStateRule(min_level=2**31 - 1)
 
 @dataclass(frozen=True)
 class NetState:
-    """What a net's rules on layers are held against."""
+    """The phase, level and stages that select a net's layers (Caffe's NetState)."""
 
     phase: int
     level: int = 0
@@ -35,7 +35,7 @@ class NetState:
 
 
 def train_state(solver: pb.SolverParameter, net: pb.NetParameter) -> NetState:
-    """Give the state of the training net: TRAIN, then the net's own, then the solver's.
+    """Return the state of the training net: TRAIN, with the level and stages of net and solver.
 
     >>> train_state(pb.SolverParameter(train_state={"stage": ["a"]}), pb.NetParameter())
     NetState(phase=0, level=0, stages=('a',))
@@ -44,24 +44,24 @@ def train_state(solver: pb.SolverParameter, net: pb.NetParameter) -> NetState:
 
 
 def test_states(solver: pb.SolverParameter, net: pb.NetParameter) -> tuple[NetState, ...]:
-    """Give the states of the test nets, one for each `test_state`; one if there is none."""
+    """Return the states of the test nets, one for each `test_state`; one if there is none."""
     states = solver.test_state or (pb.NetState(),)
     return tuple(_merge(pb.TEST, net.state, state) for state in states)
 
 
 def select_sources(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
-    """Give the layers of a state that make blobs out of nothing: those that read data."""
+    """Return the layers of a state that have no bottoms: those that read data."""
     layers = select_layers(net, state.phase, state.level, state.stages)
     return [layer for layer in layers if layer.top and not layer.bottom]
 
 
 def has_source(net: pb.NetParameter, state: NetState) -> bool:
-    """Whether anything makes data in a state."""
+    """Whether any layer produces data in a state."""
     return bool(net.input or select_sources(net, state))
 
 
 def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
-    """Copy a net that is read in one phase only, with that said in the rules of each layer.
+    """Copy a net so that all of its layers are in one phase only.
 
     >>> net = pb.NetParameter(layer=[{"name": "data"}])
     >>> [len(select_layers(restrict_net(net, pb.TEST), phase)) for phase in (pb.TRAIN, pb.TEST)]
@@ -99,12 +99,13 @@ _MOST_SNAPSHOTS = 1000
 
 @dataclass(frozen=True)
 class Link:
-    """One phase. `weights` is what `--weights` gives, at `weights_where`: None if not known, empty if none.
+    """One phase of a chain. `weights` is the value of `--weights`, None if unknown, empty if absent.
 
-    `resumes` is the solverstate that `--snapshot` gives, at the same place. `last_iter` is the iteration at
-    which it ends: max_iter, unless it is stopped before. `ranks` are its own, None if it has those of all.
-    `test_nets` are the files that its solver tests besides its net, `tested_images` how many images its test
-    data have, 0 if that is not known. `part` is the field of a solver that shares its file with others.
+    `weights_where` is the place of that command, and `resumes` the solverstate of `--snapshot` there.
+    `last_iter` is the last iteration: max_iter, unless the phase is stopped earlier. `ranks` is the phase's
+    own number of ranks, None if it has that of the chain. `test_nets` are files that the solver tests besides
+    its net. `tested_images` is the size of the test set, 0 if unknown. `part` is the solver's field in a file
+    of several solvers.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Link:
 
     @cached_property
     def sources(self) -> tuple[pb.LayerParameter, ...]:
-        """The layers that make the training data; once, as each phase is compared with all before it."""
+        """The data layers of training; cached, because each phase is compared with all earlier ones."""
         if self.net is None:
             return ()
         state = train_state(self.solver.message, self.net.message)
@@ -130,7 +131,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ChainFacts:
-    """What the files do not hold; None is not known."""
+    """Facts that the files do not hold; None means unknown."""
 
     ranks: int | None = None
     images: int | None = None
@@ -145,9 +146,9 @@ class ChainFacts:
 
 @dataclass(frozen=True)
 class Chain:
-    """Phases in order. `is_whole` is false for a solver that may be any phase of a chain not known.
+    """Phases in order. `is_whole` is false for a single solver of a chain that is otherwise unknown.
 
-    `tested` are the nets that the chain's own evaluation uses; none if it is not known to have one.
+    `tested` are the nets that the chain is evaluated with; empty if unknown.
     """
 
     links: tuple[Link, ...]
@@ -157,10 +158,9 @@ class Chain:
 
 
 def read_links(document: Document[Any], name: str) -> list[Link]:
-    """Give a phase for each solver of a document, nets not read yet; none for a document of another kind.
+    """Return a phase for each solver of a document, without its nets; none for other documents.
 
-    `name` is that of the document's phase. Of several solvers each starts from the last snapshot of the one
-    before.
+    `name` is the name of the phase. With several solvers, each starts from the last snapshot of the previous.
     """
     if isinstance(document.message, pb.SolverParameter):
         return [Link(name, document, None, max(document.message.max_iter, 0))]
@@ -178,7 +178,7 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
 
 
 def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
-    """Take the message inside a document that a field path names, with its places and comments."""
+    """Return the message at a field path of a document as a document, with its places and comments."""
     start = f"{field}."
     offsets = {
         path.removeprefix(start): at for path, at in document.offsets.items() if path.startswith(start)
@@ -193,7 +193,7 @@ def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
 class Start:
     """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
 
-    `choices` counts the snapshots that it may be, where it is a guess.
+    `choices` is the number of candidates if the snapshot is a guess.
     """
 
     index: int
@@ -204,7 +204,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Snapshots(Sequence[int]):
-    """The iterations at which a phase writes snapshots, in order; as many as there are, none is stored."""
+    """The iterations at which a phase writes snapshots, in order; a sequence that stores none of them."""
 
     every: range
     last: int | None
@@ -227,7 +227,7 @@ class Snapshots(Sequence[int]):
         return self.every[index + 1 if index < 0 and self.last is not None else index]
 
     def nearest(self, iteration: int) -> int | None:
-        """Give the snapshot that is nearest to an iteration."""
+        """Return the snapshot nearest to an iteration."""
         below = iteration // self.every.step * self.every.step
         ends = (self[0], self[-1]) if self else ()
         near = [number for number in (below, below + self.every.step, *ends) if number in self]
@@ -235,7 +235,7 @@ class Snapshots(Sequence[int]):
 
 
 def fired_snapshots(link: Link) -> Snapshots:
-    """Give the iterations at which a phase writes snapshots: after that at which it is resumed, if it is.
+    """Return the iterations at which a phase writes snapshots, after the one that it resumes at, if any.
 
     >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
     >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
@@ -250,7 +250,7 @@ def fired_snapshots(link: Link) -> Snapshots:
 
 
 def first_iter(link: Link) -> int:
-    """Give the iteration at which a phase starts: that of the solverstate that it resumes, else 0."""
+    """Return the iteration at which a phase starts: that of its solverstate if it resumes, else 0."""
     return split_weights(link.resumes)[1] or 0
 
 
@@ -260,17 +260,15 @@ def has_rates(solver: pb.SolverParameter) -> bool:
 
 
 def snapshot_rate(link: Link, iteration: int) -> float:
-    """Give the rate at a snapshot: of its iteration, or of the last update where the run ends with it."""
+    """Return the rate at a snapshot: that of its iteration, or of the last update at the end of the run."""
     return lr_at(link.solver.message, min(iteration, link.last_iter - 1))
 
 
 def plan_starts(chain: Chain) -> list[Start | None]:
-    """Say what each phase starts from; None for the first, for foreign weights, and where nothing is written.
+    """Return what each phase starts from; None for the first, and for weights that no phase writes.
 
-    A phase that resumes its own solverstate has none either.
-
-    Where the weights are not known, it is the snapshot of the phase before whose rate is nearest to the
-    phase's first.
+    A phase that resumes its own solverstate has None too. If the weights are unknown, the start is the
+    snapshot of the previous phase whose rate is nearest to the phase's first.
     """
     starts: list[Start | None] = []
     for index, link in enumerate(chain.links):
@@ -282,7 +280,7 @@ def plan_starts(chain: Chain) -> list[Start | None]:
 
 
 def split_weights(weights: str) -> tuple[str, int | None]:
-    """Split the name of a snapshot's file into prefix, without folders, and iteration, None if it has none.
+    """Split a snapshot's path into its prefix, without folders, and its iteration (None if absent).
 
     >>> split_weights("/tmp/resnet_50_iter_7638.caffemodel")
     ('resnet_50', 7638)
@@ -297,12 +295,12 @@ def split_weights(weights: str) -> tuple[str, int | None]:
 
 
 def prefix_name(link: Link) -> str:
-    """Give a phase's snapshot_prefix without its folders."""
+    """Return a phase's snapshot_prefix without its folders."""
     return link.solver.message.snapshot_prefix.rpartition("/")[2]
 
 
 def find_writer(links: Sequence[Link], name: str) -> int | None:
-    """Find the phase that writes a snapshot, by its prefix: the last of those at its iteration, or of all."""
+    """Find the last phase that writes a snapshot of this name: at its iteration, or else at any."""
     prefix, iteration = split_weights(name)
     if iteration is None:
         return None
@@ -312,7 +310,7 @@ def find_writer(links: Sequence[Link], name: str) -> int | None:
 
 
 def batch_per_rank(link: Link) -> int | None:
-    """Give the images of one rank in one iteration, all sub-batches together; None if not known."""
+    """Return the images of one rank in one iteration, including iter_size; None if unknown."""
     for layer in link.sources:
         if size := batch_size(layer):
             return size * max(link.solver.message.iter_size, 1)
@@ -335,8 +333,8 @@ def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
 
 
 def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
-    """Find the snapshot whose rate is nearest, the latest of equals; of very many, in ever smaller steps."""
-    # A rate of `multistep` takes as long as there are steps.
+    """Find the latest snapshot with the nearest rate; among very many, search in ever smaller steps."""
+    # The time to compute a `multistep` rate grows with the number of steps.
     most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
     low, high = 0, len(fired)
     while True:
@@ -351,7 +349,7 @@ def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
 
 
 def _distance(link: Link, iteration: int, rate: float) -> float:
-    """Compare rates by their ratio, as people do."""
+    """Return how far rates differ, by their ratio."""
     other = snapshot_rate(link, iteration)
     return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9
 
@@ -360,7 +358,7 @@ _STOP = re.compile(r"\bstopped at (?:iteration )?(\d[\d,]{0,12})", re.IGNORECASE
 
 
 def parse_stop(text: str) -> int | None:
-    """Find the iteration at which a comment says that a phase is stopped.
+    """Return the iteration at which a phase is stopped according to a comment, or None.
 
     >>> parse_stop("stopped at 7800, 24.94 epochs"), parse_stop("24.94 epochs")
     (7800, None)
@@ -370,7 +368,7 @@ def parse_stop(text: str) -> int | None:
 
 
 def stop_phases(chain: Chain) -> Chain:
-    """Give a chain whose phases end where the comments beside their max_iter say, if nothing else said so."""
+    """Return the chain with phases ended where a comment beside max_iter says, unless already known."""
     return replace(chain, links=tuple(map(_stopped, chain.links)))
 
 

@@ -1,10 +1,10 @@
-"""What changes from one phase to the next: the rate, and the weight decay of a collapse.
+"""Rules on a chain: jumps of the rate between phases, and the weight decay of a collapse.
 
-Weights handed from one net of a chain to the next, by the names of layers: what fits, what is left out.
+Weights passed from one net to the next by layer name: which fit, which are missing.
 
-What a chain keeps from phase to phase, and a later phase has otherwise: updates and data.
+Settings of updates and data that change from one phase to the next.
 
-What each step of a chain needs of its solver and net: TRAIN data, TEST data, a mode to run in.
+What each phase needs from its solver and net: TRAIN data, TEST data, a solver_mode.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ _ROUNDING = 0.01
 
 
 def check_joins(chain: Chain) -> Iterator[Finding]:
-    """Find jumps of the rate where phases meet, and a collapse whose weight decay is not doubled."""
+    """Find jumps of the rate between phases, and a collapse whose weight decay is not doubled."""
     starts = plan_starts(chain)
     for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
             yield from _join(chain.links[start.index], link, start)
     # Collapses may branch off: each is the last phase of a model.
-    gone_on_from = {start.index for start in starts if start is not None}
+    continued = {start.index for start in starts if start is not None}
     for index, (link, start) in enumerate(zip(chain.links, starts, strict=True)):
-        if index and chain.is_whole and index not in gone_on_from:
+        if index and chain.is_whole and index not in continued:
             is_known = start is not None or index == len(chain.links) - 1
             before = chain.links[start.index if start is not None else index - 1]
             yield from _collapse(before, link) if is_known else ()
 
 
 def is_collapse(before: Link, link: Link) -> bool:
-    """Whether a model's last phase is a collapse: called so, or without the augmentation before it."""
+    """Whether a last phase is a collapse: by its name, or because it drops the augmentation."""
     named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
     if any("coll" in name.lower() for name in named):
         return True
@@ -98,20 +98,20 @@ def _is_augmented(link: Link) -> bool:
 @chain_rule(
     "resume-jump",
     "note",
-    "a jump of the rate of more than 2 % where a phase resumes a solverstate",
-    write="nothing, if the step is intended",
+    "the rate jumps by more than 2 % where a phase resumes from a solverstate",
+    write="nothing, if the jump is intended",
 )
 @chain_rule(
     "join-jump",
     "warning",
-    "a jump of the rate of more than 2 % from one phase to the next",
-    effect="the history of momentum starts at 0 here too: the loss is unsteady for a while",
+    "the rate jumps by more than 2 % from one phase to the next",
+    effect="the momentum history also starts at 0 here, so the loss is unsteady for a while",
     explanation=Explanation(
-        "A phase starts from the weights of the one before, at a rate of its own. A step between "
-        "the two rates, with an empty history of momentum, makes the loss unsteady; a rise can "
-        "undo what was learned.",
-        "The rate before as base_lr, or warmup_start_lr where there is a warm-up. Warm restarts "
-        "rise on purpose: accept those.",
+        "A phase starts from the weights of the previous phase, with a rate of its own and an empty "
+        "momentum history. A jump between the two rates makes the loss unsteady; a rise can undo "
+        "what was learned.",
+        "The previous phase's last rate as base_lr, or as warmup_start_lr if there is a warm-up. Warm "
+        "restarts rise on purpose: accept those.",
     ),
 )
 def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_shown else ''} to {first:.4g}"
     what = f"the rate {compare_rates(last, first)} from {before.name} to {link.name}, {change}"
     if start.is_guess:
-        what += f": of {start.choices} snapshots the one whose rate is nearest"
+        what += f" (the nearest of {start.choices} snapshots)"
     key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
     place = link.solver.where(key)
     if link.resumes:
@@ -157,20 +157,20 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
 def _resumed(link: Link) -> str:
     momentum = link.solver.message.momentum
     if not 0 < momentum < 1:
-        return "the history continues in its solverstate"
+        return "the momentum history is restored from the solverstate"
     updates = 1 / (1 - momentum)
-    return f"the history of momentum continues: that of the old rate fades over some {updates:.3g} updates"
+    return f"the momentum history is restored: the old rate fades from it over about {updates:.3g} updates"
 
 
 @chain_rule(
     "collapse-weight-decay",
     "warning",
-    "a collapse with other than twice the weight decay before it",
-    effect="the rule of the paper is to double it: results are not to be compared with its own",
+    "a collapse whose weight decay is not twice that of the previous phase",
+    effect="the paper doubles it, so results are not comparable with the paper's",
     explanation=Explanation(
-        "The collapse, the last phase at a fast falling rate and with little augmentation, has by "
-        "the paper's rule twice the weight decay of the phase before.",
-        "weight_decay: twice the one before, or accept it.",
+        "The collapse is the last phase, with a fast falling rate and little augmentation. The paper "
+        "doubles its weight decay.",
+        "weight_decay: twice that of the previous phase, or accept it.",
     ),
 )
 def _collapse(before: Link, link: Link) -> Iterator[Finding]:
@@ -190,12 +190,12 @@ def _collapse(before: Link, link: Link) -> Iterator[Finding]:
     )
 
 
-# The blobs that each layer learns, by its name; None where their shapes are not known.
+# The shapes of the blobs that each layer learns, by layer name; None where unknown.
 _Learned = Mapping[str, tuple[Shape, ...] | None]
 
 
 def check_handovers(chain: Chain) -> Iterator[Finding]:
-    """Find layers that do not take over what the net that a phase starts from has learned."""
+    """Find layers that cannot use the weights that their phase starts from."""
     known: dict[int, _Learned | None] = {}
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
@@ -212,7 +212,7 @@ def check_handovers(chain: Chain) -> Iterator[Finding]:
 
 
 def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
-    """Find deploy nets that do not fit the train_val net beside them: their layers are no longer the same."""
+    """Find deploy nets whose layers differ from those of the train_val net in the same folder."""
     views = [(net, select_phases(net.message)) for net in nets]
     trained = [
         (net, phase)
@@ -236,11 +236,11 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             yield from _deploy(net, other, phase, ours, theirs or {})
 
 
-@path_rule("deploy-missing", "warning", "a deploy net with layers that its train_val net does not have")
+@path_rule("deploy-missing", "warning", "a deploy net that has layers its train_val net lacks, or lacks some")
 @path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
 def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
-    if norms and not norms & ours.keys():  # its batch norms were folded: its weights are others
+    if norms and not norms & ours.keys():  # Its batch norms are folded into its weights.
         return
     trained = Path(other.path).name
     for name, shapes in ours.items():
@@ -263,8 +263,8 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
             "deploy-missing",
             _place(net, new[0]),
             what,
-            effect="its weights are its fillers', as if never trained; Caffe says nothing of it",
-            write=f"the names of {trained}",
+            effect="its weights are left at their fillers, as if untrained, and Caffe does not say so",
+            write=f"the layer names of {trained}",
         )
     lost = [name for name in _before_last(phase, ours) if theirs.get(name) and name not in ours]
     if lost:
@@ -273,20 +273,20 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
             "deploy-missing",
             net.path,
             what,
-            effect=f"Caffe says `Ignoring source layer {lost[0]}`: the scores are those of another net",
+            effect=f"Caffe prints `Ignoring source layer {lost[0]}`, and the scores are a different net's",
             write=f"the layers of {trained}",
         )
 
 
 def _before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
-    """Name the layers from which the last that a deploy net has too is computed."""
+    """Name the layers that lead to the last layer that the deploy net shares."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
     layers = {layer for one in common[-1:] for layer, _ in phase.behind((one, 0)) if layer >= 0}
     return [phase.layers[i].name for i in sorted(layers)]
 
 
 def _learned_in(net: Net, state: NetState) -> _Learned | None:
-    """Give what a net learns; None where its shapes do not fit, which is a rule of the net's own."""
+    """Return the blobs that a net learns, or None if its shapes do not fit: another rule reports that."""
     try:
         layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
     except PrototxtError:
@@ -295,7 +295,7 @@ def _learned_in(net: Net, state: NetState) -> _Learned | None:
 
 
 def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
-    """Say how the first blob that does not fit differs; empty if all fit, what is not known included.
+    """Describe the first blob that does not fit; empty if all fit. Unknown sizes fit.
 
     >>> show_misfit(((10, 64), (10,)), ((20, 64), (20,)))
     '10x64, not 20x64'
@@ -319,8 +319,8 @@ def _learned(link: Link) -> _Learned | None:
 @handover_rule(
     "handover-misfit",
     "error",
-    "a layer whose weights have another shape in the phase that they are from",
-    write="the same shape in both nets, or another name for the layer, so that it starts anew",
+    "a layer whose weights have a different shape in the phase that it starts from",
+    write="the same shape in both nets, or another layer name, so that it is initialized by its fillers",
 )
 def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     unfit = {}
@@ -340,14 +340,14 @@ def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
 
 
 @handover_rule(
-    "handover-missing", "warning", "a layer that learns, and is not in the net that its weights are from"
+    "handover-missing", "warning", "a layer with weights that the phase it starts from does not have"
 )
 def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         left = [name for name in theirs if name not in ours]
         near = difflib.get_close_matches(new[0], left, n=1, cutoff=0.3)
-        verb = "learns, and is" if len(new) == 1 else "learn, and are"
+        verb = "has weights but is" if len(new) == 1 else "have weights but are"
         what = f"{_layers(new)} of {link.name} {verb} not in the net of {before.name}"
         pronoun = "it starts" if len(new) == 1 else "they start"
         yield finding(
@@ -355,8 +355,8 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
             _place(net, new[0]),
             what,
             link.name,
-            effect=f"{pronoun} from the fillers, as if never trained; Caffe says nothing of it",
-            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if it is intended",
+            effect=f"{pronoun} from the fillers, as if untrained, and Caffe does not say so",
+            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if intended",
             count=len(new),
         )
 
@@ -364,20 +364,20 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
 @handover_rule(
     "handover-unused",
     "note",
-    "a layer that has learned, and is not in the next phase's net",
-    write="the same names in both nets, if it is to be kept",
+    "a trained layer that is not in the next phase's net",
+    write="the same layer names in both nets, to keep the weights",
 )
 def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     left = [name for name, shapes in theirs.items() if shapes and name not in ours]
     if left:
-        verb = "learns, and is" if len(left) == 1 else "learn, and are"
+        verb = "has weights but is" if len(left) == 1 else "have weights but are"
         what = f"{_layers(left)} of {before.name} {verb} not in the net of {link.name}"
         yield finding(
             "handover-unused",
             _place(net, left[0]),
             what,
             link.name,
-            effect=f"Caffe says `Ignoring source layer {left[0]}`, and what was learned there is lost",
+            effect=f"Caffe prints `Ignoring source layer {left[0]}` and drops its weights",
             count=len(left),
         )
 
@@ -395,7 +395,7 @@ _MOST_DECAY_TIMES = 4
 
 
 class _Setting(NamedTuple):
-    """A field of a solver that phases share: how it is read, and what it does where it changes."""
+    """A solver field that phases should share: how to read it, and the effect of a change."""
 
     field: str
     read: Callable[[pb.SolverParameter], Hashable]
@@ -403,7 +403,7 @@ class _Setting(NamedTuple):
 
 
 def solver_type(solver: pb.SolverParameter) -> str:
-    """Give a solver's type, by its older field where only that is given.
+    """Return a solver's type, from the old field `solver_type` if only that is set.
 
     >>> solver_type(pb.SolverParameter()), solver_type(pb.SolverParameter(solver_type="ADAM"))
     ('SGD', 'ADAM')
@@ -416,22 +416,22 @@ _SETTINGS = (
     _Setting(
         "type",
         solver_type,
-        "the same rate makes other updates, and the history does not fit",
+        "the same rate makes different updates, and the momentum history does not fit",
     ),
     _Setting("regularization_type", lambda solver: solver.regularization_type, "weight decay differs"),
-    # Where it is absent, another rule says so.
+    # Another rule reports where it is absent.
     _Setting(
         "solver_mode",
         lambda solver: (
             pb.SolverParameter.SolverMode.Name(solver.solver_mode) if solver.HasField("solver_mode") else None
         ),
-        "one of both is not what the machine has: a build without GPUs stops at GPU",
+        "one of the two does not match the machine: a CPU-only build stops at GPU",
     ),
 )
 
 
 def check_changes(chain: Chain) -> Iterator[Finding]:
-    """Find what a phase has otherwise than the phase that it starts from, and than all before that."""
+    """Find settings that a phase has changed from the phases that it builds on."""
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
             continue
@@ -451,7 +451,7 @@ def check_changes(chain: Chain) -> Iterator[Finding]:
 solver_changes = handover_rule(
     "solver-changes",
     "warning",
-    "momentum, type, solver_mode or regularization_type other than in the phase before",
+    "momentum, type, solver_mode or regularization_type differs from the previous phase",
 )
 
 
@@ -463,7 +463,7 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         values = [setting.read(one.solver.message) for one in earlier]
         if new in values or None in (new, old) or str(new).upper() == str(old).upper():
             continue
-        what = f"{setting.field} is {new} in {link.name}, and {old} in {before.name}"
+        what = f"{setting.field} is {new} in {link.name}, but {old} in {before.name}"
         place = link.solver.where(setting.field)
         yield finding(
             "solver-changes",
@@ -471,7 +471,7 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             what,
             link.name,
             effect=setting.effect,
-            write=f"{setting.field} of {before.name}, unless it is intended",
+            write=f"{setting.field} as in {before.name}, unless the change is intended",
             field=setting.field,
         )
 
@@ -479,11 +479,11 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "batch-changes",
     "warning",
-    "iter_size or batch_size other than in the phase before, and the rate not",
-    effect="the rate is that of another batch, and the iterations are other epochs",
+    "iter_size or batch_size differs from the previous phase, but the rate does not",
+    effect="the rate is for another batch size, and the iterations make a different number of epochs",
 )
 def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
-    """Find images in an iteration that are other than before, where the rate goes on as it was."""
+    """Find a changed number of images in an iteration where the rate is unchanged."""
     before = earlier[-1]
     ours, theirs = batch_per_rank(link), batch_per_rank(before)
     if not ours or not theirs or ours == theirs or link.ranks != before.ranks:
@@ -495,14 +495,14 @@ def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Findin
         return
     is_sub = link.solver.message.iter_size != before.solver.message.iter_size
     field = "iter_size" if is_sub else "batch_size"
-    what = f"an update of {link.name} is of {ours} images a rank, {before.name}'s of {theirs}, at one rate"
+    what = f"{link.name} takes {ours} images a rank for an update, {before.name} {theirs}, at the same rate"
     place = link.solver.where("iter_size" if is_sub else "base_lr")
     yield finding(
         "batch-changes",
         place,
         what,
         link.name,
-        write=f"a rate {ours / theirs:.3g} times as high, or the {field} of {before.name}",
+        write=f"a rate {ours / theirs:.3g} times as high, or {field} as in {before.name}",
         before=theirs,
         after=ours,
     )
@@ -516,12 +516,12 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         return
     if solver_type(solver).upper() != solver_type(before).upper():
         return
-    shown = show_number(new) if solver.HasField("momentum") else "not given, which means 0,"
-    what = f"momentum is {shown} in {link.name}, and {show_number(old)} in {earlier[-1].name}"
+    shown = show_number(new) if solver.HasField("momentum") else "not set (default 0)"
+    what = f"momentum is {shown} in {link.name}, but {show_number(old)} in {earlier[-1].name}"
     effect = "the weights move differently at the same rate"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
-        effect = f"updates add up to rate / (1 - momentum): {times:.3g} times as far at the same rate"
+        effect = f"the effective rate, rate / (1 - momentum), is {times:.3g} times as high at the same rate"
     place = link.solver.where("momentum")
     yield finding(
         "solver-changes",
@@ -537,7 +537,7 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "weight-decay-changes",
     "warning",
-    "a weight decay gone, or changed more than 4 times, in a phase that is not a collapse",
+    "weight decay dropped, or changed by a factor above 4, in a phase that is not a collapse",
 )
 def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
@@ -547,9 +547,9 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     if low and high / low <= _MOST_DECAY_TIMES + _ROUNDING:
         return
     is_given = link.solver.message.HasField("weight_decay")
-    shown = f"{new:.4g}" if is_given else "not given, which means 0,"
-    what = f"weight_decay is {shown} in {link.name}, and {old:.4g} in {earlier[-1].name}"
-    effect = "the weights shrink towards another balance, and with them the effect of the rate"
+    shown = f"{new:.4g}" if is_given else "not set (default 0)"
+    what = f"weight_decay is {shown} in {link.name}, but {old:.4g} in {earlier[-1].name}"
+    effect = "the weights shrink or grow to a new equilibrium, which changes the effect of the rate"
     if not new:
         effect = "the weights no longer shrink: they grow, and the rate has less and less effect"
     place = link.solver.where("weight_decay")
@@ -568,14 +568,14 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "crop-changes",
     "note",
-    "training data with another crop_size than in the phase before",
-    effect="objects are of another size than the weights were trained with",
+    "the crop_size of the training data differs from the previous phase",
+    effect="objects appear at a different size than the weights were trained on",
 )
 @handover_rule(
     "transforms-change",
     "warning",
-    "training data with another mean or scale than in the phase before",
-    effect="the weights, and the statistics of batch norms, were made with other numbers: the loss jumps",
+    "the mean or scale of the training data differs from the previous phase",
+    effect="the weights and batch norm statistics come from differently scaled inputs: the loss jumps",
 )
 def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
@@ -584,8 +584,8 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if not new or not old or new in seen:
             continue
         other = earlier[-1].name
-        what = f"{field} is {new} in the training data of {link.name}, and {old} in that of {other}"
-        write = f"the same {field} in both nets, unless it is intended"
+        what = f"{field} is {new} in the training data of {link.name}, but {old} in that of {other}"
+        write = f"the same {field} in both nets, unless the change is intended"
         place = _data_place(link, f"transform_param.{field}")
         if field == "crop_size":
             yield finding("crop-changes", place, what, link.name, write=write)
@@ -594,7 +594,7 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 
 
 def _values(link: Link, field: str) -> str:
-    """Show a field of the transforms that make training data, equal values once; empty if none does."""
+    """Return the values of a transform field in the training data layers as text, each value once."""
     shown = [show_transform(one.transform_param, field) for one in link.sources if one.type in SOURCE_BLOCKS]
     return "; ".join(dict.fromkeys(shown))
 
@@ -602,15 +602,15 @@ def _values(link: Link, field: str) -> str:
 @handover_rule(
     "train-source-changes",
     "note",
-    "training data from another source than in the phase before",
-    effect="epochs, classes and their order may be others",
-    write="one source, unless it is intended",
+    "the source of the training data differs from the previous phase",
+    effect="the epochs, the classes and their order may differ",
+    write="the same source, unless the change is intended",
 )
 def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_sources(one.sources) for one in earlier]
     new, old = _sources(link.sources), known[-1]
     if new and old and _same(new) not in map(_same, known):
-        what = f"{link.name} trains on {', '.join(new)}, and {earlier[-1].name} on {', '.join(old)}"
+        what = f"{link.name} trains on {', '.join(new)}, but {earlier[-1].name} on {', '.join(old)}"
         place = _data_place(link, "data_param.source")
         yield finding("train-source-changes", place, what, link.name)
 
@@ -618,12 +618,12 @@ def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "train-on-test",
     "warning",
-    "training on the records that another net of the chain is tested on",
-    effect="the accuracy is of images that the net was trained on",
+    "a phase trains on the records that another net of the chain is tested on",
+    effect="the accuracy is measured on images that the net was trained on",
     write="the training LMDB",
 )
 def _tested(chain: Chain) -> Iterator[Finding]:
-    """Find training on what another net is tested with; of the same net, a rule of the net's own says so."""
+    """Find phases that train on the test data of another net; for the same net, a net rule reports it."""
     tests: list[tuple[Net, str]] = []
     for link in chain.links:
         solver = link.solver.message
@@ -637,7 +637,7 @@ def _tested(chain: Chain) -> Iterator[Finding]:
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
             if same_path(source) in trained:
-                what = f"{link.name} trains on '{source}', on which {net.path} is tested"
+                what = f"{link.name} trains on '{source}', which {net.path} is tested on"
                 place = _data_place(link, "data_param.source")
                 yield finding("train-on-test", place, what, link.name)
                 break
@@ -653,17 +653,19 @@ def _sources(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
 
 
 def _data_place(link: Link, field: str) -> str:
-    """Give the place of a field of the first layer that makes training data."""
+    """Return the place of a field of the first training data layer."""
     if link.net is None:
         return link.solver.path
     made = next(layer for layer in link.sources if layer.type in SOURCE_BLOCKS)
     layers = enumerate(link.net.message.layer)
-    # A NaN equals nothing: a layer that holds one is found by its file.
+    # A layer that holds a NaN does not equal itself: name the file instead.
     index = next((index for index, layer in layers if layer is made or layer == made), None)
     return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
 
-@handover_rule("norms-change", "warning", "BatchNorm with another moving_average_fraction or eps than before")
+@handover_rule(
+    "norms-change", "warning", "BatchNorm moving_average_fraction or eps differs from the previous phase"
+)
 def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     if link.net is None or before.net is None or link.net.path == before.net.path:
@@ -671,7 +673,7 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field, effect in (
         (
             "moving_average_fraction",
-            "the running statistics continue with another memory of earlier batches",
+            "the running statistics now weight earlier batches differently",
         ),
         ("eps", "the same statistics normalize differently: the outputs shift"),
     ):
@@ -680,7 +682,7 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
-        change = f"{show_number(values[name])} in {link.name}, and {show_number(old[name])} in {before.name}"
+        change = f"{show_number(values[name])} in {link.name}, but {show_number(old[name])} in {before.name}"
         what = f"{field} of {_layers(changed)} is {change}"
         index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
@@ -697,43 +699,43 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 
 
 def _of_norms(net: Net, field: str) -> dict[str, float]:
-    """Give a field of each BatchNorm of TRAIN, by the layer's name."""
+    """Return a field of each BatchNorm in TRAIN, by layer name."""
     norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
     return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}
 
 
-_REFUSED = "Caffe stops with `Unknown bottom blob 'data'`, or another's name"
+_UNKNOWN_BLOB = "`Unknown bottom blob 'data'` (or the name of another blob)"
 
 no_test_net = path_rule(
-    "no-test-net", "error", "a test during training, or after it, on a net without a data layer for TEST"
+    "no-test-net", "error", "a test, during or after training, on a net without a data layer for TEST"
 )
 
 
 @path_rule(
     "last-net-without-test",
     "warning",
-    "a last phase whose net cannot be tested",
+    "the last phase's net cannot be tested",
     write="a data layer with include { phase: TEST } in it, or test with a net that has one",
     explanation=Explanation(
-        "`caffe test` needs a data layer for TEST, which this net lacks: the model cannot be tested with it.",
-        "A data layer with include { phase: TEST }, or --script with the command that tests another net.",
+        "`caffe test` needs a data layer for TEST. This net lacks one, so it cannot test the model.",
+        "A data layer with include { phase: TEST }, or --script with a command that tests with another net.",
     ),
 )
 @no_test_net
 def check_steps(chain: Chain) -> Iterator[Finding]:
-    """Find steps that their nets, or their solvers, do not allow."""
+    """Find phases that their nets or solvers do not allow."""
     for link in chain.links:
         yield from _solver(link, has_gpus=chain.setting.has_gpus)
         yield from _data(link)
     last = chain.links[-1]
     for net in chain.tested:
         if not has_source(net.message, NetState(pb.TEST)):
-            what = f"the chain's test uses {net.path}, which has no data layer for TEST"
+            what = f"the chain is tested with {net.path}, which has no data layer for TEST"
             yield finding(
                 "no-test-net",
                 net.path,
                 what,
-                effect=_REFUSED,
+                effect=f"Caffe stops with {_UNKNOWN_BLOB}",
                 write="a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
@@ -743,12 +745,12 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
             last.solver.where("net"),
             what,
             last.name,
-            effect=f"`caffe test` on it fails with {_REFUSED.partition('with ')[2]}",
+            effect=f"`caffe test` on it fails with {_UNKNOWN_BLOB}",
         )
 
 
 def _can_be_tested(link: Link, net: Net) -> bool:
-    """Whether the last phase's net has data for TEST, in any state of the solver's; or another is tested."""
+    """Whether the last phase's net has TEST data in any state of the solver, or another net is tested."""
     solver = link.solver.message
     states = (NetState(pb.TEST), *test_states(solver, net.message))
     return _has_own(solver) or any(has_source(net.message, state) for state in states)
@@ -765,29 +767,29 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
     write="solver_mode: CPU",
     explanation=Explanation(
-        "Caffe's default is GPU: a build for CPUs stops. For Caffes that are built for GPUs, as "
-        "with --dialect bvlc, it is not a finding.",
+        "Caffe's default is GPU, and a CPU-only build stops. Not reported for Caffes that are built "
+        "for GPUs (--dialect bvlc).",
         "solver_mode: CPU.",
     ),
 )
 @path_rule(
     "test-interval-alone",
     "warning",
-    "a test_interval without test_iter: it never tests",
-    effect="Caffe makes no test net, and never tests",
+    "a test_interval without test_iter: the solver never tests",
+    effect="Caffe creates no test net and never tests",
     write="test_iter: the test images / the test batch_size",
 )
 @path_rule(
     "test-iter-alone",
     "error",
-    "a test_iter without test_interval: Caffe refuses it",
+    "a test_iter without test_interval: Caffe stops",
     effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
     write="test_interval: the iterations between tests",
 )
 def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
     if not has_gpus and not solver.HasField("solver_mode"):
-        what = "solver_mode is absent, and the default is GPU"
+        what = "solver_mode is not set, and the default is GPU"
         yield finding("solver-mode-absent", link.solver.path, what, link.name)
     if solver.test_interval and not solver.test_iter:
         what = f"test_interval {solver.test_interval} without test_iter"
@@ -809,7 +811,7 @@ def _data(link: Link) -> Iterator[Finding]:
         return
     if not has_source(net.message, train_state(solver, net.message)):
         what = f"{net.path} has no data layer for TRAIN{_staged(solver.train_state)}"
-        yield finding("no-train-net", net.path, what, link.name, effect=_REFUSED)
+        yield finding("no-train-net", net.path, what, link.name, effect=f"Caffe stops with {_UNKNOWN_BLOB}")
     if not (solver.test_iter or solver.test_interval):
         return
     for tested in link.test_nets if _has_own(solver) else (net,):
@@ -819,7 +821,7 @@ def _data(link: Link) -> Iterator[Finding]:
 
 
 def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
-    """Give each state in which a net may be tested; of several test nets it is not told which has which."""
+    """Return each state that a net may be tested in; with several test nets, any state may be its."""
     states = test_states(solver, net.message)
     if _has_own(solver) and len(states) > 1:
         return iter(())
@@ -830,20 +832,22 @@ def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetSta
 def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
     solver = link.solver
     tests = bool(solver.message.test_iter)
-    what = f"{link.name} tests while it trains, and {net.path} has no data layer for TEST{_staged(state)}"
+    what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_staged(state)}"
     field = "test_iter[0]" if tests else "test_interval"
     return finding(
         "no-test-net",
         solver.where(field),
         what,
         link.name,
-        effect=_REFUSED if tests else f"it never tests; once test_iter is given {_REFUSED}",
+        effect=f"Caffe stops with {_UNKNOWN_BLOB}"
+        if tests
+        else f"it never tests, and with test_iter stops at {_UNKNOWN_BLOB}",
         write="a data layer with include { phase: TEST }, or no test_iter and test_interval",
     )
 
 
 def _staged(state: pb.NetState) -> str:
-    """Say the stages and level that a solver asks for, if it does."""
+    """Return the stages and level that a solver asks for, as text; empty if none."""
     parts = [f"stage '{stage}'" for stage in state.stage]
     if state.HasField("level"):
         parts.append(f"level {state.level}")

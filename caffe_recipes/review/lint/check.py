@@ -1,10 +1,10 @@
-"""All rules over one chain, and findings in the order in which a reader goes through the files.
+"""Apply all rules to one chain, and sort the findings in the order of the files.
 
-What is wrong with one net: its layers, blobs, shapes, data and weights, in each phase.
+Apply all rules to one net: its layers, blobs, shapes, data and weights, in each phase.
 
-What another Caffe would refuse in a prototxt, ignore, or read otherwise, at its place in the file.
+Report what another Caffe would refuse, ignore or read differently in a prototxt.
 
-A rule at length: what it judges, what happens to what it finds, and what to do about it.
+Explain a rule: what it is applied to, what will happen, and what to do about it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LAYER = re.compile(r"layer\[(\d+)\]")
 
 
 def check_chain(chain: Chain) -> Iterator[Finding]:
-    """Find what is wrong with a chain of phases and its parts, but for what is a net's own."""
+    """Find the mistakes of a chain of phases, without those of each net by itself."""
     if not chain.links:
         return
     chain = stop_phases(chain)
@@ -56,7 +56,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
 
 
 def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Finding]:
-    """Order findings by file and line, files as in `paths` after what is in none of them; give each once."""
+    """Sort findings by file, in the order of `paths`, and line, without duplicates; other files first."""
     files = {path: index for index, path in enumerate(dict.fromkeys(paths))}
     placed: dict[tuple[str, str, str], tuple[tuple[int, int, int], Finding]] = {}
     for found in findings:
@@ -66,7 +66,7 @@ def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Fin
     return [found for _, found in sorted(placed.values(), key=lambda pair: pair[0])]
 
 
-# What TRAIN and TEST, or a loss and an accuracy, tell in other words.
+# Rules that TRAIN and TEST, or a loss and an accuracy, report in different words.
 _ONCE_A_PLACE = frozenset(
     ("blob-too-large", "outputs-above-classes", "outputs-below-classes", "shape-misfit")
 )
@@ -97,10 +97,10 @@ def check_net(
     datum_of: DatumOf = lambda source: None,
     dialect: str = OURS,
 ) -> list[Finding]:
-    """Check one net, in each phase for which it makes data; gravest first, then as in the file.
+    """Check one net, in each phase that it has data for; most severe findings first, then in file order.
 
-    `classes` is how many classes the labels count, `datum_of` gives the first Datum of a source, or None,
-    `dialect` names the Caffe whose layer types and fields there are. A finding of both phases is given once.
+    `classes` is the number of classes of the labels, `datum_of` returns the first Datum of a source or None,
+    `dialect` names the Caffe with these layer types and fields. A finding of both phases is reported once.
     """
     old: list[Finding] = []
     if document.message.layers:
@@ -114,7 +114,7 @@ def check_net(
 
 
 def _net_order(found: Finding) -> tuple[int, int]:
-    """Order the findings of a net: gravest first, then those of no layer, then as the layers stand."""
+    """Return a sort key for a net's findings: most severe first, then those of no layer, then by layer."""
     layer = _LAYER.match(found.where)
     return SEVERITIES.index(found.severity), int(layer[1]) if layer else -1
 
@@ -141,10 +141,10 @@ for _name, _rule in DIFFERENCE_RULES.items():
 
 
 def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
-    """Say what a dialect's Caffe would not take as SURFsara's does, each thing once, where it comes first.
+    """Report what a dialect's Caffe would not read as SURFsara's does; repeats only at the first place.
 
-    The text may be any Caffe's: nets, solvers with the nets in them, multi-phase solvers, label maps. Raises
-    PrototxtError for text that no Caffe reads, InputError for an unknown dialect.
+    The text may be a net, a solver with nets in it, several solvers or a label map. Raises PrototxtError for
+    text that no Caffe reads, and InputError for an unknown dialect.
     """
     judge = find_dialect(dialect)
     document = parse_lenient(text, path)
@@ -152,7 +152,7 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
         finding(
             each.rule,
             document.where(each.field),
-            f"{each.what} ({each.count} times in this file, here first)" if each.count > 1 else each.what,
+            f"{each.what} ({each.count} times in this file, first here)" if each.count > 1 else each.what,
             effect=each.effect,
             write=each.write,
             name=each.name,
@@ -166,27 +166,27 @@ _WIDTH = 100
 
 
 def explain(name: str) -> str:
-    """Write what is known of a rule: what it finds, in what, what happens, what to write, how to accept it.
+    """Explain a rule: the problem, where it is checked, what will happen, what to write, how to accept it.
 
     >>> print(explain("weights-missing"))
     weights-missing: an error
-    finds    a later phase that starts without weights
-    judges   a chain of solvers, and what each starts from
-    happens  each finding says it, with its own values
-    write    each finding says it
+    problem  a later phase that starts without weights
+    checks   a chain of solvers, and the weights that each starts from
+    happens  see each finding
+    write    see each finding
     fix      by hand
-    exit     1, unless it is accepted, or with --fail-on never
+    exit     1, unless accepted or with --fail-on never
     accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
     """
     rule = RULES[name]
     exits = {
-        "error": "1, unless it is accepted, or with --fail-on never",
-        "warning": "1, unless it is accepted, or with --fail-on error",
-        "note": "0, unless with --fail-on note",
+        "error": "1, unless accepted or with --fail-on never",
+        "warning": "1, unless accepted or with --fail-on error",
+        "note": "0, or 1 with --fail-on note",
     }
     rows = {
-        "finds": rule.looks_for,
-        "judges": rule.subject,
+        "problem": rule.looks_for,
+        "checks": rule.subject,
         "happens": rule.explanation.happens,
         "write": rule.explanation.write,
         "fix": rule.fix or "by hand",

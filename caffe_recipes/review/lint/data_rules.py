@@ -1,8 +1,8 @@
-"""Rules on data layers: where records come from, how many, and in which order.
+"""Rules on data layers: the source, number and order of records.
 
 Rules on `transform_param`: resizing, cropping, mirroring, means.
 
-Rules on outputs and labels: what losses and accuracies compare.
+Rules on outputs and labels: what losses and accuracies are computed from.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from caffe_recipes.review.lint.net_view import (
 )
 from caffe_recipes.review.lint.rules import Explanation, finding, rule
 from caffe_recipes.review.lint.wiring_rules import lacks_batch_size
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.net_view import (
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-data_rule = partial(rule, "a net: data layers: where records come from, how many, and in which order")
-transform_rule = partial(rule, "a net: `transform_param`: resizing, cropping, mirroring, means")
-label_rule = partial(rule, "a net: outputs and labels: what losses and accuracies compare")
+data_rule = partial(rule, "the data layers of a net: the source, number and order of records")
+transform_rule = partial(rule, "the `transform_param` of a net: resizing, cropping, mirroring, means")
+label_rule = partial(rule, "the outputs and labels of a net: what losses and accuracies are computed from")
 
 _DATABASES = frozenset(("AnnotatedData", "Data"))
 _SOURCELESS = frozenset(("MemoryData", "VideoData"))
 
 
 def check_data(view: NetView) -> Iterator[Finding]:
-    """Check each data layer of the file, whatever its phase."""
+    """Check each data layer of the file, in any phase."""
     for index, layer in enumerate(view.net.layer):
         block = SOURCE_BLOCKS.get(layer.type)
         if block is None:
@@ -54,10 +55,10 @@ def check_data(view: NetView) -> Iterator[Finding]:
     "train-batches-differ",
     "warning",
     "data layers of TRAIN that differ in batch_size",
-    effect="with MLSL Caffe stops, for it knows one global batch; else images and labels drift apart",
+    effect="with MLSL Caffe stops: it allows one global batch; without, images and labels drift apart",
 )
 def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the data layers of a phase that is trained, in the words of the view's dialect."""
+    """Check the data layers of a training phase, with the fields of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
     yield from _shuffles(phase)
@@ -72,7 +73,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "train-batches-differ",
                 phase.where(i, f"{block}.batch_size"),
-                f"{title(layer)} has batch_size {size}, {title(other)} has {next(iter(sizes))}",
+                f"{title(layer)} has batch_size {size}, but {title(other)} has {next(iter(sizes))}",
                 write=f"batch_size: {next(iter(sizes))}",
             )
         if size:
@@ -95,7 +96,7 @@ def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Findin
             "no-batch-size",
             layer_field(index, f"{block}.batch_size"),
             f"{title(layer)} has no batch_size",
-            write=f"{block} {{ batch_size: 32 }}, images per rank and iteration",
+            write=f"{block} {{ batch_size: 32 }}: images per rank and iteration",
         )
     if layer.type not in _SOURCELESS and not getattr(getattr(layer, block), "source", "-"):
         yield finding(
@@ -109,7 +110,7 @@ def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Findin
 @data_rule(
     "backend-not-lmdb",
     "warning",
-    "backend LEVELDB, written or by default, for what is named an LMDB",
+    "backend LEVELDB, set or by default, for a source named like an LMDB",
     effect="Caffe stops if it is an LMDB: Failed to open leveldb",
     write="backend: LMDB",
 )
@@ -124,12 +125,12 @@ def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.data_param
     if param.backend == pb.DataParameter.LMDB:
         return
-    written = "says backend: LEVELDB" if param.HasField("backend") else "has no backend, which means LEVELDB,"
+    written = "has backend: LEVELDB" if param.HasField("backend") else "has no backend (default LEVELDB)"
     if "lmdb" in param.source.lower() and "leveldb" not in param.source.lower():
         yield finding(
             "backend-not-lmdb",
             layer_field(index, "data_param.backend"),
-            f"{title(layer)} {written} and its source is '{param.source}'",
+            f"{title(layer)} {written}, but its source is '{param.source}'",
         )
     if param.shuffle:
         yield finding(
@@ -142,7 +143,7 @@ def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
 @data_rule(
     "half-image-size",
     "error",
-    "new_height without new_width, or the other way round",
+    "new_height without new_width, or new_width without new_height",
     effect="Caffe stops: new_height and new_width must be set at the same time",
     write="give both",
 )
@@ -153,18 +154,18 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
         yield finding(
             "half-image-size",
             layer_field(index, f"image_data_param.{given}"),
-            f"{title(layer)} has {given} alone",
+            f"{title(layer)} has only {given}",
         )
 
 
 @data_rule(
     "train-shuffles-differ",
     "warning",
-    "data layers of TRAIN, some shuffled and some not",
-    effect="if one holds the labels of the other's images, they are no longer together",
+    "some data layers of TRAIN are shuffled and some are not",
+    effect="if one layer reads the labels for the other's images, labels no longer match images",
 )
 def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
-    """Find the first data layer that is shuffled where the first one is not, or the other way round."""
+    """Find the first data layer that differs from the first one in being shuffled."""
     readers = _readers(phase)
     for i in readers[1:]:
         one, other = phase.layers[readers[0]], phase.layers[i]
@@ -174,14 +175,14 @@ def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "train-shuffles-differ",
             phase.where(i, SOURCE_BLOCKS[other.type]),
-            f"{title(shuffled)} is shuffled in TRAIN, and {title(kept)} is not",
-            write=f"shuffle: false in {title(shuffled)}, and records that were shuffled together when built",
+            f"{title(shuffled)} is shuffled in TRAIN, but {title(kept)} is not",
+            write=f"shuffle: false in {title(shuffled)}, and shuffle both together when the LMDBs are built",
         )
         return
 
 
 def _readers(phase: PhaseNet) -> list[int]:
-    """Index the layers of a phase that read records in an order."""
+    """Return the layers of a phase that read records in order, by index."""
     types = SOURCE_BLOCKS.keys() - _SOURCELESS
     return [i for i, layer in enumerate(phase.layers) if layer.type in types]
 
@@ -193,13 +194,12 @@ def _is_shuffled(layer: pb.LayerParameter) -> bool:
 @data_rule(
     "train-unshuffled",
     "note",
-    "TRAIN reads its records in the order of the LMDB or list",
-    effect="batches are the same in each epoch; of one class only, if the records were not shuffled "
-    "when built",
+    "TRAIN reads its records in the order of the LMDB or list, without shuffling",
+    effect="every epoch has the same batches; if the records are sorted by class, a batch holds only one",
     explanation=Explanation(
-        "Records come in the order of the LMDB, and in the same one in every epoch: batches never "
-        "change, and are of one class if the LMDB was built so.",
-        "shuffle: true where the Caffe has it and TRAIN has one data layer; else build in random order.",
+        "Records are read in the order of the LMDB, which is the same in every epoch: batches never "
+        "change, and hold one class each if the LMDB is sorted by class.",
+        "shuffle: true if the Caffe has it and TRAIN has one data layer; else build in random order.",
     ),
 )
 def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
@@ -207,21 +207,21 @@ def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Findi
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
         return
-    # What is in TRAIN by stage, or for want of a rule, may not be there to be trained on.
+    # A layer in TRAIN by a stage, or without a rule, may not be used for training.
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
     readers = _readers(phase)
     if any(_is_shuffled(phase.layers[other]) for other in readers):
-        return  # the rule on shuffles that differ says more
+        return  # train-shuffles-differ says more
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
     write = "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built"
     if len(readers) > 1:
-        write = "one random order for all data layers, when their records are built: shuffle separates them"
+        write = "one random order for all data layers when their LMDBs are built; shuffle would separate them"
     yield finding(
         "train-unshuffled",
         phase.where(i, block),
-        f"{title(layer)} reads '{getattr(layer, block).source}' in its own order, in every epoch",
+        f"{title(layer)} reads '{getattr(layer, block).source}' in stored order, in every epoch",
         write=write,
     )
 
@@ -244,10 +244,10 @@ def check_transforms(view: NetView) -> Iterator[Finding]:
     "test-random",
     "warning",
     "mirror or random resizing in TEST",
-    effect="each test sees other images: the accuracy varies from test to test",
+    effect="each test sees different images: the accuracy varies from test to test",
 )
 def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that what a test reads is the same in each test."""
+    """Check that every test reads the same images."""
     if phase.phase != pb.TEST:
         return
     for i, layer in enumerate(phase.layers):
@@ -263,16 +263,16 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "test-random",
                 phase.where(i, f"transform_param.{field}"),
-                f"{title(layer)} has {field} in TEST, where it is as random as in TRAIN",
+                f"{title(layer)} has {field} in TEST, where it is random as in TRAIN",
                 write={
                     "mirror": "mirror: false",
-                    "random_resize_param": "min_size and max_size of one value",
+                    "random_resize_param": "min_size and max_size equal",
                 }.get(field, "random_resize_param { min_size: 256 max_size: 256 }"),
             )
 
 
 mean_values_misfit = transform_rule(
-    "mean-values-misfit", "error", "another number of mean_value than channels"
+    "mean-values-misfit", "error", "the number of mean_value fields is neither 1 nor the number of channels"
 )
 
 
@@ -318,8 +318,8 @@ def _means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
 @transform_rule(
     "mean-value-alone",
     "warning",
-    "one mean_value for several channels, which threads copy without a lock",
-    effect="OpenMP threads append the others to one list at once: now and then Caffe stops with `Specify "
+    "one mean_value for several channels, which OpenMP threads copy without a lock",
+    effect="threads extend the same list at once: now and then Caffe stops with `Specify "
     "either 1 mean_value or as many as channels`",
 )
 def _mean_alone(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
@@ -368,7 +368,7 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
                 write=f"min_size: {resize.max_size} max_size: {resize.min_size}",
             )
         smallest, what = resize.min_size, "min_size"
-    elif param.HasField("random_aspect_ratio_param"):  # it resizes to crop_size before it crops
+    elif param.HasField("random_aspect_ratio_param"):  # random_aspect_ratio_param resizes to crop_size first
         return
     elif layer.type == "ImageData":
         image = layer.image_data_param
@@ -381,7 +381,7 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
         yield finding(
             "crop-above-image",
             layer_field(index, "transform_param.crop_size"),
-            f"{title(layer)} crops to {param.crop_size} pixels, and {what} is {smallest}",
+            f"{title(layer)} crops to {param.crop_size} pixels, but {what} is {smallest}",
             write=f"crop_size: {smallest}, or larger images",
         )
 
@@ -390,7 +390,7 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
     "aspect-ratio-range",
     "error",
     "random_aspect_ratio_param without crop_size, or with an empty range",
-    effect="Caffe stops at the first image, or makes images of no size",
+    effect="Caffe stops at the first image, or produces empty images",
 )
 def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     if not layer.transform_param.HasField("random_aspect_ratio_param"):
@@ -398,10 +398,10 @@ def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.transform_param.random_aspect_ratio_param
     low, high, change = param.min_area_ratio, param.max_area_ratio, param.aspect_ratio_change
     faults = {
-        "": None if layer.transform_param.crop_size else "but no crop_size, to which it resizes",
+        "": None if layer.transform_param.crop_size else "but no crop_size to resize to",
         ".min_area_ratio": None
         if 0 < low <= high
-        else f"with areas from {show_number(low)} to {show_number(high)}: nothing lies between",
+        else f"with an empty range of areas, {show_number(low)} to {show_number(high)}",
         ".aspect_ratio_change": None
         if 0 < change <= 1
         else f"with aspect_ratio_change {show_number(change)}, outside 0 to 1",
@@ -421,8 +421,8 @@ def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
 @transform_rule(
     "raw-datums-scrambled",
     "error",
-    "random resizing or aspect ratio on Datums that are not encoded",
-    effect="this Caffe scrambles the pixels of raw Datums when it resizes them",
+    "random_resize_param or random_aspect_ratio_param on Datums that are not encoded",
+    effect="Intel's Caffe scrambles the pixels of raw Datums when it resizes them",
     write="build the LMDB with convert_imageset --encoded, or resize the images when it is built",
 )
 def _raw(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
@@ -433,21 +433,21 @@ def _raw(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterat
             yield finding(
                 "raw-datums-scrambled",
                 layer_field(index, f"transform_param.{field}"),
-                f"{title(layer)} has {field}, and the records of '{layer.data_param.source}' are not encoded",
+                f"{title(layer)} has {field}, but the records of '{layer.data_param.source}' are not encoded",
             )
             return
 
 
 CLASSIFIERS = frozenset(("Accuracy", "SoftmaxWithLoss", "SoftmaxWithLossOHEM"))
-# What these make is no class number, whatever goes in.
+# Layers whose output is never a class number.
 _COMPUTED_WORDS = """
     BatchNorm Convolution Deconvolution Dropout ELU InnerProduct LRN PReLU Scale Sigmoid Softmax
     TanH
 """
 _COMPUTED = frozenset(_COMPUTED_WORDS.split())
-# What their output means is what their first bottom means.
+# Layers whose output means the same as their first bottom.
 _PASSING = frozenset(("Flatten", "Reshape", "Split"))
-# A loss, what it applies itself, and the loss that takes the applied.
+# A loss, the function that it applies itself, and the loss to use after that function.
 _APPLIED = {
     "SoftmaxWithLoss": ("Softmax", "MultinomialLogisticLoss"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", "EuclideanLoss"),
@@ -455,7 +455,7 @@ _APPLIED = {
 
 
 def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check what each loss and accuracy of a phase compares with what."""
+    """Check the predictions and labels that each loss and accuracy of a phase reads."""
     for i, layer in enumerate(phase.layers):
         if layer.type in CLASSIFIERS and len(layer.bottom) > 1:
             yield from _label(phase, i)
@@ -466,7 +466,7 @@ def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 
 
 def outputs_of(phase: PhaseNet, i: int) -> int | None:
-    """Count the outputs among which a loss or an accuracy looks for the label."""
+    """Count the class outputs that a loss or an accuracy reads."""
     layer, shape = phase.layers[i], phase.bottom_shape(i, 0)
     param = layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param
     if shape is None or not -len(shape) <= param.axis < len(shape):
@@ -477,20 +477,20 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
 @label_rule(
     "single-output-softmax",
     "warning",
-    "a softmax loss over one output: it is always 0",
-    effect="the softmax of one number is 1, the loss always 0: nothing is learned",
+    "a softmax loss over one output, which is always 0",
+    effect="the softmax of one number is 1 and the loss is 0: nothing is learned",
     write="num_output: 2, or a SigmoidCrossEntropyLoss",
 )
 @label_rule(
     "top-k-above-outputs",
     "error",
-    "an accuracy among more outputs than there are",
+    "a top_k larger than the number of outputs",
     effect="Caffe stops: top_k must be less than or equal to the number of classes",
 )
 @label_rule(
     "top-k-all-outputs",
     "warning",
-    "an accuracy among all outputs: it is always 1",
+    "a top_k equal to the number of outputs: the accuracy is always 1",
     effect="the accuracy is always 1",
 )
 def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
@@ -509,21 +509,21 @@ def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
         yield finding(
             "top-k-above-outputs",
             phase.where(i, "accuracy_param.top_k"),
-            f"{title(layer)} looks among the best {top_k} of '{name}', which has {outputs} outputs",
+            f"{title(layer)} has top_k {top_k}, but '{name}' has {describe_count(outputs, 'output')}",
             write=f"top_k: {min(5, max(1, outputs - 1))}, or as many outputs as there are classes",
         )
     elif top_k == outputs:
         yield finding(
             "top-k-all-outputs",
             phase.where(i, "accuracy_param.top_k" if layer.accuracy_param.HasField("top_k") else "bottom[0]"),
-            f"{title(layer)} looks among the best {top_k} of '{name}', which has as many outputs",
+            f"{title(layer)} has top_k {top_k}, and '{name}' has just as many outputs",
             write=f"top_k: {max(1, outputs // 2)}, or leave the layer out",
         )
     if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
         yield _other_classes(phase, i, outputs, view.classes)
 
 
-@label_rule("outputs-below-classes", "error", "fewer outputs than classes: labels beyond them")
+@label_rule("outputs-below-classes", "error", "fewer outputs than classes")
 @label_rule("outputs-above-classes", "note", "more outputs than classes")
 def _other_classes(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
     layer = phase.layers[i]
@@ -534,9 +534,9 @@ def _other_classes(phase: PhaseNet, i: int, outputs: int, classes: int) -> Findi
         "outputs-below-classes" if below else "outputs-above-classes",
         phase.where(maker, _output_field(phase.layers[maker])),
         what,
-        effect=f"labels {outputs} and above make Caffe read beyond the outputs: SIGSEGV after some iterations"
+        effect=f"labels {outputs} and above make Caffe read past the outputs: SIGSEGV after some iterations"
         if below
-        else f"outputs {classes} and above are never right, and cost little",
+        else f"outputs {classes} and above are never used; harmless",
         write=f"num_output: {classes}",
         outputs=outputs,
         classes=classes,
@@ -550,13 +550,13 @@ def _output_field(layer: pb.LayerParameter) -> str:
 
 
 def _reads_label(phase: PhaseNet, i: int) -> bool:
-    """Whether a layer's label is the one of a data layer's records."""
+    """Whether a layer's label comes from the records of a data layer."""
     made = _origin(phase, i, 1)
     return made is not None and made[1] == 1 and phase.layers[made[0]].type in ("Data", "ImageData")
 
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
-    """Find the (layer, top) that a bottom comes from, through layers that only hand it on."""
+    """Find the (layer, top) that a bottom comes from, through layers that pass it on unchanged."""
     made = phase.maker_through(i, b, _PASSING)
     return made if made is not None and made[0] >= 0 else None
 
@@ -564,8 +564,8 @@ def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
 @label_rule(
     "label-not-label",
     "error",
-    "a label bottom that is computed, or the images themselves",
-    effect="Caffe stops, or takes these numbers for classes and reads beyond the outputs",
+    "a label bottom that is not a label: computed, or the images themselves",
+    effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
 )
 def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, made = phase.layers[i], _origin(phase, i, 1)
@@ -574,21 +574,23 @@ def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
     maker = phase.layers[made[0]]
     images = maker.type in READERS and made[1] == 0 and made[0] in set(phase.above(i))
     if maker.type in _COMPUTED or images:
-        what = "the images that its predictions come from" if images else f"computed by {title(maker)}"
+        what = (
+            "the images that its predictions are computed from" if images else f"computed by {title(maker)}"
+        )
         predictions = _origin(phase, i, 0)
         swapped = predictions is not None and phase.layers[predictions[0]].type in READERS
         yield finding(
             "label-not-label",
             phase.where(i, "bottom[1]"),
-            f"{title(layer)} takes '{layer.bottom[1]}' for the label, which is {what}",
+            f"{title(layer)} reads '{layer.bottom[1]}' as the label, but that is {what}",
             write=f'bottom: "{layer.bottom[1]}" bottom: "{layer.bottom[0]}": predictions first'
             if swapped
-            else "name the label as second bottom",
+            else "give the label as the second bottom",
         )
 
 
 def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
-    """Whether a bottom is made by a layer whose output is no class number."""
+    """Whether a bottom comes from a layer whose output is never a class number."""
     made = _origin(phase, i, b)
     return made is not None and phase.layers[made[0]].type in _COMPUTED
 
@@ -596,15 +598,15 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
 @label_rule(
     "relu-on-scores",
     "warning",
-    "a ReLU on the scores that a softmax loss, or a sigmoid one, reads",
+    "a ReLU on the scores that a softmax or sigmoid loss reads",
     effect="a class whose score is below 0 gets no gradient, and may never be learned",
-    write="take the ReLU out",
+    write="remove the ReLU",
 )
 @label_rule(
     "activation-twice",
     "warning",
-    "a loss that applies the softmax or sigmoid which its bottom had already",
-    effect="it is applied twice: gradients are far too small, and the loss hardly falls",
+    "a loss that applies a softmax or sigmoid for the second time",
+    effect="gradients are far too small, and the loss hardly falls",
 )
 def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, made = phase.layers[i], _origin(phase, i, 0)
@@ -614,14 +616,14 @@ def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
         yield finding(
             "relu-on-scores",
             phase.where(made[0], "type"),
-            f"{title(layer)} reads what {title(maker)} made: scores below 0 become 0",
+            f"{title(layer)} reads the output of {title(maker)}, where scores below 0 become 0",
         )
     if made is not None and phase.layers[made[0]].type == applied:
         maker = phase.layers[made[0]]
         yield finding(
             "activation-twice",
             phase.where(i, "bottom[0]"),
-            f"{title(layer)} reads what {title(maker)} made, and applies the {applied.lower()} itself",
+            f"{title(layer)} reads the output of {title(maker)}, but applies the {applied.lower()} itself",
             write=f'bottom: "{maker.bottom[0]}"' if maker.bottom else f"use {taker}",
         )
 
@@ -629,8 +631,8 @@ def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
 @label_rule(
     "ignored-labels-differ",
     "note",
-    "a loss and an accuracy on one label that ignore other labels",
-    effect="the accuracy counts other images than the loss",
+    "a loss and an accuracy on one label, with different ignore_label",
+    effect="the accuracy counts different images than the loss",
 )
 def _ignored(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[str, pb.LayerParameter] = {}
@@ -646,10 +648,10 @@ def _ignored(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "ignored-labels-differ",
                 phase.where(i, "accuracy_param.ignore_label" if ours != "none" else "bottom[1]"),
-                f"{title(layer)} ignores label {ours}, {title(loss)} ignores {theirs}",
+                f"{title(layer)} ignores label {ours}, but {title(loss)} ignores {theirs}",
                 write=f"accuracy_param {{ ignore_label: {theirs} }}"
                 if theirs != "none"
-                else "take ignore_label out of one, or write it in both",
+                else "remove ignore_label from one, or write it in both",
             )
 
 

@@ -1,4 +1,4 @@
-"""Fixes of findings: the edits that `lint --fix` makes in a prototxt's text, all else byte for byte."""
+"""Fix findings: the edits that `lint --fix` makes in a prototxt, which keep all other bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Edit = tuple[int, int, str]  # start, end, new text
 def plan_fixes(
     findings: Sequence[Finding], max_bytes: int = MOST_BYTES
 ) -> tuple[list[Rewrite], list[Finding]]:
-    """Return the files as fixed, and the findings that this fixes; accepted ones and generated files stay.
+    """Return the fixed files and the fixed findings; accepted findings and generated files are left alone.
 
-    Raises InputError for a file that is not a regular file of this user, PrototxtError for one that no longer
-    reads.
+    Raises InputError for a file that is not a regular file of this user, and PrototxtError if a fixed file
+    could not be read.
     """
     by_path: dict[str, list[Finding]] = {}
     for found in findings:
@@ -62,7 +62,7 @@ def _apply(text: str, edits: Iterable[_Edit]) -> str:
 
 
 def _plan_edit(text: str, fix: Fix) -> _Edit | None:
-    """Return the edit that a fix is in this text; None where its field or comment does not stand there."""
+    """Return the edit of this text for a fix; None if its field or comment is not there."""
     _, line, column = split_place(fix.where)
     starts = [0, *(index + 1 for index, char in enumerate(text) if char == "\n")]
     if not 0 < line <= len(starts) or not column:
@@ -78,7 +78,7 @@ def _plan_edit(text: str, fix: Fix) -> _Edit | None:
 
 
 def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:
-    """Replace a comment's text where it stands nearest to its field."""
+    """Replace the text of a comment at its place nearest to its field."""
     spans = [
         match.span("comment")
         for match in TOKEN.finditer(text)
@@ -91,7 +91,7 @@ def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:
 
 
 def _value_span(text: str, after_name: int) -> tuple[int, int]:
-    """Return where a field's value stands, past its sign: a literal, a list or a block."""
+    """Return the span of a field's value without its sign: a literal, a list or a block."""
     start = end = depth = 0
     for match in TOKEN.finditer(text, after_name):
         kind, mark = match.lastgroup or "", match["mark"] or " "
@@ -105,7 +105,7 @@ def _value_span(text: str, after_name: int) -> tuple[int, int]:
 
 
 def _removal(text: str, start: int, end: int) -> _Edit:
-    """Remove a field: its lines where it has them to itself, else it and the blanks before or behind it."""
+    """Return the edit that removes a field: its whole lines if it is alone on them."""
     while text[end : end + 1] in (",", ";"):
         end += 1
     begins = text.rfind("\n", 0, start) + 1

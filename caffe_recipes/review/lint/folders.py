@@ -1,6 +1,6 @@
-"""A folder of somebody else's: its solvers, in the order in which they seem to be trained.
+"""Lint a folder: find its solvers, and the order in which they are probably trained.
 
-What `lint` is given: recipes by name or file, prototxts as one chain, folders.
+Lint the arguments of the command: recipes by name or file, prototxts as one chain, folders.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _OF_SOLVERS = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_pref
 
 
 def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Finding]:
-    """Find what is wrong with the prototxts below a folder, the solvers of each folder in it as a chain.
+    """Find mistakes in the prototxts below a folder; the solvers of each subfolder are one chain.
 
-    Raises InputError for a folder without prototxts, or that cannot be read, and PrototxtError for a solver
-    that cannot: the chain without it would be another.
+    Raises InputError for a folder without prototxts or that cannot be read, and PrototxtError for a solver
+    that cannot be read, because the chain without it would be a different one.
     """
     groups = _prototxts(folder)
     if not groups:
@@ -69,7 +69,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         text = script if script != Script() else find_script(home, solvers)
         yield from check_commands(text)
         started, idle = split_started(solvers, script)
-        # Another folder's solvers are none that the script forgets.
+        # Solvers of another folder are not missing from this script.
         if (started or len(groups) == 1) and not reader.options.is_alone:
             yield from check_started(idle)
         ordered, why = order_solvers(started or solvers, text)
@@ -94,7 +94,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
 
 
 def _read(reader: Reader, path: Path) -> Document[Any] | None:
-    """Read a prototxt; what cannot be read is found if it is no solver, by its name and text."""
+    """Read a prototxt. An unreadable one is a finding, unless its name and text are those of a solver."""
     try:
         return reader.read(path)
     except PrototxtError:
@@ -112,15 +112,15 @@ def _beginning(path: Path) -> bytes:
 
 
 def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[list[Document[Any]], str]:
-    """Put solvers in the order of a script's commands, else of their names; and say by which.
+    """Sort solvers by a script's commands, or else by their names; also return which of the two.
 
-    What the script does not start is left out. Empty if the order cannot be told.
+    Solvers that the script does not start are left out. Empty if the order is unknown.
     """
     by_command = []
     for training in script.trainings:
         started = [solver for solver in solvers if find_training(script, solver.path) is training]
         by_command += [solver for solver in started if solver not in by_command]
-    if len(by_command) > 1 and not script.untold:
+    if len(by_command) > 1 and not script.unresolved:
         return by_command, "by the commands of a script"
     ranks = [name_rank(name_of(solver.path)) for solver in solvers]
     is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
@@ -133,20 +133,22 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
 
 
 def _prototxts(folder: Path) -> dict[Path, list[Path]]:
-    """List the prototxts below a folder by the folder that holds them; hidden folders are left alone."""
+    """List the prototxts below a folder, by the folder that holds them; hidden folders are skipped."""
     groups: dict[Path, list[Path]] = {}
     count = 0
     for home, found in walk_prototxts(folder):
         count += len(found)
         if count > _MOST_FILES:
-            raise InputError(folder, f"holds more than {_MOST_FILES:,} prototxts", "give a folder within it")
+            raise InputError(
+                folder, f"holds more than {_MOST_FILES:,} prototxts", "give one of its subfolders"
+            )
         if found:
             groups[Path(home)] = [Path(file) for file in found]
     return groups
 
 
 def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
-    """Read the script or README of a folder whose commands start most of its solvers."""
+    """Read the script or README of a folder that starts the most of its solvers."""
     best, most = Script(), 1
     for path in sorted(home.iterdir()):
         if not _SCRIPTS.fullmatch(path.name) or not path.is_file():
@@ -169,10 +171,10 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
 def lint(
     targets: Sequence[str], options: LintOptions, report_chain: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
-    """Find what is wrong with recipes one after the other, then with folders, then with files as one chain.
+    """Find mistakes in each recipe, then in each folder, then in the files as one chain.
 
-    `report_chain` gets a line for each chain of several solvers.
-    Raises InputError for what cannot be read, and for options of files where only recipes are given.
+    `report_chain` is called with a line for each chain of several solvers.
+    Raises InputError for unreadable input, and for options of files if only recipes are given.
     """
     if not all(target.strip() for target in targets):
         raise InputError("", "an empty name is given", "is a variable unset?")
@@ -189,7 +191,7 @@ def lint(
 
 
 def is_recipe(target: str) -> bool:
-    """Whether a target is a recipe: a YAML file, the name of one that ships, or a name that is no path.
+    """Whether a target is a recipe: a YAML file, the name of a shipped one, or a name that is not a path.
 
     >>> is_recipe("mine.yaml"), is_recipe("stampede2-64n-72ep"), is_recipe("a/solver.prototxt")
     (True, True, False)
@@ -201,14 +203,14 @@ def is_recipe(target: str) -> bool:
 
 
 def is_at_least(found: Finding, severity: str) -> bool:
-    """Whether a finding is accepted by nobody and as grave as `severity`, or graver; `never` is above all."""
+    """Whether a finding is not accepted and at least as severe as `severity`; `never` is above all."""
     if found.accepted or severity == "never":
         return False
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
 
 
 def explain_rule(name: str) -> str:
-    """Write what is known of one rule; InputError, with the nearest, if there is none of this id."""
+    """Explain one rule. Raises InputError with the nearest id for an unknown one."""
     if name not in RULES:
         near = difflib.get_close_matches(name, RULES, n=1)
         raise InputError(
@@ -234,7 +236,7 @@ def _lint_paths(
 
 
 def merge_folders(findings: Sequence[Finding]) -> list[Finding]:
-    """Say once for all solvers of a folder that their nets are said to lie in another, where the first is."""
+    """Merge the findings of a folder's solvers whose `net:` names another folder into one, at the first."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for found in findings:
         if found.id == "net-folder":
@@ -251,7 +253,7 @@ def _merge(group: Sequence[Finding]) -> Finding:
     if len(names) == 1:
         return first
     folder, own = first.values["folder"], first.values["own"]
-    what = f"the nets of {', '.join(names)} lie in {folder}, and the solvers in {own}"
+    what = f"the nets of {', '.join(names)} are in {folder}, but the solvers are in {own}"
     return replace(first, what=what, phase="", fixes=tuple(fix for found in group for fix in found.fixes))
 
 
@@ -263,4 +265,4 @@ def _refuse_options(options: LintOptions) -> None:
     ]
     if given:
         what = f"--{given[0].replace('_', '-')} is for files: a recipe states its own"
-        raise InputError("", what, "give prototxts, or leave it out")
+        raise InputError("", what, "give prototxts, or remove the option")

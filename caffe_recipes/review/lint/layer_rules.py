@@ -1,8 +1,8 @@
-"""Rules on what Caffe checks when it sets a layer up, and stops at: the table is `caffe/refusals.py`.
+"""Rules on what Caffe checks when it sets up a layer; the table is in `caffe/refusals.py`.
 
-Rules on fields that are set and never read: blocks of other types, and fields without effect.
+Rules on fields that are never read: blocks of other types, and fields without effect.
 
-Rules on phases: which layers are in which, and what must be the same in both.
+Rules on TRAIN and TEST: the layers in each, and what must be the same in both.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from caffe_recipes.review.lint.net_view import (
     title,
 )
 from caffe_recipes.review.lint.rules import Fix, finding, rule
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.net_view import (
@@ -40,15 +41,13 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-refusal_rule = partial(
-    rule, "a net: what Caffe checks when it sets a layer up, and stops at: the table is `caffe/refusals.py`"
-)
+refusal_rule = partial(rule, "the layers of a net: what Caffe checks when it sets one up")
 read_rule = partial(
-    rule, "a net: fields that are set and never read: blocks of other types, and fields without effect"
+    rule, "the fields of a net that are never read: blocks of other types, and fields without effect"
 )
-phase_rule = partial(rule, "a net: phases: which layers are in which, and what must be the same in both")
+phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
-# What the Caffes that are built for GPUs have.
+# Layer types that Caffes built for GPUs have.
 _OF_GPUS = frozenset(("engine-unknown", "pooling-stochastic"))
 _NO_LOSS_WORDS = """
     Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
@@ -57,28 +56,30 @@ _NO_LOSS_WORDS = """
 _NO_LOSS = frozenset(_NO_LOSS_WORDS.split())
 
 
-@refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape given in two ways")
-@refusal_rule("size-half-given", "error", "kernel, pad or stride of one axis, and none of the other")
-@refusal_rule("axis-given-twice", "error", "axis beside slice_dim or concat_dim")
+@refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
+@refusal_rule("size-half-given", "error", "kernel, pad or stride set for only one axis")
+@refusal_rule("axis-given-twice", "error", "axis together with slice_dim or concat_dim")
 @refusal_rule("global-pooling-sized", "error", "global_pooling with kernel_size, pad or stride")
-@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which no CPU computes")
-@refusal_rule("tops-count", "error", "a layer with fewer tops than its type makes, or more")
-@refusal_rule("dummy-shapes", "error", "DummyData with sizes that are neither one nor one for each top")
-@refusal_rule("infogain-source", "error", "InfogainLoss without a matrix: neither source nor a third bottom")
-@refusal_rule("dropout-ratio", "error", "dropout_ratio below 0, or 1 and above")
-@refusal_rule("eltwise-coeff", "error", "coeff of Eltwise for a product, or not one for each bottom")
+@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe has on GPUs only")
+@refusal_rule("tops-count", "error", "a layer with too few or too many tops for its type")
+@refusal_rule("dummy-shapes", "error", "DummyData whose number of sizes is neither 1 nor the number of tops")
+@refusal_rule("infogain-source", "error", "InfogainLoss without a matrix (neither source nor a third bottom)")
+@refusal_rule("dropout-ratio", "error", "dropout_ratio below 0, or 1 or above")
+@refusal_rule("eltwise-coeff", "error", "Eltwise coeff with operation PROD, or not one for each bottom")
 @refusal_rule(
-    "layer-value-refused", "error", "a value that its type stops at, or computes NaN or nothing with"
+    "layer-value-refused", "error", "a value that the layer refuses, or that makes its output NaN or empty"
 )
-@refusal_rule("value-not-finite", "error", "a number of a layer that is infinite or NaN")
-@refusal_rule("value-overflows", "error", "a number of a layer that is above 2,147,483,647")
-@refusal_rule("loss-weight-count", "error", "loss_weight not given once for each top")
-@refusal_rule("propagate-down-count", "error", "propagate_down not given once for each bottom")
+@refusal_rule("value-not-finite", "error", "an infinite or NaN number in a layer")
+@refusal_rule("value-overflows", "error", "a number above 2,147,483,647 in a layer")
+@refusal_rule("loss-weight-count", "error", "the number of loss_weight differs from the number of tops")
+@refusal_rule(
+    "propagate-down-count", "error", "the number of propagate_down differs from the number of bottoms"
+)
 @refusal_rule("engine-unknown", "error", "an engine that this Caffe does not know, or has on GPUs only")
 @refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
-@refusal_rule("filler-sparse", "error", "sparse on a filler that is not gaussian, or below 0")
+@refusal_rule("filler-sparse", "error", "sparse below 0, or in a filler that is not gaussian")
 def check_refusals(view: NetView) -> Iterator[Finding]:
-    """Check each layer of the file for what Caffe would stop at."""
+    """Check each layer of the file for errors that Caffe would stop at."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
         unweighted = _unweighted(layer) if is_intels else ()
@@ -94,7 +95,7 @@ def check_refusals(view: NetView) -> Iterator[Finding]:
 
 
 def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
-    """Whether Caffe makes a filler at all: of a block that the type reads, for a blob that it has."""
+    """Whether Caffe uses a filler: its block is read by the type, and its blob exists."""
     block, _, field = path.partition(".")
     is_read = layer.type in block_readers(view.dialect.layer_types).get(block, frozenset((layer.type,)))
     return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
@@ -112,14 +113,14 @@ def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "loss-weight-odd",
             "loss_weight[0]",
             "has loss_weight and is not a loss",
-            "training minimizes the sum of all its values, or Caffe stops where it has no gradient",
+            "training minimizes the sum of all its values, or Caffe stops if it has no gradient",
             "give loss_weight to the loss",
         )
 
 
-@refusal_rule("input-ignored", "warning", "a layer whose output is the same for any input")
+@refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
 def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Find factors of 0: what a layer makes does not depend on its input."""
+    """Find factors of 0, which hide a layer's input."""
     fields = {
         "Exp": ("exp_param.scale",),
         "Log": ("log_param.scale",),
@@ -128,17 +129,17 @@ def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     for path in fields:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
-            effect = "its output is the same for any input: nothing is learned from it"
+            effect = "its output does not depend on its input: nothing is learned from it"
             yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another")
 
 
-# The largest that published nets have are a hundredth of these, or less.
+# At least 100 times the largest in published nets.
 _MOST_MULTIPLIER, _MOST_WEIGHT, _MOST_SPREAD, _MOST_SCALE = 1e3, 1e6, 1e2, 1e3
 
 
-@refusal_rule("value-large", "warning", "a multiplier, weight or spread far beyond what anybody trains with")
+@refusal_rule("value-large", "warning", "a multiplier, weight or spread far above any useful value")
 def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Find numbers with which the first updates, or the first pass, leave nothing but infinities."""
+    """Find numbers so large that the first pass or update overflows."""
     given: list[tuple[str, float, float]] = [
         (f"param[{p}].{name}", getattr(param, name), _MOST_MULTIPLIER)
         for p, param in enumerate(layer.param)
@@ -155,26 +156,28 @@ def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
     for path, value, most in given:
         if most < abs(value) < math.inf:
             name = path.rpartition(".")[2].partition("[")[0]
-            effect = "the loss becomes NaN, or saturates, and Caffe trains on to the end"
-            yield Refusal("value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: 1, say")
+            effect = "the loss becomes NaN or saturates, and Caffe trains to the end"
+            yield Refusal(
+                "value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: for example 1"
+            )
 
 
 @refusal_rule(
-    "loss-weight-missing", "error", "a loss whose type has the weight 0 unless loss_weight is given"
+    "loss-weight-missing", "error", "a loss without loss_weight, whose type has the default weight 0"
 )
 def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in UNWEIGHTED and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
             "type",
-            "has no loss_weight, and the one of its type is 0",
+            "has no loss_weight, and the default of its type is 0",
             "Caffe prints loss = 0, and nothing is learned from it",
             "loss_weight: 1",
         )
 
 
 class Unread(NamedTuple):
-    """A field that has no effect where `idle` holds of the layer's block; `write` says what would have."""
+    """A field that has no effect if `idle(block)` is true; `write` says what to write instead."""
 
     rule: str
     block: str
@@ -193,7 +196,7 @@ def _always(param: Any) -> bool:  # noqa: ANN401
 
 
 def _moved(block: str, *fields: str) -> list[Unread]:
-    """Tell of fields that the blocks of data layers had before there was `transform_param`."""
+    """List fields of a data layer's block that moved to `transform_param`."""
     why = "Caffe reads it from transform_param"
     return [
         Unread("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
@@ -201,10 +204,10 @@ def _moved(block: str, *fields: str) -> list[Unread]:
     ]
 
 
-_TAKE_OUT = "take it out"
+_REMOVE = "remove it"
 _UNREAD: tuple[Unread, ...] = (
     *(
-        Unread("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _TAKE_OUT)
+        Unread("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _REMOVE)
         for block in ("convolution_param", "inner_product_param", "embed_param", "scale_param")
     ),
     *_moved("data_param", "scale", "mean_file", "crop_size", "mirror"),
@@ -215,7 +218,7 @@ _UNREAD: tuple[Unread, ...] = (
         "transform_param",
         "random_aspect_ratio_param",
         lambda param: param.HasField("random_resize_param"),
-        "random_resize_param goes before it",
+        "random_resize_param takes precedence",
         "keep one of them",
     ),
     Unread(
@@ -223,7 +226,7 @@ _UNREAD: tuple[Unread, ...] = (
         "loss_param",
         "normalize",
         lambda param: param.HasField("normalization"),
-        "normalization goes before it",
+        "normalization takes precedence",
         "keep normalization",
     ),
     Unread(
@@ -248,7 +251,7 @@ _UNREAD: tuple[Unread, ...] = (
         "coeff",
         lambda param: param.operation == pb.EltwiseParameter.MAX,
         "operation is MAX",
-        _TAKE_OUT,
+        _REMOVE,
     ),
     Unread(
         "field-unread",
@@ -256,7 +259,7 @@ _UNREAD: tuple[Unread, ...] = (
         "avg_include_pad",
         lambda param: param.engine == pb.PoolingParameter.CAFFE,
         "engine CAFFE divides by the window clipped to the padded input",
-        _TAKE_OUT,
+        _REMOVE,
     ),
     Unread(
         "field-idle",
@@ -264,11 +267,11 @@ _UNREAD: tuple[Unread, ...] = (
         "k",
         lambda param: param.norm_region == pb.LRNParameter.WITHIN_CHANNEL,
         "norm_region is WITHIN_CHANNEL",
-        _TAKE_OUT,
+        _REMOVE,
     ),
 )
 
-# The fields that each filler reads; `scale` is a matter of Intel's engines.
+# The fields that each filler reads; `scale` is read by Intel's engines.
 _FILLERS = {
     "bilinear": (),
     "constant": ("value",),
@@ -278,7 +281,7 @@ _FILLERS = {
     "uniform": ("min", "max"),
     "xavier": ("variance_norm",),
 }
-# Each type but gaussian checks that there is no `sparse`: `refusals` has the rule.
+# `refusals` reports `sparse` in a filler that is not gaussian.
 _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
 
 
@@ -286,24 +289,24 @@ _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
     "block-unread",
     "warning",
     "a `*_param` block of another layer type",
-    effect="it changes nothing, whoever wrote it intended something",
+    effect="it has no effect, though somebody intended one",
 )
 @read_rule(
     "field-unread",
     "warning",
     "a field that is set and has no effect",
-    effect="it changes nothing, whoever wrote it intended something",
-    fix="takes the field out, if the finding says `take it out`",
+    effect="it has no effect, though somebody intended one",
+    fix="removes the field, if the finding says `remove it`",
 )
 @read_rule(
     "field-idle",
     "note",
-    "a field that is set, has no effect, and misleads nobody",
-    effect="it changes nothing",
-    fix="takes the field out",
+    "a field that is set, has no effect, and is harmless",
+    effect="it has no effect",
+    fix="removes the field",
 )
 def check_reads(view: NetView) -> Iterator[Finding]:
-    """Check types, and what each layer sets that its type does not read; alike layers told once."""
+    """Check layer types, and fields that a layer sets but never reads; similar layers make one finding."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     unknown: dict[str, list[int]] = defaultdict(list)
     for index, layer in enumerate(view.net.layer):
@@ -312,20 +315,20 @@ def check_reads(view: NetView) -> Iterator[Finding]:
             continue
         for key in _unread_of(view, layer):
             found[key].append(index)
-    if view.dialect.name == OURS:  # of another dialect, its own rules tell this
+    if view.dialect.name == OURS:  # other dialects have their own rules for it
         for type_, layers in unknown.items():
             yield _unknown_type(view, type_, layers)
     for (name, field, why, write), layers in found.items():
         alike = [view.net.layer[index] for index in layers]
         whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
         what = f"{field} of {whose} is never read: {why}"
-        places = [layer_field(index, field) for index in layers] if _TAKE_OUT in write else []
+        places = [layer_field(index, field) for index in layers] if _REMOVE in write else []
         fixes = tuple(Fix(place, field.rpartition(".")[2]) for place in places if name != "block-unread")
         yield finding(name, layer_field(layers[0], field), what, write=write, fixes=fixes, layers=len(layers))
 
 
 def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
-    if layer.type == "Python":  # its code may read any
+    if layer.type == "Python":  # its code may read any block
         return
     readers = block_readers(view.dialect.layer_types)
     for field, value in layer.ListFields():
@@ -333,8 +336,8 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
         if name in readers and layer.type not in readers[name]:
             if value.ListFields():
                 types = show_names(sorted(readers[name]))
-                write = f'take it out, or type: "{sorted(readers[name])[0]}"'
-                yield "block-unread", name, f"it is for {types}, not for {layer.type}", write
+                write = f'remove it, or type: "{sorted(readers[name])[0]}"'
+                yield "block-unread", name, f"it is for {types}, not {layer.type}", write
             continue
         for unread in _UNREAD:
             if unread.block == name and _is_set(value, unread.field) and unread.idle(value):
@@ -346,7 +349,7 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
             continue
         for field, _ in filler.ListFields():
             if field.name not in _ALWAYS_READ and field.name not in reads:
-                write = f'type: "{_reader_of(field.name)}", or take it out'
+                write = f'type: "{_reader_of(field.name)}", or remove it'
                 yield "field-unread", f"{path}.{field.name}", f"the filler is {filler.type}", write
 
 
@@ -367,7 +370,7 @@ def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     elif others:
         write = f"it belongs to {', '.join(others)}; build it from other layers for this Caffe"
     else:
-        write = "name a type that this Caffe has; of your own build it must have this layer too"
+        write = "a type that this Caffe has, or build Caffe with this layer"
     first = view.net.layer[layers[0]]
     if len(layers) > 1:
         of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
@@ -400,8 +403,8 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
 @phase_rule(
     "phase-without-include",
     "warning",
-    "`phase` in a layer, which does not choose its phase",
-    effect="the layer is in both phases, and behaves in both as in this one",
+    "`phase` set in a layer, which does not select its phase",
+    effect="the layer is in both phases, and behaves in both as in the one named",
 )
 def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
@@ -417,7 +420,7 @@ def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
             yield finding(
                 "phase-without-include",
                 layer_field(index, "phase"),
-                f"{title(layer)} says phase: {name}, which does not choose the phases that it is in",
+                f"{title(layer)} has phase: {name}, which does not select the phases that it is in",
                 write=f"include {{ phase: {name} }}",
             )
 
@@ -425,28 +428,28 @@ def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
 @phase_rule(
     "no-data",
     "error",
-    "no layer makes data, in either phase",
+    "no layer produces data, in either phase",
     effect="Caffe stops: Unknown bottom blob",
     write="add a data layer for each phase, or an Input layer",
 )
 @phase_rule(
     "no-train-data",
     "warning",
-    "layers for TRAIN, but none that makes its data",
-    effect="the net can be tested, not trained: Caffe stops at the first bottom",
+    "layers for TRAIN, but none that produces its data",
+    effect="the net can be tested but not trained: Caffe stops at the first bottom",
     write="add a data layer with include { phase: TRAIN }",
 )
 def check_phases(view: NetView) -> Iterator[Finding]:
-    """Check that each phase has what it needs, and that both fit together."""
+    """Check that each phase has data and a loss, and that TRAIN and TEST agree."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
     first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
     if not view.phases:
-        yield finding("no-data", "", "no layer makes data: each has a bottom, and the net has no `input`")
+        yield finding("no-data", "", "no layer produces data: each has a bottom, and the net has no `input`")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
         yield finding(
             "no-train-data",
             layer_field(first, "include[0]"),
-            f"{title(view.net.layer[first])} is for TRAIN, for which no layer makes data",
+            f"{title(view.net.layer[first])} is for TRAIN, but no layer produces data for TRAIN",
         )
     if train is not None:
         yield from _loss(train)
@@ -456,7 +459,7 @@ def check_phases(view: NetView) -> Iterator[Finding]:
         yield from _transforms(train, test)
         yield from _crops(train, test)
         yield from _dropouts(train, test)
-        # Images of unknown channels have as many as they have means.
+        # If the number of channels is unknown, it is the number of mean_value fields.
         if not counted:
             yield from _weights(train, test)
 
@@ -482,13 +485,13 @@ def _loss(train: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "no-loss",
                 layer_field(index, "include[0]"),
-                f"{title(layer)} makes data for TRAIN, where no layer is a loss",
+                f"{title(layer)} produces data for TRAIN, but TRAIN has no loss",
             )
             return
 
 
 def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
-    """Yield the data layers of one top and type that differ: indexes in TRAIN, and in TEST."""
+    """Yield the data layers of TRAIN and TEST with the same top and type, by index."""
     makers = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
     for i, layer in enumerate(test.layers):
         twin = makers.get(layer.top[0]) if layer.top and not layer.bottom else None
@@ -498,7 +501,7 @@ def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
 
 @mean_values_misfit
 def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
-    """Find phases whose means are of other numbers of channels; the odder of both is the wrong one."""
+    """Find data layers with different numbers of mean_value in TRAIN and TEST."""
     for in_train, in_test in _twins(train, test):
         counts = [
             len(phase.layers[i].transform_param.mean_value)
@@ -513,7 +516,7 @@ def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "mean-values-misfit",
             phase.where(i, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {count} mean_value in {where}, and {other} in {there}",
+            f"{title(layer)} has {count} mean_value in {where}, but {other} in {there}",
             effect="Caffe stops: Specify either 1 mean_value or as many as channels",
             write=f"give 1 or {other}",
         )
@@ -524,13 +527,13 @@ def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "warning",
     "TEST reads the records that TRAIN reads",
     effect="the accuracy is of images that the net was trained on",
-    write="name the LMDB that was held out",
+    write="the held-out LMDB",
 )
 @phase_rule(
     "phase-transforms-differ",
     "warning",
-    "mean or scale of TRAIN and TEST differ",
-    effect="the net is tested on other numbers than it was trained on: the accuracy says little",
+    "mean or scale differs between TRAIN and TEST",
+    effect="the net is tested on differently scaled inputs than it was trained on: the accuracy is wrong",
 )
 def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _twins(train, test):
@@ -544,8 +547,8 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 yield finding(
                     "phase-transforms-differ",
                     test.where(in_test, f"transform_param.{field}"),
-                    f"{title(layer)} has {field} {ours} in TEST and {theirs} in TRAIN",
-                    write=f"give both phases the same {field}",
+                    f"{title(layer)} has {field} {ours} in TEST but {theirs} in TRAIN",
+                    write=f"the same {field} in both phases",
                 )
         source = layer.data_param.source
         if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
@@ -559,20 +562,20 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "phase-crops-differ",
     "warning",
-    "crop_size of TRAIN and TEST differ",
-    effect="objects have another size than those that the net was trained on, or weights do not fit",
+    "crop_size differs between TRAIN and TEST",
+    effect="objects appear at a different size than in training, or weights do not fit",
 )
 def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _twins(train, test):
         layer = test.layers[in_test]
         ours = layer.transform_param.crop_size
         theirs = train.layers[in_train].transform_param.crop_size
-        # Without a crop the images may be of that size already.
+        # Images that are not cropped may have that size already.
         if ours and theirs and ours != theirs:
             yield finding(
                 "phase-crops-differ",
                 test.where(in_test, "transform_param.crop_size"),
-                f"{title(layer)} has crop_size {ours} in TEST and {theirs} in TRAIN",
+                f"{title(layer)} has crop_size {ours} in TEST but {theirs} in TRAIN",
                 write=f"crop_size: {theirs}",
             )
 
@@ -580,9 +583,9 @@ def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "dropout-test-only",
     "warning",
-    "a Dropout in TEST alone, where it does nothing",
-    effect="it does nothing in TEST, and TRAIN trains without it",
-    write="take its include out: it is in both phases",
+    "a Dropout only in TEST, where it has no effect",
+    effect="it has no effect in TEST, and TRAIN trains without it",
+    write="remove its include, so that it is in both phases",
 )
 def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
@@ -590,11 +593,11 @@ def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "dropout-test-only",
                 test.where(i, "include[0]" if layer.include else "exclude[0]"),
-                f"{title(layer)} is in TEST, and not in TRAIN",
+                f"{title(layer)} is in TEST but not in TRAIN",
             )
 
 
-@phase_rule("phase-weights-differ", "error", "weights of one layer have another shape in TEST than in TRAIN")
+@phase_rule("phase-weights-differ", "error", "the weights of a layer have different shapes in TEST and TRAIN")
 def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
     for i, layer in enumerate(test.layers):
@@ -605,9 +608,9 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "phase-weights-differ",
                 test.where(i, "name"),
-                f"{title(layer)} learns {len(ours)} blobs in TEST and {len(theirs)} in TRAIN",
+                f"{title(layer)} learns {describe_count(len(ours), 'blob')} in TEST, {len(theirs)} in TRAIN",
                 effect=f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
-                write="one definition for both phases, or another name for one of the layers",
+                write="one definition for both phases, or a different name in one of them",
             )
             continue
         for one, other in zip(ours, theirs, strict=False):
@@ -615,10 +618,10 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 yield finding(
                     "phase-weights-differ",
                     test.where(i, "name"),
-                    f"{title(layer)} has weights {show_shape(one)} in TEST and {show_shape(other)} in TRAIN",
+                    f"{title(layer)} has weights {show_shape(one)} in TEST but {show_shape(other)} in TRAIN",
                     effect="Caffe stops before it trains: Cannot share param 0 weights from layer "
                     f"'{layer.name}'; shape mismatch",
-                    write="give both phases inputs of one size (crop_size), or pool globally before "
+                    write="inputs of the same size in both phases (crop_size), or global pooling before "
                     "the layer",
                 )
                 break

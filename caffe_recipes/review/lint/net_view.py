@@ -1,8 +1,8 @@
-"""A net as lint's rules see it: the layers of each phase, where each blob comes from, and what it is.
+"""A net for lint's rules: the layers of each phase, and the producer and shape of each blob.
 
-Which `*_param` block belongs to which layer types: what of a layer Caffe never reads.
+The layer types that read each `*_param` block.
 
-Nets of `layers`: what Caffe makes of them, with each field in its place in the old text.
+Old nets (`layers`): as Caffe upgrades them, with the places of the old text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from caffe_recipes.caffe.shapes import select_layers
 from caffe_recipes.caffe.upgrade import upgrade_net
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.review.lint.rules import finding, rule
+from caffe_recipes.wording import plural
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.dialects import Dialect
@@ -31,15 +32,13 @@ if TYPE_CHECKING:
     from caffe_recipes.caffe.shapes import LayerShapes
     from caffe_recipes.review.lint.rules import Finding
 
-old_net_rule = partial(
-    rule, "a net: Nets of `layers`: what Caffe makes of them, with each field in its place in the old text"
-)
+old_net_rule = partial(rule, "a net in the old format")
 
 DatumOf = Callable[[str], pb.Datum | None]
 
-# Which block of a source holds its batch_size.
+# The block of each data layer type that holds its batch_size.
 SOURCE_BLOCKS = BATCH_BLOCKS
-# Sources that read a file, or that the caller's code feeds.
+# Data layers that read a file, and those that the caller's code feeds.
 READERS = frozenset(SOURCE_BLOCKS) | {"DummyData"}
 _LEARNED_TYPES_WORDS = """
     BatchNorm Bias Convolution Deconvolution Embed InnerProduct LSTM MKLBatchNorm Normalize PReLU
@@ -52,7 +51,7 @@ Blob = tuple[int, int]  # (layer, top), or (-1, input)
 
 
 def same_path(source: str) -> str:
-    """Give a path in the one way that all ways of writing it share; links are not followed.
+    """Normalize a path, so that different spellings compare equal; links are not followed.
 
     >>> same_path("//data//./lmdb/"), same_path("lmdb/../lmdb"), same_path("")
     ('/data/lmdb', 'lmdb', '')
@@ -62,7 +61,7 @@ def same_path(source: str) -> str:
 
 
 def layer_field(layer: int, field: str) -> str:
-    """Give the path of a layer's field: the place of a finding until its document locates it."""
+    """Return the path of a layer's field: the place of a finding until its document locates it."""
     return f"layer[{layer}].{field}"
 
 
@@ -70,8 +69,7 @@ def layer_field(layer: int, field: str) -> str:
 class PhaseNet:
     """The layers that one phase keeps, in order; `indexes` counts them in the file.
 
-    `shapes` holds what was inferred for each layer, or None where that was not possible. Its length is that
-    of `layers`, or 0 before inference.
+    `shapes` holds the inferred shapes of each layer, None if unknown. It is empty before inference.
     """
 
     net: pb.NetParameter
@@ -83,12 +81,12 @@ class PhaseNet:
 
     @cached_property
     def flow(self) -> Flow:
-        """Who makes and who reads each blob."""
+        """The producer and the readers of each blob."""
         return _trace(self.net.input, self.layers)
 
     @cached_property
     def has_source(self) -> bool:
-        """Whether anything makes data here: a layer without bottoms, or `input` fields."""
+        """Whether there is data: a layer without bottoms, or `input` fields."""
         return bool(self.net.input) or any(
             not layer.bottom and layer.top and layer.type != "Parameter" for layer in self.layers
         )
@@ -100,36 +98,36 @@ class PhaseNet:
 
     @cached_property
     def is_fed(self) -> bool:
-        """Whether code feeds the data, so that whatever is left over is an output: a deploy net."""
+        """Whether code feeds the data, as in a deploy net, so that every unread top is an output."""
         return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
 
     def where(self, layer: int, field: str) -> str:
-        """Give the path in the file of a field of a layer of this phase."""
+        """Return the path in the file of a field of a layer of this phase."""
         return layer_field(self.indexes[layer], field)
 
     def maker(self, layer: int, bottom: int) -> Blob | None:
-        """Give the (layer, top) that makes a bottom."""
+        """Return the (layer, top) that produces a bottom."""
         return self.flow.makers.get((layer, bottom))
 
     def bottom_shape(self, layer: int, bottom: int) -> Shape | None:
-        """Give the inferred shape of a bottom, None if it is not known."""
+        """Return the inferred shape of a bottom, None if unknown."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.bottoms[bottom] if shapes and bottom < len(shapes.bottoms) else None
 
     def learned(self, layer: int) -> tuple[Shape, ...] | None:
-        """Give the inferred shapes of what a layer learns, None if they are not known."""
+        """Return the inferred shapes of the blobs that a layer learns, None if unknown."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
 
     def maker_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
-        """Give the (layer, top) that a bottom comes from, before all layers of these types on the way."""
+        """Return the (layer, top) that a bottom comes from, skipping layers of these types."""
         made = self.maker(layer, bottom)
         while made is not None and made[0] >= 0 and self.layers[made[0]].type in types:
             made = self.maker(made[0], 0)
         return made
 
     def behind(self, blob: Blob) -> frozenset[Blob]:
-        """Give all blobs that a blob is computed from, and itself."""
+        """Return a blob and all blobs that it is computed from."""
         found = {blob}
         waiting = [blob]
         while waiting:
@@ -141,7 +139,7 @@ class PhaseNet:
         return frozenset(found)
 
     def above(self, layer: int) -> Iterator[int]:
-        """Walk from a layer to the sources along first bottoms, itself excluded."""
+        """Yield the layers from a layer up to its data, along first bottoms, without itself."""
         made = self.maker(layer, 0)
         while made is not None and made[0] >= 0:
             yield made[0]
@@ -150,9 +148,9 @@ class PhaseNet:
 
 @dataclass(frozen=True)
 class Flow:
-    """`makers` gives the maker of each (layer, bottom) that has one, `readers` the readers of each blob.
+    """The producer of each bottom (`makers`), if it has one, and the readers of each blob (`readers`).
 
-    `twice` are the (layer, top) that make a blob that is there already, with the maker that was first.
+    `twice` maps each (layer, top) that produces an existing blob again to its first producer.
     """
 
     makers: Mapping[tuple[int, int], Blob]
@@ -163,7 +161,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class NetView:
-    """One net, its phases that hold a source, and what the caller knows besides."""
+    """One net, its phases that have data, and facts that the file does not hold."""
 
     net: pb.NetParameter
     phases: tuple[PhaseNet, ...]
@@ -172,16 +170,16 @@ class NetView:
     dialect: Dialect
 
     def phase(self, phase: int) -> PhaseNet | None:
-        """Give the net of a phase in the plain state, None if it has no source."""
+        """Return the net of a phase without stages, None if it has no data."""
         return next((each for each in self.phases if each.phase == phase and not each.stages), None)
 
 
 def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
-    """Give the states of a net that hold a source: each phase, with no stage and with each of the rules'."""
+    """Return the states of a net that have data: each phase, without stages and with each stage."""
     stages = dict.fromkeys(
         stage for layer in net.layer for rule in (*layer.include, *layer.exclude) for stage in rule.stage
     )
-    # Nobody writes so many; each costs a look at the whole net.
+    # The most stages that are checked: each costs a pass over the whole net.
     stages = dict.fromkeys([*stages][:_MOST_STAGES])
     states = [
         (phase, names) for names in [(), *((stage,) for stage in stages)] for phase in (pb.TRAIN, pb.TEST)
@@ -195,7 +193,7 @@ def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
 
 
 def is_deployed(phase: PhaseNet) -> bool:
-    """Whether a net is one for deployment, which no TRAIN sets up: code feeds it, and it has no loss."""
+    """Whether a net is a deploy net, which is never trained: code feeds it, and it has no loss."""
     return phase.is_fed and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
 
 
@@ -204,7 +202,7 @@ def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNe
     indexes: list[int] = []
     layers: list[pb.LayerParameter] = []
     for index, layer in enumerate(net.layer):
-        # Equal layers have equal rules: the first that equals the next chosen is it. NaN equals nothing.
+        # Equal layers have equal rules, so the first equal layer will do. A NaN is not equal to itself.
         at = len(layers)
         if at < len(chosen) and (layer is chosen[at] or layer == chosen[at]):
             indexes.append(index)
@@ -234,7 +232,7 @@ def _trace(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
 
 
 def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
-    """Decide as Caffe does when it sets the net up: what learns is above, and a loss below."""
+    """Find where Caffe propagates gradients: below layers that learn and above a loss."""
     readers, makers = phase.flow.readers, phase.flow.makers
     needed: set[Blob] = set()
     bottoms: dict[tuple[int, int], bool] = {}
@@ -261,7 +259,7 @@ def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
 
 
 def _has_rate(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
-    """Whether Caffe computes gradients of what a layer learns: lr_mult is 1 where there is no `param`."""
+    """Whether Caffe computes gradients for a layer's weights: lr_mult is 1 without a `param`."""
     count = len(learned) if learned is not None else int(layer.type in LEARNED_TYPES)
     return len(layer.param) < count or any(param.lr_mult for param in layer.param[:count])
 
@@ -272,7 +270,7 @@ def is_in_place(layer: pb.LayerParameter, top: int) -> bool:
 
 
 def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
-    """Give the weights of a layer's tops in the loss: as written, else 1 for what its type makes a loss.
+    """Return the loss weights of a layer's tops: as set, else 1 for the top of a loss layer.
 
     >>> loss_weights(pb.LayerParameter(type="SoftmaxWithLoss")), loss_weights(pb.LayerParameter(type="ReLU"))
     ((1.0,), ())
@@ -283,12 +281,12 @@ def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
 
 
 def is_loss(layer: pb.LayerParameter) -> bool:
-    """Whether a layer adds to the loss: by its loss_weight, or else by its type."""
+    """Whether a layer adds to the loss, by its loss_weight or else by its type."""
     return any(loss_weights(layer))
 
 
 def has_loss_top(layer: pb.LayerParameter) -> bool:
-    """Whether a layer's type is a loss: Caffe gives it the top that it lacks."""
+    """Whether a layer's type is a loss, to which Caffe adds a missing top."""
     return "Loss" in layer.type
 
 
@@ -302,7 +300,7 @@ def title(layer: pb.LayerParameter) -> str:
 
 
 def show_names(names: Sequence[str], most: int = 4) -> str:
-    """List names, the first few of many.
+    """List names; of many, the first few.
 
     >>> show_names(["a", "b", "c"], most=2), show_names(["a", "b", "c"], most=3)
     ('a, b and 1 more', 'a, b, c')
@@ -311,17 +309,18 @@ def show_names(names: Sequence[str], most: int = 4) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def show_layers(names: Sequence[str]) -> str:
-    """Count layers and name the first few.
+def show_layers(names: Sequence[str], kind: str = "") -> str:
+    """Count layers, of a type if `kind` is given, and name the first few.
 
-    >>> show_layers(["a"]), show_layers(["a", "b"])
-    ('1 layer (a)', '2 layers (a, b)')
+    >>> show_layers(["a"]), show_layers(["a", "b"], "ReLU")
+    ('1 layer (a)', '2 ReLU layers (a, b)')
     """
-    return f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({show_names(names)})"
+    layers = plural(len(names), "layer")
+    return f"{len(names)} {f'{kind} ' if kind else ''}{layers} ({show_names(names)})"
 
 
 def show_transform(param: pb.TransformationParameter, field: str) -> str:
-    """Write a field of `transform_param` as a person would.
+    """Format a field of `transform_param` as people write it.
 
     >>> show_transform(pb.TransformationParameter(mirror=True, mean_value=[1, 2]), "mean_value")
     '1, 2'
@@ -335,7 +334,7 @@ def show_transform(param: pb.TransformationParameter, field: str) -> str:
 
 
 def shapes_fit(one: Shape, other: Shape) -> bool:
-    """Whether two shapes are the same, as far as they are known.
+    """Whether two shapes may be equal; unknown sizes are equal to any.
 
     >>> shapes_fit((10, None), (10, 64)), shapes_fit((10, 64), (10,))
     (True, False)
@@ -346,7 +345,7 @@ def shapes_fit(one: Shape, other: Shape) -> bool:
 
 
 def show_number(value: float) -> str:
-    """Write a float32 field as a person would.
+    """Format a float32 field as people write it.
 
     >>> show_number(0.949999988079071), show_number(0.0)
     ('0.95', '0')
@@ -354,10 +353,10 @@ def show_number(value: float) -> str:
     return f"{value:.6g}"
 
 
-# Blocks that any layer may have: they are for the engine, or for MLSL.
+# Blocks for the engine or for MLSL, which any layer may have.
 _OF_ANY = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
 
-# Where the name of the block is not the name of one type.
+# Blocks whose name is not that of a single type.
 _TYPES = {
     "argmax_param": "ArgMax",
     "batch_norm_param": "BatchNorm MKLBatchNorm",
@@ -374,13 +373,13 @@ _TYPES = {
     "transform_param": " ".join(sorted(set(SOURCE_BLOCKS) - {"HDF5Data"})),
 }
 
-# What reads `loss_param` in BVLC's Caffe and NVIDIA's, and not in Intel's, which has this type.
+# Reads `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's, which also has this type.
 _READING_LOSS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
 _ADDED_TYPE = "MKLBatchNorm"
 
 
 def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
-    """Give the layer types that read a block of LayerParameter; None if any may, or it is not known.
+    """Return the layer types that read a block of LayerParameter; None if any may, or if unknown.
 
     >>> sorted(readers_of("inner_product_param", ["InnerProduct", "ReLU"]))
     ['InnerProduct']
@@ -396,7 +395,7 @@ def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
 
 @functools.cache
 def block_readers(types: frozenset[str]) -> Mapping[str, frozenset[str]]:
-    """Give for each `*_param` block the types that read it, for blocks that not any type may have."""
+    """Return the types that read each `*_param` block, without blocks that any type may have."""
     names = (field.name for field in pb.LayerParameter.DESCRIPTOR.fields if field.message_type)
     found = {name: readers_of(name, types) for name in names if name.endswith("_param")}
     return {name: readers for name, readers in found.items() if readers is not None}
@@ -423,23 +422,23 @@ _GIVEN = re.compile(r"layers\[(\d+)\]")
 @old_net_rule(
     "old-format",
     "note",
-    "a net of `layers`, the old format",
-    effect="Caffe upgrades it each time that it reads it, and so do these findings",
-    write="caffe-recipes upgrade FILE writes it in today's",
+    "a net in the old format (`layers`)",
+    effect="Caffe upgrades it whenever it reads it; lint checked the upgraded net",
+    write="caffe-recipes upgrade FILE converts it to today's format",
 )
 @old_net_rule(
     "upgrade-refused",
     "error",
-    "a net of the old format that Caffe cannot upgrade",
+    "a net in the old format that Caffe cannot upgrade",
     effect="Caffe stops when it reads the net",
 )
 def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Finding]]:
-    """Give a net of `layers` as Caffe upgrades it, its layers placed in the old text, and findings.
+    """Return an old net (`layers`) as Caffe upgrades it, with places in the old text, and findings.
 
-    Of a net that Caffe refuses nothing is left to look at.
+    A net that Caffe refuses is returned empty.
     """
     old = document.message.layers
-    note = finding("old-format", "layers[0]", f"the net has {len(old)} `layers` of the old format")
+    note = finding("old-format", "layers[0]", f"the net has {len(old)} `layers` in the old format")
     try:
         net = upgrade_net(document.message).message
     except PrototxtError as error:
@@ -455,7 +454,7 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
 
 
 def _find(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
-    """Give the index of the old layer that each layer was; they keep their order, and names."""
+    """Return the index of the old layer for each layer; order and names are kept."""
     found: list[int | None] = []
     names = [each.name or each.layer.name for each in old]
     start = 0

@@ -1,8 +1,8 @@
-"""Epochs that comments and titles claim, and the images and the global batch that a schedule was made for.
+"""Rules on epochs in comments and titles, and on the images and global batch of a schedule.
 
-What the machine must give: cores for threads and for MLSL's servers, and room in /tmp.
+Rules on the machine: cores for OpenMP threads and MLSL servers, and space in /tmp.
 
-What a recipe states besides its solvers and nets: the images of its evaluation, and of its digits.
+Rules on the rest of a recipe: its evaluation, and nets for the digits data set.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.02
 _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
-# `1 epoch = 313 iterations` explains, it claims nothing.
+# `1 epoch = 313 iterations` is an explanation, not a claim.
 _CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
 _BASIS = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
-# What our own generated solvers say at their top.
+# The header of generated solvers.
 _HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
 _FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
-_LEAST_IMAGES = 1000  # below it, `3 / 4` is no images over batch
+_LEAST_IMAGES = 1000  # `3 / 4` is not images over batch
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What an epoch is made of: images in it, and images in an iteration."""
+    """The size of an epoch: images in an epoch, and images in an iteration."""
 
     images: float
     batch: float
 
     def epochs(self, iterations: float) -> float:
-        """Give the epochs of so many iterations.
+        """Convert iterations to epochs.
 
         >>> round(Basis(1281167, 4096).epochs(1000), 2)
         3.2
@@ -75,7 +75,7 @@ class Basis:
 
 
 def parse_claims(text: str) -> tuple[float, ...]:
-    """Find the numbers of epochs that a text claims.
+    """Return the numbers of epochs that a text claims.
 
     >>> [parse_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
     [(5.0,), (90.0,), ()]
@@ -84,7 +84,7 @@ def parse_claims(text: str) -> tuple[float, ...]:
 
 
 def parse_basis(text: str) -> Basis | None:
-    """Find images over batch in a comment.
+    """Return the images and the batch of a comment like `1281167 / 4096`.
 
     >>> parse_basis("1281167 / 4096  * 5 epochs")
     Basis(images=1281167.0, batch=4096.0)
@@ -102,15 +102,15 @@ def parse_basis(text: str) -> Basis | None:
 @chain_rule(
     "images-differ",
     "warning",
-    "a number of images other than the one that the schedule was made for",
-    effect="all epochs are shorter or longer than the schedule's",
-    write="iterations and comments for these images",
+    "a number of images that the schedule was not made for",
+    effect="all epochs are shorter or longer than the schedule assumes",
+    write="iterations and comments for this number of images",
 )
 def check_epochs(chain: Chain) -> Iterator[Finding]:
-    """Find comments whose epochs are off, and a global batch or images that the schedule was not made for.
+    """Find comments with wrong epochs, and images or a global batch that the schedule was not made for.
 
-    A comment is judged by its own images over batch, else by those of another comment of the chain, else by
-    what is given; with none of these it is not judged.
+    A comment is judged by its own images / batch, else by that of another comment in the chain, else by the
+    given values; without any of these it is not judged.
     """
     made_for = find_basis(chain.links)
     for link in chain.links:
@@ -119,7 +119,7 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
         if made_for:
             yield from _batch(chain, link, made_for)
     if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
-        what = f"comments count on {made_for.images:,.0f} images, and there are {chain.setting.images:,}"
+        what = f"comments assume {made_for.images:,.0f} images, but there are {chain.setting.images:,}"
         where = chain.links[0].solver.path
         yield finding("images-differ", where, what, images=chain.setting.images)
 
@@ -127,11 +127,11 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
 @path_rule(
     "test-images-left",
     "warning",
-    "a test_iter whose images are not those of the test set",
-    effect="each test sees other images, in the order of the LMDB: the accuracy varies",
+    "a test_iter that does not cover the test set exactly once",
+    effect="each test sees a different part of the LMDB: the accuracy varies",
 )
 def check_tests(chain: Chain) -> Iterator[Finding]:
-    """Find a test_iter that leaves out images of a test set that is here, given, or in a comment."""
+    """Find a test_iter that misses test images, for a test set that exists, is given or is in a comment."""
     for link in chain.links:
         solver = link.solver.message
         nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
@@ -158,10 +158,10 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
 
 
 def find_basis(links: Iterable[Link]) -> Basis | None:
-    """Find the first images over batch in the comments of a chain's solvers."""
+    """Return the first images / batch in the comments of a chain's solvers."""
     for link in links:
         for field, comment in link.solver.comments.items():
-            # Images over batch at a test_iter are those of the test set.
+            # A comment at a test_iter is about the test set.
             bases = () if field.partition("[")[0] == "test_iter" else map(parse_basis, _texts([comment]))
             if basis := next(filter(None, bases), None):
                 return basis
@@ -171,16 +171,16 @@ def find_basis(links: Iterable[Link]) -> Basis | None:
 @chain_rule(
     "title-epochs",
     "warning",
-    "a recipe's title that claims a number of epochs more than 2 % off",
-    effect="results are compared with those of other schedules",
+    "a recipe's title claims a number of epochs that is more than 2 % off",
+    effect="readers compare the results with those of another schedule",
 )
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
-    """Find a title whose epochs are neither those of the `whole` chain nor those behind its last `model`."""
+    """Find a title whose epochs are neither those of the `whole` chain nor those of its last `model`."""
     for claim in parse_claims(title):
         if _differ(whole, claim) and _differ(model, claim):
-            what = f"the title says {claim:g} epochs, and the phases make {whole:.2f}"
+            what = f"the title says {claim:g} epochs, but the phases make {whole:.2f}"
             if _differ(model, whole):
-                what += f", of which {model:.2f} are behind the last model"
+                what += f", of which the last model sees {model:.2f}"
             yield finding(
                 "title-epochs",
                 where,
@@ -193,7 +193,7 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
 
 
 def _scaled(basis: Basis, chain: Chain, link: Link) -> Basis:
-    """Give another phase's images in an iteration as this one has them, by the iter_size of both."""
+    """Scale another phase's images per iteration to this phase, by the iter_size of both."""
     of = next(one for one in chain.links if find_basis([one]))
     times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
     return Basis(basis.images, basis.batch * times)
@@ -215,7 +215,7 @@ def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
 
 
 def _iterations(solver: pb.SolverParameter, field: str) -> int:
-    """Give the iterations that a field of a solver, or one of its `stepvalue`s, counts; else 0."""
+    """Return the value of a solver field that counts iterations (`stepvalue` too), else 0."""
     name, _, rest = field.partition("[")
     if name == "stepvalue":
         return solver.stepvalue[int(rest.removesuffix("]"))]
@@ -226,7 +226,7 @@ def _iterations(solver: pb.SolverParameter, field: str) -> int:
 @chain_rule(
     "epochs-claim",
     "warning",
-    "a comment that claims a number of epochs more than 2 % off",
+    "a comment claims a number of epochs that is more than 2 % off",
     explanation=Explanation(
         "The epochs in a comment are those of other iterations, images or batches than the "
         "solver's: whoever plans by them plans wrongly. Images over batch in a comment, a "
@@ -243,7 +243,7 @@ def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: floa
         return match[0].replace(match[1], f"{epochs:.4g}", 1) if _value(match[1]) == claim else match[0]
 
     where, name = link.solver.where(field), field.partition("[")[0]
-    what = f"{field} {iterations} is {epochs:.4g} epochs, and the comment claims {claim:g}"
+    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment claims {claim:g}"
     return finding(
         "epochs-claim",
         where,
@@ -263,8 +263,8 @@ def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: floa
 @chain_rule(
     "global-batch",
     "warning",
-    "a global batch other than the one that the schedule was made for",
-    effect="the rate is that of another batch, and the iterations are other epochs",
+    "a global batch that the schedule was not made for",
+    effect="the rate is for another batch size, and the iterations make a different number of epochs",
     explanation=Explanation(
         "Rates are made for a global batch: batch_size x ranks x iter_size. Another one has other "
         "epochs in the same iterations, and another best rate.",
@@ -278,10 +278,10 @@ def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
     if ranks is not None and _differ(each * ranks, made_for.batch):
         what = f"{ranks} ranks x {each} are {each * ranks:,} images an iteration"
     elif ranks is None and made_for.batch % each:
-        what = f"no number of ranks makes {made_for.batch:,.0f} images an iteration from {each} of each"
+        what = f"no number of ranks with {each} images each makes {made_for.batch:,.0f} images an iteration"
     else:
         return
-    what += f", and the schedule was made for {made_for.batch:,.0f}"
+    what += f", but the schedule was made for {made_for.batch:,.0f}"
     where = _batch_place(link.net) or link.solver.path
     yield finding(
         "global-batch",
@@ -313,7 +313,7 @@ def _value(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-_ROUNDED = 0.005  # comments have two decimals, those that `generate` writes as well
+_ROUNDED = 0.005  # comments, also those that `generate` writes, have two decimals
 
 
 def _differ(one: float, other: float) -> bool:
@@ -324,10 +324,10 @@ _TMP = "/tmp/"
 
 
 def busy_cores(setting: ChainFacts) -> Sequence[int]:
-    """Give the cores of MLSL's servers that the first OpenMP threads of each socket take too.
+    """Return the cores that MLSL servers share with OpenMP threads.
 
-    Cores are taken to be numbered alternately over the sockets, so that the first ones of each are those of
-    the lowest numbers; a second hardware thread is its core.
+    Assumes that core numbers alternate between sockets, so the threads of a socket use its lowest numbers.
+    A second hardware thread counts as its core.
 
     >>> from caffe_recipes.review.lint.chain import ChainFacts
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
@@ -344,11 +344,10 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
     "mlsl-on-openmp-cores",
     "note",
     "MLSL servers on cores that OpenMP threads also use",
-    effect="where cores are numbered alternately over the sockets, a server and a thread share a core, "
-    "unless MLSL keeps OpenMP off it",
+    effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL "
+    "keeps OpenMP off it",
     explanation=Explanation(
-        "MLSL's servers run on the cores of MLSL_SERVER_AFFINITY, and OpenMP's threads may be "
-        "placed there too.",
+        "MLSL servers run on the cores in MLSL_SERVER_AFFINITY, and OpenMP threads may run there too.",
         "Cores that no thread uses, or fewer threads.",
     ),
 )
@@ -405,12 +404,12 @@ def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
 @recipe_rule(
     "tmp-too-small",
     "error",
-    "an LMDB and snapshots that do not fit into the node's /tmp",
+    "the LMDB and the snapshots do not fit into the node's /tmp",
     effect="staging fails, or Caffe stops when it writes a snapshot",
     write="snapshot_prefix on another disk, fewer snapshots, or another `lmdb`",
 )
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
-    """Find an LMDB and snapshots that together do not fit into the first node's /tmp."""
+    """Find an LMDB and snapshots that do not fit into the first node's /tmp together."""
     data = lmdb_gb * 1e9 if lmdb.startswith(_TMP) else 0
     snapshots = sum(_snapshot_bytes(chain)) if chain.links else 0
     if data + snapshots <= tmp_gb * 1e9:
@@ -423,18 +422,18 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
 
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
-    """Give the bytes of each phase's snapshots in /tmp: the weights, and in the solverstate as much again."""
+    """Return the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
     for link in chain.links:
         if link.net is None or not link.solver.message.snapshot_prefix.startswith(_TMP):
             continue
         try:
             weights = weights_bytes(link.net.message, pb.TRAIN)
-        except PrototxtError:  # a rule of the net's own
+        except PrototxtError:  # a net rule reports it
             continue
         yield 2 * len(fired_snapshots(link)) * (weights or 0)
 
 
-# What `prepare: digits` builds: data/digits.py, which stands beside review and is not asked.
+# What `prepare: digits` builds (data/digits.py, which this package must not import).
 DIGITS_CLASSES = 10
 DIGITS_SIDE_PX = 32
 
@@ -442,7 +441,7 @@ _Locate = Callable[[Location], str]
 
 
 def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
-    """Find an evaluation of other images than there are, and a net that does not fit the digits."""
+    """Find an evaluation that misses or repeats images, and a net that does not fit the digits."""
     yield from _evaluation(recipe, locate(("evaluation", "iterations")))
     if recipe.data.prepare == "digits":
         yield from _classes(recipe, locate(("net", "classes")))
@@ -452,8 +451,8 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
 @recipe_rule(
     "evaluation-partial",
     "warning",
-    "an evaluation that leaves test images out",
-    effect="the accuracy is that of the first images of the test LMDB, in its order",
+    "an evaluation that does not use all test images",
+    effect="the accuracy is measured on the first images of the test LMDB only",
 )
 @recipe_rule("evaluation-repeats", "note", "an evaluation that counts test images twice")
 def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
@@ -463,22 +462,22 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
     images = f"{iterations} iterations of {test.batch_size} are {tested:,} images"
     if tested < test.images:
-        what = f"the evaluation tests {tested:,} of {test.images:,} images"
+        what = f"the evaluation tests only {tested:,} of {test.images:,} images"
         yield finding(
             "evaluation-partial", where, what, write=f"iterations: {whole}", tested=tested, images=test.images
         )
     elif tested > test.images:
-        what = f"{images}, and there are {test.images:,}"
+        what = f"{images}, but there are {test.images:,}"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
         write = f"iterations: {whole}"
         if iterations == whole:
-            once = f"batch_size: {divisor} and iterations: {test.images // divisor}, for each image once"
-            write = once if divisor > 1 else "nothing, if it is known to do"
+            once = f"batch_size: {divisor} and iterations: {test.images // divisor}, to test each image once"
+            write = once if divisor > 1 else "nothing, if intended"
         yield finding(
             "evaluation-repeats",
             where,
             what,
-            effect=f"{tested - test.images:,} of them are counted again",
+            effect=f"{tested - test.images:,} of them are counted twice",
             write=write,
             tested=tested,
             images=test.images,
@@ -490,22 +489,22 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
 def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
-        what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
+        what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
         yield finding(
             "classes-below-labels",
             where,
             what,
-            effect=f"labels {classes} and above make Caffe read beyond the outputs: SIGSEGV",
+            effect=f"labels {classes} and above make Caffe read past the outputs: SIGSEGV",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
     elif classes > DIGITS_CLASSES:
-        what = f"classes is {classes}, and the digits have {DIGITS_CLASSES}"
+        what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
         yield finding(
             "classes-above-labels",
             where,
             what,
-            effect=f"outputs {DIGITS_CLASSES} and above are never right, and cost little",
+            effect=f"outputs {DIGITS_CLASSES} and above are never used; harmless",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
@@ -519,32 +518,32 @@ def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
 )
 def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
-    # What is resized first is as large as it is made.
+    # An image that is resized first has the size that it is resized to.
     trained = [name for name, net in recipe.nets.items() if net.random_aspect_ratio is None]
     tested = [name for name, net in recipe.nets.items() if net.test and not recipe.data.test.shorter_side_px]
     names = list(dict.fromkeys([*trained, *tested]))
     if crop > DIGITS_SIDE_PX and names:
-        what = f"crop_size is {crop}, and the digits are {DIGITS_SIDE_PX} pixels high and wide, in {names[0]}"
+        what = f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX} pixels high and wide"
         yield finding("crop-above-records", where, what, write=f"crop_size: {DIGITS_SIDE_PX} or less")
 
 
 @recipe_rule(
     "accept-unknown",
     "error",
-    "an acceptance in a recipe of a rule or a phase that does not exist",
-    effect="it accepts nothing, and the finding that it was intended for is reported",
+    "an `accept:` entry that names a rule or phase that does not exist",
+    effect="it accepts nothing, so the intended finding is still reported",
 )
 @recipe_rule(
     "unused-accept",
     "warning",
-    "an acceptance in a recipe that no finding needs",
-    effect="a later finding of that id would pass unseen",
-    write="nothing: remove the acceptance, or fix its id or phase",
+    "an `accept:` entry that matches no finding",
+    effect="a later finding with this id would be accepted unseen",
+    write="remove the entry, or fix its id or phase",
 )
 def accept_findings(
     findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
 ) -> list[Finding]:
-    """Mark the findings that are accepted with their reason; find acceptances that nothing needs."""
+    """Mark accepted findings with their reason, and report `accept:` entries that match no finding."""
     accept = recipe.accept
     marked, used = [], set()
     for found in findings:
@@ -558,18 +557,18 @@ def accept_findings(
             marked.append(finding("accept-unknown", locate(index), what, write=write))
         elif index not in used:
             of_phase = f" of phase '{one.phase}'" if one.phase else ""
-            what = f"'{one.finding}'{of_phase} is accepted, and not found"
+            what = f"'{one.finding}'{of_phase} is accepted, but matches no finding"
             marked.append(finding("unused-accept", locate(index), what, one.phase or ""))
     return marked
 
 
 def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
-    """Say what an acceptance names that is not there, and what it may mean; None if all of it is."""
+    """Describe an unknown rule or phase in an `accept:` entry, with the nearest known; None if all exist."""
     phases = [phase.name for phase in recipe.phases]
     if one.finding not in RULES:
         near = difflib.get_close_matches(one.finding, RULES, n=1)
-        write = f"finding: {near[0]}" if near else "an id that `caffe-recipes lint --rules` lists"
-        return f"'{one.finding}' is accepted, and lint has no such rule", write
+        write = f"finding: {near[0]}" if near else "an id from `caffe-recipes lint --rules`"
+        return f"'{one.finding}' is accepted, but lint has no such rule", write
     if one.phase is not None and one.phase not in phases:
         near = difflib.get_close_matches(one.phase, phases, n=1)
         what = f"'{one.finding}' is accepted in phase '{one.phase}', which does not exist"
@@ -578,5 +577,5 @@ def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
 
 
 def accepts(one: Acceptance, found: Finding) -> bool:
-    """Whether an acceptance is of a finding: of its id, and of its phase if it names one."""
+    """Whether an `accept:` entry matches a finding: its id, and its phase if the entry has one."""
     return one.finding == found.id and one.phase in (None, found.phase)

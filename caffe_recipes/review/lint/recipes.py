@@ -1,4 +1,4 @@
-"""A recipe as a chain: what it generates, the machine that it states, and the findings that it accepts."""
+"""Lint a recipe: its generated files as a chain, its machine, and the findings that it accepts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _Locate = Callable[[Location], str]
 
 
 def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
-    """Find what is wrong with a recipe and the prototxts that it generates; what it accepts is marked so.
+    """Find mistakes in a recipe and the prototxts that it generates; mark the findings that it accepts.
 
-    For another Caffe it is the translated recipe, as `generate --dialect` writes it, where there is one; else
-    the recipe as it is, with what stands in the way. Raises RecipeError or PrototxtError for a recipe that
-    nothing can be generated from.
+    For another Caffe the recipe is translated, as by `generate --dialect`; if that is not possible, the
+    recipe itself is checked, with findings that say why. Raises RecipeError or PrototxtError for a recipe
+    that cannot be generated.
     """
     recipe = load_recipe(name_or_path)
     common = recipe.solver.model_fields_set
@@ -61,7 +61,7 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
 def check_recipe(
     recipe: Recipe, texts: Mapping[str, str], locate: _Locate, dialect: str
 ) -> Iterator[Finding]:
-    """Find what is wrong with a recipe, whether it accepts it or not; `texts` are its prototxts."""
+    """Find mistakes in a recipe, including those that it accepts; `texts` are its prototxts."""
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
@@ -86,7 +86,7 @@ def check_recipe(
 
 
 def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:
-    """Make the chain of a recipe's phases out of its generated files."""
+    """Build the chain of a recipe's phases from its generated files."""
     links = [
         Link(
             phase.name,
@@ -115,7 +115,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
 def place_in_recipe(
     where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
 ) -> str:
-    """Give the place of a finding: in a generated file if that is there, else in the recipe.
+    """Return the place of a finding: in the generated file if it is on disk, else in the recipe.
 
     `common` are the keys of its `solver:`, which phases inherit.
     """

@@ -1,6 +1,6 @@
-"""The one table of lint's rules, which every check enters its own into, and the findings of rules.
+"""The table of lint's rules, and what they report: findings.
 
-Findings as text for people and logs, as JSON, and as annotations of GitHub.
+Each check registers its rule here. Findings are written as text, JSON or GitHub annotations.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from caffe_recipes.review.columns import Paint, keep_plain
+from caffe_recipes.review.columns import Paint, keep_plain, wrap_line
 from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
 
-# Gravest first: an error trains nothing or the wrong thing, a warning likely does, a note is to be known.
+# Most severe first: an error trains nothing or the wrong thing, a warning probably does, a note may matter.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One edit that a finding asks for, at a field: its value becomes `new`, or it goes where that is empty.
+    """One edit of a field that a finding asks for: set it to `new`, or remove it if `new` is empty.
 
-    With a `comment` it is the comment beside or above the field that says so, which becomes `new`. `where` is
-    a place as in `Finding`; `field` is the field's name there.
+    With a `comment`, the comment beside or above the field is replaced by `new` instead. `where` is a place
+    as in `Finding`; `field` is the name of the field at that place.
     """
 
     where: str
@@ -39,12 +39,12 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: where (`file:line:column`), what, what will happen, and what to write.
+    """One mistake: where it is (`file:line:column`), what is wrong, what will happen, and what to write.
 
-    Until its document locates it, `where` is the path of a field (`layer[3].top[0]`) instead.
-    `values` are the numbers it speaks of by name, unrounded. `phase` is the phase of a chain that it belongs
-    to, if any. `accepted` is the reason for which a recipe accepts it, empty if it does not. `fixes` are the
-    edits of `--fix`, if its rule has any.
+    `where` is the path of a field (`layer[3].top[0]`) until `located` replaces it.
+    `values` holds the numbers in the text by name, unrounded. `phase` is the phase of the chain that it is
+    about, if any. `accepted` is the reason that the recipe gives for accepting it, or empty. `fixes` holds
+    the edits that `--fix` makes.
     """
 
     id: str
@@ -59,30 +59,30 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
 
     def located(self, where: Callable[[str], str], phase: str = "") -> Finding:
-        """Return it with its fields' paths as places, and of a phase."""
+        """Return this finding with field paths replaced by places, and with its phase."""
         fixes = tuple(replace(fix, where=where(fix.where)) for fix in self.fixes)
         return replace(self, where=where(self.where), phase=phase or self.phase, fixes=fixes)
 
 
 class Explanation(NamedTuple):
-    """What happens in general, and what to do, where a finding alone leaves a newcomer wondering."""
+    """What a rule is about in general, and what to do: for findings that do not explain themselves."""
 
     happens: str
     write: str
 
 
-# Most findings say it themselves.
-UNEXPLAINED = Explanation("each finding says it, with its own values", "each finding says it")
+# Most findings explain themselves.
+UNEXPLAINED = Explanation("see each finding", "see each finding")
 
 Check = TypeVar("Check", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
 class LintRule:
-    """What a finding's id stands for: how grave it is, what it looks for, and in what (`subject`).
+    """One rule, by its id: how severe it is, what it looks for, and what it is applied to (`subject`).
 
-    `effect` and `write` are those of its findings, empty where they differ from one to the next. `fix` says
-    what `--fix` does about them, empty if nothing. As a decorator it stands above each check that finds it.
+    `effect` and `write` are the defaults for its findings, or empty if each finding has its own. `fix` says
+    what `--fix` does, or is empty. As a decorator it marks each check that reports it.
     """
 
     severity: Severity
@@ -94,11 +94,11 @@ class LintRule:
     fix: str
 
     def __call__(self, check: Check) -> Check:
-        """Return the check as it is: it carries the rule."""
+        """Return the check unchanged."""
         return check
 
 
-# Every rule of the modules that are imported, by id: `inputs` imports them all.
+# Every rule of the imported modules, by id. `inputs` imports them all.
 RULES: dict[str, LintRule] = {}
 
 
@@ -113,22 +113,22 @@ def rule(
     explanation: Explanation = UNEXPLAINED,
     fix: str = "",
 ) -> LintRule:
-    """Enter a rule in the table, and return it for the checks that find it; each id is entered once."""
+    """Register a rule, and return it as a decorator for its checks. An id can be registered only once."""
     assert name not in RULES, name
     RULES[name] = LintRule(severity, looks_for, subject, effect, write, explanation, fix)
     return RULES[name]
 
 
-# What is judged.
+# What each kind of rule is applied to.
 file_rule = partial(rule, "a file by itself")
 rate_rule = partial(rule, "the rate of one solver")
 value_rule = partial(rule, "the values of one solver")
 chain_rule = partial(rule, "a chain of solvers, or a recipe")
-start_rule = partial(rule, "a chain of solvers, and what each starts from")
+start_rule = partial(rule, "a chain of solvers, and the weights that each starts from")
 handover_rule = partial(rule, "a chain of solvers with their nets")
 path_rule = partial(rule, "a solver, its net, and their paths")
 recipe_rule = partial(rule, "a folder, or a recipe")
-dialect_rule = partial(rule, "any prototxt, for the Caffe of --dialect")
+dialect_rule = partial(rule, "any prototxt, for the Caffe that --dialect names")
 
 
 def finding(
@@ -143,24 +143,25 @@ def finding(
     fixes: tuple[Fix, ...] = (),
     **values: float | str,
 ) -> Finding:
-    """Return a finding of a rule, with the rule's own `effect` and `write` where none are given.
+    """Return a finding of a rule, with the rule's `effect` and `write` unless others are given.
 
-    `values` are numbers and names of `what` for programs to read. KeyError if there is no such rule.
+    `values` holds the numbers and names in `what`, for programs. Raises KeyError for an unknown rule.
     """
     rule = RULES[name]
     effect, write = effect or rule.effect, write or rule.write
     return Finding(name, rule.severity, where, what, effect, write, values, phase, fixes=fixes)
 
 
-# By severity, as `paint` knows them.
+# Colours of `paint`, by severity.
 _COLOURS: Mapping[str, str] = {"error": "red", "warning": "yellow", "note": "cyan"}
 _MOST_PLACES = 5
 
 
-def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain) -> str:
-    """Write a block for each finding, in their order, and a line that counts them.
+def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None) -> str:
+    """Render findings as text: a block for each, in order, and a line with the counts.
 
-    What is found at several places is written once, with all of them, and counted at each.
+    The same finding at several places is one block that lists the places; each place is counted. Lines are
+    broken between words at `width`, if given.
 
     >>> one = Finding("join-jump", "warning", "s.prototxt", "what", "effect", "solver_mode: CPU")
     >>> print(render_findings([one]))
@@ -174,12 +175,12 @@ def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain) -> s
     for found in findings:
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
-    blocks = [_block(group, paint) for group in groups.values()]
+    blocks = [_block(group, paint, width) for group in groups.values()]
     return "\n\n".join([*blocks, _counts(findings)])
 
 
 def render_github(findings: Sequence[Finding]) -> str:
-    """Write a GitHub workflow command for each finding that is not accepted: an annotation of its line.
+    """Render each finding that is not accepted as a GitHub workflow command, which annotates its line.
 
     >>> one = Finding("join-jump", "note", "a,b.prototxt:4:1", "50 %", "effect", "write")
     >>> print(render_github([one]))
@@ -211,7 +212,7 @@ _PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
 
 
 def split_place(where: str) -> tuple[str, int, int]:
-    """Split `file:line:column`; what is not there is 0.
+    """Split `file:line:column`; a missing line or column is 0.
 
     >>> split_place("a:b.prototxt:12:3"), split_place("net.prototxt")
     (('a:b.prototxt', 12, 3), ('net.prototxt', 0, 0))
@@ -222,12 +223,12 @@ def split_place(where: str) -> tuple[str, int, int]:
 
 
 def render_json(findings: Sequence[Finding]) -> str:
-    """Write findings as a JSON array of objects; values that JSON has no number for are text."""
+    """Render findings as a JSON array of objects; infinite and NaN values become strings."""
     return json.dumps([_plain(found) for found in findings], indent=2)
 
 
 def render_rules() -> str:
-    """List the rules, gravest first, each on a line; `(--fix)` ends those that can be fixed."""
+    """List the rules, most severe first, one on each line; `(--fix)` marks those that can be fixed."""
     ordered = sorted(RULES, key=lambda name: (SEVERITIES.index(RULES[name].severity), name))
     width = max(map(len, ordered), default=0)
     marks = {name: " (--fix)" if RULES[name].fix else "" for name in ordered}
@@ -236,17 +237,22 @@ def render_rules() -> str:
     )
 
 
-def _block(group: Sequence[Finding], paint: Paint) -> str:
+def _block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
     found = group[0]
-    state = paint(f"{found.severity}, accepted" if found.accepted else found.severity, _colour(found))
+    where, state = printable(found.where), f"{found.severity}, accepted" if found.accepted else found.severity
     phase = "" if _is_named(found) else f"{found.phase}: "
-    head = f"{paint(printable(found.where), 'bold')}: {state} [{found.id}] {printable(phase + found.what)}"
+    begin = f"{where}: {state} [{found.id}]"
+    # No-break spaces keep the beginning on one line, where it is coloured.
+    unbroken = begin.replace(" ", "\N{NO-BREAK SPACE}")
+    first, *rest = wrap_line(f"{unbroken} {printable(phase + found.what)}", width, 2)
+    head = f"{paint(where, 'bold')}: {paint(state, _colour(found))} [{found.id}]{first[len(begin) :]}"
     lines = [found.effect, f"accepted: {found.accepted}" if found.accepted else f"write: {found.write}"]
     places = [one.where if _is_named(one) else f"{one.where} ({one.phase})" for one in group[1:]]
     if places:
         more = f", ... ({len(group)} in all)" if len(places) > _MOST_PLACES else ""
         lines.append(f"also at {', '.join(places[:_MOST_PLACES])}{more}")
-    return "\n".join([head, *(f"    {printable(line)}" for line in lines if line.strip())])
+    below = (wrap_line(f"    {printable(line)}", width, 6) for line in lines if line.strip())
+    return "\n".join([head, *rest, *(part for parts in below for part in parts)])
 
 
 def _colour(found: Finding) -> str:
@@ -254,7 +260,7 @@ def _colour(found: Finding) -> str:
 
 
 def _is_named(found: Finding) -> bool:
-    """Whether its text names its phase, if it has one."""
+    """Whether the text of a finding already names its phase (or there is no phase)."""
     return not found.phase or bool(re.search(rf"\b{re.escape(found.phase)}\b", found.what))
 
 

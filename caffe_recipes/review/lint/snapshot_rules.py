@@ -1,6 +1,6 @@
-"""Snapshots: which are written, and whether the next phase finds the one that it is to start from.
+"""Rules on snapshots: which are written, and whether the next phase finds the one it starts from.
 
-What is wrong with a script's commands themselves: what they train, or leave out, and what they test.
+Rules on the commands of a script: what they train, leave out and test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATES = (".solverstate", ".solverstate.h5")
 
 
 def check_snapshots(chain: Chain) -> Iterator[Finding]:
-    """Find snapshots that are not written, written over, or not those that a later phase asks for."""
+    """Find snapshots that are missing, overwritten, or not the ones that a later phase starts from."""
     starts = zip(chain.links, plan_starts(chain), strict=True)
     used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
     for index, link in enumerate(chain.links):
@@ -59,23 +59,23 @@ def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
         return
     if fired and fired[-1] == link.last_iter:
         return
-    last = f"the last is of iteration {fired[-1]}" if fired else "none fires at all"
-    what = f"snapshot_after_train is false, and no snapshot fires at max_iter {solver.max_iter}: {last}"
+    last = f"the last is at iteration {fired[-1]}" if fired else "none is written at all"
+    what = f"snapshot_after_train is false, and no snapshot is written at max_iter {solver.max_iter}: {last}"
     yield finding(
         "no-final-snapshot",
         link.solver.where("snapshot_after_train"),
         what,
         link.name,
-        effect="what is trained after it is lost" if fired else "the whole training is lost",
-        write=f"snapshot_after_train: true, or a snapshot that divides {solver.max_iter}",
+        effect="everything trained after that is lost" if fired else "the whole training is lost",
+        write=f"snapshot_after_train: true, or a snapshot interval that divides {solver.max_iter}",
     )
 
 
 @start_rule(
     "snapshots-collide",
     "warning",
-    "two phases that write snapshots of the same names",
-    write="a snapshot_prefix of each phase's own; or --script FILE, if it resumes by --snapshot",
+    "two phases that write snapshots with the same names",
+    write="a different snapshot_prefix for each phase; or --script FILE, if the phase resumes by --snapshot",
 )
 def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     prefix = link.solver.message.snapshot_prefix
@@ -103,12 +103,12 @@ def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "weights-missing",
     "error",
     "a later phase that starts without weights",
-    effect="it starts from the net's fillers, and the phases before it were for nothing",
+    effect="it starts from the net's fillers, so what the earlier phases trained is lost",
 )
 @start_rule(
     "weights-no-caffemodel",
     "error",
-    "starting weights whose file name is not a .caffemodel",
+    "starting weights whose file name does not end in .caffemodel",
     effect="Caffe stops with `Failed to parse NetParameter file`, or `File not found`",
 )
 def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
@@ -137,9 +137,9 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     "weights-unknown",
     "warning",
     "starting weights that no earlier phase writes",
-    effect="Caffe stops with `File not found`, or trains on from what another run left there",
+    effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
-@start_rule("weights-of-other-phase", "warning", "starting weights of another phase than the one before")
+@start_rule("weights-of-other-phase", "warning", "starting weights that are not from the previous phase")
 def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
     where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
     index, folder = find_writer(earlier, weights), _folder(weights)
@@ -159,13 +159,13 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
         yield from _never(earlier[index], link, iteration)
     elif index < len(earlier) - 1:
         writer = earlier[index].name
-        what = f"{link.name} starts from {writer}, and {earlier[-1].name} lies between them"
+        what = f"{link.name} starts from {writer}, and skips {earlier[-1].name}"
         yield finding(
             "weights-of-other-phase",
             where,
             what,
             link.name,
-            effect=f"what {earlier[-1].name} trains is not in the model",
+            effect=f"what {earlier[-1].name} trains does not reach the model",
             write=f"--weights={folder}{final_name(earlier[-1])}",
         )
 
@@ -175,25 +175,25 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "error",
     "a command with both --weights and --snapshot: Caffe stops",
     effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
-    write="--snapshot alone to resume with the history, or --weights alone to start anew",
+    write="only --snapshot to resume with the momentum history, or only --weights to start without",
 )
 @start_rule(
     "snapshot-no-solverstate",
     "error",
-    "a --snapshot whose file name is not a .solverstate",
+    "a --snapshot whose file name does not end in .solverstate",
     effect="Caffe stops with `Failed to parse SolverState file`, or `File not found`",
 )
 @start_rule(
     "resumed-at-end",
     "error",
-    "a solverstate at max_iter or past it: nothing is trained",
-    effect="Caffe trains nothing, and exits 0: max_iter counts from iteration 0, not from where it resumes",
+    "a solverstate at or past max_iter: nothing is trained",
+    effect="Caffe trains nothing and exits 0: max_iter counts from iteration 0, not from the resumed one",
 )
 @start_rule(
     "snapshot-unknown",
     "warning",
-    "a --snapshot that no phase up to it writes",
-    effect="Caffe stops with `File not found`, or trains on from what another run left there",
+    "a --snapshot that neither this nor an earlier phase writes",
+    effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
 def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
     where, state = link.weights_where or link.solver.path, link.resumes
@@ -214,7 +214,7 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
         )
     index, iteration = _resumed(links, state), split_weights(state)[1]
     if iteration is not None and _is_at_end(link):
-        what = f"{link.name} resumes iteration {iteration}, and its max_iter is {link.last_iter}"
+        what = f"{link.name} resumes at iteration {iteration}, but its max_iter is {link.last_iter}"
         place = link.solver.where("max_iter")
         yield finding(
             "resumed-at-end",
@@ -226,9 +226,9 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
             iteration=iteration,
         )
     if index is None or iteration is None or not _is_written_so(links[index], state):
-        # Only a phase before it says what there is to resume: a first one may go on with anything.
+        # A first phase may resume from any file: only an earlier phase shows what exists.
         if len(links) > 1:
-            what = f"{link.name} resumes {state}, which no phase up to it writes"
+            what = f"{link.name} resumes {state}, which neither it nor an earlier phase writes"
             yield finding(
                 "snapshot-unknown",
                 where,
@@ -236,13 +236,13 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
                 link.name,
                 write=f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}",
             )
-    # Caffe snapshots its own phase at any iteration when it is stopped.
+    # A phase that is stopped may write a snapshot at any iteration.
     elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
         yield from _never(links[index], link, iteration)
 
 
 def _resumed(links: Sequence[Link], state: str) -> int | None:
-    """Find the phase that writes a solverstate: one before the last, or that itself, past all before it."""
+    """Find the phase that writes a solverstate: an earlier one, or the last itself past the others."""
     index, (prefix, iteration) = find_writer(links[:-1], state), split_weights(state)
     if iteration is None or prefix != prefix_name(links[-1]):
         return index
@@ -252,14 +252,14 @@ def _resumed(links: Sequence[Link], state: str) -> int | None:
 @start_rule(
     "snapshot-never-fires",
     "error",
-    "starting weights of an iteration at which no snapshot fires",
-    effect="Caffe stops with `File not found` once the phases before it are trained",
+    "starting weights from an iteration at which no snapshot is written",
+    effect="Caffe stops with `File not found` after the earlier phases have been trained",
 )
 def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
-    if _is_at_end(writer):  # once that is mended there may be such a snapshot
+    if _is_at_end(writer):  # once snapshot_prefix is set there may be such a snapshot
         return
     where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
-    what = f"{link.name} starts from iteration {iteration} of {writer.name}, which writes no snapshot there"
+    what = f"{link.name} starts from iteration {iteration} of {writer.name}, where no snapshot is written"
     yield finding(
         "snapshot-never-fires",
         where,
@@ -271,18 +271,18 @@ def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
 
 
 def _is_at_end(link: Link) -> bool:
-    """Whether a phase resumes a solverstate at its max_iter or past it, and so trains nothing."""
+    """Whether a phase resumes at or past its max_iter, and so trains nothing."""
     return "$" not in link.resumes and first_iter(link) >= link.last_iter > 0
 
 
 def _is_written_so(link: Link, name: str) -> bool:
-    """Whether a snapshot's name ends as the phase's snapshot_format makes it; other names pass."""
+    """Whether a snapshot's name fits the phase's snapshot_format; names of other files pass."""
     is_hdf5 = link.solver.message.snapshot_format == pb.SolverParameter.HDF5
     return not name.endswith((*_MODELS, *_STATES)) or name.endswith(".h5") == is_hdf5
 
 
 def _folder(path: str) -> str:
-    """Give the folders that a path begins with, as they stand there.
+    """Return a path up to its last slash, unchanged.
 
     >>> _folder("/scratch/a_iter_5.caffemodel"), _folder("a_iter_5.caffemodel")
     ('/scratch/', '')
@@ -291,7 +291,7 @@ def _folder(path: str) -> str:
 
 
 def final_name(link: Link, kind: str = "caffemodel") -> str:
-    """Name the last snapshot that a phase writes, without its folders."""
+    """Return the file name of the last snapshot that a phase writes."""
     fired = fired_snapshots(link)
     end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
     return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"
@@ -314,9 +314,9 @@ _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1
 @path_rule(
     "solver-untold",
     "note",
-    "a command of a script whose solver only a shell can resolve",
-    effect="the order and the starting weights of what it trains are not judged by it",
-    write="a command for each phase, with its solver's path as it is",
+    "a script's command whose solver only a shell can resolve",
+    effect="the order and the starting weights of what it trains are not checked",
+    write="a command for each phase, with the literal path of its solver",
     explanation=Explanation(
         "Nothing of a script runs: its loops and functions are not followed, nor the output of a "
         "command. What such a command trains, and from which weights, is not judged. Its ranks "
@@ -325,8 +325,8 @@ _LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1
     ),
 )
 def check_commands(script: Script) -> Iterator[Finding]:
-    """Find the commands whose solver cannot be told."""
-    for command in script.untold:
+    """Find the commands whose solver is unknown."""
+    for command in script.unresolved:
         within = f"in the loop or function of line {command.begins}, " if command.begins else ""
         what = f"{within}the solver of this command is unknown: {command.solver}"
         yield finding("solver-untold", command.where, what)
@@ -336,15 +336,15 @@ def check_commands(script: Script) -> Iterator[Finding]:
     "not-started",
     "warning",
     "a solver that no command of the script given with it trains",
-    effect="this phase is never trained: what starts from it finds no weights",
-    write="the command that trains it, or leave the file out",
+    effect="this phase is never trained: a phase that starts from it finds no weights",
+    write="a command that trains it, or do not list the file",
     explanation=Explanation(
         "The other solvers are judged as the chain that the script trains, this one alone.",
-        "The command that trains it; or lint without this file.",
+        "A command that trains it; or run lint without this file.",
     ),
 )
 def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
-    """Say of the solvers that no command trains that it is so."""
+    """Report each solver that no command trains."""
     for solver in idle:
         what = f"no command of the script trains {Path(solver.path).name}"
         yield finding("not-started", solver.path, what, name_of(solver.path))
@@ -354,18 +354,18 @@ def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
     "order-guessed",
     "note",
     "the order in which a folder's solvers were taken as one chain",
-    effect="joins are judged in this order",
-    write="give the solvers in their order if it is another",
+    effect="the transitions between phases are checked in this order",
+    write="list the solvers in their order, if this is wrong",
 )
 @recipe_rule(
     "order-unknown",
     "note",
     "a folder's solvers whose order is unknown",
-    effect="what happens between them was not looked at",
-    write="give the solvers in their order, or --script FILE",
+    effect="the transitions between them were not checked",
+    write="list the solvers in their order, or give --script FILE",
 )
 def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
-    """Say in which order a folder's solvers were taken as one chain, and why, or that each was alone."""
+    """Report the assumed order of a folder's solvers and its reason, or that each was checked alone."""
     names = ", ".join(Path(solver.path).name for solver in solvers)
     if why:
         what = f"{len(solvers)} solvers were taken as one chain {why}: {names}"
@@ -382,10 +382,10 @@ def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Itera
     effect="Caffe stops with `Need model weights to score.`",
 )
 def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
-    """Find tests without weights; and, if the phases are all that the script trains, of the wrong ones."""
+    """Find tests without weights; if these are all phases of the script, also tests of wrong weights."""
     for one in script.evaluations:
         if one.weights == "":
-            what = "caffe test is given no --weights"
+            what = "caffe test has no --weights"
             yield finding(
                 "test-without-weights",
                 one.where,
@@ -406,13 +406,13 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     "test-weights-unknown",
     "warning",
     "a `caffe test` of weights that no phase writes",
-    effect="Caffe stops with `File not found`, or scores what another run left there",
+    effect="Caffe stops with `File not found`, or tests a file that another run left there",
 )
 @path_rule(
     "test-weights-not-final",
     "warning",
-    "a `caffe test` of other weights than the last phase's, and none of those",
-    effect="what is trained after it is not in the score",
+    "every `caffe test` tests weights other than the last phase's",
+    effect="what was trained after them is not tested",
 )
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
     final, iteration = final_name(links[-1]), split_weights(_name(one))[1]
@@ -421,10 +421,10 @@ def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final:
     index = find_writer(links, _name(one))
     write = f"--weights={final}"
     if index is None or iteration not in fired_snapshots(links[index]):
-        what = f"caffe test is given {one.weights}, which no phase writes"
+        what = f"caffe test tests {one.weights}, which no phase writes"
         yield finding("test-weights-unknown", one.where, what, write=write)
     elif not has_final:
-        what = f"caffe test is given {one.weights} of {links[index].name}, and the last phase writes {final}"
+        what = f"caffe test tests {one.weights} of {links[index].name}, but the last phase writes {final}"
         yield finding("test-weights-not-final", one.where, what, write=write)
 
 
@@ -433,7 +433,7 @@ def _name(one: TestCommand) -> str:
 
 
 def name_of(path: str | Path) -> str:
-    """Name a phase by its solver's file.
+    """Return a phase's name, from the file name of its solver.
 
     >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
     ('cyc1', 'solver', 'lenet_adam')
@@ -443,7 +443,7 @@ def name_of(path: str | Path) -> str:
 
 
 def name_rank(name: str) -> int | None:
-    """Tell a phase's place in its chain by its name; None if the name does not say.
+    """Return a sort key for a phase's place in its chain, by its name; None if the name has no hint.
 
     >>> names = ["collapse", "cyc10", "cyc2", "init"]
     >>> sorted(names, key=name_rank)

@@ -1,6 +1,6 @@
-"""Rules on one solver: its rate, and values that Caffe stops at, computes nonsense with, or never reads.
+"""Rules on one solver: its rate, and values that Caffe refuses, misuses or never reads.
 
-A rate that another Caffe computes in its own way is not judged.
+Rates that another Caffe computes in its own way are not checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_AT_THE_END = 1e-5
 _MOST_RATE = 5
 _WITH_POWER = ("poly", "poly_cyc", "inv")
 _TO_ZERO = ("poly", "poly_cyc")
-# The rule that each kind of RateFault falls under, and the field.
+# The rule for each kind of RateFault, and the field.
 _FAULTS = {
     "no base_lr": ("base-lr-missing", "base_lr"),
     "unknown policy": ("lr-policy-unknown", "lr_policy"),
@@ -42,7 +42,7 @@ _FAULTS = {
 
 
 def compare_rates(before: float, after: float) -> str:
-    """Say how the rate changes, in per cent up to the double and in times beyond.
+    """Describe a change of the rate: in per cent, or as a factor from 2 up.
 
     >>> compare_rates(1.59904, 1.46667), compare_rates(0.1, 0.103), compare_rates(0.001, 0.5)
     ('drops by 8.3 %', 'rises by 3.0 %', 'rises to 500 times')
@@ -65,10 +65,10 @@ def is_jump(before: float, after: float) -> bool:
 def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
     """Find what is wrong with the rate and the values of one phase's solver.
 
-    The phase is the last of its chain, or its only one; `batch` is the images of all ranks in one iteration,
-    0 if that is not known. A value is wrong that Caffe refuses, computes nonsense with, or never reads.
+    `is_last` and `is_alone` say whether the phase is the last, and the only one, of its chain. `batch` is the
+    number of images of all ranks in one iteration, 0 if unknown.
     """
-    # Each check gives the field as the place of what it finds.
+    # Each check returns the field as the place of its findings.
     rates = _schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
     values = (found for check in _OF_VALUES for found in check(link.solver.message))
     for found in (*rates, *values, *_prefix(link)):
@@ -78,16 +78,16 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
 @rate_rule(
     "max-iter-missing",
     "warning",
-    "no max_iter, or one of 0: nothing is trained",
-    effect="`caffe train` trains nothing; only a program that steps the solver itself does",
+    "no max_iter, or max_iter 0: nothing is trained",
+    effect="`caffe train` trains nothing; only a program that calls Solver::Step does",
     write="max_iter",
 )
 @rate_rule(
     "base-lr-large",
     "warning",
-    "a base_lr that no batch of this size trains with",
-    effect="the loss becomes NaN, or saturates, and Caffe trains on to the end",
-    write="base_lr: 0.1 for each 256 images of the batch, say",
+    "a base_lr too large for any batch of this size",
+    effect="the loss becomes NaN or saturates, and Caffe trains to the end",
+    write="base_lr: for example 0.1 for each 256 images of the batch",
 )
 @rate_rule(
     "power-missing",
@@ -102,7 +102,7 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
         yield finding("max-iter-missing", "max_iter", what)
     most = _largest_rate(batch, is_warmed_up=solver.warmup_iter > 0)
     if solver.base_lr > most:
-        what = f"base_lr is {solver.base_lr:.4g}; rates above {most:.4g} rarely train"
+        what = f"base_lr is {solver.base_lr:.4g}; training rarely works above {most:.4g}"
         yield finding("base-lr-large", "base_lr", what)
     yield from _faults(link)
     if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
@@ -111,7 +111,7 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
             "power-missing",
             "lr_policy",
             what,
-            effect=f"Caffe takes 0 for it: the rate stays at {solver.base_lr:.4g}",
+            effect=f"the default is 0: the rate stays at {solver.base_lr:.4g}",
         )
     yield from _warmup(link)
     if has_rates(solver):
@@ -126,7 +126,7 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
     "warmup-falls",
     "warning",
     "a warm-up that starts above base_lr",
-    effect="the rate falls where it should rise, and is largest at the first iteration",
+    effect="the rate falls during the warm-up, and is largest at the first iteration",
 )
 def _warmup(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
@@ -150,10 +150,10 @@ def _warmup(link: Link) -> Iterator[Finding]:
 
 
 def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
-    """Give the rate above which a base_lr is taken for a slip.
+    """Return the rate above which a base_lr is probably a mistake.
 
-    Large batches train at four times what the linear scaling rule (0.1 for 256 images) gives them, and a
-    warm-up leads to what would be too much at the start.
+    Large batches can train at four times the rate of the linear scaling rule (0.1 for 256 images), and a
+    warm-up allows rates that would be too high at the start.
     """
     return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
 
@@ -164,34 +164,34 @@ def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
     "error",
     "no base_lr, or base_lr 0: nothing is learned",
     effect="Caffe trains at rate 0, learns nothing, and exits 0",
-    write="base_lr: the rate to start at",
+    write="base_lr: the initial rate",
 )
 @rate_rule(
     "lr-policy-unknown",
     "error",
     "an lr_policy that Caffe does not have",
-    effect="Caffe stops with it once the warm-up has ended",
+    effect="Caffe stops when the warm-up has ended",
     write="one of the known policies",
 )
 @rate_rule(
     "lr-iter-missing",
     "error",
     "poly_cyc without lr_iter: the rate is NaN",
-    effect="the rate is -nan, then inf; Caffe trains on to the end and exits 0",
+    effect="the rate is -nan, then inf; Caffe trains to the end and exits 0",
     write="lr_iter: the iteration at which the rate would reach 0",
 )
 @rate_rule(
     "lr-policy-incomplete",
     "error",
-    "an lr_policy without a field that it needs",
-    effect="Caffe takes 0 for it: the rate is 0 or NaN, and it exits 0",
+    "an lr_policy that lacks a field it needs",
+    effect="the default is 0: the rate is 0 or NaN, and Caffe exits 0",
     write="the field",
 )
 @rate_rule(
     "rate-not-finite",
     "error",
     "a rate that becomes negative, infinite or NaN",
-    effect="the weights become NaN; Caffe trains on to the end and exits 0",
+    effect="the weights become NaN; Caffe trains to the end and exits 0",
     write="other numbers",
 )
 def _faults(link: Link) -> Iterator[Finding]:
@@ -200,7 +200,7 @@ def _faults(link: Link) -> Iterator[Finding]:
         if solver.power == 2:
             effect = "past it the rate rises again"
         else:
-            effect = "past it the power of a negative number is taken: NaN, or a rate that turns around"
+            effect = "past it Caffe takes the power of a negative number: NaN, or a negative rate"
         what = f"poly_cyc runs to max_iter {solver.max_iter}, past its lr_iter {solver.lr_iter}"
         yield finding(
             "lr-iter-passed",
@@ -219,21 +219,21 @@ def _faults(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "rate-zero",
     "warning",
-    "a rate that is 0 when half of the iterations are done",
+    "the rate is already 0 halfway",
     effect="nothing is learned from there on",
     write="a gamma closer to 1, fewer steps, or fewer iterations",
 )
 def _zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
-        what = f"the rate is 0 at iteration {middle}, halfway"
+        what = f"the rate is 0 at iteration {middle}, halfway through"
         yield finding("rate-zero", "lr_policy", what)
 
 
 @rate_rule(
     "warmup-end-jump",
     "warning",
-    "a jump of the rate of more than 2 % where the warm-up ends",
+    "the rate jumps by more than 2 % where the warm-up ends",
     explanation=Explanation(
         "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up has "
         "reached base_lr, a decaying policy is further on already, and the rate drops to it in "
@@ -248,7 +248,7 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
     if not first_iter(link) < warmup < link.last_iter:
         return
     before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
-    # A short warm-up climbs by more than 2 % in each iteration; only what leaves its line is a jump.
+    # A short warm-up rises by more than 2 % in each iteration; only a step off its line is a jump.
     if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
         return
     what = (
@@ -259,7 +259,7 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         "warmup-end-jump",
         "warmup_iter",
         what,
-        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which has moved on meanwhile",
+        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which decays meanwhile",
         write=f'if it is not intended, a phase of its own for the warm-up (lr_policy: "fixed", '
         f"max_iter: {warmup}), and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter",
         before=before,
@@ -270,8 +270,8 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "final-rate-kept",
     "note",
-    "the same of a lone solver, or one resumed, whose lr_policy never goes to 0",
-    write='nothing, if the schedule is known to do; lr_policy: "poly" goes to 0',
+    "a single or resumed solver that ends above 1e-5 of its base_lr",
+    write='nothing, if the schedule is known to work; lr_policy: "poly" goes to 0',
 )
 @rate_rule(
     "final-rate-high",
@@ -288,19 +288,19 @@ def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     end = lr_at(solver, link.last_iter - 1)
     zero = {"poly": solver.max_iter, "poly_cyc": solver.lr_iter}.get(solver.lr_policy)
-    # A root of what is left falls to 0 in its last step.
+    # A power below 1 drops to 0 in its last step.
     if end <= _MOST_AT_THE_END * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
         return
     what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
-    effect = "the last updates still carry the noise of single batches into the final model"
-    # Classical schedules never go to 0, and are one solver, or resumed ones.
+    effect = "the noise of the last batches stays in the final model"
+    # Classic schedules never reach 0; they are a single solver, or resumed ones.
     if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
         yield finding("final-rate-kept", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
     else:
         yield finding("final-rate-high", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
 
 
-# Which lr policies, or solver types, read a field that not all of them read.
+# The lr policies, or solver types, that read each field which not all of them read.
 _POLICIES_READING = {
     "gamma": ("exp", "inv", "multistep", "plateau", "sigmoid", "step"),
     "power": ("inv", "poly", "poly_cyc"),
@@ -316,17 +316,17 @@ _TYPES_READING = {
 }
 _MULTIPLYING = ("exp", "multistep", "plateau", "step")
 _REGULARIZATIONS = ("L1", "L2")
-_MOST_DECAY = 0.1 * (1 + 1e-6)  # a float32 0.1 lies above 0.1
+_MOST_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
 
 
 @value_rule(
     "snapshot-folder-missing",
     "warning",
-    "a snapshot_prefix in a folder that is not under the Caffe root",
-    effect="Caffe does not make it: it stops at the start, or, with `snapshot: 0`, once all is trained",
+    "a snapshot_prefix in a folder that does not exist under the Caffe root",
+    effect="Caffe does not create it: it stops at the start, or with `snapshot: 0` after all training",
 )
 def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
-    """Find a snapshot_prefix whose folder, seen from the Caffe root, is not there."""
+    """Find a snapshot_prefix whose folder does not exist under the Caffe root."""
     folder, slash, _ = solver.message.snapshot_prefix.rpartition("/")
     if not slash or not folder or folder.startswith("/"):
         return
@@ -335,13 +335,13 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     except (OSError, ValueError):  # a name that is too long, or holds a NUL
         is_there = False
     if not is_there:
-        what = f"snapshot_prefix is in {folder}, which is not under the Caffe root"
+        what = f"snapshot_prefix is in {folder}, which does not exist under the Caffe root"
         place = solver.where("snapshot_prefix")
-        yield finding("snapshot-folder-missing", place, what, write=f"mkdir -p {folder}, before it trains")
+        yield finding("snapshot-folder-missing", place, what, write=f"mkdir -p {folder} before training")
 
 
-@value_rule("solver-type-unknown", "error", "a type that no Caffe has")
-@value_rule("regularization-unknown", "error", "a regularization_type other than L1 and L2")
+@value_rule("solver-type-unknown", "error", "an unknown solver type")
+@value_rule("regularization-unknown", "error", "an unknown regularization_type (neither L1 nor L2)")
 def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
@@ -366,7 +366,7 @@ def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") -> str:
-    """Give the known name that a wrong one was meant for, by its letters in either case."""
+    """Return the known name that is nearest to a wrong one, ignoring case."""
     alike = {each.lower(): each for each in known}
     return next((alike[one] for one in difflib.get_close_matches(name.lower(), alike, n=1)), other)
 
@@ -396,7 +396,7 @@ def _nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "engine",
             what,
-            effect="Caffe stops as it sets the net up: it knows no such engine",
+            effect="Caffe stops when it sets up the net: the engine is unknown",
             write=f"engine: one of {', '.join(ENGINES)}",
         )
 
@@ -410,8 +410,8 @@ solver_value_negative = value_rule(
 @solver_value_negative
 def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     least = {
-        "iter_size": "the gradients are of no image, and are divided by 0: the weights become NaN",
-        "average_loss": "Caffe divides by it: it stops with SIGFPE at the first iteration, or averages all",
+        "iter_size": "there are no gradients, and they are divided by 0: the weights become NaN",
+        "average_loss": "Caffe divides by it: SIGFPE at the first iteration, or it averages all",
     }
     for field, effect in least.items():
         value = getattr(solver, field)
@@ -421,7 +421,7 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
                 field,
                 f"{field} is {value}",
                 effect=effect,
-                write=f"{field}: 1, or leave it out",
+                write=f"{field}: 1, or remove it",
             )
     for field in ("display", "snapshot"):
         value = getattr(solver, field)
@@ -430,7 +430,7 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "solver-value-negative",
                 field,
                 f"{field} is {value}",
-                effect=f"Caffe takes it for {-value}, and caffe-torch refuses it",
+                effect=f"Caffe uses {-value}, and caffe-torch refuses it",
                 write=f"{field}: {-value}",
             )
 
@@ -440,7 +440,7 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     "test-never-fires",
     "warning",
     "a test_interval beyond max_iter",
-    effect="it tests before the first iteration, and never again",
+    effect="Caffe tests before the first iteration and never again",
 )
 def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
     for index, count in enumerate(solver.test_iter):
@@ -449,7 +449,7 @@ def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "solver-value-refused",
                 f"test_iter[{index}]",
                 f"test_iter is {count}",
-                effect="the sums of the test are divided by it: NaN, or nothing at all",
+                effect="the test's sums are divided by it: NaN, or no output",
                 write="test_iter: the test images / the test batch_size",
             )
     if solver.test_interval < 0:
@@ -468,7 +468,7 @@ def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 @solver_value_refused
-@path_rule("tested-twice", "warning", "several test_iter for one net, in one state")
+@path_rule("tested-twice", "warning", "several test_iter for one net in the same state")
 def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
     if tests - named > 1 and not solver.test_state:
@@ -477,8 +477,8 @@ def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "tested-twice",
             f"test_iter[{named + 1}]",
             what,
-            effect=f"Caffe sets the net up {tests - named} times, and tests the same {tests - named} times",
-            write=f"test_iter {named + 1} times, or a test_state for each",
+            effect=f"Caffe sets up the net {tests - named} times and repeats the same test",
+            write=f"{named + 1} test_iter, or a test_state for each",
         )
     is_shared = solver.HasField("net") or solver.HasField("net_param")
     if tests < named or (tests > named and not is_shared and named):
@@ -489,7 +489,7 @@ def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             field,
             what,
             effect="Caffe stops with `test_iter must be specified for each test network`",
-            write=f"test_iter {named} times",
+            write=f"{named} test_iter",
         )
     states = len(solver.test_state)
     if states not in (0, tests):
@@ -499,12 +499,12 @@ def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "test_state[0]",
             what,
             effect="Caffe stops with `test_state must be unspecified or specified once per test net`",
-            write=f"test_state {tests} times, or never",
+            write=f"{tests} test_state, or none",
         )
 
 
 @solver_value_refused
-@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay below 0, or 1 and more")
+@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay below 0, or 1 or above")
 def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type == "AdaGrad" and solver.momentum:
         what = f"AdaGrad with momentum {show_number(solver.momentum)}"
@@ -513,21 +513,21 @@ def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
             "momentum",
             what,
             effect="Caffe stops with `Momentum cannot be used with AdaGrad`",
-            write="take momentum out",
+            write="remove momentum",
         )
     shares = {"momentum": "0.9", "momentum2": "0.999", "rms_decay": "0.99"}
     for field, usual in shares.items():
         value = getattr(solver, field)
         is_read = solver.type in _TYPES_READING.get(field, (solver.type,))
         if is_read and solver.HasField(field) and not 0 <= value < 1:
-            what = f"{field} is {show_number(value)}, and it is a share of 0 or more and less than 1"
+            what = f"{field} is {show_number(value)}; it must be at least 0 and below 1"
             yield finding(
                 "solver-share-range",
                 field,
                 what,
-                effect="each update keeps all of those before it, or more: the weights grow without bound"
+                effect="earlier updates never fade: the weights grow without bound"
                 if value >= 1
-                else "each update takes a part of the one before it back",
+                else "each update undoes part of the previous one",
                 write=f"{field}: {usual}",
             )
 
@@ -541,7 +541,7 @@ def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
             "clip_gradients",
             "clip_gradients is 0",
             effect="gradients are scaled down to the norm 0: nothing is learned",
-            write="clip_gradients: the largest norm, or leave it out",
+            write="clip_gradients: the largest norm allowed, or remove it",
         )
     # -1 is the default.
     if solver.clip_gradients < 0 and solver.clip_gradients != -1:
@@ -550,8 +550,8 @@ def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-negative",
             "clip_gradients",
             what,
-            effect="below 0 nothing is clipped",
-            write=f"clip_gradients: {show_number(-solver.clip_gradients)}, or leave it out",
+            effect="a negative value clips nothing",
+            write=f"clip_gradients: {show_number(-solver.clip_gradients)}, or remove it",
         )
 
 
@@ -562,7 +562,7 @@ def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "delta",
             f"delta is {show_number(solver.delta)}",
-            effect="it keeps a divisor above 0: where a gradient is 0 the weights become NaN",
+            effect="delta keeps a divisor above 0; without it, weights become NaN where a gradient is 0",
             write="delta: 1e-8",
         )
 
@@ -574,8 +574,8 @@ def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
     "weight-decay-large",
     "warning",
     "a weight_decay above 0.1",
-    effect="it outweighs the gradients: the weights go to 0, and little is learned",
-    write="weight_decay: 0.0001, say",
+    effect="it outweighs the gradients: the weights shrink to 0, and little is learned",
+    write="weight_decay: for example 0.0001",
 )
 def _decay(solver: pb.SolverParameter) -> Iterator[Finding]:
     decay = solver.weight_decay
@@ -585,13 +585,13 @@ def _decay(solver: pb.SolverParameter) -> Iterator[Finding]:
             "weight-decay-negative", "weight_decay", what, write=f"weight_decay: {show_number(-decay)}"
         )
     elif decay > _MOST_DECAY:
-        what = f"weight_decay is {show_number(decay)}, and usual ones are 0.0001 to 0.001"
+        what = f"weight_decay is {show_number(decay)}; usual values are 0.0001 to 0.001"
         yield finding("weight-decay-large", "weight_decay", what)
 
 
 @value_rule("rate-grows", "warning", "a gamma above 1, or a power below 0")
 def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
-    policy, effect = solver.lr_policy, "the rate grows to the end"
+    policy, effect = solver.lr_policy, "the rate grows until the end"
     if policy in _MULTIPLYING and solver.gamma > 1:
         what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
         yield finding(
@@ -617,14 +617,14 @@ def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
 @value_rule(
     "rate-constant",
     "warning",
-    "a policy whose rate never changes: power 0, gamma 1, no step before max_iter",
+    "an lr_policy whose rate never changes: power 0, gamma 1, no step before max_iter",
     effect="the rate never changes",
 )
 def _constant(field: str, what: str, write: str) -> Finding:
     return finding("rate-constant", field, what, write=f'{write}; or lr_policy: "fixed"')
 
 
-@value_rule("steps-disordered", "warning", "stepvalues that do not rise")
+@value_rule("steps-disordered", "warning", "stepvalues that are not in rising order")
 @value_rule(
     "step-never-taken",
     "warning",
@@ -645,8 +645,8 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
             "steps-disordered",
             f"stepvalue[{back}]",
             what,
-            effect=f"Caffe takes them in their order: this one waits for {steps[back - 1]}, "
-            "then both are taken",
+            effect=f"Caffe takes steps in the order given: this one waits for {steps[back - 1]}, "
+            "then both happen at once",
             write=f"stepvalue: {steps[back]} before it, in rising order",
         )
     late = [i for i, step in enumerate(steps) if step > most > 0]
@@ -659,22 +659,22 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
             "step-never-taken",
             f"stepvalue[{late[0]}]",
             what,
-            write=f"stepvalue: below {most}, or take it out",
+            write=f"stepvalue: below {most}, or remove it",
         )
 
 
 @value_rule(
     "solver-field-unread",
     "warning",
-    "a field that the lr_policy, or the type, never reads",
-    effect="it changes nothing; was another policy, type or field intended?",
-    write="take it out, or give what reads it",
+    "a field that the lr_policy or the type never reads",
+    effect="it has no effect; was another policy, type or field intended?",
+    write="remove it, or set what reads it",
     explanation=Explanation(
         "Each lr_policy, and each type, reads its own fields and ignores the others: a value was "
         "given that changes nothing, often left over from another policy.",
-        "Take it out, or choose the policy that reads it.",
+        "Remove it, or choose a policy that reads it.",
     ),
-    fix="takes the field out",
+    fix="removes the field",
 )
 def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
@@ -717,19 +717,19 @@ def _prefix(link: Link) -> Iterator[Finding]:
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
-    what = f"a snapshot at {fired[0]}, and no snapshot_prefix"
+    what = f"a snapshot at iteration {fired[0]}, but no snapshot_prefix"
     yield finding(
         "snapshot-prefix-missing",
         "snapshot",
         what,
         effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
-        else f"Caffe writes {name} into the folder that it is started in; caffe-torch refuses it",
+        else f"Caffe writes {name} into its current folder; caffe-torch stops",
         write=f'snapshot_prefix: "{link.name}"',
     )
 
 
-# What makes the rate in nvcaffe and in Intel's Caffe, and is nothing to ours.
+# Fields of nvcaffe and Intel's Caffe that change the rate, and that `lr_at` does not know.
 _FIELDS = ("rampup_interval", "min_lr", "stagelr")
 _POLICIES = ("multifixed",)
 
@@ -750,12 +750,12 @@ _OF_JOINS = frozenset(("join-jump", "resume-jump"))
 @rate_rule(
     "rates-not-judged",
     "note",
-    "a rate that only the dialect's Caffe makes so: it is not judged",
-    effect="rules on rates, their joins and their end are skipped",
-    write="nothing; compare the rates in its log",
+    "a rate that depends on fields of the dialect: not checked",
+    effect="rules on the rate, its jumps and its end are skipped",
+    write="nothing; check the rates in the log",
 )
 def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
-    """Find solvers, read as any Caffe's, whose rates are the dialect's own and are not judged."""
+    """Find solvers whose rates depend on fields of the dialect, and so are not checked."""
     if dialect == OURS:
         return
     known = find_dialect(dialect)
@@ -765,12 +765,12 @@ def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Fin
         if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
             fields.append("lr_policy")
         if fields:
-            what = f"{' and '.join(fields)}: a rate that only {dialect} makes so"
+            what = f"{' and '.join(fields)} set a rate that only {dialect} computes"
             yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what)
 
 
 def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
-    """Leave out what rules on rates found of the solvers in these files, and where others meet them."""
+    """Drop findings of rate rules about the solvers in these files, and about jumps to or from them."""
     for one in findings:
         is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
         if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE)):
@@ -778,8 +778,8 @@ def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[
         yield one
 
 
-def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of the schema of all Caffes
-    """Yield the solvers of a file, each with the start of its fields' paths; none of what is not a solver."""
+def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a message of the schema of all Caffes
+    """Yield the solvers of a file, each with the prefix of its field paths; nothing if it holds none."""
     if message.DESCRIPTOR.name == "SolverParameter":
         yield "", message
     elif message.DESCRIPTOR.name == "MultiPhaseSolverParameter":
@@ -787,5 +787,5 @@ def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - of 
             yield f"params_pair[{index}].solver_params.", pair.solver_params
 
 
-def _is_given(solver: Any, field: str) -> bool:  # noqa: ANN401 - of the schema of all Caffes
+def _is_given(solver: Any, field: str) -> bool:  # noqa: ANN401 - a message of the schema of all Caffes
     return bool(getattr(solver, field))

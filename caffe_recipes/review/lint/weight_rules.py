@@ -1,4 +1,4 @@
-"""Rules on weights: their fillers, batch normalization, and what a net learns and is measured by."""
+"""Rules on weights: fillers, batch normalization, learning rates, losses and accuracies."""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-filler_rule = partial(rule, "a net: where weights start")
-norm_rule = partial(
-    rule, "a net: batch normalization, and on the blocks of a residual net that start at zero"
-)
+filler_rule = partial(rule, "the fillers of a net: where its weights start")
+norm_rule = partial(rule, "the batch normalization of a net, and residual blocks that start at zero")
 learning_rule = partial(
     rule,
-    "a net: what a net learns, and is measured by: rates of its weights, weights of its losses, accuracies",
+    "the learning of a net: multipliers of rates, weights of losses, and accuracies",
 )
 
 _TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
@@ -52,7 +50,7 @@ _WEIGHTS = {
     "Deconvolution": "convolution_param",
     "InnerProduct": "inner_product_param",
 }
-# What must be written, or the default is far from what anybody trains with.
+# Fields whose default is far from what anybody trains with.
 _SPREADS = {
     "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
     "uniform": ("min", "0 to 1, all above 0", "min: -0.1 max: 0.1"),
@@ -60,12 +58,12 @@ _SPREADS = {
 
 
 @filler_rule("unknown-filler", "error", "a filler type that Caffe does not have")
-@filler_rule("filler-misfit", "error", "a filler that does not fit its blob: bilinear, or too sparse")
+@filler_rule("filler-misfit", "error", "a bilinear or sparse filler that does not fit its blob")
 @filler_rule(
     "filler-default-spread", "warning", "a gaussian filler without std, or a uniform one without range"
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
-    """Check the fillers that each layer of the file reads."""
+    """Check each layer's fillers."""
     known = (*_TYPES, *(_OF_INTELS if view.dialect.knows("FillerParameter", "scale") else ()))
     for index, layer in enumerate(view.net.layer):
         for path, filler in filler_fields(layer):
@@ -87,7 +85,7 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                         "filler-default-spread",
                         layer_field(index, path),
                         f"{title(layer)} has a {filler.type} filler without {field}",
-                        effect=f"its weights start with {default}: the loss starts huge, or NaN",
+                        effect=f"the default is {default}: the loss starts huge or NaN",
                         write=write,
                     )
             misfit = _misfit(layer, path, filler)
@@ -105,15 +103,20 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
 def _misfit(
     layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
 ) -> tuple[str, str, str, str] | None:
-    """Say why a filler does not fit its blob: the field, what is wrong, what happens, what to write."""
+    """Return why a filler does not fit its blob: the field, what is wrong, the effect, what to write."""
     block = _WEIGHTS.get(layer.type)
     outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
-    # Caffe takes a share of the blob's first axis: of these two it is the inputs, which no field says.
+    # Caffe divides by the blob's first axis. For these two that is the inputs, which no field holds.
     is_turned = layer.type == "Deconvolution" or layer.inner_product_param.transpose
     if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_turned:
-        what = f"a filler that is sparse: {filler.sparse}, for {outputs} outputs"
-        return "sparse", what, "Caffe stops: a share is from 0 to 1", f"sparse: below {outputs}"
-    if filler.type != "bilinear" or layer.type == "DummyData":  # whose blobs have any shape
+        what = f"a filler with sparse: {filler.sparse}, but {outputs} outputs"
+        return (
+            "sparse",
+            what,
+            "Caffe stops: the share of non-zero weights must be 0 to 1",
+            f"sparse: below {outputs}",
+        )
+    if filler.type != "bilinear" or layer.type == "DummyData":  # their blobs may have any shape
         return None
     if path != "convolution_param.weight_filler":
         what = "a bilinear filler for a blob that does not have 4 axes"
@@ -121,8 +124,8 @@ def _misfit(
     param = layer.convolution_param
     sides = list(param.kernel_size) or [param.kernel_h, param.kernel_w]
     if len(sides) == 2 and sides[0] != sides[1]:
-        what = f"a bilinear filler of a kernel {sides[0]}x{sides[1]}"
-        return "type", what, "Caffe stops: Filter must be square", "a kernel as high as it is wide"
+        what = f"a bilinear filler for a {sides[0]}x{sides[1]} kernel"
+        return "type", what, "Caffe stops: Filter must be square", "a square kernel"
     return None
 
 
@@ -130,19 +133,19 @@ def _misfit(
     "zero-weights",
     "warning",
     "a few weights without a filler, which start at 0",
-    effect="their weights start at 0, unless --weights hold them: all outputs stay alike, and the layers "
+    effect="their weights start at 0 unless --weights sets them: all outputs stay equal, and the layers "
     "below get no gradient",
     write='weight_filler { type: "msra" }',
 )
 @filler_rule(
     "no-fillers",
     "note",
-    "most weights without a filler: a net to be started from --weights",
-    effect="the net is for starting from weights: without --weights these start at 0 and learn nothing",
-    write='weight_filler { type: "msra" } in each, to train from the start',
+    "most weights without a filler: the net needs --weights",
+    effect="the net needs starting weights: without --weights these layers start at 0 and learn nothing",
+    write='weight_filler { type: "msra" } in each, to train from scratch',
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that weights which are trained have a filler."""
+    """Check that trained weights have a filler."""
     if phase.phase != pb.TRAIN or phase.is_fed or not any(map(is_loss, phase.layers)):
         return
     weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
@@ -175,13 +178,13 @@ def _has_filler(layer: pb.LayerParameter) -> bool:
     filler: pb.FillerParameter = block.weight_filler
     if filler.type == "uniform":
         return bool(filler.min or filler.max)
-    # A sparse filler keeps that many values of each output.
+    # Layers in which a sparse filler keeps a number of values for each output.
     return filler.sparse != 0 if filler.type == "gaussian" else filler.type != "constant" or filler.value != 0
 
 
-# Sum of means, sum of variances, running factor: counted, not learned.
+# Sum of means, sum of variances, running factor: statistics, not learned.
 _STATISTICS = 3
-# So many times more layers make the others a slip.
+# If this many times more layers do it, the others are probably a mistake.
 _SLIP_TIMES = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
@@ -190,7 +193,7 @@ _OF_MKL = ("MKL2017", "MKLDNN")
 
 
 def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the BatchNorms of a phase, each kind of finding told once."""
+    """Check the BatchNorms of a phase; each kind of finding is reported once."""
     norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
     is_intels = view.dialect.knows("NetParameter", "engine")
     for i in norms:
@@ -207,25 +210,25 @@ def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     yield from _zero_start(phase)
 
 
-def _show(phase: PhaseNet, layers: Sequence[int]) -> str:
-    return show_layers([phase.layers[i].name for i in layers])
+def _show(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
+    return show_layers([phase.layers[i].name for i in layers], kind)
 
 
 @norm_rule(
     "batch-norm-learned",
     "error",
-    "lr_mult other than 0 for some of a BatchNorm's statistics",
+    "a non-zero lr_mult for BatchNorm statistics",
     write="param { lr_mult: 0 } three times, or none",
 )
 @norm_rule(
     "batch-norm-multipliers",
     "warning",
-    "the same in an engine that does not check it",
+    "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
     write="param { lr_mult: 0 } three times, or none",
 )
 def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
-    # BVLC's Caffe, and NVIDIA's, upgrade three as an old net's, and make each 0. Intel's do not.
+    # BVLC's and NVIDIA's Caffe take three params for an old net's and set each to 0; Intel's does not.
     if not is_intels and len(layer.param) == _STATISTICS:
         return
     is_refused = not is_intels or _engine(phase, layer) in _OF_MKL
@@ -237,27 +240,27 @@ def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
                 f"{title(layer)} has lr_mult {show_number(param.lr_mult)} for its statistics",
                 effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters"
                 if is_refused
-                else "the MKL engines stop at it; only weight decay touches them in the plain one",
+                else "the MKL engines stop; in the plain engine weight decay changes the statistics",
             )
             return
 
 
 def _engine(phase: PhaseNet, layer: pb.LayerParameter) -> str:
-    """Name the engine that a BatchNorm asks for, itself or by its net; empty if none is named."""
+    """Return the engine of a BatchNorm, set in the layer or its net; empty if not set."""
     given = layer.batch_norm_param.engine
     if given != pb.BatchNormParameter.DEFAULT:
         return pb.BatchNormParameter.Engine.Name(given)
     return (layer.engine or phase.net.engine).partition(":")[0]
 
 
-# Of a Convolution: its BatchNorm and, if that is folded too, the Scale.
+# For a Convolution: its BatchNorm, and the Scale if that is folded too.
 _Folds = dict[int, tuple[int, int | None]]
 
 
 def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
-    """Find what Caffe folds when it sets up a TEST net: by the only reader of each Convolution's top.
+    """Find what Caffe folds when it sets up a TEST net, following the only reader of each Convolution.
 
-    Weights are folded by the layers that they are of, but for the BatchNorms that the net `kept`.
+    BatchNorms in `kept` are not folded.
     """
     found: _Folds = {}
     for i, layer in enumerate(phase.layers):
@@ -266,7 +269,7 @@ def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
             continue
         layer, param = phase.layers[norm], phase.layers[norm].batch_norm_param
         own = param.HasField("use_global_stats") and not param.use_global_stats
-        # Caffe looks from the second layer on for what reads a BatchNorm, and may find itself.
+        # Caffe looks for the BatchNorm's reader from the second layer on, and may find the BatchNorm itself.
         is_itself = norm != i + 1 and layer.top[:1] == layer.bottom[:1]
         if is_itself or (own if kept is None else layer.name in kept):
             continue
@@ -278,7 +281,7 @@ def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
 
 
 def _only_reader(phase: PhaseNet, i: int) -> int | None:
-    """Give the layer that alone reads a layer's first top: with several there is a Split between."""
+    """Return the only layer that reads a layer's first top; with several readers Caffe inserts a Split."""
     readers = phase.flow.readers.get((i, 0), ())
     return readers[0][0] if len(readers) == 1 else None
 
@@ -287,15 +290,14 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     "fold-refused",
     "error",
     "a Scale that Caffe cannot fold into the Convolution before its BatchNorm",
-    effect="Caffe folds all three into one in TEST, and stops when it loads the weights: SIGSEGV",
+    effect="Caffe folds the three layers into one in TEST, and crashes when it loads the weights: SIGSEGV",
 )
 @norm_rule(
     "folds-differ",
     "error",
-    "a Convolution that Caffe folds with other layers in TEST than in TRAIN",
-    effect="Caffe folds them in TEST, and the weights of TRAIN by its own layers: the test is wrong, or"
-    " stops",
-    write="the same layers, with the same readers, behind it in both phases",
+    "a Convolution that Caffe folds differently in TEST and in TRAIN",
+    effect="the folded net of TEST does not match the weights of TRAIN: the test is wrong, or stops",
+    write="the same layers, with the same readers, after it in both phases",
 )
 def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     folds = _folds(phase)
@@ -306,7 +308,7 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "fold-refused",
                 phase.where(scale, field),
-                f"{title(phase.layers[scale])} {fault}, behind {title(phase.layers[i])} and its BatchNorm",
+                f"{title(phase.layers[scale])}, after {title(phase.layers[i])} and its BatchNorm, {fault}",
                 write=write,
             )
     train = next((one for one in view.phases if one.phase == pb.TRAIN and one.stages == phase.stages), None)
@@ -326,16 +328,16 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
                 "folds-differ",
                 phase.where(i, "name"),
                 f"{title(phase.layers[i])} has a BatchNorm"
-                f"{' and a Scale' if scale is not None else ''} behind it in TEST, and not so in TRAIN",
+                f"{' and a Scale' if scale is not None else ''} after it in TEST, but not in TRAIN",
             )
 
 
 def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
-    """Say why Caffe cannot fold a Scale: it reads a factor and a summand of each channel."""
+    """Return why Caffe cannot fold a Scale, and what to write: it needs a factor and a bias per channel."""
     layer = phase.layers[scale]
     param = layer.scale_param
     if len(layer.bottom) > 1:
-        return "bottom[1]", "takes its factor from a bottom", "a BatchNorm without a Scale right behind it"
+        return "bottom[1]", "reads its factor from a bottom", "a BatchNorm without a Scale directly after it"
     if not param.bias_term:
         at = "scale_param.bias_term" if param.HasField("bias_term") else "type"
         return at, "has no bias", "scale_param { bias_term: true }"
@@ -352,15 +354,15 @@ def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     "batch-norm-frozen",
     "note",
     "use_global_stats: true in TRAIN",
-    effect="they normalize by the statistics of the weights given, and by nothing where none are given",
-    write="leave it out to train from the start",
+    effect="they normalize by the statistics in --weights; without --weights they do not normalize",
+    write="remove it to train from scratch",
 )
 @norm_rule(
     "batch-norm-per-batch",
     "warning",
     "use_global_stats: false in TEST",
     effect="the accuracy depends on which images share a batch, and on batch_size",
-    write="leave it out: absent means true in TEST and false in TRAIN",
+    write="remove it: the default is true in TEST and false in TRAIN",
 )
 def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     train = phase.phase == pb.TRAIN
@@ -376,26 +378,26 @@ def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         yield finding(
             "batch-norm-frozen",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"{_show(phase, wrong)} of BatchNorm with use_global_stats: true in TRAIN",
+            f"use_global_stats: true in TRAIN in {_show(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
     else:
         yield finding(
             "batch-norm-per-batch",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"{_show(phase, wrong)} of BatchNorm with use_global_stats: false in TEST",
+            f"use_global_stats: false in TEST in {_show(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
 
 
 def _scale_of(phase: PhaseNet, norm: int) -> int | None:
-    """Find the Scale that reads what a BatchNorm makes."""
+    """Find the Scale that reads a BatchNorm's top."""
     readers = phase.flow.readers.get((norm, 0), ())
     return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
 
 
 def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
-    """Whether a few layers that are unlike many others are so by mistake."""
+    """Whether a few layers differ from many others, and so probably by mistake."""
     return len(odd) * (_SLIP_TIMES + 1) <= len(all_of_them)
 
 
@@ -403,14 +405,14 @@ def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     "batch-norm-scale-missing",
     "warning",
     "one BatchNorm without a Scale, where many others have one",
-    effect="in the plain engine nothing learns the scale and shift that batch normalization is made with",
+    effect="with the plain engine the scale and shift of batch normalization are missing",
     write='layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
 @norm_rule(
     "batch-norm-unscaled",
     "note",
     "BatchNorm without a Scale after it",
-    effect="in the plain engine nothing learns the scale and shift that batch normalization is made with",
+    effect="with the plain engine the scale and shift of batch normalization are missing",
     write='layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
 def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
@@ -418,11 +420,11 @@ def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     if not alone:
         return
     is_slip = _is_slip(alone, norms)
-    others = f", and {len(norms) - len(alone)} others have one" if is_slip else ""
+    others = f"; {len(norms) - len(alone)} others have one" if is_slip else ""
     yield finding(
         "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
         phase.where(alone[0], "type"),
-        f"{_show(phase, alone)} of BatchNorm without a Scale after it{others}",
+        f"{_show(phase, alone, 'BatchNorm')} without a Scale after it{others}",
         layers=len(alone),
     )
 
@@ -431,7 +433,7 @@ def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "scale-bias-missing",
     "warning",
     "one Scale after BatchNorm without a bias, where many others have one",
-    effect="what these normalize keeps the mean 0: no shift is learned",
+    effect="their outputs keep the mean 0: no shift is learned",
     write="scale_param { bias_term: true }",
 )
 def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
@@ -446,7 +448,7 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
                 if phase.layers[plain[0]].scale_param.HasField("bias_term")
                 else "type",
             ),
-            f"{_show(phase, plain)} of Scale after BatchNorm without a bias, and "
+            f"{_show(phase, plain, 'Scale')} after BatchNorm without a bias; "
             f"{len(scales) - len(plain)} others have one",
             layers=len(plain),
         )
@@ -455,7 +457,7 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
 @norm_rule(
     "moving-average-range",
     "error",
-    "a moving_average_fraction that is not above 0 and at most 1",
+    "a moving_average_fraction that is 0 or less, or above 1",
     write="moving_average_fraction: 0.95, or another above 0 and at most 1",
 )
 def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
@@ -465,12 +467,12 @@ def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         yield finding(
             "moving-average-range",
             phase.where(wrong[0], "batch_norm_param.moving_average_fraction"),
-            f"{_show(phase, wrong)} of BatchNorm with moving_average_fraction {show_number(fraction)}",
+            f"{_show(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
             effect="the sums of means and variances grow without bound, until they are NaN"
             if fraction > 1
-            else "a test sees the statistics of the last batch alone"
+            else "a test uses the statistics of the last batch only"
             if fraction == 0
-            else "the sums change their sign at every iteration: tests are of no use",
+            else "the sums change sign at every iteration: tests are useless",
             layers=len(wrong),
         )
 
@@ -479,7 +481,7 @@ def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "batch-norms-differ",
     "note",
     "BatchNorms that differ in moving_average_fraction or eps",
-    effect="their statistics do not follow the weights alike",
+    effect="their statistics adapt to the weights at different speeds",
 )
 def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
     values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
@@ -494,7 +496,7 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
         phase.where(odd[0], f"batch_norm_param.{field}"),
         f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
         f"{others} in {_show(phase, odd)}",
-        write=f"give all the same {field}",
+        write=f"the same {field} in all",
         layers=len(odd),
     )
 
@@ -502,9 +504,9 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
 @norm_rule(
     "bias-before-norm",
     "note",
-    "a bias that the BatchNorm after it takes off again",
-    effect="the bias is stored, sent and updated, and changes nothing",
-    write="bias_term: false, unless weights with a bias are to be read",
+    "a bias directly before a BatchNorm, which subtracts it again",
+    effect="the bias is stored, sent and updated, but has no effect",
+    write="bias_term: false, unless the net must load weights with a bias",
 )
 def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     biased = []
@@ -518,7 +520,7 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         yield finding(
             "bias-before-norm",
             phase.where(biased[0], _LINEAR[phase.layers[biased[0]].type]),
-            f"{_show(phase, biased)} with a bias before BatchNorm, which takes it off with the mean",
+            f"{_show(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
             layers=len(biased),
         )
 
@@ -526,10 +528,10 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
 @norm_rule(
     "zero-start-partly",
     "note",
-    "some residual blocks only start at zero",
+    "only some residual blocks start at zero",
     effect="these start as if they were not there, the others do not; the plain engine reads the filler of "
     "Scale alone, MKL-DNN that of BatchNorm",
-    write="filler { value: 0 } in the last BatchNorm of every block, if that is intended",
+    write="filler { value: 0 } in the last BatchNorm of every block, if intended",
     explanation=Explanation(
         "A residual block whose last normalization starts at 0 starts as if it were not there, "
         "which helps large batches. The paper does so in every block; the published files in the "
@@ -563,7 +565,7 @@ def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
 
 
 def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
-    """Whether the norm that ends a branch starts at 0; None if the branch ends in no norm."""
+    """Whether the normalization that ends a branch starts at 0; None if the branch ends differently."""
     made, zero, normed = phase.maker(i, b), False, False
     while made is not None and made[0] >= 0:
         layer = phase.layers[made[0]]
@@ -578,10 +580,10 @@ def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
 
 
 _MOST_NUMBERS = 2**31 - 1
-_MOST_LOSSES = 20  # of one label
+_MOST_LOSSES = 20  # with the same label
 # Statistics, not learned by gradients.
 _COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
-# What their output ranks is what their bottom ranks.
+# Layers that keep the order of the numbers in their bottom.
 _RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
 
 
@@ -589,7 +591,7 @@ _RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
     "loss-weight-negative",
     "warning",
     "a negative loss_weight: the loss is maximized",
-    effect="training makes this loss larger, without bound",
+    effect="training increases this loss without bound",
 )
 @learning_rule("rate-negative", "warning", "a negative lr_mult or decay_mult")
 def check_multipliers(view: NetView) -> Iterator[Finding]:
@@ -603,7 +605,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
                         "rate-negative",
                         layer_field(index, f"param[{p}].{field}"),
                         f"{title(layer)} has {field} {show_number(value)}",
-                        effect="its weights move up the gradient: the loss grows"
+                        effect="its weights follow the gradient upwards: the loss grows"
                         if field == "lr_mult"
                         else "each update makes its weights larger",
                         write=f"{field}: {show_number(-value)}, or 0",
@@ -619,7 +621,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
 
 
 def check_learning(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that a phase learns, that its accuracies look at scores, and that its blobs are not too large."""
+    """Check that a phase learns, that accuracies read scores, and that blobs are not too large."""
     if phase.phase == pb.TRAIN:
         yield from _nothing(phase)
         yield from _stopped(phase)
@@ -632,35 +634,35 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
 @learning_rule(
     "no-backward",
     "error",
-    "a layer without a backward pass between what learns and the loss",
+    "a layer without a backward pass between learned weights and the loss",
     effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
-    write="take the layer out of the way to the loss, or propagate_down: false for this bottom",
+    write="move the layer out of the path to the loss, or propagate_down: false for this bottom",
 )
 def _stopped(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         back = [b for b in closed_bottoms(layer) if (i, b) in phase.gradients]
         if not back:
             continue
-        # A label that is computed is another rule's.
+        # Another rule reports a computed label.
         is_known = layer.type in CLASSIFIERS and layer.type != "Accuracy" and is_computed(phase, i, back[0])
         if not is_known:
             name = layer.bottom[back[0]]
             yield finding(
                 "no-backward",
                 phase.where(i, f"bottom[{back[0]}]"),
-                f"{title(layer)} stands between '{name}', which learns, and the loss",
+                f"{title(layer)} has no backward pass, and lies between '{name}', which learns, and the loss",
             )
 
 
 @learning_rule(
     "scores-frozen",
     "warning",
-    "lr_mult 0 in the layer that makes the scores, while others learn",
-    effect="what the weights that are given do not hold stays as its filler made it: guesses",
+    "lr_mult 0 in the layer that computes the scores, while others learn",
+    effect="unless --weights sets its weights, they stay random: the scores are guesses",
     write="lr_mult: 10 for a new layer",
 )
 def _frozen(phase: PhaseNet) -> Iterator[Finding]:
-    """Find the layer of the scores at lr_mult 0: that of a new layer, whose fillers then stay."""
+    """Find a score layer with lr_mult 0: a new one would keep the values of its fillers."""
     for i, layer in enumerate(phase.layers):
         if not (layer.type.startswith("SoftmaxWithLoss") and is_loss(layer)):
             continue
@@ -674,7 +676,7 @@ def _frozen(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "scores-frozen",
                 phase.where(made[0], "param[0].lr_mult"),
-                f"{title(maker)} makes the scores of {title(layer)}, and has lr_mult 0, while others learn",
+                f"{title(maker)} computes the scores of {title(layer)}, but has lr_mult 0",
             )
 
 
@@ -689,10 +691,10 @@ def _learns(phase: PhaseNet, i: int) -> bool:
 @learning_rule(
     "loss-counted-twice",
     "note",
-    "a loss with a written weight that a layer reads too",
+    "a loss with an explicit loss_weight whose top another layer reads",
     effect="Caffe splits the top, gives the weight to a copy, and the layer the weight 1 again: the "
     "printed loss holds both, the gradient one",
-    write="leave loss_weight: 1 out, or read the loss from the log",
+    write="remove loss_weight: 1, or read the loss from the log",
 )
 def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
@@ -700,16 +702,16 @@ def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "loss-counted-twice",
                 phase.where(i, "loss_weight[0]"),
-                f"{title(layer)} has a loss_weight, and another layer reads its top",
+                f"{title(layer)} has a loss_weight, but another layer reads its top",
             )
 
 
 @learning_rule(
     "nothing-learns",
     "warning",
-    "lr_mult 0 for all that a net with a loss could learn",
-    effect="nothing is learned, and Caffe trains to the end and exits 0",
-    write="lr_mult: 1 for what is to learn",
+    "a net with a loss and lr_mult 0 in all layers that could learn",
+    effect="nothing is learned; Caffe trains to the end and exits 0",
+    write="lr_mult: 1 for the layers that should learn",
 )
 def _nothing(phase: PhaseNet) -> Iterator[Finding]:
     learning = [
@@ -717,7 +719,7 @@ def _nothing(phase: PhaseNet) -> Iterator[Finding]:
         for i, layer in enumerate(phase.layers)
         if layer.type in LEARNED_TYPES - _COUNTED and phase.learned(i) != ()
     ]
-    # A net of layers that are not known may learn in those.
+    # Layers of unknown types may learn.
     if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
         return
     rates = [rate for i in learning for rate in _rates(phase.layers[i], len(phase.learned(i) or ()))]
@@ -739,8 +741,8 @@ def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
 @learning_rule(
     "accuracy-elsewhere",
     "warning",
-    "an accuracy on another blob than the scores of the loss on its label",
-    effect="the accuracy ranks values that are not class scores: it stays at chance",
+    "an accuracy that does not read the scores that the loss on its label reads",
+    effect="the accuracy is of values that are not class scores: it stays at chance",
 )
 def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}
@@ -759,19 +761,19 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
             if scores[j] not in behind:
                 blob = scores[j]
                 behind[blob] = phase.behind(blob) if blob is not None else frozenset()
-        # Of one label there may be several scores: only what lies behind those of each is no score.
+        # One label may have several scores: a blob is not a score if it lies before all of them.
         if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
             loss = phase.layers[of_label[0]]
             yield finding(
                 "accuracy-elsewhere",
                 phase.where(i, "bottom[0]"),
-                f"{title(layer)} reads '{layer.bottom[0]}', and {title(loss)} the scores '{loss.bottom[0]}'",
+                f"{title(layer)} reads '{layer.bottom[0]}', but {title(loss)} reads '{loss.bottom[0]}'",
                 write=f'bottom: "{loss.bottom[0]}"',
             )
 
 
 def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
-    """Find the blob that a bottom ranks as, before layers that keep the order of its numbers."""
+    """Find the blob that a bottom comes from, before layers that keep the order of its numbers."""
     return phase.maker_through(i, b, _RANKING)
 
 
@@ -796,7 +798,7 @@ def _large(phase: PhaseNet) -> Iterator[Finding]:
                     phase.where(i, "type"),
                     f"{title(layer)} {kind} a blob {show_shape(large)}, of {product(large):,} numbers",
                 )
-                return  # those after it are as large
+                return  # later blobs are as large
 
 
 def _is_large(shape: Shape | None) -> bool:

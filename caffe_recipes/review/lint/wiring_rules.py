@@ -1,6 +1,6 @@
-"""Rules on a net's blobs and names: what nothing makes, what nothing reads, what is made or named twice.
+"""Rules on a net's blobs and names: missing, unread and duplicate ones.
 
-Rules on shapes: layers that do not fit together, and the blobs that they learn or share.
+Rules on shapes: layers that do not fit together, and learned or shared blobs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from caffe_recipes.review.lint.net_view import (
     title,
 )
 from caffe_recipes.review.lint.rules import finding, rule
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
@@ -43,21 +44,21 @@ if TYPE_CHECKING:
 
 blob_rule = partial(
     rule,
-    "a net: a net's blobs and names: what nothing makes, what nothing reads, what is made or named twice",
+    "the blobs and names of a net: missing, unread and duplicate ones",
 )
 shape_rule = partial(
-    rule, "a net: shapes: layers that do not fit together, and the blobs that they learn or share"
+    rule, "the shapes of a net: layers that do not fit together, and learned or shared blobs"
 )
 
-# What stands at the end of a net: its unread tops are results.
+# Layers at the end of a net: their unread tops are results.
 _ENDS_WORDS = """
     Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput Filter HDF5Output Parameter
     Python Reduction Sigmoid Silence Softmax
 """
 _ENDS = frozenset(_ENDS_WORDS.split())
-# Their backward pass reads the bottom that they overwrote, or writes before it reads.
+# Layers whose backward pass reads the bottom that they overwrote, or writes before it reads.
 _LOSES_BOTTOM = frozenset(("BNLL", "Log", "Power"))
-# Their backward pass reads their top. ReLU leaves alone what a gradient comes back to.
+# Layers whose backward pass reads their top. A ReLU keeps the values that a gradient comes back to.
 _READS_TOP = frozenset(("ELU", "Exp", "LRN", "Sigmoid", "Softmax", "TanH"))
 _LEAVES_TOP = frozenset(("Python", "ReLU"))
 _MOST_UNKNOWN = 20
@@ -65,7 +66,7 @@ _TOPLESS = frozenset(("HDF5Output", "Silence"))
 
 
 def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
-    """Check what makes and what reads each blob of a phase."""
+    """Check the producers and readers of each blob of a phase."""
     yield from _unknown_bottoms(phase)
     yield from _made_twice(phase)
     yield from _in_place(phase)
@@ -73,7 +74,7 @@ def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
     yield from _names(phase)
 
 
-@blob_rule("unknown-bottom", "error", "a bottom that no layer above makes")
+@blob_rule("unknown-bottom", "error", "a bottom that no layer above produces")
 def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
     most = len(phase.flow.missing) if len(phase.flow.missing) <= _MOST_UNKNOWN else _MOST_UNKNOWN - 1
     for i, b in phase.flow.missing[:most]:
@@ -81,40 +82,40 @@ def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "unknown-bottom",
             phase.where(i, f"bottom[{b}]"),
-            f"{title(layer)} reads blob '{name}', which no layer above it makes",
+            f"{title(layer)} reads blob '{name}', which no layer above it produces",
             effect=f"Caffe stops: Unknown bottom blob '{name}'",
-            write=_mend_bottom(phase, i, name),
+            write=_suggest_bottom(phase, i, name),
         )
     rest = phase.flow.missing[most:]
     if rest:
         yield finding(
             "unknown-bottom",
             phase.where(rest[0][0], f"bottom[{rest[0][1]}]"),
-            f"{len(rest)} more bottoms are blobs that no layer above makes",
+            f"{len(rest)} more bottoms are blobs that no layer above produces",
             effect="Caffe stops: Unknown bottom blob",
             write="fix the first ones",
             bottoms=len(rest),
         )
 
 
-def _mend_bottom(phase: PhaseNet, index: int, name: str) -> str:
+def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
     later = [layer for layer in phase.layers[index:] if name in layer.top]
     if later and later[0] is not phase.layers[index]:
-        return f"move {title(later[0])}, which makes it, above"
+        return f"move {title(later[0])}, which produces it, above"
     elsewhere = [layer for layer in phase.net.layer if name in layer.top and layer not in phase.layers]
     if elsewhere:
         phase_name = pb.Phase.Name(phase.phase)
-        return f"let {title(elsewhere[0])}, which makes it, be in {phase_name} too: see its include"
+        return f"put {title(elsewhere[0])}, which produces it, in {phase_name} too: see its include"
     made = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
     near = difflib.get_close_matches(name, made, n=1)
-    return f'bottom: "{near[0]}"' if near else "name a blob that a layer above makes"
+    return f'bottom: "{near[0]}"' if near else "name a blob that a layer above produces"
 
 
 @blob_rule(
     "top-made-twice",
     "error",
-    "a top that another layer makes already",
-    write="give one of the tops, and the bottoms that read it, another name",
+    "a top that another layer already produces",
+    write="rename one of the tops, and the bottoms that read it",
 )
 def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
     for (i, t), (first, _) in phase.flow.twice.items():
@@ -124,7 +125,7 @@ def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "top-made-twice",
             phase.where(i, f"top[{t}]"),
-            f"{title(layer)} makes blob '{name}', which {maker} makes already",
+            f"{title(layer)} produces blob '{name}', which {maker} already produces",
             effect=f"Caffe stops: Top blob '{name}' produced by multiple sources",
         )
 
@@ -132,13 +133,13 @@ def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
 @blob_rule(
     "in-place-type",
     "error",
-    "a layer in place whose type cannot compute so",
-    effect="Caffe stops, or computes nonsense",
+    "an in-place layer whose type cannot compute in place",
+    effect="Caffe stops, or computes wrong values",
 )
 @blob_rule(
     "in-place-gradient",
     "error",
-    "a layer in place whose backward pass needs what it overwrote",
+    "an in-place layer whose backward pass needs the blob that it overwrote",
     effect="Caffe trains with a wrong gradient, and exits 0",
 )
 def _in_place(phase: PhaseNet) -> Iterator[Finding]:
@@ -151,7 +152,7 @@ def _in_place(phase: PhaseNet) -> Iterator[Finding]:
                 yield finding(
                     "in-place-type",
                     phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} writes its top over its bottom '{name}', which its type cannot",
+                    f"{title(layer)} overwrites its bottom '{name}', but its type cannot work in place",
                     write=f'top: "{layer.name}", and read that below',
                 )
                 continue
@@ -160,14 +161,14 @@ def _in_place(phase: PhaseNet) -> Iterator[Finding]:
                 yield finding(
                     "in-place-gradient",
                     phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} writes over its bottom '{name}', which its backward pass needs",
+                    f"{title(layer)} overwrites its bottom '{name}', which its backward pass needs",
                     write=f'top: "{layer.name}", and read that below',
                 )
             yield from _overwrites(phase, i, t)
 
 
 def _loses_bottom(layer: pb.LayerParameter) -> bool:
-    """Whether the backward pass in place is wrong; a negative slope changes the sign that it looks at."""
+    """Whether the in-place backward pass is wrong; a negative slope changes the sign that it tests."""
     turned = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
         layer.type == "ELU" and layer.elu_param.alpha < 0
     )
@@ -175,30 +176,30 @@ def _loses_bottom(layer: pb.LayerParameter) -> bool:
     return layer.type in _LOSES_BOTTOM or turned or scaled
 
 
-@blob_rule("in-place-shared", "error", "a layer in place on a blob that another layer reads as well")
+@blob_rule("in-place-shared", "error", "an in-place layer on a blob that another layer also reads")
 def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Finding]:
     layer = phase.layers[i]
     name, (maker, top) = layer.top[t], blob
     others = [title(phase.layers[reader[0]]) for reader in phase.flow.readers[blob] if reader != (i, t)]
     weights = phase.layers[maker].loss_weight if maker >= 0 else ()
-    # Caffe counts a written weight as a reader.
+    # For Caffe an explicit loss_weight is a reader.
     others += ["the loss"] if len(weights) > top and weights[top] else []
     if others:
         yield finding(
             "in-place-shared",
             phase.where(i, f"top[{t}]"),
-            f"{title(layer)} works in place on blob '{name}', which {others[0]} reads too",
+            f"{title(layer)} works in place on blob '{name}', which {others[0]} also reads",
             effect=f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
             "multiple sources",
-            write=f'top: "{layer.name}", and read that below; or let both read what is in place',
+            write=f'top: "{layer.name}", and read that below; or let both read the in-place result',
         )
 
 
 @blob_rule(
     "in-place-overwrites",
     "warning",
-    "a layer in place over numbers that the backward pass above it needs",
-    effect="the gradient of the layers above is computed from other numbers: they learn worse, silently",
+    "an in-place layer that overwrites values which the layer above needs for its backward pass",
+    effect="the gradients of the layers above are wrong: they learn worse, without any message",
 )
 def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     layer, above = phase.layers[i], phase.maker(i, t)
@@ -209,7 +210,7 @@ def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
             yield finding(
                 "in-place-overwrites",
                 phase.where(i, f"top[{t}]"),
-                f"{title(layer)} works in place on what {title(maker)} made, whose backward pass reads it",
+                f"{title(layer)} works in place on the top of {title(maker)}, whose backward pass reads it",
                 write=f'top: "{layer.name}", and read that below',
             )
             return
@@ -220,16 +221,16 @@ def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     "no-top",
     "error",
     "a layer without the top that its type needs",
-    effect="Caffe stops: it checks how many tops a type makes",
+    effect="Caffe stops: it checks the number of tops",
 )
 @blob_rule(
     "unused-top",
     "warning",
     "a top that nothing reads, in a net with a loss or an accuracy",
-    effect="Caffe takes it for an output of the net and prints all its values at every display",
+    effect="for Caffe it is an output of the net: all its values are printed at every display",
 )
 def _tops(phase: PhaseNet) -> Iterator[Finding]:
-    # A bottom of a wrong name leaves a top without a reader: the one finding is enough.
+    # A misspelt bottom leaves a top without a reader: one finding is enough.
     ends = not phase.is_fed and not phase.flow.missing and any(map(_is_end, phase.layers))
     for i, layer in enumerate(phase.layers):
         if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
@@ -241,7 +242,7 @@ def _tops(phase: PhaseNet) -> Iterator[Finding]:
                     write=f'top: "{layer.name}"',
                 )
             continue
-        # What a phase has for itself and nothing reads is there to be looked at.
+        # An unread top of one phase only is there to be printed.
         if not ends or _is_end(layer) or layer.type in _ENDS or (layer.bottom and layer.include):
             continue
         for t, name in enumerate(layer.top):
@@ -249,8 +250,8 @@ def _tops(phase: PhaseNet) -> Iterator[Finding]:
                 yield finding(
                     "unused-top",
                     phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} makes blob '{name}', which nothing reads",
-                    write=_mend_top(layer, name),
+                    f"{title(layer)} produces blob '{name}', which nothing reads",
+                    write=_suggest_top(layer, name),
                 )
 
 
@@ -258,15 +259,15 @@ def _is_end(layer: pb.LayerParameter) -> bool:
     return is_loss(layer) or has_loss_top(layer) or layer.type == "Accuracy"
 
 
-def _mend_top(layer: pb.LayerParameter, name: str) -> str:
+def _suggest_top(layer: pb.LayerParameter, name: str) -> str:
     silence = f'layer {{ name: "silence" type: "Silence" bottom: "{name}" }}'
     if layer.type in READERS and len(layer.top) > 1:
-        return f"take the top out, or {silence}"
-    return f"read it, take the layer out, or {silence}"
+        return f"remove the top, or {silence}"
+    return f"read it, remove the layer, or {silence}"
 
 
-@blob_rule("weights-name-twice", "error", "two layers of one name in a phase, and one learns")
-@blob_rule("layer-name-twice", "note", "two layers of one name in a phase, and neither learns")
+@blob_rule("weights-name-twice", "error", "two layers with one name in a phase, at least one with weights")
+@blob_rule("layer-name-twice", "note", "two layers with one name in a phase, neither with weights")
 def _names(phase: PhaseNet) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
     for i, layer in enumerate(phase.layers):
@@ -278,13 +279,13 @@ def _names(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "weights-name-twice" if learned else "layer-name-twice",
                 phase.where(i, "name"),
-                f"{title(pair[1])} has the name of another: {title(pair[0])}"
+                f"{title(pair[1])} has the same name as {title(pair[0])}"
                 if name
-                else f"{title(pair[1])} has no name, nor has {title(pair[0])}",
+                else f"{title(pair[1])} and {title(pair[0])} have no name",
                 effect="weights are copied by name: from --weights and --snapshot Caffe gives those of both "
                 "to the first, or stops: Incompatible number of blobs"
                 if learned
-                else "log lines do not distinguish them; a layer that learns must not have this name",
+                else "log lines do not distinguish them; a layer with weights must not have this name",
                 write=f'name: "{name or layer_word(pair[1])}_2"',
             )
 
@@ -294,22 +295,22 @@ def layer_word(layer: pb.LayerParameter) -> str:
     return layer.top[0] if layer.top else layer.type.lower()
 
 
-# One wrong layer hides those below it; so many are found at most.
+# The most that are reported: one wrong layer hides those below it.
 _MOST_MISFITS = 20
 _MOST_ALONE = 200
 _ALIKE = 0.6
-# Where the engine learns scale and shift too, a BatchNorm has five blobs.
+# A BatchNorm has five blobs in an engine that learns scale and shift too.
 _MOST_BLOBS = {"BatchNorm": 5}
 
 
 def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Finding]]:
-    """Give the phase with the shapes that can be inferred, and a finding for each layer that does not fit.
+    """Infer the shapes of a phase, with a finding for each layer that does not fit.
 
-    A layer that does not fit is taken for one of unknown shape, so that those below it are looked at too.
+    A layer that does not fit gets unknown shapes, so that the layers below it are still checked.
     """
     net = _copy(phase)
     unfit: list[Finding] = []
-    # A missing batch_size is told by its own rule.
+    # Another rule reports a missing batch_size.
     blank = {i for i, layer in enumerate(phase.layers) if lacks_batch_size(layer)}
     for i in blank:
         net.layer[i].type = ""
@@ -320,7 +321,7 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
         return (datum.channels, datum.height, datum.width) if datum is not None and known else None
 
     for layer in net.layer:
-        # Caffe forces the colors of what it decodes itself: not of raw records, nor of a list's files.
+        # Caffe forces colours only where it decodes images itself: not of raw records or a list's files.
         if layer.type == "ImageData" or image(layer.data_param.source) is not None:
             layer.transform_param.ClearField("force_color")
             layer.transform_param.ClearField("force_gray")
@@ -337,7 +338,7 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
             net.layer[at].type = ""
             continue
         inferred: tuple[LayerShapes | None, ...] = tuple(
-            # The net's own layer, so that the copy need not be kept.
+            # The layer of the net itself, not of the copy.
             None if i in blank else dataclasses.replace(of, layer=phase.layers[i])
             for i, of in enumerate(shapes.layers)
         )
@@ -352,7 +353,7 @@ def lacks_batch_size(layer: pb.LayerParameter) -> bool:
 
 
 def _copy(phase: PhaseNet) -> pb.NetParameter:
-    """Copy the layers of a phase, with new names for bottoms that are missing and tops made twice."""
+    """Copy the layers of a phase; missing bottoms and duplicate tops get new names."""
     net = pb.NetParameter(input=phase.net.input, input_dim=phase.net.input_dim)
     net.input_shape.extend(phase.net.input_shape)
     if phase.net.HasField("bn_stats_batch_size"):
@@ -371,7 +372,7 @@ def _copy(phase: PhaseNet) -> pb.NetParameter:
 
 
 def _unused(name: str, known: set[str]) -> str:
-    """Return the name, or one like it that no blob has."""
+    """Return the name, or a similar one if a blob has it."""
     while name in known:
         name += "'"
     return name
@@ -380,15 +381,15 @@ def _unused(name: str, known: set[str]) -> str:
 @shape_rule(
     "shape-misfit",
     "error",
-    "a layer that cannot take its bottoms, or lacks what its shape needs",
-    effect="Caffe stops when it sets the net up",
+    "a layer whose bottoms have wrong shapes, or whose own shape is incomplete",
+    effect="Caffe stops when it sets up the net",
 )
 def _misfit(where: str, error: PrototxtError) -> Finding:
     return finding("shape-misfit", where, error.what, write=error.hint)
 
 
 def check_learned(phase: PhaseNet) -> Iterator[Finding]:
-    """Check `param` blocks against what each layer learns, and what is shared by name."""
+    """Check `param` blocks against the blobs that each layer learns or shares by name."""
     owners: dict[str, tuple[int, int]] = {}
     uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
     yield from _counts(phase)
@@ -406,11 +407,11 @@ def check_learned(phase: PhaseNet) -> Iterator[Finding]:
 @shape_rule(
     "share-name-alone",
     "warning",
-    "a param name that one layer alone has, in a net that shares others",
-    effect="the two learn weights of their own; the other names are shared",
+    "a param name that only one layer has, in a net that shares others",
+    effect="the two layers learn separate weights; other names are shared",
 )
 def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
-    """Find names of one use that are much like a shared one, or like another of one use."""
+    """Find names used once that resemble another name used once, or a shared one."""
     shared = [name for name, places in uses.items() if len(places) > 1]
     alone = {name: places[0] for name, places in uses.items() if len(places) == 1}
     paired: set[str] = set()
@@ -425,14 +426,14 @@ def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> It
             yield finding(
                 "share-name-alone",
                 phase.where(j, f"param[{q}].name"),
-                f"{title(phase.layers[j])} alone has a param '{near[0]}', and {title(layer)} alone '{name}'",
-                write=f'name: "{name}" in both, if they are to share',
+                f"only {title(phase.layers[j])} has a param '{near[0]}', and only {title(layer)} '{name}'",
+                write=f'name: "{name}" in both, if they should share',
             )
 
 
-@shape_rule("too-many-params", "error", "more `param` blocks than the layer learns blobs")
+@shape_rule("too-many-params", "error", "more `param` blocks than learned blobs in a layer")
 def _counts(phase: PhaseNet) -> Iterator[Finding]:
-    """Find layers with too many `param` blocks, those alike once."""
+    """Find layers with too many `param` blocks; similar layers make one finding."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for i, layer in enumerate(phase.layers):
         most = _most_blobs(phase, i)
@@ -440,21 +441,21 @@ def _counts(phase: PhaseNet) -> Iterator[Finding]:
             alike.setdefault((layer.type, len(layer.param), most), []).append(i)
     for (kind, count, most), [i, *others] in alike.items():
         layer, learns = phase.layers[i], f"{most or 'no'} blobs"
-        what = f"{title(layer)} has {count} param blocks and learns {learns}"
+        what = f"{title(layer)} has {describe_count(count, 'param block')} but learns {learns}"
         if others:
-            layers = show_layers([phase.layers[k].name for k in (i, *others)])
-            what = f"{layers} of {kind} have {count} param blocks and learn {learns}"
+            layers = show_layers([phase.layers[k].name for k in (i, *others)], kind)
+            what = f"{layers} have {describe_count(count, 'param block')} but learn {learns}"
         yield finding(
             "too-many-params",
             phase.where(i, f"param[{most}]"),
             what,
             effect=f"Caffe stops: Too many params specified for layer {layer.name}",
-            write=f"keep {most}" if most else "take them out",
+            write=f"keep {most}" if most else "remove them",
         )
 
 
 def _most_blobs(phase: PhaseNet, i: int) -> int | None:
-    """Count the blobs that a layer learns at most; None if that is not known."""
+    """Return the most blobs that a layer can learn; None if unknown."""
     layer, learned = phase.layers[i], phase.learned(i)
     if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
         learned = ()
@@ -465,7 +466,7 @@ def _most_blobs(phase: PhaseNet, i: int) -> int | None:
     "shared-shapes-differ",
     "error",
     "weights shared by name that differ in shape",
-    write="give both layers one shape, or the param another name",
+    write="the same shape in both layers, or another param name",
 )
 @shape_rule("shared-rates-differ", "error", "weights shared by name that differ in lr_mult or decay_mult")
 def _check_shared_weights(
@@ -480,7 +481,7 @@ def _check_shared_weights(
         yield finding(
             "shared-shapes-differ",
             phase.where(j, f"param[{q}].name"),
-            f"{title(second)} shares '{param.name}' {show_shape(theirs)} with {title(first)}, whose is "
+            f"{title(second)} shares '{param.name}', {show_shape(theirs)}, with {title(first)}, where it is "
             f"{show_shape(ours)}",
             effect=f"Caffe stops: Cannot share param '{param.name}' owned by layer '{first.name}'; "
             "shape mismatch",
@@ -491,9 +492,9 @@ def _check_shared_weights(
             yield finding(
                 "shared-rates-differ",
                 phase.where(j, f"param[{q}].{field}"),
-                f"{title(second)} shares '{param.name}' with {title(first)}, with another {field}",
+                f"{title(second)} shares '{param.name}' with {title(first)}, but has a different {field}",
                 effect=f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
-                write=f"give both the same {field}",
+                write=f"the same {field} in both",
             )
 
 

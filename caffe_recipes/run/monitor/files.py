@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
@@ -241,7 +241,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
     return found[0] if found else posixpath.join(runs, _latest(files, runs, given))
 
 
-def load_frozen(files: RunFiles, folder: str) -> Recipe:
+def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
     """Read the recipe that a run was started with; raises InputError."""
     path = f"{folder}/{RECIPE_JSON}"
     piece = files.look([Wanted(path)]).pieces[0]

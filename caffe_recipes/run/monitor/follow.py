@@ -19,8 +19,7 @@ from rich.console import Console
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.graph import find_leaves, images_per_iter
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect
 from caffe_recipes.run.events import (
@@ -54,6 +53,7 @@ from caffe_recipes.run.monitor.files import (
     load_frozen,
     name_recipe,
 )
+from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SeenJob,
@@ -63,6 +63,7 @@ from caffe_recipes.run.submit.submissions import (
     see_jobs,
     slurm_beside,
 )
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, measure
 
 # Of a log that has grown without us only the end is read: several displays of 128 ranks.
@@ -99,7 +100,7 @@ class ShownRun:
         self,
         given: str,
         path: str,
-        recipe: Recipe,
+        recipe: AnyRecipe,
         reporter: Reporter | None = None,
         *,
         with_branches: bool = False,
@@ -114,7 +115,7 @@ class ShownRun:
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
-        self.go_on = f"{describe_run_command(given, recipe)} resumes it"
+        self.resume_hint = f"{describe_run_command(given, recipe)} resumes it"
         self._journal_bytes = 0  # of whole lines that are read
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
@@ -143,7 +144,8 @@ class ShownRun:
     @property
     def models(self) -> tuple[str, ...]:
         """The files that a finished run leaves, in its folder, wherever that lies now: one a branch."""
-        snapshots = (self.state.finished[leaf.name].snapshot for leaf in find_leaves(self.recipe))
+        ends = (step.phase for step in plan_steps(self.recipe) if step.is_end)
+        snapshots = (self.state.finished[phase].snapshot for phase in ends)
         return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
 
     def wanted(self) -> list[Wanted]:
@@ -167,7 +169,7 @@ class ShownRun:
         if launch is None:
             return wanted
         if launch.log != self._log.name:
-            self._log = _Log(launch.log)
+            self._log = _Log(launch.log, summary=find_trainer(self.recipe).begin_log())
         log = f"{self.path}/logs/{posixpath.basename(launch.log)}"
         return [*wanted, Wanted(log, self._log.offset, _MOST_BYTES)]
 
@@ -209,15 +211,16 @@ class ShownRun:
 
     def progress(self) -> Progress | None:
         """Return where the phase is that trains; None if none does, or its log says nothing yet."""
-        launch, names = self.state.launch, [phase.name for phase in self.recipe.phases]
+        launch, steps = self.state.launch, plan_steps(self.recipe)
+        names = [step.phase for step in steps]
         if launch is None or launch.log != self._log.name or launch.phase not in names:
             return None
         if not self._log.summary.losses:
             return None
-        phase = self.recipe.phase(launch.phase)
-        phases = {each.name: each.last_iter for each in self.recipe.phases}
-        later = sum([*phases.values()][names.index(phase.name) + 1 :])
-        return measure(self._log.summary, phase.name, phases, images_per_iter(self.recipe, phase), later)
+        at = names.index(launch.phase)
+        phases = {step.phase: step.last_iter for step in steps}
+        later = sum(step.last_iter for step in steps[at + 1 :])
+        return measure(self._log.summary, launch.phase, phases, steps[at].images_per_iter, later)
 
     @property
     def beside(self) -> tuple[ShownRun, ...]:
@@ -232,9 +235,9 @@ class ShownRun:
     def gone(self) -> RunFailed:
         """Return the error of a run whose process has ended without saying so."""
         if self.process == NOBODY:
-            return RunFailed(self.folder, "no process carries it on", self.go_on)
+            return RunFailed(self.folder, "no process carries it on", self.resume_hint)
         what = f"process {self.state.pid} on {self.state.host} is gone"
-        return RunFailed(self.folder, what, self.go_on)
+        return RunFailed(self.folder, what, self.resume_hint)
 
     def _take_journal(self, piece: Piece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
@@ -283,7 +286,7 @@ class ShownRun:
     def _find_failure(self, event: Event) -> RunFailed | None:
         """Return the error that a run ends with, if this event is its last."""
         if isinstance(event, Stopped):
-            return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.go_on)
+            return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.resume_hint)
         if not isinstance(event, Failed):
             return None
         log = event.log or dict(self.launches).get(event.phase or "")
@@ -456,7 +459,7 @@ class JobWatch:
             self._report(latest)
         return self._seen
 
-    def may_go_on(self, recipe: str) -> bool:
+    def may_resume(self, recipe: str) -> bool:
         """Tell whether a job waits or runs, or may, for all that is known."""
         return any(job.is_live or job.away or job.is_elsewhere for job in self.look(recipe))
 
@@ -487,7 +490,7 @@ def wait_for_run(run: str, jobs: JobWatch, env: FollowEnv, *, once: bool) -> str
             recipe = name_recipe(run)
             if not jobs.look(recipe):
                 raise
-        if not jobs.may_go_on(recipe):
+        if not jobs.may_resume(recipe):
             raise RunFailed(run, f"has no run: {jobs.describe(recipe)}")
         if once:
             return None
@@ -500,11 +503,11 @@ def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobWatch, *, i
     try:
         check_end(shown, look, is_final=is_final)
     except RunFailed:
-        if not jobs.may_go_on(recipe) or not _is_latest(shown, jobs):
+        if not jobs.may_resume(recipe) or not _is_latest(shown, jobs):
             raise
         return
     in_job = shown.job_id is not None and look.lives is None and is_final
-    if in_job and jobs.look(recipe) and not jobs.may_go_on(recipe) and _is_latest(shown, jobs):
+    if in_job and jobs.look(recipe) and not jobs.may_resume(recipe) and _is_latest(shown, jobs):
         raise shown.failure or shown.gone()
 
 

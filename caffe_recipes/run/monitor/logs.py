@@ -30,6 +30,7 @@ from caffe_recipes.run.monitor.follow import (
     open_runs,
     wait_for_run,
 )
+from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SeenJob,
@@ -98,7 +99,7 @@ def show_log(
 
 def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
     """Raise InputError for a rank or a phase that the run does not have."""
-    ranks, phases = shown.recipe.cluster.ranks, [each.name for each in shown.recipe.phases]
+    ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in plan_steps(shown.recipe)]
     if options.rank is not None and options.rank >= ranks:
         there = "one rank, 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
         raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {there}")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.errors import CaffeRecipesError, InputError
-from caffe_recipes.recipe.graph import images_per_iter
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import numbered_run
@@ -35,6 +34,8 @@ from caffe_recipes.run.monitor.follow import (
     ShownRun,
     open_runs,
 )
+from caffe_recipes.run.plan import find_step, plan_steps
+from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
     Ask,
@@ -47,7 +48,7 @@ from caffe_recipes.run.submit.submissions import (
     see_jobs,
     submitted_by_hand,
 )
-from caffe_recipes.run.trainer import Trainer
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration, write_clock
 from caffe_recipes.wording import printable
@@ -66,7 +67,7 @@ class Standing:
     """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
 
     `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
-    `trainer` is the process that a killed run has left training, where that can be seen from here.
+    `left_pid` is the process that a killed run has left training, where that can be seen from here.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Standing:
     lives: bool | None = None
     jobs: tuple[SeenJob, ...] = ()
     spoilt: CaffeRecipesError | None = None
-    trainer: int | None = None
+    left_pid: int | None = None
 
     @property
     def branches(self) -> tuple[ShownRun, ...]:
@@ -208,18 +209,20 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         shown.take(look.pieces, live=False)
         if shown.beside:  # each has a journal, which names its log
             shown.take(files.look(shown.wanted()).pieces, live=False)
-        if shown.last_s is None and files.recipes(f"{path}/snapshots", ".caffemodel"):
+        if shown.last_s is None and files.recipes(
+            f"{path}/snapshots", find_trainer(shown.recipe).model_suffix
+        ):
             raise refuse_empty(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
-    trainer = _find_left(shown) if look.lives is False and not files.host else None
-    return Standing(name, shown.recipe.name, shown, look.lives, trainer=trainer)
+    left_pid = _find_left(shown) if look.lives is False and not files.host else None
+    return Standing(name, shown.recipe.name, shown, look.lives, left_pid=left_pid)
 
 
 def _find_left(run: ShownRun) -> int | None:
     """Return the process that a killed run of this machine has left training, if one has outlived it."""
     launch = run.state.launch
-    return Trainer(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
+    return TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
 
 
 def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:
@@ -302,10 +305,10 @@ def summarize_standing(standing: Standing) -> str:
     if standing.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
-        return "; ".join([*jobs, *_describe_left(standing), _go_on(run, standing)])
+        return "; ".join([*jobs, *_describe_left(standing), _resume_hint(run, standing)])
     failure = run.failure
     if isinstance(failure, RunInterrupted):
-        failure = failure.reworded(hint=_go_on(run, standing))
+        failure = failure.reworded(hint=_resume_hint(run, standing))
     return "; ".join([*jobs, str(failure)])
 
 
@@ -387,7 +390,7 @@ def _place(run: ShownRun | None) -> str:
     """Return the phase that trains, or that is next, behind its number; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
-    names = [phase.name for phase in run.recipe.phases]
+    names = [step.phase for step in plan_steps(run.recipe)]
     launched = run.state.launch.phase if run.state.launch else None
     left = [launched] if launched in names else [name for name in names if name not in run.state.finished]
     return f"{names.index(left[0]) + 1}/{len(names)} {left[0]}" if left and left[0] else "evaluation"
@@ -481,7 +484,7 @@ def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str
             for model in run.models:
                 yield "model", model
         elif standing.state in ("failed", "interrupted", "stopped"):
-            yield "next", _go_on(run, standing)
+            yield "next", _resume_hint(run, standing)
 
 
 def standing_as_json(standing: Standing) -> dict[str, Any]:
@@ -521,14 +524,18 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _go_on(run: ShownRun, standing: Standing) -> str:
+def _resume_hint(run: ShownRun, standing: Standing) -> str:
     """Return the command that resumes a run as it was begun: here, or in a job."""
-    return run.go_on.replace("caffe-recipes run", "caffe-recipes submit") if standing.jobs else run.go_on
+    return (
+        run.resume_hint.replace("caffe-recipes run", "caffe-recipes submit")
+        if standing.jobs
+        else run.resume_hint
+    )
 
 
 def _describe_left(standing: Standing) -> list[str]:
     """Report the trainer of a killed run that is alive, which a resumed run takes over."""
-    return [] if standing.trainer is None else [f"process {standing.trainer} of a killed run still trains"]
+    return [] if standing.left_pid is None else [f"process {standing.left_pid} of a killed run still trains"]
 
 
 def _is_past(standing: Standing) -> bool:
@@ -559,7 +566,7 @@ def _describe_phase(run: ShownRun, standing: Standing) -> str:
     if run.state.launch is None:
         return "evaluating" if standing.is_evaluating else "preparing"
     name = run.state.launch.phase
-    names = [phase.name for phase in run.recipe.phases]
+    names = [step.phase for step in plan_steps(run.recipe)]
     place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
     if progress is None:
         return f"{name}{place}: no iteration yet"
@@ -581,7 +588,7 @@ def _pace(run: ShownRun, progress: Progress) -> float | None:
     """Return the seconds of an iteration."""
     if not progress.images_per_s:
         return None
-    return images_per_iter(run.recipe, run.recipe.phase(progress.phase)) / progress.images_per_s
+    return find_step(run.recipe, progress.phase).images_per_iter / progress.images_per_s
 
 
 def _describe_process(standing: Standing) -> str:

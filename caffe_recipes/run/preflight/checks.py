@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
-from caffe_recipes.run.events import RunState
+from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, next_folder, run_folders
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.plan import RunPlan, plan_chain
+from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
@@ -26,17 +26,19 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
+from caffe_recipes.run.preflight.records import check_test_records, check_train_records
 from caffe_recipes.run.preflight.storage import (
     check_disk,
+    check_files,
     check_folders,
-    check_prototxts,
     check_snapshots,
     check_start,
     check_test_lmdb,
     check_train_lmdb,
 )
-from caffe_recipes.run.preflight.trials import check_launcher, check_trainer
-from caffe_recipes.run.trainer import describe_work
+from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
+from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,
@@ -49,13 +51,19 @@ CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "launcher": check_launcher,
     "trainer": check_trainer,
     "folders": check_folders,
-    "prototxts": check_prototxts,
+    "ranks": check_ranks,
+    "prototxts": check_files,
+    "programs": check_files,
+    "train records": check_train_records,
+    "test records": check_test_records,
     "training data": check_train_lmdb,
     "test data": check_test_lmdb,
     "starts from": check_start,
     "snapshots": check_snapshots,
     "disk": check_disk,
 }
+# The others are the trainer's to name.
+_OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
 
 def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> list[CheckResult]:
@@ -65,9 +73,10 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     launcher and trainer are not tried beside it.
     """
     look = look_at_nodes(setting, plan, state, under_way)
-    pool = ThreadPoolExecutor(len(CHECKS), thread_name_prefix="preflight")
+    checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
+    pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
     try:
-        futures = [pool.submit(_look, subject, check, look) for subject, check in CHECKS.items()]
+        futures = [pool.submit(_look, subject, check, look) for subject, check in checks.items()]
         return [finding for future in futures for finding in future.result()]
     except BaseException:  # a Ctrl-C of the user's
         look.commands.stop()
@@ -83,7 +92,7 @@ def _look(subject: str, check: Callable[[NodeView], list[CheckResult]], look: No
         return [CheckResult(subject, str(error), error)]
 
 
-def preflight_recipe(recipe: Recipe, options: RunOptions, connect: Connect) -> list[CheckResult]:
+def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> list[CheckResult]:
     """Look at everything that a run of a recipe would need, or its latest run needs to resume.
 
     Raises InputError for a hostfile, a profile or a program that is missing.
@@ -91,7 +100,7 @@ def preflight_recipe(recipe: Recipe, options: RunOptions, connect: Connect) -> l
     setting = find_setting(recipe, options, connect)
     folders = [] if options.new else run_folders(options.root, recipe.name)
     state = load_journal(folders[-1] / "journal.jsonl") if folders else RunState()
-    if state.finished.keys() >= {phase.name for phase in recipe.phases}:
+    if is_trained(state, recipe):
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)

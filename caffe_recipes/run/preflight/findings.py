@@ -60,10 +60,11 @@ def trouble_of(host: str, error: CaffeRecipesError) -> HostProblem:
     return HostProblem(host, error.what, error.hint, place, error=error)
 
 
-def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> list[CheckResult]:
-    """Return a finding for each thing that is wrong, with all of its hosts; `otherwise`, if nothing is.
+def as_findings(subject: str, troubles: Sequence[HostProblem], when_fine: str = "") -> list[CheckResult]:
+    """Return a finding for each thing that is wrong, with all of its hosts; `when_fine`, if nothing is wrong.
 
-    >>> [one.message for one in tell("disk", [HostProblem("n1", "is full"), HostProblem("n2", "is full")])]
+    >>> full = [HostProblem("n1", "is full"), HostProblem("n2", "is full")]
+    >>> [one.message for one in as_findings("disk", full)]
     ['n[1-2]: is full']
     """
     groups: dict[tuple[str, str, bool], list[HostProblem]] = {}
@@ -72,7 +73,7 @@ def tell(subject: str, troubles: Sequence[HostProblem], otherwise: str = "") -> 
     found = [
         _finding(subject, group) for group in sorted(groups.values(), key=lambda group: not group[0].fails)
     ]
-    return found if found or not otherwise else [CheckResult(subject, otherwise)]
+    return found if found or not when_fine else [CheckResult(subject, when_fine)]
 
 
 def describe_outcome(found: Sequence[CheckResult]) -> str:

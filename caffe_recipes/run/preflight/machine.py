@@ -14,10 +14,9 @@ from statistics import median
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
-from caffe_recipes.recipe.graph import main_line
 from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import find_servers
-from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, fold_names, tell, trouble_of
+from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, fold_names, trouble_of
 from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, lmdb_path, look_at_nodes
 from caffe_recipes.run.preflight.storage import judge_disk, judge_snapshots
 from caffe_recipes.run.preflight.trials import judge_programs, try_trainer
@@ -36,7 +35,7 @@ def check_hosts(look: NodeView) -> list[CheckResult]:
     named = fold_names([host.name for host in look.setting.hosts])
     ranks = describe_count(cluster.ranks_per_node, "rank")
     images = describe_count(cluster.batch_per_rank, "image")
-    found = tell("hosts", judge_hosts(look), f"{named}: {cluster.nodes} x {ranks} of {images}")
+    found = as_findings("hosts", judge_hosts(look), f"{named}: {cluster.nodes} x {ranks} of {images}")
     stale = look.setting.stale
     return [*([CheckResult("hosts", stale, warns=True)] if stale else []), *found]
 
@@ -49,7 +48,7 @@ def judge_hosts(look: NodeView) -> list[HostProblem]:
 
 def check_launches(look: NodeView) -> list[CheckResult]:
     """Name the hosts where ranks of another launch are at work; nothing without any."""
-    return tell("launches", judge_launches(look))
+    return as_findings("launches", judge_launches(look))
 
 
 def judge_launches(look: NodeView) -> list[HostProblem]:
@@ -76,7 +75,7 @@ def check_cores(look: NodeView) -> list[CheckResult]:
     """Compare the hosts' cores with what the recipe pins and needs, the profile, and each other."""
     seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in look.facts.values()))
     cores = f"{seen} a host, {_needed_cores(look)} are needed"
-    return tell("cores", judge_cores(look), cores) if seen else _nobody(look, "cores")
+    return as_findings("cores", judge_cores(look), cores) if seen else _nobody(look, "cores")
 
 
 def judge_cores(look: NodeView) -> list[HostProblem]:
@@ -92,7 +91,7 @@ def check_memory(look: NodeView) -> list[CheckResult]:
     if not totals:
         return _nobody(look, "memory")
     least = f"{describe_bytes(min(totals.values()))} a host, {describe_bytes(min(free.values()))} free"
-    return tell("memory", judge_memory(look), least)
+    return as_findings("memory", judge_memory(look), least)
 
 
 def judge_memory(look: NodeView) -> list[HostProblem]:
@@ -118,7 +117,7 @@ def judge_memory(look: NodeView) -> list[HostProblem]:
 def check_tmp(look: NodeView) -> list[CheckResult]:
     """Compare the size of each host's /tmp with what the profile or the recipe says; nothing if none does."""
     return (
-        tell("/tmp", judge_tmp(look), f"{expected_gb:g} GB a host")
+        as_findings("/tmp", judge_tmp(look), f"{expected_gb:g} GB a host")
         if (expected_gb := _expected_tmp_gb(look))
         else []
     )
@@ -144,7 +143,7 @@ def check_clocks(look: NodeView) -> list[CheckResult]:
     if not look.facts:
         return _nobody(look, "clock")
     most = max(abs(facts.skew_s) + facts.doubt_s for facts in look.facts.values())
-    return tell("clock", judge_clocks(look), f"within {most:.1f} s of ours")
+    return as_findings("clock", judge_clocks(look), f"within {most:.1f} s of ours")
 
 
 def judge_clocks(look: NodeView) -> list[HostProblem]:
@@ -312,7 +311,7 @@ def check_spares(look: NodeView) -> list[CheckResult]:
     finally:
         for spare in spares:
             spare.close()
-    found = tell("spares", troubles, f"{fold_names(look.setting.spares)}: as the hosts are")
+    found = as_findings("spares", troubles, f"{fold_names(look.setting.spares)}: as the hosts are")
     return [replace(one, error=None, warns=True, unfit=True) if one.error else one for one in found]
 
 
@@ -336,7 +335,7 @@ def _judge(look: NodeView, spares: Sequence[Host]) -> list[HostProblem]:
 
 def _without_room(look: NodeView) -> Iterator[HostProblem]:
     """Yield the spares that have neither the LMDB nor the room for it."""
-    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.recipe.data.train.lmdb)
+    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.trainer.data_folder)
     data = source / "data.mdb" if source is not None else None
     if data is None or not data.is_file():
         return
@@ -350,7 +349,7 @@ def _without_room(look: NodeView) -> Iterator[HostProblem]:
 
 def _unable_to_lead(look: NodeView, unfit: Collection[str]) -> Iterator[HostProblem]:
     """Yield what is wrong on the spares that are not known to be unfit if they are to hold snapshots."""
-    on_line = {phase.name for phase in main_line(look.setting.recipe)}
+    on_line = look.setting.trainer.main_line()
     branches = tuple(step for step in look.unfinished if step.phase not in on_line)
     plan = replace(look.plan, trainings=branches)
     for spare in look.hosts if branches else ():

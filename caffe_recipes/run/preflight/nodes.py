@@ -17,8 +17,8 @@ from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.plan import RunPlan, Training
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
+from caffe_recipes.run.steps import RunPlan, Training
 
 
 @dataclass(frozen=True)
@@ -247,24 +247,25 @@ def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     return NodeView(setting, plan, state, facts, errors, under_way=under_way)
 
 
-def snapshot_prefixes(setting: Setting) -> list[str]:
-    """Return what the names of a recipe's snapshots begin with, on the first host."""
-    return list(dict.fromkeys(setting.path(phase.snapshot_prefix) for phase in setting.recipe.phases))
+def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
+    """Return what the names of a run's snapshots begin with, on the first host."""
+    steps = plan.trainings
+    return list(dict.fromkeys(setting.path(setting.trainer.prefix(step)) for step in steps))
 
 
 def lmdb_path(setting: Setting) -> str:
     """Return the file that the training LMDB is on each host."""
-    return setting.path(f"{setting.recipe.data.train.lmdb}/data.mdb")
+    return setting.path(f"{setting.trainer.data_folder}/data.mdb")
 
 
 def _questions(setting: Setting, plan: RunPlan) -> list[Question]:
-    prefixes = snapshot_prefixes(setting)
+    prefixes = snapshot_prefixes(setting, plan)
     return [
         ("root", str(setting.root)),
-        *([] if setting.profile.container else [("program", setting.path(setting.trainer))]),
+        *([] if setting.profile.container else [("program", setting.path(setting.program))]),
         ("file", lmdb_path(setting)),
-        ("folder", setting.path(setting.recipe.data.train.lmdb)),
-        *(("text", setting.path(path)) for path in plan.prototxts),
+        ("folder", setting.path(setting.trainer.data_folder)),
+        *(("text", setting.path(path)) for path in plan.files),
         *dict.fromkeys(("folder", prefix.rpartition("/")[0] or "/") for prefix in prefixes),
         *(("snapshots", prefix) for prefix in prefixes),
     ]

@@ -17,24 +17,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from caffe_recipes.caffe.datums import check_datums
-from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
-from caffe_recipes.recipe.model import Phase
-from caffe_recipes.render.nets import build_net
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
-from caffe_recipes.run.plan import find_trained
-from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, tell, trouble_of
+from caffe_recipes.run.plan import find_step
+from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, trouble_of
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
-from caffe_recipes.run.snapshots import verify_kept, verify_weights
+from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import STAGING_HINT, find_staging_env
+from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_bytes, describe_duration
 
 # What a host reads in a second or two; of more the size has to do.
@@ -43,21 +42,19 @@ _HASH_S = 600.0
 _SHARED = "the Caffe root must be one folder that all hosts see"
 
 
-def check_prototxts(look: NodeView) -> list[CheckResult]:
-    """Compare the prototxts that are in place with the recipe's, and those of each host with ours.
+def check_files(look: NodeView) -> list[CheckResult]:
+    """Compare the trainer's files that are in place with the recipe's, and those of each host with ours.
 
     Raises InputError for one that differs from what the recipe generates, unless it is to be overwritten.
     """
-    setting, differences = look.setting, find_differences(look.plan.prototxts, look.setting.root)
+    setting, differences = look.setting, find_differences(look.plan.files, look.setting.root)
     changed = [diff.path for diff in differences if diff.what == "changed"]
     if changed and not setting.overwrite:
         what = "differs from what the recipe generates"
         raise InputError(setting.path(changed[0]), what, "move it away, or give --overwrite")
     here = LocalHost()
     ours = {
-        path: file_digest(here, path)
-        for path in map(setting.path, look.plan.prototxts)
-        if Path(path).is_file()
+        path: file_digest(here, path) for path in map(setting.path, look.plan.files) if Path(path).is_file()
     }
     troubles = [
         HostProblem(facts.host, "no such file there" if seen is None else "differs from ours", _SHARED, path)
@@ -65,8 +62,8 @@ def check_prototxts(look: NodeView) -> list[CheckResult]:
         for path, digest in ours.items()
         if (seen := facts.digests.get(path)) != digest
     ]
-    placed = f"{len(look.plan.prototxts)} in {', '.join(setting.recipe.prototxt_dirs)}"
-    return tell("prototxts", _first_of_each_host(troubles), placed)
+    placed = f"{len(look.plan.files)} in {', '.join(setting.trainer.folders())}"
+    return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(troubles), placed)
 
 
 def check_start(look: NodeView) -> list[CheckResult]:
@@ -83,13 +80,13 @@ def check_start(look: NodeView) -> list[CheckResult]:
     for path, net in given:
         if path in finished:
             digest, phase = finished[path]
-            before = find_trained(setting.recipe, phase, path)
+            before = find_step(setting.recipe, phase).trained_path(path)
             verify_kept(Path(setting.path(path)), digest, phase, before)
-        verify_weights(Path(setting.path(path)), build_net(setting.recipe, net))
+        setting.trainer.check_model(net, Path(setting.path(path)))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
     troubles = unlike_here(look.hosts, [setting.path(path) for path in read])
-    return tell("starts from", troubles, first or "the nets' fillers")
+    return as_findings("starts from", troubles, first or setting.trainer.untrained)
 
 
 def unlike_here(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem]:
@@ -133,11 +130,11 @@ def may_write(folder: Path) -> bool:
 
 
 def check_folders(look: NodeView, writes: MayWrite = may_write) -> list[CheckResult]:
-    """Name where no run, no lock, or none of the prototxts that are still lacking could be written."""
+    """Name where no run, no lock, or none of the trainer's files that are still lacking could be written."""
     setting = look.setting
-    lacking = [one for one in find_differences(look.plan.prototxts, setting.root) if one.what != "stale"]
+    lacking = [one for one in find_differences(look.plan.files, setting.root) if one.what != "stale"]
     folders = [RUNS, setting.show(RecipeLock(setting.root, setting.recipe.name).folder)]
-    folders += setting.recipe.prototxt_dirs if lacking else []
+    folders += setting.trainer.folders() if lacking else []
     nearest: dict[Path, list[str]] = {}
     for name in folders:
         nearest.setdefault(_nearest_path(setting.root / name), []).append(name)
@@ -177,24 +174,24 @@ def check_train_lmdb(look: NodeView) -> list[CheckResult]:
     """
     setting, source = look.setting, look.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        seen = _count_records(source, setting, setting.recipe.data.train.images)
+        seen = _count_records(source, look, setting.recipe.train_images)
         return _plan_staging(look, source, f"{setting.show(source)}: {seen}")
-    if source in setting.built_lmdbs and not source.exists():
+    if source in setting.built_data and not source.exists():
         return [CheckResult("training data", _builder(setting, source))]
     return _compare_lmdbs(look)
 
 
 def check_test_lmdb(look: NodeView) -> list[CheckResult]:
     """Look into the test LMDB, where anything is tested; raises DataError."""
-    setting, recipe = look.setting, look.setting.recipe
+    setting, recipe = look.setting, _recipe_of(look)
     path = setting.root / recipe.data.test.lmdb
     phases = [recipe.phase(step.phase) for step in look.plan.trainings]
     if not look.plan.testings and not any(phase.test_iter for phase in phases):
         records = "none is needed"
-    elif path in setting.built_lmdbs and not path.exists():
+    elif path in setting.built_data and not path.exists():
         records = _builder(setting, path)
     else:
-        records = f"{setting.show(path)}: {_count_records(path, setting, recipe.data.test.images)}"
+        records = f"{setting.show(path)}: {_count_records(path, look, recipe.data.test.images)}"
     return [CheckResult("test data", records)]
 
 
@@ -203,7 +200,7 @@ def _plan_staging(look: NodeView, folder: Path, records: str) -> list[CheckResul
     setting, hosts = look.setting, look.answered(look.setting.lmdb_hosts)
     if not hosts:
         return look.skip("training data", [host.name for host in setting.lmdb_hosts])
-    lmdb, source = setting.path(setting.recipe.data.train.lmdb), find_source(folder)
+    lmdb, source = setting.path(setting.trainer.data_folder), find_source(folder)
     states, manifest = survey(hosts, lmdb, source, cache_folder())
     plan = plan_from(states, lmdb, source, manifest, find_staging_env(setting.profile, setting.how))
     chosen = next((option for option in plan.options if option.how == plan.how), None)
@@ -215,12 +212,12 @@ def _plan_staging(look: NodeView, folder: Path, records: str) -> list[CheckResul
         )
         staged = f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
     troubles = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
-    return tell("training data", troubles, f"{records}; {staged}")
+    return as_findings("training data", troubles, f"{records}; {staged}")
 
 
 def _compare_lmdbs(look: NodeView) -> list[CheckResult]:
     """Compare the LMDBs that hosts have already: by their sizes, since hashing takes minutes."""
-    setting, data, source = look.setting, look.setting.recipe.data.train, look.setting.lmdb_source
+    setting, data, source = look.setting, _recipe_of(look).data.train, look.setting.lmdb_source
     sizes = {
         host.name: look.facts[host.name].sizes[lmdb_path(setting)][0] or 0
         for host in look.answered(setting.lmdb_hosts)
@@ -238,11 +235,11 @@ def _compare_lmdbs(look: NodeView) -> list[CheckResult]:
     ]
     first = setting.lmdb_hosts[0]
     if troubles or not first.is_local:
-        return tell("training data", troubles, f"{data.lmdb}: there")
+        return as_findings("training data", troubles, f"{data.lmdb}: there")
     return [
         CheckResult(
             "training data",
-            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), setting, data.images)}",
+            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), look, data.images)}",
         )
     ]
 
@@ -255,8 +252,14 @@ def _builder(setting: Setting, path: Path) -> str:
     return f"{setting.show(path)}: will be built"
 
 
-def _count_records(path: Path, setting: Setting, images: int) -> str:
-    seen = check_datums(path, setting.recipe.net.classes, limit=_SAMPLE)
+def _recipe_of(look: NodeView) -> Recipe:
+    recipe = look.setting.recipe
+    assert isinstance(recipe, Recipe)  # only Caffe names these rows
+    return recipe
+
+
+def _count_records(path: Path, look: NodeView, images: int) -> str:
+    seen = check_datums(path, look.setting.trainer.classes(), limit=_SAMPLE)
     counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
     return f"{counted}, labels{sampled} within the classes"
@@ -298,12 +301,12 @@ def check_snapshots(look: NodeView) -> list[CheckResult]:
     if facts is None:
         return look.skip("snapshots", [look.setting.hosts[0].name])
     shown = ", ".join(look.setting.show(path) for path in _snapshot_folders(look))
-    return tell("snapshots", judge_snapshots(look, facts), f"{facts.host}: in {shown}")
+    return as_findings("snapshots", judge_snapshots(look, facts), f"{facts.host}: in {shown}")
 
 
 def judge_snapshots(look: NodeView, facts: NodeFacts) -> list[HostProblem]:
     """Return what is wrong where Caffe would write the snapshots of unfinished phases on a host."""
-    names = {name for phase in _unfinished_phases(look) for name in _written(look, phase)}
+    names = {name for step in look.unfinished for name in _written(look, step)}
     troubles = [_judge_stray(facts, stray) for stray in facts.strays if stray.path in names]
     for path in _snapshot_folders(look):
         if not facts.folders[path].writable:
@@ -335,7 +338,7 @@ def check_disk(look: NodeView, room_at: Callable[[Path], int] = _room_at) -> lis
             "snapshots, whose size the images decide" if None in sizes.values() else f"{size} of snapshots"
         )
         free = describe_bytes(min((disk.free_bytes for disk in rows), default=0))
-        found += tell(subject, troubles, f"{free} free on {rows[0].host} for {wanted}" if rows else "")
+        found += as_findings(subject, troubles, f"{free} free on {rows[0].host} for {wanted}" if rows else "")
     return found or [CheckResult("disk", "nothing more to write")]
 
 
@@ -347,7 +350,8 @@ def judge_disk(look: NodeView, facts: NodeFacts) -> list[HostProblem]:
 
 def _sizes(look: NodeView) -> dict[str, int | None]:
     """Return the bytes of each unfinished net; None where only the images tell the number of channels."""
-    return {step.net: weights_bytes(build_net(look.setting.recipe, step.net)) for step in look.unfinished}
+    setting = look.setting
+    return {step.net: setting.trainer.model_bytes(step.net) for step in look.unfinished}
 
 
 def _count(
@@ -408,7 +412,7 @@ def _lacks_room(disk: _Disk) -> HostProblem:
 
 def _add_lmdb(look: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:
     """Count on the LMDB on its disk, if it is still to come there."""
-    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.recipe.data.train.lmdb)
+    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.trainer.data_folder)
     if source is None or facts.sizes[lmdb_path(look.setting)][0] is not None:
         return
     data, disk = source / "data.mdb", disks.get(facts.folders[lmdb].disk)
@@ -422,18 +426,12 @@ def _judge_stray(facts: NodeFacts, stray: Stray) -> HostProblem:
 
 
 def _snapshot_folders(look: NodeView) -> list[str]:
-    prefixes = snapshot_prefixes(look.setting)
+    prefixes = snapshot_prefixes(look.setting, look.plan)
     return list(dict.fromkeys(prefix.rpartition("/")[0] or "/" for prefix in prefixes))
 
 
-def _unfinished_phases(look: NodeView) -> list[Phase]:
-    names = {step.phase for step in look.unfinished}
-    return [phase for phase in look.setting.recipe.phases if phase.name in names]
-
-
-def _written(look: NodeView, phase: Phase) -> list[str]:
-    """Return the snapshots that Caffe writes in a phase."""
-    every = phase.snapshot_every_iter
-    models = [phase.snapshot_at(at) for at in (*range(every, phase.last_iter, every), phase.last_iter)]
-    paths = [look.setting.path(model) for model in models]
-    return [*paths, *(f"{path.removesuffix('.caffemodel')}.solverstate" for path in paths)]
+def _written(look: NodeView, step: Training) -> list[str]:
+    """Return what the trainer writes in a phase."""
+    iterations = (*range(step.every_iter, step.last_iter, step.every_iter), step.last_iter)
+    written = (path for at in iterations for path in look.setting.trainer.written_at(step, at))
+    return [look.setting.path(path) for path in written]

@@ -1,6 +1,6 @@
 """The launcher tried: it starts the ranks, and each where the hostfile has it.
 
-The trainer tried on every host: a few iterations of a tiny net, with the recipe's own lr policies.
+The trainer tried on every host, as it says that it is to be tried.
 """
 
 from __future__ import annotations
@@ -14,28 +14,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from caffe_recipes.caffe import layers, pb
-from caffe_recipes.caffe.logs import LogSummary, read_log
-from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
 from caffe_recipes.cluster.launcher import render_exports
 from caffe_recipes.cluster.remote import call, unreadable
 from caffe_recipes.errors import ClusterError, CommandTimedOut
-from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.preflight.findings import (
     CheckResult,
     Commands,
     HostProblem,
+    as_findings,
     fold_names,
-    tell,
     trouble_of,
 )
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
+from caffe_recipes.run.steps import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
@@ -115,8 +111,8 @@ def _waiting_for_slurm(
     return wait
 
 
-def start_ranks(setting: Setting, commands: Commands) -> str:
-    """Have every rank say where it is; return what the launcher printed.
+def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RANK) -> str:
+    """Have every rank say where it is, or what `words` have it say; return what the launcher printed.
 
     Raises ClusterError with the launcher's own first word if it fails.
     """
@@ -125,7 +121,7 @@ def start_ranks(setting: Setting, commands: Commands) -> str:
     with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
         hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
-        argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(_RANK)
+        argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(words)
         try:
             # By standard input, since anybody can read an argv, and a variable may be a secret.
             done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
@@ -156,7 +152,7 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
         what = f"rank 0 is on {places.by_rank[0]}, and not on {first}, the first host"
         error = ClusterError(setting.find_launcher(), what, f"snapshots are fetched from {first}; {hint}")
         found.append(CheckResult("launcher", str(error), error))
-    found += tell("launcher", list(_wrong_counts(places, hint)))
+    found += as_findings("launcher", list(_wrong_counts(places, hint)))
     unknown = Counter(node for node in places.by_rank.values() if node not in places.expected.values())
     for node, count in unknown.items():
         ranks = f"{describe_count(count, 'rank')} {'is' if count == 1 else 'are'}"
@@ -164,7 +160,7 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
         error = ClusterError(setting.find_launcher(), what, hint)
         found.append(CheckResult("launcher", str(error), error))
     if not found:
-        found += tell("launcher", list(_wrong_order(places)))
+        found += as_findings("launcher", list(_wrong_order(places)))
     return found
 
 
@@ -194,68 +190,37 @@ def _by_hand(setting: Setting) -> str:
     return f"try `{shlex.join(setting.launch('HOSTFILE').argv(_RANK))}` by hand, with {named} in HOSTFILE"
 
 
+_IN_WORLD = re.compile(r"caffe-recipes: rank (\d+) of (\d+)")
+
+
+def check_ranks(look: NodeView) -> list[CheckResult]:
+    """Have the trainer itself say on every rank among how many it is: its MPI may be another's."""
+    setting, wanted = look.setting, look.setting.recipe.cluster.ranks
+    if look.under_way:
+        return look.leave("ranks")
+    if look.errors:
+        return look.skip("ranks", list(look.errors))
+    words = setting.launch().contained((setting.program, *setting.trainer.world_words()))
+    stdout = start_ranks(setting, look.commands, words)
+    seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
+    if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
+        return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]
+    found = f"worlds of {', '.join(map(str, sorted({size for _, size in seen})))}" if seen else "nothing"
+    what = f"{len(seen)} of {wanted} ranks answered, and saw {found}"
+    error = ClusterError(setting.program, what, f"it needs the MPI of {setting.find_launcher()}")
+    return [CheckResult("ranks", str(error), error)]
+
+
 _EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
 _ABSENT = {"absent": "no such program there", "other": "is not an executable program there"}
-# Of one solver: a cold start from a busy file system, and two iterations.
+# Of one attempt: a cold start from a busy file system, and two iterations.
 TRIAL_S = 120.0
-_ITERATIONS = 2
-_NOT_OF_A_TRIAL = (
-    *("net", "test_iter", "test_interval", "test_initialization"),
-    *("snapshot", "snapshot_prefix", "warmup_iter"),
-)
 # What would make a rank of many of the one process that is tried, or of a host another.
 _NO_VARIABLE = re.compile(
     r"(PMI|PMIX|SLURM|OMPI|HYDRA|HYDI|MLSL|SSH|MPI_LOCAL|XDG)_\w*|PALS_\w*"
     r"|I_MPI_PMI_LIBRARY|CAFFE_RECIPES_LAUNCH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|HOSTNAME|TMPDIR|_"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One solver tried: how the trainer ended, and the end of its log."""
-
-    code: int
-    log: str
-
-
-def trial_solvers(recipe: Recipe) -> dict[str, pb.SolverParameter]:
-    """Return a tiny solver for each lr policy (and solver type) of a recipe, by the policy.
-
-    All that the phase with the most to say of it sets is kept: an unknown field is found too. Caffe looks at
-    the policy only behind the warm-up, so that this lasts one iteration.
-    """
-    found: dict[tuple[str, str], pb.SolverParameter] = {}
-    for phase in recipe.phases:
-        solver = build_solver(recipe, phase)
-        warms_up = solver.HasField("warmup_iter")
-        for name in _NOT_OF_A_TRIAL:
-            solver.ClearField(name)
-        solver.net, solver.snapshot_prefix = "net.prototxt", "trial"
-        solver.max_iter, solver.display, solver.snapshot = _ITERATIONS, 1, _ITERATIONS + 1
-        solver.snapshot_after_train = False
-        if warms_up:
-            solver.warmup_iter = 1
-        before = found.get((solver.lr_policy, solver.type))
-        if before is None or len(solver.ListFields()) > len(before.ListFields()):
-            found[solver.lr_policy, solver.type] = solver
-    return {
-        policy if sum(other == policy for other, _ in found) == 1 else f"{policy}, {kind}": solver
-        for (policy, kind), solver in found.items()
-    }
-
-
-def trial_net() -> pb.NetParameter:
-    """Return the net that is tried: numbers of its own, and two classes."""
-    ones = {"type": "constant", "value": 1}
-    shape = [{"dim": [2, 4]}, {"dim": [2]}]
-    data = {"shape": shape, "data_filler": [ones, layers.ZERO]}
-    return layers.net(
-        "Trial",
-        layers.layer("data", "DummyData", top=("data", "label"), dummy_data_param=data),
-        layers.inner_product("ip", "data", num_output=2),
-        layers.softmax_with_loss("loss", "ip", "label"),
-    )
 
 
 def check_trainer(look: NodeView) -> list[CheckResult]:
@@ -271,8 +236,7 @@ def check_trainer(look: NodeView) -> list[CheckResult]:
     if look.plan.testings and not any(host.is_local for host in setting.hosts):
         hosts.append(LocalHost("this machine"))
     troubles += try_trainer(setting, hosts, look.commands)
-    policies = ", ".join(trial_solvers(setting.recipe))
-    return tell("trainer", troubles, f"{setting.trainer} trains, and knows lr_policy {policies}")
+    return as_findings("trainer", troubles, f"{setting.program} {setting.trainer.trial().all_well}")
 
 
 def judge_programs(look: NodeView) -> list[HostProblem]:
@@ -280,7 +244,7 @@ def judge_programs(look: NodeView) -> list[HostProblem]:
     if look.setting.profile.container:
         return []
     return [
-        HostProblem(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.trainer)
+        HostProblem(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.program)
         for facts in look.facts.values()
         if facts.program != "program"
     ]
@@ -290,9 +254,9 @@ def try_trainer(
     setting: Setting, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
 ) -> list[HostProblem]:
     """Try the trainer on all hosts at once; what went wrong. A host runs one process at a time."""
-    solvers = trial_solvers(setting.recipe)
-    whole_s = limit_s * len(solvers) + 30
-    answers = ask_all(hosts, lambda host: _try_on(host, setting, solvers, commands, limit_s), whole_s + 30)
+    trial = setting.trainer.trial()
+    whole_s = limit_s * len(trial.attempts) + 30
+    answers = ask_all(hosts, lambda host: _try_on(host, setting, trial, commands, limit_s), whole_s + 30)
     troubles: list[HostProblem] = []
     for answer in answers:
         if answer.error is not None:
@@ -300,28 +264,6 @@ def try_trainer(
         else:
             troubles += answer.value or []
     return troubles
-
-
-def judge(attempt: Attempt, limit_s: float = TRIAL_S) -> str | None:
-    """Say what went wrong in a trial, by its log; None if nothing did.
-
-    >>> judge(Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
-    >>> judge(Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
-    'does not start: caffe: libmlsl.so: cannot open shared object file'
-    """
-    lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
-    summary: LogSummary = read_log(attempt.log.splitlines())
-    if summary.fatal:
-        return f"fails: {_short(summary.fatal)}"
-    if attempt.code in (124, 137):
-        last = f", and says last: {_short(lines[-1])}" if lines else ""
-        return f"does not end a trial within {math.ceil(limit_s)} s{last}"
-    if attempt.code in (126, 127):
-        return f"does not start: {_short(lines[0]) if lines else f'returned {attempt.code}'}"
-    if not summary.done:
-        last = f"; it says last: {_short(lines[-1])}" if lines else ""
-        return f"ends with {attempt.code} and without `Optimization Done.`{last}"
-    return None
 
 
 def render_environment(environment: Mapping[str, str]) -> str:
@@ -335,35 +277,33 @@ def render_environment(environment: Mapping[str, str]) -> str:
 
 
 def _try_on(
-    host: Host,
-    setting: Setting,
-    solvers: Mapping[str, pb.SolverParameter],
-    commands: Commands,
-    limit_s: float,
+    host: Host, setting: Setting, trial: Trial, commands: Commands, limit_s: float
 ) -> list[HostProblem]:
     # A name alone is looked for on the PATH of a container's image.
-    absolute = replace(setting, trainer=setting.path(setting.trainer)) if "/" in setting.trainer else setting
-    texts = [render_prototxt(solver) for solver in solvers.values()]
-    words = [f"{math.ceil(limit_s)}", render_prototxt(trial_net()), str(len(texts)), *texts]
+    absolute = replace(setting, program=setting.path(setting.program)) if "/" in setting.program else setting
+    files = [word for name, text in trial.files.items() for word in (name, text)]
+    words = [f"{math.ceil(limit_s)}", str(len(trial.files)), *files]
+    words += [str(len(trial.attempts)), *map(shlex.join, trial.attempts.values())]
     words += absolute.trainer_argv(())
     given = os.fsencode(render_environment({**os.environ, **setting.environment}))
-    within_s = limit_s * len(solvers) + 30
+    within_s = limit_s * len(trial.attempts) + 30
 
     def run(host: Host, argv: Sequence[str], limit_s: float) -> Completed:
         return commands.run(host, argv, limit_s, given)
 
     records = call(host, "trial", "try", *words, timeout_s=within_s, run=run, hint="check its /tmp")
     attempts = [attempt for record in records if (attempt := parse_attempt(record))]
-    if len(attempts) != len(solvers):
+    if len(attempts) != len(trial.attempts):
         raise unreadable(host.name, "try", " ".join(records))
-    by_hand = shlex.join(setting.launch().contained([setting.trainer]))
-    hint = f"try `{by_hand}` there by hand, or give another Caffe with --caffe"
-    faults = dict(zip(solvers, (judge(attempt, limit_s) for attempt in attempts), strict=True))
-    return [HostProblem(host.name, what, hint, setting.trainer) for what in _by_policy(faults)]
+    by_hand = shlex.join(setting.launch().contained([setting.program]))
+    hint = f"try `{by_hand}` there by hand, or {setting.trainer.another}"
+    judged = (setting.trainer.judge(attempt, limit_s) for attempt in attempts)
+    faults = dict(zip(trial.attempts, judged, strict=True))
+    return [HostProblem(host.name, what, hint, setting.program) for what in _by_attempt(faults)]
 
 
 def parse_attempt(record: str) -> Attempt | None:
-    """Read what `trial.sh` says of a solver: its exit code, and its log in base64; None for anything else."""
+    """Read what `trial.sh` says of an attempt: exit code, and log in base64; None for anything else."""
     found = re.fullmatch(r"tried (\d+) (\S*)", record)
     try:
         log = base64.b64decode(found[2], validate=True) if found else b""
@@ -372,16 +312,12 @@ def parse_attempt(record: str) -> Attempt | None:
     return Attempt(int(found[1]), log.decode(errors="replace")) if found else None
 
 
-def _by_policy(faults: Mapping[str, str | None]) -> list[str]:
-    """Name the policies that fail, where not all fail alike.
+def _by_attempt(faults: Mapping[str, str | None]) -> list[str]:
+    """Name the attempts that fail, where not all fail alike.
 
-    >>> _by_policy({"poly": None, "poly_cyc": "fails"}), _by_policy({"poly": "fails", "poly_cyc": "fails"})
-    (['with lr_policy poly_cyc it fails'], ['fails'])
+    >>> _by_attempt({"poly": None, "poly_cyc": "fails"}), _by_attempt({"poly": "fails", "poly_cyc": "fails"})
+    (['with poly_cyc it fails'], ['fails'])
     """
     if len(set(faults.values())) == 1:
         return [what for what in set(faults.values()) if what]
-    return [f"with lr_policy {policy} it {what}" for policy, what in faults.items() if what]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return [f"with {name} it {what}" for name, what in faults.items() if what]

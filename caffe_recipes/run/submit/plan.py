@@ -24,11 +24,13 @@ from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.run.context import find_profile, note_submitted
+from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import name_job
 
 # sbatch's letters for its options.
@@ -251,7 +253,7 @@ class PlannedJobs:
     `unwanted` are the nodes that the user, or the profile, excludes.
     """
 
-    recipe: Recipe
+    recipe: AnyRecipe
     options: SubmitOptions
     batch: SbatchDefaults
     profile: Profile
@@ -271,7 +273,7 @@ class PlannedJobs:
         return max((step.time_s for step in self.steps if step.time_s is not None), default=None)
 
 
-def plan_submission(recipe: Recipe, options: SubmitOptions, done: Sequence[str] = ()) -> PlannedJobs:
+def plan_submission(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str] = ()) -> PlannedJobs:
     """Return the jobs to submit, but for the phases that are `done`.
 
     Raises InputError for a script that is not what the recipe generates, for what no job could use, and for
@@ -360,11 +362,16 @@ def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ..
     return batch.model_copy(update={"options": rest}), parse_nodelist(given, "--exclude")
 
 
-def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
+def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
     """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
-    path = f"jobs/{recipe.name}/{'phase' if options.split else 'chain'}.sbatch"
-    text = generate(recipe)[path]  # all of it: a net that Caffe would refuse is reported before the queue
-    phases: Sequence[str | None] = [phase.name for phase in recipe.phases] if options.split else [None]
+    # Another trainer than the recipe's own is an argument of the recipe's own script.
+    scripted = load_any_recipe(options.given) if "--trainer" in options.arguments else recipe
+    path = f"jobs/{scripted.name}/{'phase' if options.split else 'chain'}.sbatch"
+    files = generate(scripted)  # all of it: a net that Caffe would refuse is reported before the queue
+    if path not in files or (options.split and scripted is not recipe):
+        raise InputError("--split", f"{recipe.name} is one step", "leave it out")
+    text = files[path]
+    phases: Sequence[str | None] = [step.phase for step in plan_steps(recipe)] if options.split else [None]
     for difference in find_differences({path: text}, options.out):
         if difference.what != "stale":
             where = options.out / difference.path
@@ -378,7 +385,7 @@ def _find_steps(recipe: Recipe, options: SubmitOptions, done: Sequence[str]) -> 
     )
 
 
-def _find_time(recipe: Recipe, options: SubmitOptions, phase: str | None) -> float | None:
+def _find_time(recipe: AnyRecipe, options: SubmitOptions, phase: str | None) -> float | None:
     """Return what the user says, else what the recipe's source reports, with its margin."""
     return options.time_s if options.time_s is not None else limit_s(recipe, phase)
 

@@ -153,7 +153,7 @@ class SubmissionJournal(Lines):
             clock,
             lambda: InputError(path, "another submit, or cancel, of this recipe is at work", "wait for it"),
             hint=_HINT,
-            go_on="the same command again looks first what was submitted",
+            after_room="run the same command again: it first finds out what was submitted",
             create=True,
         )
 

@@ -43,12 +43,12 @@ from caffe_recipes.cluster.slurm_submit import (
     try_submission,
 )
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.folders import describe_changes
 from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
-from caffe_recipes.run.plan import plan_prototxts
+from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
     Asked,
     JobStep,
@@ -72,6 +72,7 @@ from caffe_recipes.run.submit.submissions import (
     slurm_of,
     submissions_path,
 )
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count
 
 
@@ -82,7 +83,7 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
     """
     found = [job for cluster in clusters or ("",) for job in find_jobs(host, ids=[number], cluster=cluster)]
     if not found:
-        hint = "leave --after out if it has ended well"
+        hint = "leave --after out if it has completed"
         raise InputError("--after", f"Slurm knows no job {number} (any more)", hint)
     for job in found:
         if job.state.is_over and job.state is not State.COMPLETED:
@@ -90,7 +91,7 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
             raise InputError("--after", what, "give one that can end well, or none")
 
 
-def check_startable(recipe: Recipe, standing: Standing | None) -> None:
+def check_startable(recipe: AnyRecipe, standing: Standing | None) -> None:
     """Raise InputError where a job would find nothing to do, or what it would refuse."""
     if standing is None or standing.run is None or any(job.is_live for job in standing.jobs):
         return
@@ -105,19 +106,19 @@ def check_startable(recipe: Recipe, standing: Standing | None) -> None:
     launch = standing.run.state.launch
     if launch is not None and not launch.job:  # a job's own run would refuse it, and the job would fail
         what = f"phase {launch.phase} was started on {launch.host}, and its outcome is unknown"
-        raise InputError(folder, what, f"{standing.run.go_on} there; stop it once it does, and submit")
+        raise InputError(folder, what, f"{standing.run.resume_hint} there; stop it once it does, and submit")
     check_unchanged(recipe, standing)
 
 
-def check_placed(recipe: Recipe, options: SubmitOptions) -> None:
+def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
     """Raise InputError for a prototxt in the Caffe root that the job would refuse, or read another for."""
-    for difference in find_differences(plan_prototxts(recipe), options.root):
+    for difference in find_differences(plan_files(recipe), options.root):
         if difference.what == "changed":
             what = "differs from what the recipe generates, and the job would stop at it"
             raise InputError(options.root / difference.path, what, "move it away, or generate it anew")
 
 
-def check_unchanged(recipe: Recipe, standing: Standing | None) -> None:
+def check_unchanged(recipe: AnyRecipe, standing: Standing | None) -> None:
     """Raise InputError for a recipe that the run, which its job is to go on with, was not started with."""
     run = standing.run if standing is not None else None
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
@@ -256,7 +257,7 @@ T = TypeVar("T")
 # A controller that is restarted is away for some seconds. After sbatch gave no answer: one that comes back
 # has taken the job by then, or has not.
 _LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_LOOK_FIRST = "the same command again looks first what was submitted"
+_LOOK_FIRST = "run the same command again: it first finds out what was submitted"
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ class _JobPlace:
 
 
 def describe_submission(
-    recipe: Recipe, options: SubmitOptions, note: str = "", *, with_scripts: bool = False
+    recipe: AnyRecipe, options: SubmitOptions, note: str = "", *, with_scripts: bool = False
 ) -> str:
     """Return what would be submitted: five lines for a person, then the commands; Slurm is not asked.
 
@@ -326,7 +327,10 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
     warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
-    yield f"at the limit: {warning} before it Caffe writes a snapshot; the job is requeued and resumes"
+    trainer = find_trainer(planned.recipe)
+    is_asked = trainer.known_by(()) is not None
+    end = f"{trainer.title} writes a snapshot" if is_asked else "the run is stopped"
+    yield f"at the limit: {warning} before it {end}; the job is requeued and resumes"
 
 
 def _wrap_command(words: Sequence[str], width: int = 80) -> str:
@@ -339,7 +343,7 @@ def _wrap_command(words: Sequence[str], width: int = 80) -> str:
     return " \\\n".join(lines)
 
 
-def submit_chain(recipe: Recipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:
+def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:
     """Submit a recipe's chain, or find that it is submitted; return its jobs.
 
     Raises InputError or ClusterError before anything is submitted, RunFailed where Slurm gives no answer.
@@ -413,7 +417,7 @@ def _check(planned: PlannedJobs, standing: Standing | None, say: Say, env: Submi
     return check_with_slurm(planned, standing, say, env.host)
 
 
-def _look(recipe: Recipe, options: SubmitOptions, env: SubmitEnv) -> Standing | None:
+def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> Standing | None:
     """Return where the recipe stands; None without run and job. Raises RunFailed if Slurm is away."""
     ask = slurm_of(env.host)
     try:
@@ -455,7 +459,7 @@ def _left(planned: PlannedJobs, live: Sequence[SeenJob], jobs: Sequence[SeenJob]
     return planned.steps[phases.index(last.phase) + 1 :]
 
 
-def _already(seen: SeenJob, recipe: Recipe) -> InputError:
+def _already(seen: SeenJob, recipe: AnyRecipe) -> InputError:
     cancel = f"caffe-recipes cancel {shlex.quote(recipe.name)}"
     return InputError(
         "", f"already submitted: {name_seen(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
@@ -567,7 +571,7 @@ def _done(standing: Standing | None) -> tuple[str, ...]:
     run = standing.run if standing is not None else None
     if run is None or run.is_complete:
         return ()
-    return tuple(phase.name for phase in run.recipe.phases[:-1] if phase.name in run.state.finished)
+    return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
 
 
 def _jobs(standing: Standing | None) -> tuple[SeenJob, ...]:

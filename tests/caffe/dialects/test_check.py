@@ -97,7 +97,7 @@ def test_a_dialect_takes_what_it_has_and_refuses_the_rest(
 ) -> None:
     expected = [] if dialect in who else [(rule, field)]
     if dialect == "bvlc" and text.startswith("layer { type: 'SpatialDropout'"):
-        assert "Dropout comes near" in check(text, dialect)[0].write
+        assert "Dropout is similar" in check(text, dialect)[0].write
     if dialect == "bvlc" and rule == "dialect-file":
         assert "SURFsara's Caffe, Intel's Caffe" in check(text, dialect)[0].write.replace(" and ", ", ")
     assert rules(text, dialect) == expected
@@ -153,7 +153,7 @@ def test_an_unknown_policy_fails_where_the_warm_up_of_that_caffe_ends(
         ("lr_policy: 'zzz'", "bvlc", "it has exp, fixed, inv"),
         ("warmup_iter: 1", "nvcaffe", "there the warm-up is rampup_interval, quadratic"),
         ("rampup_interval: 1", "surfsara", "here the warm-up is warmup_iter"),
-        ("min_lr: 1", "surfsara", "take it out; only nvcaffe has it"),
+        ("min_lr: 1", "surfsara", "remove it; only nvcaffe has it"),
         ("type: 'SGDD' base_lr: 1", "bvlc", "did you mean 'SGD'?"),
         ("layer { type: 'Konvolution' }", "intel", "did you mean 'Convolution'?"),
         ("layer { type: 'ROIPooling' }", "bvlc", "only SURFsara's Caffe and Intel's Caffe have it"),
@@ -172,7 +172,7 @@ def test_a_value_by_its_number_is_the_dialect_s_own() -> None:
     text = text.replace("4", "3")
     (found,) = check(text, "bvlc")
     assert found.rule == "dialect-number"
-    assert "NONE to BVLC's Caffe, and PRE_FIXED to SURFsara's" in found.what
+    assert "NONE in BVLC's Caffe, but PRE_FIXED in SURFsara's" in found.what
     assert rules(text.replace("3", "NONE"), "bvlc") == []
     assert rules(text.replace("3", "0x1"), "bvlc") == []
 

@@ -60,7 +60,7 @@ REFUSED = [
     (
         N,
         "layer { clip_param { } }",
-        "1:9: LayerParameter has no field 'clip_param'; it belongs to bvlc; take it out for this Caffe",
+        "1:9: LayerParameter has no field 'clip_param'; it belongs to bvlc; remove it for this Caffe",
     ),
     (
         N,
@@ -130,7 +130,7 @@ REFUSED = [
         N,
         "layer { batch_norm_param { engine: CUDNN } }",
         "1:36: 'engine' takes a value of BatchNormParameter.Engine, not 'CUDNN'; "
-        "it belongs to nvcaffe; take it out for this Caffe",
+        "it belongs to nvcaffe; remove it for this Caffe",
     ),
     (S, "net: lenet", "1:6: 'net' takes a string in quotes, not 'lenet'; write \"lenet\""),
     (S, "net: 'a\nb'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
@@ -257,7 +257,7 @@ NEWER = [
      "include { ... } for each"),
     (S, "debug_info: True", "1:13", "debug_info", "True", "2.5", "true"),
     (S, "debug_info: False", "1:13", "debug_info", "False", "2.5", "false"),
-    (S, "base_lr: - 18446744073709551616", "1:10", "base_lr", "a whole number beyond 64 bits", "2.5 to 3.6",
+    (S, "base_lr: - 18446744073709551616", "1:10", "base_lr", "an integer beyond 64 bits", "2.5 to 3.6",
      "-1.8446744e+19"),
     (S, "base_lr: 3.4028235e+38", "1:10", "base_lr", "a number above the largest float", "3.0 to 3.6",
      "3.40282346e+38"),

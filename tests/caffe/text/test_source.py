@@ -44,13 +44,13 @@ def test_what_was_written_before_the_other_end_closed_is_read() -> None:
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(TimeoutError, match="a pipe that nobody writes to"):
+    with pytest.raises(TimeoutError, match="it is a pipe that nobody writes to"):
         read_bytes(pipe, 100)
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 def test_a_device_is_no_file(device: str) -> None:
-    with pytest.raises(OSError, match="a device is no file"):
+    with pytest.raises(OSError, match="it is a device, not a file"):
         read_bytes(device, 100)
 
 

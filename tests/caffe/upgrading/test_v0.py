@@ -215,7 +215,7 @@ def test_comments_of_a_padding_layer_go_to_the_layer_that_it_feeds() -> None:
          "old.prototxt:3:43: 'p' pads for 'c', but not one blob from one; give each of the two one "
          "bottom, and the padding layer one top"),
         ('layers { layer { type: "conv" } }\nlayers { type: RELU }',
-         "old.prototxt:2:1: is no V0 layer among V0 layers; write all layers in one format"),
+         "old.prototxt:2:1: is not a V0 layer, but other layers are; write all layers in one format"),
         ('layers { layer { type: "images" new_height: -1 } }',
          "old.prototxt:1:33: -1 is out of range; give a number of pixels"),
         ('layers { layer { type: "conv" } }\nlayer { type: "ReLU" }',

@@ -28,7 +28,7 @@ from caffe_recipes.run.ensemble import (
     render_ensemble,
 )
 from caffe_recipes.run.folders import create_run
-from caffe_recipes.run.plan import plan_prototxts
+from caffe_recipes.run.plan import plan_files
 from caffe_recipes.run.predictions import Labels, Scores, load_predictions
 
 for module in ("torch", "cv2", "mpi4py"):
@@ -88,7 +88,7 @@ def initialise(root: Path, name: str, seed: int, net: str = "train_val") -> Path
 def make_root(root: Path) -> Recipe:
     (root / "branched.yaml").write_text(RECIPE)
     recipe = load_recipe(root / "branched.yaml")
-    write_files(plan_prototxts(recipe), root)
+    write_files(plan_files(recipe), root)
     write_noise(root / "data" / "test_lmdb", [index % 10 for index in range(20)])
     return recipe
 
@@ -98,7 +98,7 @@ def finish_run(root: Path, models: dict[str, Path], number: int = 1) -> Path:
     recipe = load_recipe(root / "branched.yaml")
     folder = root / "runs" / f"branched-{number}"
     folder.parent.mkdir(exist_ok=True)
-    journal = create_run(folder, recipe, plan_prototxts(recipe))
+    journal = create_run(folder, recipe, plan_files(recipe))
     for phase, model in models.items():
         snapshot = f"runs/{folder.name}/snapshots/{phase}_iter_4.caffemodel"
         (root / snapshot).write_bytes(model.read_bytes())

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Processors, Stray, lmdb_path
 from caffe_recipes.run.preflight.storage import check_disk, check_snapshots
-from caffe_recipes.run.snapshots import Checkpoint
+from caffe_recipes.run.steps import Checkpoint
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def test_what_is_kept_already_needs_no_more_room_here(look: NodeView, place: Pla
 def elsewhere(look: NodeView) -> NodeView:
     """Have Caffe write its snapshots to a folder that the first host alone has."""
     recipe = look.setting.recipe
+    assert isinstance(recipe, Recipe)
     phases = tuple(
         phase.model_copy(update={"snapshot_prefix": f"/nowhere/{phase.name}"}) for phase in recipe.phases
     )

@@ -67,7 +67,7 @@ def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: P
 
 
 def test_prototxts_that_are_all_in_place_may_be_read_only(look: NodeView, place: Place) -> None:
-    write_files(look.plan.prototxts, place.root)
+    write_files(look.plan.files, place.root)
     (found,) = check_folders(look, writes=lambda folder: "prototxt" not in folder.parts)
     assert found.message == "runs, logs/small can be written to"
 

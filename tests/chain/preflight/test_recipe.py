@@ -154,13 +154,13 @@ def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(p
     place.edit("nodes: 1,", "nodes: 3,")
     place.edit("batch_per_rank: 32", "batch_per_rank: 8")
     (place.root / "hostfile").write_text("c401-[001-003]\n")
-    silent = HostFailed("", "gave no sign of life for 15 s", "check the host and its link")
+    silent = HostFailed("", "did not respond for 15 s", "check the host and its network")
     hosts = {f"c401-00{number}": StandInHost(f"c401-00{number}", fault=silent) for number in (1, 2, 3)}
     found = preflight_recipe(
         load_recipe(place.recipe), RunOptions(root=place.root), lambda name, copy_with: hosts[name]
     )
     row = next(one for one in found if one.subject == "hosts")
-    assert row.message.startswith("c401-[001-003]: gave no sign of life for 15 s; check the host")
+    assert row.message.startswith("c401-[001-003]: did not respond for 15 s; check the host")
     assert (row.mark, row.hosts) == ("failed", tuple(hosts))
     skipped = {one.subject for one in found if one.message == "not looked at without c401-[001-003]"}
     assert skipped == {"cores", "memory", "clock", "launcher", "trainer"}

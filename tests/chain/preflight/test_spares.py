@@ -15,7 +15,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import Policy, RunOptions, find_setting
 from caffe_recipes.run.events import Finish, RunState
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import check_spares
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
@@ -97,10 +97,10 @@ def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: C
 
 
 def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
-    silent = StandInHost("n9", fault=HostFailed("n9", "gave no sign of life for 15 s", "check the host"))
+    silent = StandInHost("n9", fault=HostFailed("n9", "did not respond for 15 s", "check the host"))
     found = told(look, silent, spare("n8"))
     assert [(one.message, one.unfit) for one in found] == [
-        ("n9: gave no sign of life for 15 s; check the host", True)
+        ("n9: did not respond for 15 s; check the host", True)
     ]
 
 
@@ -141,7 +141,8 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, chang
     found = told(beside, spare("n8"), spare("n9", change))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
     assert said in found[0].message
-    line = {phase.name: Finish(phase.name, "", "", 1.0, None, None) for phase in setting.recipe.phases}
+    steps = plan_steps(setting.recipe)
+    line = {step.phase: Finish(step.phase, "", "", 1.0, None, None) for step in steps}
     trained = replace(beside, state=RunState(finished=line))
     assert [one.mark for one in told(trained, spare("n9", change))] == ["ok"], "no branch is left"
 

@@ -14,16 +14,11 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, call
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.caffe import judge, trial_net, trial_solvers
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
-from caffe_recipes.run.preflight.trials import (
-    Attempt,
-    judge,
-    render_environment,
-    trial_net,
-    trial_solvers,
-    try_trainer,
-)
+from caffe_recipes.run.preflight.trials import render_environment, try_trainer
+from caffe_recipes.run.steps import Attempt
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -121,6 +116,6 @@ def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
     missing = tmp_path / "missing"
     monkeypatch.setenv("TMPDIR", str(missing))
     with pytest.raises(NodeRefusal) as caught:
-        call(LocalHost("n1"), "trial", "try", "5", "net", "0")
+        call(LocalHost("n1"), "trial", "try", "5", "0", "0")
     said = f"n1: cannot be tried: no file can be written to {missing}: No such file or directory"
     assert str(caught.value) == said

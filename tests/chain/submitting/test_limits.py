@@ -61,7 +61,7 @@ def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: in
 
 
 def test_without_a_partition_the_default_s_limits_count() -> None:
-    with pytest.raises(InputError, match="debug has 4 nodes, the job needs 5: it would be queued for ever"):
+    with pytest.raises(InputError, match="debug has 4 nodes, the job needs 5: it would never start"):
         check_slurm(asked(5), [DEBUG, LONG], [])
     assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
     with pytest.raises(InputError, match="Slurm has no default partition; give --partition; there are: long"):
@@ -85,4 +85,4 @@ def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
     broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 nodes that work now, the job needs 2")
+    assert verdict.notes[0].startswith("debug has 1 working nodes now, the job needs 2")

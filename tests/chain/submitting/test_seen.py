@@ -25,7 +25,7 @@ def test_a_job_is_told_in_words() -> None:
     (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")])
     assert (seen.standing, seen.is_live) == ("waiting", True)
     assert f"{name_seen(seen)} {describe_job(seen)}" == (
-        "job 12 waits: jobs of higher priority go first (Priority)"
+        "job 12 waits: jobs of higher priority start first (Priority)"
     )
 
 

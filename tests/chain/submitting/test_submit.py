@@ -94,7 +94,7 @@ def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(
 
     desk.slurm.is_mute = True
     desk.slurm._sbatch = vanish  # type: ignore[method-assign, assignment]
-    with pytest.raises(RunFailed, match="the same command again looks first what was submitted"):
+    with pytest.raises(RunFailed, match="it first finds out what was submitted"):
         desk.submit(time_s=3600.0)
     assert len(desk.paused) == 5
     with pytest.raises(RunFailed, match=r"is not known: .*nothing is submitted"):
@@ -150,7 +150,7 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
     ("given", "said"),
     [
         ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; there are: debug, long"),
-        ({"spares": 4}, r"debug has 4 nodes, the job needs 5: it would be queued for ever"),
+        ({"spares": 4}, r"debug has 4 nodes, the job needs 5: it would never start"),
         ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, this one needs 2 h 01 min"),
         ({"profile": "none"}, "unknown profile 'none'"),
     ],
@@ -184,7 +184,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
     desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
     assert desk.submit(time_s=3600.0)
     assert desk.said[0] == (
-        "debug has 0 nodes that work now, the job needs 1: it waits until more do; see sinfo -R"
+        "debug has 0 working nodes now, the job needs 1: it waits until more work; see sinfo -R"
     )
     desk.slurm.jobs[12].state = "FAILED"
     desk.slurm.refuses_tests = "Invalid account"
@@ -257,7 +257,7 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("", r"--after: Slurm knows no job 7 \(any more\); leave --after out if it has ended well"),
+        ("", r"--after: Slurm knows no job 7 \(any more\); leave --after out if it has completed"),
         ("FAILED", "--after: a job behind job 7 would never begin: it "),
         ("CANCELLED", "--after: a job behind job 7 would never begin: it was cancelled"),
     ],
@@ -470,7 +470,7 @@ def test_one_without_an_answer_is_looked_for_on_all_clusters_that_may_have_it(de
 def test_a_job_that_another_cluster_of_the_federation_has_is_not_over(desk: Desk) -> None:
     desk.submit(time_s=600.0)
     desk.slurm.jobs[12].state = "REVOKED"
-    with pytest.raises(RunFailed, match="job 12 waits or runs is not known: it went to another cluster of"):
+    with pytest.raises(RunFailed, match="job 12 waits or runs is not known: it was moved to another"):
         desk.submit(time_s=600.0)
     assert len(desk.slurm.submitted()) == 1
 

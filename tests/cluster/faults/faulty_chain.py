@@ -277,7 +277,7 @@ class FaultyChain:
             lmdb.symlink_to(self.root / "data/train_lmdb")
             (aside / "recipe.yaml").write_text(self._recipe.format(nodes=self.nodes, tmp="tmp", records=128))
             plan = plan_chain(load_recipe(aside / "recipe.yaml"), "tmp")
-            write_files(plan.prototxts, aside)
+            write_files(plan.files, aside)
             for step in plan.trainings:
                 weights = [word.replace("tmp/snapshots/", "tmp/") for word in step.arguments]
                 done = subprocess.run(

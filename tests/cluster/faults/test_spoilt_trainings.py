@@ -9,7 +9,7 @@ from tests.cluster.faults.faulty_chain import FaultyChain
 pytestmark = pytest.mark.cluster
 
 SAID = {
-    "truncated": "the snapshot is no caffemodel, or a truncated one",
+    "truncated": "the snapshot is not a caffemodel, or a truncated one",
     "empty": "the snapshot is empty",
     "html": "the snapshot is an HTML page",
     "renamed": "the snapshot does not fit net",

@@ -30,7 +30,7 @@ def test_a_job_that_fits_finds_nothing(partitions: dict[str, Partition]) -> None
 
 def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Partition]) -> None:
     assert check_limits(partitions["debug"], nodes=5, time_s=HOUR) == (
-        "debug has 4 nodes, the job needs 5: it would be queued for ever",
+        "debug has 4 nodes, the job needs 5: it would never start",
     )
 
 
@@ -39,28 +39,28 @@ def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
     assert said == (
         "normal gives a job at most 128 nodes, this one needs 129",
         "normal runs a job for at most 2 d 00 h, this one needs 2 d 01 h",
-        "normal takes account chem, physics only; 'bio' is none of them",
-        "normal takes QOS long, normal only; 'big' is none of them",
+        "normal accepts only account chem, physics, not 'bio'",
+        "normal accepts only QOS long, normal, not 'big'",
     )
     assert "at least 2 nodes" in check_limits(partitions["normal"], nodes=1, time_s=HOUR)[0]
     # Without one Slurm takes the user's own, which only it knows.
     assert check_limits(partitions["normal"], nodes=2, time_s=HOUR) == ()
     closed = check_limits(partitions["old"], nodes=1, time_s=HOUR, account="physics")
     assert closed == (
-        "old takes no new jobs (it is DRAIN); wait or take another",
-        "old does not take account 'physics'",
+        "old accepts no new jobs (it is DRAIN); wait or use another",
+        "old does not accept account 'physics'",
     )
 
 
 def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partition]) -> None:
     said = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
-    assert said == ("normal gives a job that names no time 1 h 00 min; give --time",)
+    assert said == ("normal gives a job without --time only 1 h 00 min; give --time",)
 
 
 def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
     (said,) = check_nodes_now(partitions["debug"], groups, 3)
-    assert said.startswith("debug has 2 nodes that work now, the job needs 3")
+    assert said.startswith("debug has 2 working nodes now, the job needs 3")
     assert check_nodes_now(partitions["debug"], groups, 2) == ()
 
 

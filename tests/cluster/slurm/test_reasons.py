@@ -16,14 +16,14 @@ Recorded = Callable[[str], str]
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nodefail", "was ended since node c401-003 failed; submit again without that node"),
+        ("nodefail", "was ended because node c401-003 failed; submit again without that node"),
         ("timeout", "was ended at its time limit of 1 h 00 min; submit again"),
         ("failed", "has failed with exit code 3; see its log"),
-        ("oom", "was ended for want of memory; give it more --mem"),
+        ("oom", "was ended because it ran out of memory; give it more --mem"),
         ("phase-2", "waits: a job that it depends on has failed, so it never starts (DependencyNeverSatisf"),
-        ("killed", "was cancelled by Slurm, since a job that it depends on failed; fix that"),
+        ("killed", "was cancelled by Slurm because a job that it depends on failed; fix that"),
         ("cancelled", "was cancelled"),
-        ("requeued", "waits to start again (once so far): its time to begin has not come"),
+        ("requeued", "waits to start again (once so far): its begin time is not reached"),
     ],
 )
 def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, said: str) -> None:
@@ -35,7 +35,7 @@ def test_a_cancelled_job_says_by_whom_and_whether_it_had_started(recorded: Recor
     jobs = {job.label: job for job in parse_sacct(recorded("sacct"))}
     assert describe_state(jobs["4719"]) == "was cancelled by user 1000"
     assert describe_state(jobs["4742"]).startswith("was cancelled before it started by root")
-    assert describe_state(jobs["4740"]).startswith("was ended for a job that goes first")
+    assert describe_state(jobs["4740"]).startswith("was preempted by a job of higher priority")
 
 
 def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:

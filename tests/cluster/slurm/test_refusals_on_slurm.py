@@ -15,7 +15,7 @@ PROGRAMS = ("sh", "env", "sleep", "timeout")
 # What is asked for, and what is said of it: of a chain for four nodes.
 REFUSED = [
     (("--partition", "nope"), "Slurm has no partition 'nope'; there are: debug, short"),
-    (("--spares", "1"), "debug has 4 nodes, the job needs 5: it would be queued for ever"),
+    (("--spares", "1"), "debug has 4 nodes, the job needs 5: it would never start"),
     (("--partition", "short"), "short gives a job at most 2 nodes, this one needs 4"),
     (("--partition", "short", "--time", "11"), "short runs a job for at most 10 min, this one needs 11 min"),
     (("--constraint", "gpu"), "Invalid feature specification"),

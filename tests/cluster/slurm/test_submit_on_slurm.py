@@ -38,7 +38,7 @@ def test_a_chain_trains_in_one_allocation_to_the_models_of_an_undisturbed_run(
     chain.check_files()
     said = chain.call("status", "recipe.yaml")
     assert re.search(r"state +finished", said)
-    assert re.search(rf"job +{job_id} has ended well", said)
+    assert re.search(rf"job +{job_id} has completed", said)
     assert "loss3/top-1" in said
     said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
     assert said.splitlines()[-1].endswith(
@@ -56,9 +56,9 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
     first, second, _ = [each.job_id for each in chain.submissions()]
     assert chain.launched() == ["init", "cyc1"]
     said = chain.call("status", "recipe.yaml")
-    assert f"{first} (init) has ended well" in said
+    assert f"{first} (init) has completed" in said
     assert f"{second} (cyc1) has failed with exit code 3" in said
-    assert f"{last} (last) was cancelled by Slurm, since a job that it depends on failed" in said
+    assert f"{last} (last) was cancelled by Slurm because a job that it depends on failed" in said
     assert re.search(r"failure +phase cyc1: failed: the loss is nan at iteration 2", said)
 
     chain.behave()

@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 LMDB = "/tmp/train lmdb"
 MPI = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
 MB = 10**6
-WAYS = ["copy", "chain", "sftp"]
+WAYS = ["copy", "chain", "ssh"]
 
 
 class Staging:
@@ -119,11 +119,11 @@ def test_a_chain_that_a_node_cannot_join_gives_way_to_the_next_best_way(staging:
         staging.cluster.restore("node3", spec.origin)
     assert (done.returncode, done.stderr) == (0, "")
     assert "  <- chosen" in next(line for line in done.stdout.splitlines() if line.startswith("  chain"))
-    why = "the chain does not begin (node3: ImportError: no MPI on this node)"
-    assert f"{why}; by copy instead to 4 hosts\n" in done.stdout
+    why = "the chain does not start (node3: ImportError: no MPI on this node)"
+    assert f"{why}; using copy instead for 4 hosts\n" in done.stdout
     assert staging.whole_on() == list(staging.cluster.nodes)
     staging.on("node2", f"rm -r '{LMDB}'")
-    assert "does not begin" not in staging.call(*profile).stdout
+    assert "does not start" not in staging.call(*profile).stdout
     assert staging.whole_on() == list(staging.cluster.nodes)
 
 
@@ -147,7 +147,7 @@ def test_each_way_stages_four_hosts_fills_what_is_missing_and_cleans(staging: St
             assert staging.on(node, f"stat -c '%i %y' '{LMDB}/data.mdb'") == inode
     staging.on("node2", "echo mine >/tmp/mine")
     cleaned = staging.call("--clean")
-    assert cleaned.stdout.count(f"{len(staging.content):,} bytes taken away") == 4
+    assert cleaned.stdout.count(f"removed {len(staging.content):,} bytes") == 4
     assert [staging.on(node, "ls -A /tmp") for node in nodes] == ["", "mine\n", "", ""]
 
 
@@ -167,7 +167,7 @@ def test_a_full_disk_is_named_before_anything_is_sent_and_the_rest_are_staged(
     assert staging.on("node2", "ls -A /tmp") == "full\n"
 
 
-@pytest.mark.parametrize("how", ["chain", "sftp"])
+@pytest.mark.parametrize("how", ["chain", "ssh"])
 def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
     make_cluster: Callable[..., Cluster], how: str
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
 
 @pytest.mark.parametrize(
     ("how", "attack"),
-    [("copy", "folder"), ("copy", "link"), ("chain", "link"), ("sftp", "dangling"), ("copy", "data")],
+    [("copy", "folder"), ("copy", "link"), ("chain", "link"), ("ssh", "dangling"), ("copy", "data")],
 )
 def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(
     staging: Staging, how: str, attack: str
@@ -255,7 +255,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_i
     cluster.crash(victim)
     said, _ = started.communicate(timeout=120)
     assert started.returncode == 3, said
-    assert f"it goes on without {victim} to 3 hosts" in said
+    assert f"continuing without {victim} to 3 hosts" in said
     assert f"{victim}: failed: was lost while the chain ran" in said
     assert staging.whole_on() == [node for node in cluster.nodes if node != victim]
     assert cluster.leftovers() == {}
@@ -265,7 +265,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_i
     assert done.stdout.splitlines()[-1] == "3 had it, 1 received it, 0 failed"
 
 
-@pytest.mark.parametrize("how", ["copy", "sftp"])
+@pytest.mark.parametrize("how", ["copy", "ssh"])
 def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_staged(
     make_cluster: Callable[..., Cluster], how: str
 ) -> None:

@@ -209,7 +209,7 @@ def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
-    what = "is not a folder" if made == "file" else "holds something else than an LMDB"
+    what = "is not a folder" if made == "file" else "holds something other than an LMDB"
     assert probe_node(HOST, str(lmdb), "/none", 7).reason == what
     assert path.read_text() == "the user's own"
 

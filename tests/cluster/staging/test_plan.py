@@ -53,7 +53,7 @@ def test_a_shared_file_system_that_serves_all_at_once_is_copied_from() -> None:
 def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
     hosts = [absent(number, sees_source=False) for number in range(4)]
     planned = plan(*hosts, lacking={"chain": "no mpi4py", "sbcast": "no Slurm"})
-    assert planned.how == "sftp"
+    assert planned.how == "ssh"
     assert [(option.how, option.why) for option in planned.options if option.seconds is None] == [
         ("copy", "n0 does not see the source"),
         ("chain", "no mpi4py"),
@@ -62,8 +62,10 @@ def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
 
 
 def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
-    assert plan(absent(0), absent(1), how="sftp").how == "sftp"
-    with pytest.raises(InputError, match=r"^staging by chain cannot be had: no mpi4py; stage without --how$"):
+    assert plan(absent(0), absent(1), how="ssh").how == "ssh"
+    with pytest.raises(
+        InputError, match=r"^staging by chain is not possible: no mpi4py; stage without --how$"
+    ):
         plan(absent(0), how="chain", lacking={"chain": "no mpi4py"})
 
 
@@ -74,11 +76,11 @@ def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None
         (NodeState("n1", "present", 5, "x"), "holds another LMDB (5 bytes, the source has 42,000,000,000)"),
         (
             NodeState("n1", "present", SIZE, "x"),
-            "holds another LMDB (as large as the source, but of other content)",
+            "holds another LMDB (as large as the source, but with other content)",
         ),
         (
             NodeState("n1", "present", SIZE),
-            "holds another LMDB (as large as the source, but of other content)",
+            "holds another LMDB (as large as the source, but with other content)",
         ),
         (NodeState("n1", "refused", reason="others can write in it"), "others can write in it"),
         (NodeState("n1", "unreachable", reason="no route"), "no route"),
@@ -102,10 +104,10 @@ def test_a_plan_for_one_host_speaks_of_one() -> None:
         plan(absent(0), NodeState("n1", "present", SIZE, DIGEST), lacking={"sbcast": "no"})
     ) == [
         "42 GB to /tmp/lmdb on 1 host; 1 has it",
-        "  copy        84 s  1 reader of a shared file system of 5 GB/s  <- chosen",
+        "  copy        84 s  1 reader of a shared file system with 5 GB/s  <- chosen",
         "  chain       86 s  one reader, 1 host passes it on at 1.25 GB/s",
         "  sbcast  not here  no",
-        "  sftp        84 s  this machine sends once at 1.25 GB/s",
+        "  ssh         84 s  this machine sends once at 1.25 GB/s",
     ]
 
 
@@ -114,10 +116,10 @@ def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
         plan(*map(absent, range(64)), lacking={"sbcast": "not inside a Slurm allocation"})
     ) == [
         "42 GB to /tmp/lmdb on 64 hosts; 0 have it",
-        "  copy       538 s  64 readers of a shared file system of 5 GB/s",
+        "  copy       538 s  64 readers of a shared file system with 5 GB/s",
         "  chain       93 s  one reader, 64 hosts pass it on at 1.25 GB/s  <- chosen",
         "  sbcast  not here  not inside a Slurm allocation",
-        "  sftp     2,150 s  this machine sends 64 times at 1.25 GB/s",
+        "  ssh      2,150 s  this machine sends 64 times at 1.25 GB/s",
     ]
 
 

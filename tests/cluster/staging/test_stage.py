@@ -99,7 +99,7 @@ def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_kno
     assert_whole(host)
 
 
-@pytest.mark.parametrize("how", ["copy", "chain", "sftp"])
+@pytest.mark.parametrize("how", ["copy", "chain", "ssh"])
 def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world: World, how: How) -> None:
     env = replace(world.env, how=how)
     stage(world.hosts, LMDB, world.source, env)
@@ -126,7 +126,7 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
     assert clean(world.hosts, LMDB, world.env.cache)[1] == Cleaned(
-        "n1", "left as it is: it was not put there by caffe-recipes"
+        "n1", "kept: it was not put there by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -175,7 +175,7 @@ def test_what_others_could_have_planted_in_the_cache_is_not_believed(world: Worl
     ("content", "reason"),
     [
         (b"the user's own", f"holds another LMDB (14 bytes, the source has {len(CONTENT):,})"),
-        (CONTENT[:-1] + b"!", "holds another LMDB (as large as the source, but of other content)"),
+        (CONTENT[:-1] + b"!", "holds another LMDB (as large as the source, but with other content)"),
     ],
 )
 def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
@@ -197,9 +197,9 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
     with data.open("r+b") as file:
         file.write(b"!")
     placed = stage(world.hosts, LMDB, world.source, env)
-    assert placed[0].reason == "holds another LMDB (as large as the source, but of other content)"
+    assert placed[0].reason == "holds another LMDB (as large as the source, but with other content)"
     assert clean(world.hosts, LMDB, world.env.cache)[0].outcome == (
-        "left as it is: it has changed since caffe-recipes put it there"
+        "kept: it has changed since caffe-recipes put it there"
     )
     assert data.exists()
 
@@ -212,7 +212,7 @@ def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> N
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:
     blind = [FolderHost(host.name, root=host.root, blind=host.name != "n2") for host in world.hosts]
-    with pytest.raises(InputError, match="staging by copy cannot be had: n0 does not see the source"):
+    with pytest.raises(InputError, match="staging by copy is not possible: n0 does not see the source"):
         stage(blind, LMDB, world.source, replace(world.env, how="copy"))
     assert stage(blind, LMDB, world.source, replace(world.env, how="chain")) == SENT
     assert_whole(world.hosts[0])
@@ -224,7 +224,7 @@ def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: Wo
     (host.lmdb / "notes").write_text("the user's")
     assert stage([host], LMDB, world.source, replace(world.env, how="copy")) == SENT[:1]
     assert names_in(host.lmdb) == [STAMP, "data.mdb", "notes"]
-    assert clean([host], LMDB, world.env.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], LMDB, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
     assert names_in(host.lmdb) == ["notes"]
 
 
@@ -233,10 +233,10 @@ def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: Worl
     stage([host], lmdb, world.source, replace(world.env, how="copy"))
     (Path(f"{host.folder}{lmdb}") / "lock.mdb").write_bytes(b"made by a reader")
     (host.folder / "node" / "a" / "mine").write_text("")
-    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", f"{len(CONTENT):,} bytes taken away")]
+    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
     assert names_in(host.folder / "node") == ["a"]
     assert names_in(host.folder / "node" / "a") == ["mine"]
-    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", "nothing of ours is there")]
+    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", "nothing to remove")]
 
 
 def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> None:
@@ -266,7 +266,7 @@ def test_any_character_in_a_path_stays_a_character(world: World, lmdb: str, how:
     host = world.hosts[0]
     assert stage([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
-    assert clean([host], lmdb, world.env.cache)[0].outcome.endswith("taken away")
+    assert clean([host], lmdb, world.env.cache)[0].outcome.startswith("removed ")
     assert names_in(host.folder / "node") == []
 
 
@@ -301,12 +301,12 @@ def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
 
 def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(InputError, match="sbcast cannot be had: not inside a Slurm allocation"):
+    with pytest.raises(InputError, match="sbcast is not possible: not inside a Slurm allocation"):
         stage(world.hosts, LMDB, world.source, replace(world.env, how="sbcast"))
 
 
 def test_the_plan_is_said_with_every_way_and_the_one_chosen(world: World) -> None:
     said: list[str] = []
     stage(world.hosts, LMDB, world.source, world.env, said.append)
-    assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "sftp"]
+    assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "ssh"]
     assert sum("<- chosen" in line for line in said) == 1

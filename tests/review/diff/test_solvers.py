@@ -111,4 +111,4 @@ def test_a_rate_in_other_words_is_said_to_stay() -> None:
         found = diff_documents(old, new, "solver.prototxt")
         assert found is not None
         notes.append(found.note)
-    assert notes == ["the rate of every iteration stays as it is", "", ""]
+    assert notes == ["the rate of every iteration is unchanged", "", ""]

@@ -97,7 +97,7 @@ def test_the_recipes_hold_the_rows_as_the_paper_prints_them(
     [
         ("Table II", (128.7, 77.2, 61.2)),
         ("Table III", (62.9, 70.7, 49.9, 46.0, 70.3)),
-        ("Table IV", (65.7, 62.9, 41.1, 52.4, 37.0)),
+        ("Table IV", (64.3, 62.9, 41.1, 52.4, 37.0)),
         ("Table VII", (70.2, 62.5, 56.0, 84.0, 56.0, 43.7)),
         ("Table IX", (83.6, 75.0, 41.8, 28.0)),
     ],
@@ -117,7 +117,6 @@ def test_every_difference_above_1_percent_is_explained_and_no_other() -> None:
         ("Table III", 2),
         ("Table III", 3),
         ("Table III", 5),
-        ("Table IV", 1),
         ("Table IV", 3),
         ("Table VII", 4),
         ("Table IX", 1),

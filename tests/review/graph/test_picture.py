@@ -515,7 +515,7 @@ def test_a_net_of_more_layers_than_anybody_can_look_at_is_not_drawn(tmp_path: Pa
         'layer { type: "Input" top: "b0" input_param { shape { dim: 1 dim: 2 } } }\n' + "".join(relus)
     )
     net = read_net(str(path), SummaryOptions())
-    with pytest.raises(InputError, match=r"has 5,001 layers, and a picture shows 5,000 at most; leave --gr"):
+    with pytest.raises(InputError, match=r"has 5,001 layers, but a picture can show only 5,000; remove --gr"):
         draw_graph(net, summarize(net))
 
 

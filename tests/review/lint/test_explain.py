@@ -9,10 +9,10 @@ from caffe_recipes.review.lint.rules import RULES
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_says_what_it_judges_and_how_it_is_accepted(name: str) -> None:
+def test_every_rule_says_what_it_checks_and_how_it_is_accepted(name: str) -> None:
     text = explain_rule(name)
     heads = [line[:9].strip() for line in text.splitlines()[1:] if line[0] != " "]
-    assert heads == ["finds", "judges", "happens", "write", "fix", "exit", "accept"]
+    assert heads == ["problem", "checks", "happens", "write", "fix", "exit", "accept"]
     assert max(map(len, text.splitlines())) <= 110
     assert f"finding: {name}," in text
 
@@ -23,18 +23,18 @@ def test_every_rule_says_what_it_judges_and_how_it_is_accepted(name: str) -> Non
         ("warmup-end-jump", "the rate of one solver"),
         ("weight-decay-large", "the values of one solver"),
         ("tmp-too-small", "a folder, or a recipe"),
-        ("unused-top", "a net: a net's blobs and names: what nothing makes, what nothing reads"),
-        ("dialect-field", "any prototxt, for the Caffe of --dialect"),
+        ("unused-top", "the blobs and names of a net: missing, unread and duplicate ones"),
+        ("dialect-field", "any prototxt, for the Caffe that --dialect names"),
     ],
 )
-def test_a_rule_says_what_kind_of_input_it_judges(name: str, subject: str) -> None:
-    assert f"\njudges   {subject}" in explain_rule(name)
+def test_a_rule_says_what_kind_of_input_it_checks(name: str, subject: str) -> None:
+    assert f"\nchecks   {subject}" in explain_rule(name)
 
 
 def test_a_note_fails_nothing_by_itself() -> None:
-    assert "exit     0, unless with --fail-on note" in explain_rule("zero-start-partly")
+    assert "exit     0, or 1 with --fail-on note" in explain_rule("zero-start-partly")
 
 
 def test_a_rule_says_what_fix_does_about_it() -> None:
-    assert "fix      takes the field out\n" in explain_rule("solver-field-unread")
+    assert "fix      removes the field\n" in explain_rule("solver-field-unread")
     assert "fix      by hand\n" in explain_rule("join-jump")

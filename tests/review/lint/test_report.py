@@ -119,3 +119,16 @@ def test_github_gets_a_command_for_each_finding_with_its_place_escaped() -> None
     )
     assert render_github([GRAVE]).startswith("::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::")
     assert render_github([replace(ONE, where="")]).startswith("::warning title=join-jump::")
+
+
+def test_a_narrow_terminal_gets_whole_words_and_colours() -> None:
+    found = replace(
+        ONE, what="it jumps by more than it should where the two phases meet", accepted="as published"
+    )
+    text = render_findings([found], lambda text, colour: f"<{text}>", width=60)
+    assert text.splitlines()[:4] == [
+        "<a/s.prototxt:4:1>: <warning, accepted> [join-jump] b: it jumps",
+        "  by more than it should where the two phases meet",
+        "    it shakes",
+        "    accepted: as published",
+    ]

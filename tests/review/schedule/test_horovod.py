@@ -7,6 +7,7 @@ import json
 import pytest
 
 import caffe_recipes as cr
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.review.inspect.show import (
     horovod_arithmetic,
     horovod_lines,
@@ -48,7 +49,7 @@ def test_show_says_how_each_number_comes_about() -> None:
         "0.1 x 24,576 / 256 = 9.6, halved to 4.8",
         "16,400 images/s = 117 minutes",
         "81 % of linear",
-        "that log is of another run",
+        "that log is from another run, tf-256n-8k-90ep",
     ):
         assert said in " ".join(text.split())
 
@@ -63,7 +64,7 @@ def test_the_values_are_json_and_none_for_other_recipes() -> None:
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (14_075, "ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192, another run"),
+        (14_075, "ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192: tf-256n-8k-90ep"),
         (7_038, "ends at step 4,680; 7,038 steps are 90 epochs at a batch of 16,384, another run"),
         (14_000, "ends at step 4,680; another run"),
         (2_000, "ends at step 4,680; a model on its way, or another run"),
@@ -77,3 +78,36 @@ def test_a_step_that_does_not_fit_is_of_another_run(step: int, said: str) -> Non
 
 def test_the_last_step_fits() -> None:
     assert of_another_run(RECIPE, 4_680) is None
+
+
+def test_a_recipe_that_tensorflow_trains_is_shown_on_a_page_of_its_own() -> None:
+    recipe = load_any_recipe("tf-digits-local")
+    text = " ".join(render_recipe(recipe, 64).split())
+    for shown in (
+        "ResNet-14, 10 classes, 32 px",
+        "1,438 images in 8 files of TFRecords, tmp/digits_records/train",
+        "359 images in 8 files of TFRecords, examples/digits/validation",
+        "0.1 x 64 / 256 = 0.025, times 4: 0.1",
+        "11.0 minutes of training at 64 images/s",
+    ):
+        assert shown in text
+    values = recipe_values(recipe)
+    assert (values["trainer"], values["training_images"]) == ("tensorflow", 1438)
+    assert values["tensorflow"] == json.loads(json.dumps(horovod_values(recipe)))
+    assert "phases" not in values
+
+
+def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
+    printed = cr.load_recipe("tf-256n-8k-90ep")
+    text = " ".join(render_recipe(printed).split())
+    for shown in (
+        "14,075 iterations, loss 1.90243, top-1 75.232 %, top-5 92.41 %",
+        "14,075 steps / 156.25 = 90.1 epochs; of all 1,281,167 images 90.0",
+        "0.1 x 8,192 / 256 = 3.2",
+        "iterations: printed 14,062",
+        "cluster.batch_per_rank: 14,075 x 8,192 / 1,281,167 = 90.0 epochs",
+        "73.5, with tf_cnn_benchmarks",
+    ):
+        assert shown in text
+    assert "73.5, with tf_cnn_benchmarks" in " ".join(render_recipe(RECIPE).split())
+    assert of_another_run(printed, 14_075) is None

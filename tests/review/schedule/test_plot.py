@@ -136,9 +136,9 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
     [
         (
             ("digits-local", "-o", "a.jpg"),
-            "a.jpg: is not the name of a picture; end it in .svg, .png or .pdf",
+            "a.jpg: is not a picture file; end it in .svg, .png or .pdf",
         ),
-        (("digits-local", "-o", "a"), "a: is not the name of a picture"),
+        (("digits-local", "-o", "a"), "a: is not a picture file"),
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
         (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
         (("none.prototxt", "-o", "a.svg"), "none.prototxt: no such file"),
@@ -164,7 +164,7 @@ def test_epochs_need_a_batch_and_images(call: Call, tmp_path: Path) -> None:
     (tmp_path / "a.prototxt").write_text(FIXED)
     done = call("a.prototxt", "--images", 100, "-o", "a.svg")
     assert isinstance(done.exception, InputError)
-    assert "epochs need --batch (no net with a batch_size lies beside a.prototxt)" in str(done.exception)
+    assert "epochs need --batch (found no net with a batch_size beside a.prototxt)" in str(done.exception)
     assert "epochs need --images and --batch" in str(
         call("a.prototxt", "--ranks", 2, "-o", "a.svg").exception
     )

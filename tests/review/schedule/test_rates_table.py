@@ -151,7 +151,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
     [
         (
             'max_iter: 5\nlr_policy: "plateau"\nbase_lr: 1',
-            "a.prototxt:2:1: the rate of lr_policy plateau depends on the losses; read it in the log",
+            "a.prototxt:2:1: the rate of lr_policy plateau depends on the losses; read the rate in the log",
         ),
         ('base_lr: 1\nlr_policy: "fixed"', "a.prototxt: max_iter is missing: there is no iteration"),
         (
@@ -168,7 +168,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
             'params_pair { solver_params { lr_policy: "fixed" max_iter: 2 } }\nparams_pair { batch_size: 8 }',
             "a.prototxt:2:1: max_iter is missing",
         ),
-        ('layer { name: "a" }', "a.prototxt: is a NetParameter, no solver; give a solver's file"),
+        ('layer { name: "a" }', "a.prototxt: expected a solver, found a NetParameter; give a solver file"),
         ("max_iter: 3 lr_polcy: 1", "did you mean 'lr_policy'?"),
         ("", "a.prototxt: holds no field"),
     ],

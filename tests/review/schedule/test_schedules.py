@@ -172,8 +172,8 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
     [
         ("digits-lokal", "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"),
         ("solver_a.pt", "solver_a.pt: no such file; did you mean 'solver_b.pt'?"),
-        (".", ".: is a folder; give a recipe, or a solver's file"),
-        ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe, or"),
+        (".", ".: is a folder; give a recipe or a solver file"),
+        ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe or"),
     ],
 )
 def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, said: str) -> None:
@@ -183,7 +183,7 @@ def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, sa
 
 
 def test_the_solvers_of_a_recipe_are_no_file() -> None:
-    with pytest.raises(InputError, match="digits-local: is a recipe; give a solver's file"):
+    with pytest.raises(InputError, match="digits-local: is a recipe; give a solver file"):
         load_chain(["digits-local"])
 
 

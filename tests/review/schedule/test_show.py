@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.cli.recipes import show
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
 from caffe_recipes.review.inspect.show import recipe_values, render_list, render_recipe, summarize_phase
 
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
@@ -90,7 +90,7 @@ def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -
 
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_page_is_no_wider_than_120_columns(name: str) -> None:
-    lines = render_recipe(load_recipe(name), 1234567).splitlines()
+    lines = render_recipe(load_any_recipe(name), 1234567).splitlines()
     assert max(map(len, lines)) <= 120
     assert all(line == line.rstrip() for line in lines)
 
@@ -218,6 +218,24 @@ def test_the_list_has_families_below_their_titles() -> None:
     assert vlab.splitlines()[0].startswith("The paper's runs on Intel's VLAB cluster")
     assert vlab.splitlines()[1].startswith("  paper-t9-65536-128n  ResNet-50, batch 65,536")
     assert len(knl.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "notes"),
+    [
+        ("stampede2-64n-72ep", ["loss 0.942313, top-1 0.762781, top-5 0.931862"]),
+        ("paper-t3-12288-768n", ["11,560 iterations are 110.9 epochs", "37 epochs are 3,858"]),
+        ("paper-t9-49152-1536n", ["above 90 % scaling", "28 minutes on up to 104K cores"]),
+        ("paper-f4-4096-120ep", ["as high as 77 % in 90 to 120 epochs", "77.5 % as a collapsed ensemble"]),
+    ],
+)
+def test_what_else_a_source_says_of_a_run_is_on_its_page_and_in_the_list(name: str, notes: list[str]) -> None:
+    recipe = load_recipe(name)
+    page = " ".join(render_recipe(recipe).split())
+    for note in notes:
+        assert note in page
+        assert note in render_list([recipe])
+    assert recipe_values(recipe)["notes"] == list(recipe.notes)
 
 
 def test_a_recipe_with_branches_says_how_old_each_of_its_models_is() -> None:

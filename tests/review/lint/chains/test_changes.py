@@ -23,14 +23,14 @@ layer {
 @pytest.mark.parametrize(
     ("changes", "rule", "said"),
     [
-        ({"momentum": 0.99}, "solver-changes", "momentum is 0.99 in b, and 0.9 in a"),
-        ({"momentum": None}, "solver-changes", "momentum is not given, which means 0, in b"),
-        ({"type": '"Nesterov"'}, "solver-changes", "type is Nesterov in b, and SGD in a"),
-        ({"solver_mode": "GPU"}, "solver-changes", "solver_mode is GPU in b, and CPU in a"),
+        ({"momentum": 0.99}, "solver-changes", "momentum is 0.99 in b, but 0.9 in a"),
+        ({"momentum": None}, "solver-changes", "momentum is not set (default 0) in b"),
+        ({"type": '"Nesterov"'}, "solver-changes", "type is Nesterov in b, but SGD in a"),
+        ({"solver_mode": "GPU"}, "solver-changes", "solver_mode is GPU in b, but CPU in a"),
         ({"regularization_type": '"L1"'}, "solver-changes", "regularization_type is L1 in b"),
-        ({"weight_decay": None}, "weight-decay-changes", "is not given, which means 0, in b, and 0.0001"),
+        ({"weight_decay": None}, "weight-decay-changes", "is not set (default 0) in b, but 0.0001"),
         ({"weight_decay": 0}, "weight-decay-changes", "weight_decay is 0 in b"),
-        ({"weight_decay": 0.0005}, "weight-decay-changes", "weight_decay is 0.0005 in b, and 0.0001 in a"),
+        ({"weight_decay": 0.0005}, "weight-decay-changes", "weight_decay is 0.0005 in b, but 0.0001 in a"),
         ({"weight_decay": 0.00001}, "weight-decay-changes", "weight_decay is 1e-05 in b"),
     ],
 )
@@ -59,7 +59,7 @@ def test_what_is_the_same_or_small_is_silent(lint_solvers: LintSolvers, changes:
 
 def test_momentum_says_what_it_does_to_the_updates(lint_solvers: LintSolvers) -> None:
     (found,) = lint_solvers({"a": FIRST, "b": {**LAST, "momentum": 0.99}})
-    assert "10 times as far" in found.effect
+    assert "10 times as high" in found.effect
     assert found.write == "momentum: 0.9"
 
 
@@ -122,7 +122,7 @@ def test_equal_transforms_of_several_data_layers_are_one(lint_nets: LintSolvers)
     assert "transforms-change" not in {one.id for one in found}
     found = lint_nets(("phase: TEST", "phase: TRAIN"), ("scale: 0.5", "scale: 0.25"), net=net)
     (change,) = [one for one in found if one.id == "transforms-change"]
-    assert "scale is 0.25 in the training data of b, and 0.5 in that of a" in change.what
+    assert "scale is 0.25 in the training data of b, but 0.5 in that of a" in change.what
 
 
 def test_another_crop_is_a_note(lint_nets: LintSolvers) -> None:
@@ -134,7 +134,7 @@ def test_another_crop_is_a_note(lint_nets: LintSolvers) -> None:
     )
     (found,) = lint_nets(("crop_size: 28", "crop_size: 24"), net=pooled)
     assert (found.id, found.severity) == ("crop-changes", "note")
-    assert "crop_size is 24 in the training data of b, and 28 in that of a" in found.what
+    assert "crop_size is 24 in the training data of b, but 28 in that of a" in found.what
 
 
 def test_augmentation_may_come_and_go(lint_nets: LintSolvers) -> None:
@@ -162,8 +162,8 @@ def test_batch_norms_keep_their_fraction_and_eps(lint_nets: LintSolvers) -> None
         ("batch_norm_param { }", "batch_norm_param { moving_average_fraction: 0.9 eps: 0.001 }"), net=net
     )
     assert {fraction.id, eps.id} == {"norms-change"}
-    assert "moving_average_fraction of layer 'bn' is 0.9 in b, and 0.999 in a" in fraction.what
-    assert "eps of layer 'bn' is 0.001 in b, and 1e-05 in a" in eps.what
+    assert "moving_average_fraction of layer 'bn' is 0.9 in b, but 0.999 in a" in fraction.what
+    assert "eps of layer 'bn' is 0.001 in b, but 1e-05 in a" in eps.what
 
 
 def test_a_nan_stops_nothing(lint_nets: LintSolvers) -> None:

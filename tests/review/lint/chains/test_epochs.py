@@ -65,7 +65,7 @@ def test_a_wrong_claim_says_how_many_iterations_were_meant(lint_solvers: LintSol
     (found,) = lint_solvers({"a": {"max_iter": "1000 # 3 epochs"}}, **BASIS)
     assert (found.id, found.severity) == ("epochs-claim", "warning")
     assert found.where.endswith("solver_a.prototxt:5:1")
-    assert found.what == "max_iter 1000 is 2 epochs, and the comment claims 3"
+    assert found.what == "max_iter 1000 is 2 epochs, but the comment claims 3"
     assert found.effect == "3 epochs of 32,000 images at 64 are 1500 iterations"
     assert found.values["meant"] == 1500
 
@@ -78,7 +78,7 @@ def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> No
         "stepvalue": "500 # 1 epoch\nstepvalue: 800 # 1.5 epochs",
     }
     (found,) = lint_solvers({"a": steps}, **BASIS)
-    assert found.what == "stepvalue[1] 800 is 1.6 epochs, and the comment claims 1.5"
+    assert found.what == "stepvalue[1] 800 is 1.6 epochs, but the comment claims 1.5"
 
 
 def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: LintSolvers) -> None:

@@ -54,7 +54,7 @@ def test_weights_of_another_shape_stop_caffe(lint_nets: LintSolvers, old: str, n
 def test_a_renamed_layer_starts_anew_and_the_old_one_is_lost(lint_nets: LintSolvers) -> None:
     lost, new = lint_nets(NET, NET.replace('name: "ip"', 'name: "ip_2"'))
     assert (new.id, new.severity) == ("handover-missing", "warning")
-    assert new.what == "layer 'ip_2' of b learns, and is not in the net of a"
+    assert new.what == "layer 'ip_2' of b has weights but is not in the net of a"
     assert new.write == 'name: "ip", as in a'
     assert "last.prototxt:" in new.where
     assert (lost.id, lost.severity) == ("handover-unused", "note")
@@ -65,7 +65,7 @@ def test_a_renamed_layer_starts_anew_and_the_old_one_is_lost(lint_nets: LintSolv
 def test_a_batch_norm_that_comes_later_has_no_statistics_yet(lint_nets: LintSolvers) -> None:
     with_norm = NET.replace('layer {\n  name: "ip"', NORM + 'layer {\n  name: "ip"')
     (new,) = lint_nets(NET, with_norm)
-    assert new.what.startswith("layer 'bn' of b learns")
+    assert new.what.startswith("layer 'bn' of b has weights")
     assert [one.id for one in lint_nets(with_norm, NET)] == ["handover-unused"]
 
 

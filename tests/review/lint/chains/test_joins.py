@@ -42,7 +42,7 @@ def test_of_several_snapshots_the_one_of_the_nearest_rate_is_taken_and_said(
     (found,) = lint_solvers({"a": many, "b": {"base_lr": 0.21}})
     assert found.values["iteration"] == 800
     assert "0.2 (at iteration 800) to 0.21" in found.what
-    assert "of 10 snapshots the one whose rate is nearest" in found.what
+    assert "(the nearest of 10 snapshots)" in found.what
     assert lint_solvers({"a": many, "b": {"base_lr": 0.3}}) == []
 
 

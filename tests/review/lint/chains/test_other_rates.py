@@ -28,7 +28,7 @@ def test_it_is_said_where_the_rate_is_made(lint_solvers: LintSolvers) -> None:
     solver = {**RAMP, "min_lr": "0.001"}
     (found,) = [one for one in lint_solvers({"a": solver}, dialect="nvcaffe") if one.id == "rates-not-judged"]
     assert found.severity == "note"
-    assert found.what == "rampup_interval and min_lr: a rate that only nvcaffe makes so"
+    assert found.what == "rampup_interval and min_lr set a rate that only nvcaffe computes"
     assert found.where.rpartition("/")[2].startswith("solver_a.prototxt:")
 
 

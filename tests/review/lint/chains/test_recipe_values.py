@@ -16,8 +16,8 @@ from tests.review.lint.conftest import LintRecipe
 @pytest.mark.parametrize(
     ("batch", "iterations", "rule", "said"),
     [
-        (50, 1, "evaluation-partial", "tests 50 of 359 images"),
-        (50, 7, "evaluation-partial", "tests 350 of 359 images"),
+        (50, 1, "evaluation-partial", "tests only 50 of 359 images"),
+        (50, 7, "evaluation-partial", "tests only 350 of 359 images"),
         (50, 8, "evaluation-repeats", "8 iterations of 50 are 400 images"),
         (359, 2, "evaluation-repeats", "there are 359"),
         (359, 1, None, ""),

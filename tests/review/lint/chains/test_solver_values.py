@@ -64,7 +64,7 @@ def test_what_caffe_refuses_is_an_error(
     ("changes", "rule", "said"),
     [
         ({"display": -20}, "solver-value-negative", "display: 20"),
-        ({"snapshot": -50}, "solver-value-negative", "takes it for 50"),
+        ({"snapshot": -50}, "solver-value-negative", "Caffe uses 50"),
         ({"weight_decay": 5}, "weight-decay-large", "weight_decay is 5"),
         ({**MULTISTEP, "stepvalue": "800 stepvalue: 400"}, "steps-disordered", "400 comes after 800"),
         ({**MULTISTEP, "stepvalue": "400 stepvalue: 1001"}, "step-never-taken", "1001 is beyond max_iter"),

@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: a net's blobs")
+    assert CASES.keys() == ids_judging("the blobs and names of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -62,19 +62,19 @@ def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: 
 
 def test_an_unknown_bottom_names_the_nearest_blob(check_text: CheckText) -> None:
     found = check_text(CASES["unknown-bottom"][0])["unknown-bottom"]
-    assert found.what == "layer 'loss' (SoftmaxWithLoss) reads blob 'fcc', which no layer above it makes"
+    assert found.what == "layer 'loss' (SoftmaxWithLoss) reads blob 'fcc', which no layer above it produces"
     assert found.write == 'bottom: "fc"'
 
 
 def test_an_unknown_bottom_that_a_layer_below_makes_says_so(check_text: CheckText) -> None:
     found = check_text(DATA + LOSS + FC)["unknown-bottom"]
-    assert found.write == "move layer 'fc' (InnerProduct), which makes it, above"
+    assert found.write == "move layer 'fc' (InnerProduct), which produces it, above"
 
 
 def test_an_unknown_bottom_that_the_other_phase_makes_says_so(check_text: CheckText) -> None:
     train_only = FC.replace('type: "Inner', 'include { phase: TRAIN } type: "Inner')
     found = check_text(DATA + train_only + LOSS)["unknown-bottom"]
-    assert found.write == "let layer 'fc' (InnerProduct), which makes it, be in TEST too: see its include"
+    assert found.write == "put layer 'fc' (InnerProduct), which produces it, in TEST too: see its include"
 
 
 def test_a_layer_may_work_in_place_where_all_readers_are_below(check_text: CheckText) -> None:
@@ -85,7 +85,7 @@ def test_an_unused_label_is_told_and_silence_mends_it(check_text: CheckText) -> 
     second = DATA.replace('"data" top: "label"', '"target" top: "spare"').replace('name: "data"', 'name: "b"')
     text = DATA + second + FC + LOSS + 'layer { name: "s" type: "Silence" bottom: "target" }'
     found = check_text(text)["unused-top"]
-    assert "layer 'b' (Data) makes blob 'spare', which nothing reads" in found.what
+    assert "layer 'b' (Data) produces blob 'spare', which nothing reads" in found.what
     assert check_text(text.replace('bottom: "target"', 'bottom: "target" bottom: "spare"')) == {}
 
 
@@ -135,7 +135,7 @@ def test_an_in_place_layer_that_no_gradient_passes_is_right(check_text: CheckTex
 def test_a_written_loss_weight_reads_a_top_as_a_layer_does(check_text: CheckText) -> None:
     weighted = FC.replace('top: "fc"', 'top: "fc" loss_weight: 1')
     found = check_text(DATA + weighted + TANH + LOSS)
-    assert "which the loss reads too" in found["in-place-shared"].what
+    assert "which the loss also reads" in found["in-place-shared"].what
 
 
 def test_a_loss_without_a_weight_or_a_top_gets_a_top_of_its_own(check_text: CheckText) -> None:

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 def test_every_rule_has_a_case() -> None:
     own = {"raw-datums-scrambled"}
-    assert CASES.keys() | own == ids_judging("a net: data layers", "a net: `transform_param`")
+    assert CASES.keys() | own == ids_judging("the data layers of a net", "the `transform_param` of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -96,7 +96,7 @@ def test_raw_datums_are_scrambled_by_both_ways_to_resize_and_encoded_ones_are_no
     net = PLAIN.replace("crop_size: 6", f"crop_size: 6 {field}")
     found = check_text(net, **RAW)["raw-datums-scrambled"]
     assert found.severity == "error"
-    assert f"has {field.split()[0]}, and the records of 'a' are not encoded" in found.what
+    assert f"has {field.split()[0]}, but the records of 'a' are not encoded" in found.what
     assert check_text(net, **ENCODED) == {}
     assert check_text(net) == {}
     assert check_text(PLAIN, **RAW) == {}

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: outputs and labels")
+    assert CASES.keys() == ids_judging("the outputs and labels of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: what a net learns")
+    assert CASES.keys() == ids_judging("the learning of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)

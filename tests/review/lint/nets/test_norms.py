@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: batch normalization")
+    assert CASES.keys() == ids_judging("the batch normalization of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -168,7 +168,7 @@ def test_a_slip_is_one_among_many_not_a_way_of_building(check_text: CheckText) -
 
 
 @pytest.mark.parametrize(
-    ("fraction", "effect"), [(1.5, "without bound"), (0, "last batch"), (-0.5, "change their sign")]
+    ("fraction", "effect"), [(1.5, "without bound"), (0, "last batch"), (-0.5, "change sign")]
 )
 def test_an_average_needs_a_share(check_text: CheckText, fraction: float, effect: str) -> None:
     net = RIGHT.replace("batch_norm_param {", f"batch_norm_param {{ moving_average_fraction: {fraction}")

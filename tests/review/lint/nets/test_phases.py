@@ -58,7 +58,7 @@ def test_a_layer_that_learns_more_blobs_in_one_phase_is_found(check_text: CheckT
     test = FC.replace("bottom", "include { phase: TEST } bottom", 1)
     test = test.replace("inner_product_param {", "inner_product_param { bias_term: false ")
     found = check_text(data("TRAIN") + data("TEST") + train + test + LOSS)
-    assert "learns 1 blobs in TEST and 2 in TRAIN" in found["phase-weights-differ"].what
+    assert "learns 1 blob in TEST, 2 in TRAIN" in found["phase-weights-differ"].what
 
 
 @pytest.mark.parametrize("written", ["TRAIN/", ".//TRAIN", "x/../TRAIN"])
@@ -80,11 +80,11 @@ def test_means_of_other_channels_in_one_phase_are_one_finding(
 ) -> None:
     found = check_text(wrong)
     assert found.keys() == {"mean-values-misfit"}
-    assert f"mean_value in {phase}, and 3 in " in found["mean-values-misfit"].what
+    assert f"mean_value in {phase}, but 3 in " in found["mean-values-misfit"].what
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: phases")
+    assert CASES.keys() == ids_judging("the phases of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -118,7 +118,7 @@ def test_another_crop_in_test_fits_where_the_pooling_is_global(check_text: Check
 
 def test_both_means_are_told(check_text: CheckText) -> None:
     what = check_text(OTHER_MEAN)["phase-transforms-differ"].what
-    assert what == "layer 'data' (Data) has mean_value 1, 2, 3 in TEST and 7, 2, 3 in TRAIN"
+    assert what == "layer 'data' (Data) has mean_value 1, 2, 3 in TEST but 7, 2, 3 in TRAIN"
 
 
 def test_images_that_one_phase_does_not_crop_may_be_of_the_others_size(check_text: CheckText) -> None:

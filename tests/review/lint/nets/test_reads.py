@@ -142,7 +142,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    about = ("a net: fields that are set", "a net: where weights start", "a net: what Caffe checks")
+    about = ("the fields of a net", "the fillers of a net", "the layers of a net")
     assert CASES.keys() == ids_judging(*about)
 
 
@@ -159,7 +159,7 @@ def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: 
         ("Relu", 'type: "ReLU"'),
         ("Convolutoin", 'type: "Convolution"'),
         ("Clip", "it belongs to bvlc; build it from other layers for this Caffe"),
-        ("Zyzzyva", "name a type that this Caffe has; of your own build it must have this layer too"),
+        ("Zyzzyva", "a type that this Caffe has, or build Caffe with this layer"),
     ],
 )
 def test_an_unknown_type_gets_the_nearest_or_its_owner(type_: str, write: str, check_text: CheckText) -> None:

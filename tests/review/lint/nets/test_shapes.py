@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("a net: shapes")
+    assert CASES.keys() == ids_judging("the shapes of a net")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -97,7 +97,7 @@ def test_layers_with_too_many_params_are_told_once() -> None:
     )
     found = check_net(parse_document(wrong, "net.prototxt", pb.NetParameter))
     (params,) = [one for one in found if one.id == "too-many-params"]
-    assert params.what.startswith("6 layers (r0, r1, r2, r3 and 2 more) of ReLU have 1 param blocks")
+    assert params.what.startswith("6 ReLU layers (r0, r1, r2, r3 and 2 more) have 1 param block but")
 
 
 def test_a_misfit_of_both_phases_is_told_once() -> None:

@@ -158,7 +158,7 @@ def test_unrelated_solvers_are_taken_alone_and_said_to_be(lint_solvers: LintSolv
     found = lint([str(own / f"{name}_solver.prototxt") for name in solvers], LintOptions())
     (apart,) = [one for one in found if one.id == "taken-alone"]
     assert "lenet_solver.prototxt, lenet_cyc2_solver.prototxt as one chain; " in apart.what
-    assert "alex_solver.prototxt, vgg_solver.prototxt each alone" in apart.what
+    assert "alex_solver.prototxt, vgg_solver.prototxt each by itself" in apart.what
     assert {one.phase for one in found if one.id == "join-jump"} == {"lenet_cyc2"}
 
 

@@ -104,11 +104,11 @@ def test_nets_in_another_folder_are_told_once(lint_folder: LintFolder) -> None:
         "two_solver.prototxt": {"net": '"models/other/train_val.prototxt"'},
     })  # fmt: skip
     several, single = [one for one in found if one.id == "net-folder"]
-    assert several.what == "the nets of 1, 2, one_adam lie in far, and the solvers in own" or (
-        several.what == "the nets of one_adam, 1, 2 lie in far, and the solvers in own"
+    assert several.what == "the nets of 1, 2, one_adam are in far, but the solvers are in own" or (
+        several.what == "the nets of one_adam, 1, 2 are in far, but the solvers are in own"
     )
     assert (dict(several.values), several.phase) == ({"folder": "far", "own": "own"}, "")
-    assert (single.what, single.phase) == ("the net lies in other, and the solver in own", "two")
+    assert (single.what, single.phase) == ("the net is in other, but the solver is in own", "two")
 
 
 def test_one_solver_alone_is_a_whole_chain(lint_folder: LintFolder) -> None:

@@ -72,7 +72,7 @@ def test_another_folder_does_not_hide_that_the_net_is_nowhere(lint_solvers: Lint
     folder, unread = lint_solvers({"a": {"net": '"models/o_wn/not_there.prototxt"'}})
     assert (folder.id, unread.id) == ("net-folder", "net-not-found")
     assert "models/own/not_there" not in folder.write
-    assert "models/o_wn/not_there.prototxt is neither here" in unread.what
+    assert "models/o_wn/not_there.prototxt was found neither in the current folder" in unread.what
 
 
 def test_a_net_that_is_nowhere_is_a_note(lint_solvers: LintSolvers) -> None:

@@ -15,6 +15,7 @@ from caffe_recipes.review.lint.folders import is_at_least, lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import Finding
 from tests.review.lint.conftest import LintRecipe
+from tests.shipped import OF_CAFFE
 
 AS_PUBLISHED = ("digits-local", "stampede2-448n-90ep", "stampede2-64n-72ep")
 OF_THE_PAPER = {
@@ -30,7 +31,7 @@ def grave(found: list[Finding]) -> list[str]:
     return [one.id for one in found if is_at_least(one, "warning")]
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", OF_CAFFE)
 def test_shipped_recipes_have_no_findings_but_accepted_ones(name: str) -> None:
     found = lint([name], LintOptions())
     assert grave(found) == []
@@ -97,7 +98,7 @@ def test_an_acceptance_that_nothing_needs_is_a_warning_at_its_line(
 
     (found,) = [one for one in lint_recipe("digits-local", change) if one.id == "unused-accept"]
     assert found.severity == "warning"
-    assert "'join-jump' of phase 'init' is accepted, and not found" in found.what
+    assert "'join-jump' of phase 'init' is accepted, but matches no finding" in found.what
     path, line = found.where.split(":")
     assert Path(path).read_text().splitlines()[int(line) - 1] == "- finding: join-jump"
 
@@ -163,8 +164,8 @@ def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
 @pytest.mark.parametrize(
     ("accept", "said", "write"),
     [
-        ({"finding": "join-jmp"}, "'join-jmp' is accepted, and lint has no such rule", "finding: join-jump"),
-        ({"finding": "xyzzy"}, "'xyzzy' is accepted", "an id that `caffe-recipes lint --rules` lists"),
+        ({"finding": "join-jmp"}, "'join-jmp' is accepted, but lint has no such rule", "finding: join-jump"),
+        ({"finding": "xyzzy"}, "'xyzzy' is accepted", "an id from `caffe-recipes lint --rules`"),
         ({"finding": "join-jump", "phase": "cyc4"}, "in phase 'cyc4'", "phase: cyc"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError
-from caffe_recipes.review.lint.scripts import Script, Untold, load_script, parse_script
+from caffe_recipes.review.lint.scripts import Script, UnresolvedTrain, load_script, parse_script
 
 # As in a README: a line break without its backslash, a stray quote behind the last command, quoted values.
 README = """# Training
@@ -72,7 +72,7 @@ def test_what_only_looks_like_an_option_changes_nothing() -> None:
 
 def test_solvers_in_comments_and_of_unset_variables_are_not_started() -> None:
     script = parse_script('# caffe train --solver=old.prototxt\ncaffe train --solver="$1"\n')
-    assert script == Script(untold=(Untold("$1", "<script>:2"),))
+    assert script == Script(unresolved=(UnresolvedTrain("$1", "<script>:2"),))
 
 
 def test_the_variables_of_a_script_are_put_in() -> None:
@@ -87,7 +87,7 @@ def test_the_variables_of_a_script_are_put_in() -> None:
 def test_a_script_without_commands_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("train it well\n")
-    with pytest.raises(InputError, match=r"notes.txt: holds no command that trains; give the script"):
+    with pytest.raises(InputError, match=r"notes.txt: holds no training command; give the script"):
         load_script(path, MOST_BYTES)
 
 

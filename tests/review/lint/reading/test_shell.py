@@ -27,8 +27,8 @@ def test_what_takes_a_shell_to_tell_is_said_with_the_loop_or_function_around_it(
 ) -> None:
     script = parse_script(text, "train.sh")
     assert script.trainings == ()
-    (untold,) = script.untold
-    assert (untold.where, untold.begins, untold.ranks) == (f"train.sh:{line}", begins, 64)
+    (unresolved,) = script.unresolved
+    assert (unresolved.where, unresolved.begins, unresolved.ranks) == (f"train.sh:{line}", begins, 64)
     assert script.ranks == 64
 
 
@@ -37,7 +37,7 @@ def test_a_plain_command_inside_a_function_is_named_too_since_nobody_knows_when_
         f"last() {{\n {TRAIN}b.prototxt --weights=a_iter_5.caffemodel\n}}\n{TRAIN}a.prototxt\nlast"
     )
     assert [one.solver for one in script.trainings] == ["a.prototxt"]
-    assert [(one.solver, one.begins) for one in script.untold] == [("b.prototxt", 1)]
+    assert [(one.solver, one.begins) for one in script.unresolved] == [("b.prototxt", 1)]
 
 
 def test_prose_that_begins_as_a_loop_does_opens_none() -> None:

@@ -1,0 +1,475 @@
+"""TensorFlow's programs under Horovod: their answers to what a run asks of a trainer.
+
+A run is one step, `train`. Its checkpoints are sets of files in the folder `model` of the run's folder, which
+all hosts see; the file `checkpoint` beside them says which one the program resumes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import posixpath
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import ClassVar
+
+import caffe_recipes
+from caffe_recipes.caffe.logs import (
+    BatchOutput,
+    Done,
+    Entry,
+    Event,
+    Fatal,
+    LogSummary,
+    Loss,
+    MeanOutput,
+    Rate,
+    Snapshot,
+    SnapshotEnded,
+    SolverState,
+    split_rank,
+)
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import file_digest
+from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.errors import ClusterError, InputError, WeightsError
+from caffe_recipes.recipe.model import TensorFlowRecipe
+from caffe_recipes.render.horovod import render_horovod
+from caffe_recipes.run.snapshots import as_failure, verify_digest
+from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.tensorflow.logs import parse_evaluations
+from caffe_recipes.tensorflow.run import evaluate_argv, evaluate_environment, train_argv
+
+STEP = "train"
+_MODEL, _STATE = ".data-00000-of-00001", ".index"
+_STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
+_CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
+_RATES = "tf_rates.py"
+_HINT = "resume from another checkpoint, or start over with --new"
+# What a rank says of the world that it is in, and a host of its libraries.
+_IN_THE_WORLD = (
+    "import horovod.tensorflow as hvd; hvd.init(); "
+    "print(f'caffe-recipes: rank {hvd.rank()} of {hvd.size()}', flush=True); hvd.shutdown()"
+)
+_LIBRARIES = """\
+import horovod
+import horovod.tensorflow as hvd
+import tensorflow
+
+if not hvd.mpi_built():
+    raise SystemExit("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
+print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__version__}")
+"""
+
+
+@dataclass(frozen=True)
+class TensorFlow:
+    """A trainer whose ranks are processes of resnet_main.py, and whose model resnet_eval.py tests."""
+
+    recipe: TensorFlowRecipe
+    title: ClassVar[str] = "TensorFlow"
+    is_ours: ClassVar[bool] = False
+    always_checkpoints: ClassVar[bool] = True
+    another: ClassVar[str] = "name the Python that has TensorFlow and Horovod as `python` in the profile"
+    model_suffix: ClassVar[str] = _STATE
+    file_kind: ClassVar[str] = "program"
+    untrained: ClassVar[str] = "fresh weights"
+    checks: ClassVar[tuple[str, ...]] = (
+        *("trainer", "ranks", "folders", "programs", "train records", "test records"),
+        *("snapshots", "disk"),
+    )
+
+    def find_program(self, root: Path, path: str, profile: Profile) -> str:
+        """Return the Python that has TensorFlow: the profile's, else .venv-tf's, else python3.
+
+        Raises InputError if it is not there.
+        """
+        if profile.container is not None:
+            return profile.python or "python3"
+        if profile.python is not None:
+            found = shutil.which(profile.python, path=path)
+            if found is None:
+                raise InputError(profile.name, f"python: {profile.python} is not a program", "correct it")
+            return found
+        ours = [folder / ".venv-tf/bin/python" for folder in (root, _checkout())]
+        found = next((str(each) for each in ours if each.exists()), shutil.which("python3", path=path))
+        if found is None:
+            raise InputError("python3", "not found", self.another)
+        return found
+
+    def environment(self, root: Path) -> dict[str, str]:
+        """Return the variables of every process: tf_rates.py is found beside the programs."""
+        folders = [str(root / self._folder), *_given_programs(), os.environ.get("PYTHONPATH", "")]
+        quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
+        return {
+            "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": quiet,
+        }
+
+    def steps(self, folder: str) -> tuple[Training, ...]:
+        """Return the one step."""
+        run, cluster, data = self.recipe.tensorflow, self.recipe.cluster, self.recipe.tensorflow.data
+        last = run.schedule.steps
+        argv = train_argv(
+            run,
+            workers=cluster.ranks,
+            per_node=cluster.ranks_per_node,
+            batch=cluster.global_batch,
+            images=data.train.images,
+            script=self._program("resnet_main.py"),
+            data_dir=data.train.folder,
+            model_dir=f"{folder}/model",
+        )
+        name = f"model.ckpt-{last}"
+        every = run.flags.get("save_checkpoints_steps")
+        every_iter = every if isinstance(every, int) else last
+        step = Training(
+            phase=STEP,
+            net=STEP,
+            arguments=_behind_python(argv),
+            weights=None,
+            snapshot=f"{folder}/model/{name}{_STATE}",
+            fetched=f"{folder}/snapshots/{name}{_STATE}",
+            last_iter=last,
+            is_stopped=False,
+            images_per_iter=cluster.global_batch,
+            snapshots=1,
+            needed=((f"{folder}/model/{name}{_MODEL}", f"{folder}/snapshots/{name}{_MODEL}"),),
+            every_iter=every_iter,
+            is_evaluated=True,
+            reported=self.recipe.reported,
+        )
+        return (step,)
+
+    def testings(self, folder: str) -> tuple[Testing, ...]:
+        """Return the evaluation of the kept checkpoint."""
+        run, images = self.recipe.tensorflow, self.recipe.test_images
+        (step,) = self.steps(folder)
+        kept = posixpath.dirname(step.fetched)
+        argv = evaluate_argv(
+            run,
+            images=images,
+            script=self._program("resnet_eval.py"),
+            data_dir=run.data.validation.folder,
+            model_dir=kept,
+        )
+        batches = -(-images // run.evaluation.batch_size)
+        name = posixpath.basename(step.fetched).removesuffix(_STATE)
+        testing = Testing(
+            phase=STEP,
+            net=STEP,
+            arguments=_behind_python(argv),
+            weights=step.fetched,
+            iterations=batches,
+            needed=step.kept[1:],
+            files={f"{kept}/checkpoint": _name_checkpoint(name)},
+            environment=evaluate_environment(run),
+        )
+        return (testing,)
+
+    def read_back(self, training: Training) -> Testing | None:
+        """Return what reads the kept checkpoint: no TensorFlow is in this program's own environment."""
+        path = training.fetched.removesuffix(_STATE)
+        words = [word for word in training.arguments[1:] if not word.startswith("--data_dir")]
+        arguments = (self._checker, *words, "--data_dir=.", f"--checkpoint={path}")
+        return Testing(STEP, STEP, arguments, training.fetched, 0)
+
+    def main_line(self) -> frozenset[str]:
+        """Return the one step."""
+        return frozenset((STEP,))
+
+    def classes(self) -> int:
+        """Return among how many classes the model chooses."""
+        return self.recipe.tensorflow.classes or 1000
+
+    @property
+    def data_folder(self) -> str:
+        """The folder of the training records on each node."""
+        return self.recipe.tensorflow.data.train.folder
+
+    @property
+    def data_source(self) -> str | None:
+        """The folder that these are staged from."""
+        return self.recipe.tensorflow.data.train.source
+
+    @property
+    def built(self) -> tuple[str, ...]:
+        """The folders of records that are built where they are missing."""
+        data = self.recipe.tensorflow.data
+        if data.prepare is None:
+            return ()
+        return tuple(each.source or each.folder for each in (data.train, data.validation))
+
+    def build(self, folder: Path) -> None:
+        """Build the records of digits in a folder; raises RunFailed for a disk that is full."""
+        from caffe_recipes.data.digits import build_digit_records
+
+        data = self.recipe.tensorflow.data
+        build_digit_records(folder, (data.train.files, data.validation.files))
+
+    def files(self) -> dict[str, str]:
+        """Return the programs, unless they are somebody's own, and the schedule that they import."""
+        rates = render_horovod(self.recipe)[f"jobs/{self.recipe.name}/{_RATES}"]
+        texts = {
+            f"{self._folder}/{name}": text
+            for name, text in _program_texts()
+            if not _given_programs() or name == posixpath.basename(self._checker)
+        }
+        return {**texts, f"{self._folder}/{_RATES}": rates}
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the folder of these files."""
+        return (self._folder,)
+
+    def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Return the digest of the schedule, which no comment changes: the programs may get better."""
+        path = f"{self._folder}/{_RATES}"
+        return {path: hashlib.sha256(ast.dump(ast.parse(files[path])).encode()).hexdigest()}
+
+    def launch_arguments(
+        self,
+        training: Training,
+        checkpoint: Checkpoint | None,
+        every: int | None,
+        files: Mapping[str, str],
+        folder: str,
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return a launch's arguments, and the file that names the checkpoint to resume."""
+        more = () if every is None else (f"--save_checkpoints_steps={every}",)
+        if checkpoint is None:
+            return (*training.arguments, *more), {}
+        model, name = posixpath.split(checkpoint.state.removesuffix(_STATE))
+        return (*training.arguments, *more), {f"{model}/checkpoint": _name_checkpoint(name)}
+
+    def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
+        """Move every other checkpoint than the one to resume out of the program's way; yield their names."""
+        folder = root / posixpath.dirname(training.snapshot)
+        kept = checkpoint.iteration if checkpoint else None
+        names = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+        found = {name: _CHECKPOINT_NAME.fullmatch(name) for name in names}
+        others = [name for name, match in found.items() if match and int(match[1]) != kept]
+        if kept is None and "checkpoint" in names:
+            others.append("checkpoint")
+        for name in others:
+            (folder / "set-aside").mkdir(exist_ok=True)
+            (folder / name).replace(folder / "set-aside" / name)
+        numbers = {int(match[1]) for name, match in found.items() if match and name in others}
+        yield from (f"model.ckpt-{number}" for number in sorted(numbers))
+
+    def started_from(self, arguments: Sequence[str]) -> str | None:
+        """Return nothing: it starts from fresh weights."""
+        return None
+
+    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
+        """Return nothing: a file says what is resumed, and the journal."""
+        return None
+
+    def known_by(self, arguments: Sequence[str]) -> str | None:
+        """Return nothing: it cannot be asked for a checkpoint."""
+        return None
+
+    def begin_log(self) -> LogSummary:
+        """Return what folds the lines of a log."""
+        return ProgramLog()
+
+    def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
+        """Return nothing: the program itself compares a checkpoint's names and shapes with the model's."""
+        return None
+
+    def prefix(self, training: Training) -> str:
+        """Return what the paths of all that it writes begin with."""
+        return training.snapshot.rpartition("-")[0]
+
+    def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
+        """Return what it writes at an iteration."""
+        path = f"{self.prefix(training)}-{iteration}"
+        return (f"{path}{_STATE}", f"{path}{_MODEL}")
+
+    def model_bytes(self, net: str) -> int | None:
+        """Return the bytes of a checkpoint of ResNet-50, its momentum included; None for another depth."""
+        if self.recipe.tensorflow.resnet_depth not in (None, 50):
+            return None
+        learned, moving = 23_508_032 + 2049 * self.classes(), 53_120
+        return 4 * (2 * learned + moving)
+
+    def check_model(self, net: str, path: Path) -> None:
+        """Make sure that a file has something in it; `read_back` reads the whole."""
+        if not path.stat().st_size:
+            raise WeightsError(path, "is empty", "give another snapshot")
+
+    def checkpoint_iter(self, state: str) -> int | None:
+        """Return the global step that a checkpoint's name tells; None for another name."""
+        found = _STATE_NAME.fullmatch(state)
+        return int(found[1]) if found else None
+
+    def model_beside(self, state: str) -> str:
+        """Return the values that are written with an index."""
+        return f"{state.removesuffix(_STATE)}{_MODEL}"
+
+    def fetch_checkpoint(
+        self, host: Host, root: Path, training: Training, state: str, folder: str
+    ) -> Checkpoint:
+        """Digest a checkpoint where it lies, which all hosts see; raises RunFailed."""
+        model = self.model_beside(state)
+        paths = [posixpath.join(root, path) for path in (state, model)]
+        try:
+            digests = [file_digest(host, path) for path in paths]
+        except ClusterError as error:
+            raise as_failure(error, host, paths[0], "the checkpoint") from None
+        iteration = self.checkpoint_iter(state) or 0
+        return Checkpoint(training.phase, iteration, state, digests[0], model, digests[1], paths[0], paths[1])
+
+    def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
+        """Make sure that both files of a checkpoint are what they were; raises WeightsError."""
+        what = f"the checkpoint at step {checkpoint.iteration:,}"
+        verify_digest(root / checkpoint.state, checkpoint.state_sha256, what, _HINT)
+        verify_digest(root / checkpoint.model, checkpoint.model_sha256, what, _HINT)
+
+    def trial(self) -> Trial:
+        """Return an import of both libraries."""
+        return Trial({"libraries.py": _LIBRARIES}, {"an import": ("libraries.py",)}, "imports both libraries")
+
+    def judge(self, attempt: Attempt, limit_s: float) -> str | None:
+        """Say what went wrong in an attempt, by its last line; None if nothing did."""
+        lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
+        if attempt.code == 0 and any(line.startswith("caffe-recipes: ") for line in lines):
+            return None
+        if attempt.code in (124, 137):
+            return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
+        last = lines[-1][:200] if lines else f"returned {attempt.code}"
+        return f"does not import TensorFlow and Horovod: {last}"
+
+    def world_words(self) -> tuple[str, ...]:
+        """Return the words with which each rank says who it is, and among how many."""
+        return ("-c", _IN_THE_WORLD)
+
+    def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
+        """Return the accuracies of an evaluation of the last step and of all images; else nothing."""
+        found = dict(summary.mean_outputs)
+        step, batches = found.pop("global_step", None), max(summary.batches, default=0)
+        wanted = self.recipe.tensorflow.schedule.steps
+        return found if (step, batches) == (wanted, testing.iterations) else {}
+
+    @property
+    def _folder(self) -> str:
+        return f"tensorflow/{self.recipe.name}"
+
+    @property
+    def _checker(self) -> str:
+        return f"{self._folder}/resnet_check.py"
+
+    def _program(self, name: str) -> str:
+        given = _given_programs()
+        return posixpath.join(given[0] if given else self._folder, name)
+
+
+class ProgramLog(LogSummary):
+    """What the logs of resnet_main.py, resnet_eval.py and resnet_check.py say of a run so far."""
+
+    VITAL: ClassVar[tuple[str, ...]] = (
+        "Saving checkpoints",
+        "checkpoint listeners",
+        "Finished training",
+        "resnet_",
+    )
+
+    def feed(self, line: str, year: int = 2000) -> Entry | None:
+        """Take one more line; give its last event, if it has any."""
+        rank, text = split_rank(line.rstrip("\r\n"))
+        found = _LINE.fullmatch(text)
+        complaint = None if found else _COMPLAINT.fullmatch(text)
+        if complaint:
+            self.fatal = self.fatal or complaint[1]
+            return Entry(Fatal(complaint[1]), rank)
+        if not found:
+            return None
+        time = _time(year, found)
+        events = [
+            event
+            for pattern, make in _EVENTS
+            if (match := pattern.fullmatch(found[7]))
+            for event in make(match)
+        ]
+        for event in events if rank in (None, 0) else ():
+            self._take(event, time)
+        return Entry(events[-1], rank, time) if events else None
+
+
+_LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
+_COMPLAINT = re.compile(r"resnet_\w+\.py: (.+)")
+_NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
+
+
+def _progress(match: re.Match[str]) -> list[Event]:
+    return [Loss(int(match[1]), float(match[2])), Rate(int(match[1]), float(match[3]))]
+
+
+def _saving(match: re.Match[str]) -> list[Event]:
+    path = f"{match[2]}-{match[1]}"
+    return [Snapshot(f"{path}{_MODEL}"), SolverState(f"{path}{_STATE}")] if int(match[1]) else []
+
+
+def _result(match: re.Match[str]) -> list[Event]:
+    (found,) = parse_evaluations(match[0]).evaluations
+    values = {"top-1": found.top1, "top-5": found.top5, "loss": found.loss, "global_step": float(found.step)}
+    return [MeanOutput(name, value) for name, value in values.items() if value is not None]
+
+
+_EVENTS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], list[Event]]]] = (
+    (re.compile(rf"step (\d{{1,18}}): loss = {_NUMBER}, learning_rate = {_NUMBER}"), _progress),
+    (re.compile(r"Saving checkpoints for (\d{1,18}) into (.+)\.(?:\.\.)?"), _saving),
+    (
+        re.compile(r"Calling checkpoint listeners after saving checkpoint (\d+)\.*"),
+        lambda match: [SnapshotEnded()],
+    ),
+    (re.compile(r"Finished training up to step \d+\.|Read back .+ all finite\."), lambda match: [Done()]),
+    (
+        re.compile(r"Evaluation \[(\d{1,18})/(\d{1,18})\]"),
+        lambda match: [BatchOutput(int(match[1]), "in all", float(match[2]))],
+    ),
+    (re.compile(r"Saving dict for global step \d{1,18}: .+"), _result),
+)
+
+
+def _time(year: int, found: re.Match[str]) -> datetime | None:
+    month, day, hour, minute, second, microsecond = (int(found[index]) for index in range(1, 7))
+    try:
+        return datetime(year, month, day, hour, minute, second, microsecond)
+    except ValueError:
+        return None
+
+
+def _name_checkpoint(name: str) -> str:
+    """Write the file by which TensorFlow knows a folder's newest checkpoint."""
+    return f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'
+
+
+def _behind_python(argv: Sequence[str]) -> tuple[str, ...]:
+    return tuple(argv[argv.index("python") + 1 :])
+
+
+def _given_programs() -> tuple[str, ...]:
+    """Return the folder of somebody's own programs, as the generated scripts take it, if there is one."""
+    given = os.environ.get("RESNET_DIR")
+    return (str(Path(given).absolute()),) if given else ()
+
+
+def _program_texts() -> Iterator[tuple[str, str]]:
+    try:
+        folder = resources.files("caffe_recipes.tensorflow_programs")
+    except ModuleNotFoundError:
+        folder = _checkout() / "tensorflow_programs"
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        if file.name.endswith(".py") and file.name != "imagenet_to_gcs.py":
+            yield file.name, file.read_text("utf-8")
+
+
+def _checkout() -> Path:
+    return Path(caffe_recipes.__file__).resolve().parent.parent

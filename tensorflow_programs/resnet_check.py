@@ -1,0 +1,43 @@
+"""Read a checkpoint of resnet_main.py back: its global step, names and shapes, and that all is finite.
+
+    python resnet_check.py --checkpoint=MODELS/name/model.ckpt-4680 --train_steps 4680 \
+        --data_dir=. --model_dir=. --use_tpu=False
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+from absl import flags
+
+from record_files import BadInput
+from resnet_main import check_checkpoint, load_step, run
+from resnet_model import build_logits
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("checkpoint", None, "The checkpoint, as model.ckpt-4680 in its folder.", required=True)
+
+
+def check() -> None:
+    """Log one line for a checkpoint of --train_steps that fits the model; raises BadInput for any other."""
+    path = FLAGS.checkpoint
+    step = load_step(path)
+    if step != FLAGS.train_steps:
+        raise BadInput(f"{path}: is of global step {step:,}, not of {FLAGS.train_steps:,}")
+    with tf.Graph().as_default():
+        tf.train.get_or_create_global_step()
+        images = tf.placeholder(tf.float32, [1, FLAGS.image_size, FLAGS.image_size, 3])
+        build_logits(images, int(FLAGS.resnet_depth), FLAGS.num_label_classes, is_training=False)
+        check_checkpoint(path)
+    reader = tf.train.load_checkpoint(path)
+    names = sorted(reader.get_variable_to_shape_map())
+    for name in names:
+        values = np.asarray(reader.get_tensor(name))
+        lost = int(np.sum(~np.isfinite(values)))
+        if lost:
+            raise BadInput(f"{path}: {name} has {lost:,} of {values.size:,} values that are not finite")
+    tf.logging.info("Read back %s: global step %d, %d variables, all finite.", path, step, len(names))
+
+
+if __name__ == "__main__":
+    run("resnet_check.py", check)

@@ -1,0 +1,179 @@
+"""Which TFRecords each host of a recipe is to have, and a folder of them staged by the command's function."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.staging.relay import digest_of
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost
+from caffe_recipes.errors import DataError, InputError
+from caffe_recipes.recipe.model import TensorFlowRecipe
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, parse_any_recipe
+from caffe_recipes.run.context import StageOptions
+from caffe_recipes.run.staging import clean_recipe, find_record_sets, stage_recipe
+from caffe_recipes.tensorflow.records import deal_files
+
+SHIPPED = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
+NODES, FILES = 4, 12
+NAMES = [f"n{number}" for number in range(NODES)]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Caffe root with records of 36 images in 12 files to train on, and of 3 in one to validate on."""
+
+    root: Path
+
+    def recipe(self, **flags: object) -> TensorFlowRecipe:
+        """Return a recipe of four nodes with two ranks each, with these flags."""
+        known: dict[str, Any] = yaml.safe_load(SHIPPED)
+        known["cluster"] |= {"nodes": NODES, "batch_per_rank": 1}
+        known["tensorflow"]["data"] = {
+            "train": {"folder": "node/a/train", "source": "made/train", "files": FILES, "images": 36},
+            "validation": {"folder": "node/validation", "source": "made/validation", "files": 1, "images": 3},
+        }
+        known["tensorflow"]["flags"] = flags
+        recipe = parse_any_recipe(yaml.safe_dump(known), "tf.yaml", Path())
+        assert isinstance(recipe, TensorFlowRecipe)
+        return recipe
+
+    def write(self, name: str, records: int, shards: int) -> None:
+        folder = self.root / "made" / name
+        folder.mkdir(parents=True)
+        files = [folder / f"{name}-{number:05d}-of-{shards:05d}" for number in range(shards)]
+        for number, file in enumerate(files):
+            file.write_bytes(bytes([number]) * (10 + number))
+        known = {"records": records, "shards": shards, "seed": 3, "prefix": name, "classes": None, "plan": ""}
+        known["sizes_bytes"] = [file.stat().st_size for file in files]
+        known["digests"] = list(map(digest_of, files))
+        self.manifest(name).write_text(json.dumps(known))
+
+    def manifest(self, name: str) -> Path:
+        return self.root / "made" / f"{name}.manifest.json"
+
+    def names_for(
+        self, hosts: Sequence[str], *, is_whole: bool = False, **flags: object
+    ) -> dict[str, list[str]]:
+        """Return the names of the training records that each host is to have."""
+        train, _ = find_record_sets(self.recipe(**flags), self.root, hosts, is_whole=is_whole)
+        return {host: [file.name for file in files] for host, files in train.wanted.items()}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = Site(tmp_path)
+    site.write("train", 36, FILES)
+    site.write("validation", 3, 1)
+    return site
+
+
+ALL = [*(f"train-{number:05d}-of-00012" for number in range(FILES)), ".manifest.json"]
+
+
+def test_a_host_gets_the_files_that_its_ranks_read_and_the_manifest(site: Site) -> None:
+    wanted = site.names_for(NAMES, file_groups=NODES)
+    for node, name in enumerate(NAMES):
+        assert wanted[name] == [*deal_files(ALL[:-1], NODES, node, seed=3), ".manifest.json"]
+        assert len(wanted[name]) == 4
+    halves = site.names_for(NAMES, file_groups=2)
+    assert halves["n0"] == halves["n1"] != halves["n2"] == halves["n3"]
+    each_rank = site.names_for(NAMES, file_groups=8)
+    assert sorted(name for names in each_rank.values() for name in names[:-1]) == ALL[:-1]
+
+
+def test_without_groups_every_rank_may_read_every_file(site: Site) -> None:
+    assert site.names_for(NAMES) == dict.fromkeys(NAMES, ALL)
+
+
+def test_a_spare_gets_nothing_until_it_takes_the_place_of_a_host_whose_files_it_then_gets(site: Site) -> None:
+    wanted = site.names_for([*NAMES, "spare"], file_groups=NODES)
+    assert list(wanted) == NAMES
+    replaced = site.names_for(["n0", "spare", "n2", "n3", "n1"], file_groups=NODES)
+    assert replaced == {"n0": wanted["n0"], "spare": wanted["n1"], "n2": wanted["n2"], "n3": wanted["n3"]}
+
+
+def test_whole_copies_are_for_all_hosts_spares_included(site: Site) -> None:
+    hosts = [*NAMES, "spare"]
+    assert site.names_for(hosts, is_whole=True, file_groups=NODES) == dict.fromkeys(hosts, ALL)
+
+
+def test_the_first_host_gets_the_validation(site: Site) -> None:
+    _, validation = find_record_sets(site.recipe(), site.root, NAMES)
+    assert validation.folder == str(site.root / "node/validation")
+    assert {host: [file.name for file in files] for host, files in validation.wanted.items()} == {
+        "n0": ["validation-00000-of-00001", ".manifest.json"]
+    }
+
+
+def test_files_of_a_manifest_without_digests_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.root / "cache"))
+    before = find_record_sets(site.recipe(), site.root, NAMES)[0]
+    known = json.loads(site.manifest("train").read_text())
+    del known["digests"]
+    site.manifest("train").write_text(json.dumps(known))
+    after = find_record_sets(site.recipe(), site.root, NAMES)[0]
+    assert [file.digest for file in after.wanted["n0"][:-1]] == [
+        file.digest for file in before.wanted["n0"][:-1]
+    ]
+
+
+def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(site: Site) -> None:
+    def refuse() -> str:
+        with pytest.raises(DataError) as refusal:
+            find_record_sets(site.recipe(), site.root, NAMES)
+        return str(refusal.value)
+
+    last = site.root / "made/train/train-00011-of-00012"
+    last.write_bytes(bytes(20))
+    assert refuse() == f"{last}: 20 bytes; the manifest says 21; copy the records again, or make them again"
+    last.unlink()
+    assert refuse().startswith(f"{last}: cannot be read: No such file")
+    manifest = site.manifest("train")
+    known = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(known | {"records": 37}))
+    assert refuse().startswith(f"{manifest}: 37 images in 12 files; the recipe says 36 in 12; ")
+    manifest.unlink()
+    assert refuse().startswith(f"{manifest}: no such file; make the records, or name their folder")
+
+
+def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) -> None:
+    with pytest.raises(
+        InputError, match=r"has no folder to stage TFRecords from; write it as tensorflow\.data"
+    ):
+        find_record_sets(load_recipe("digits-local"), site.root, NAMES)
+
+
+def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(site.root / "cache"))
+    (site.root / "hostfile").write_text("localhost\n")
+    options, said = StageOptions(site.root), list[str]()
+    for outcome in ("sent", "there"):
+        placed = stage_recipe(
+            site.recipe(file_groups=4), options, lambda name, how: LocalHost(name), said.append
+        )
+        assert placed == (StagedHost("localhost", outcome),)
+    assert f"{site.root}/hostfile: 1 of the recipe's 4 hosts; a run needs all" in said
+    train = site.root / "node/a/train"
+    found = sorted(path.name for path in train.iterdir() if "caffe-recipes" not in path.name)
+    assert found == sorted([*deal_files(ALL[:-1], 4, 0, seed=3), ".manifest.json"])
+    shutil.rmtree(site.root / "node/validation")
+    cleaned = clean_recipe(site.recipe(), options, lambda name, how: LocalHost(name))
+    (each,) = cleaned
+    assert not each.failed
+    assert each.outcome.endswith("bytes; nothing to remove")
+    assert not train.exists()
+    assert clean_recipe(site.recipe(), options, lambda name, how: LocalHost(name)) == [
+        Cleaned("localhost", "nothing to remove")
+    ]

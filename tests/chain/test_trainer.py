@@ -1,0 +1,73 @@
+"""A trainer is a value: nothing else of a run knows which program trains."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import caffe_recipes.run
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.trainer import find_trainer
+
+RUN = Path(caffe_recipes.run.__file__).parent
+OWN = {
+    RUN / name for name in ("trainer.py", "caffe.py", "tensorflow.py", "staging.py", "preflight/records.py")
+}
+OTHERS = sorted(set(RUN.rglob("*.py")) - OWN)
+NAMES = {"trainer", "title", "Caffe", "OUR_TRAINER", "TENSORFLOW"}
+
+
+def words_of(tree: ast.AST) -> Iterator[str]:
+    """Yield every name and every text of a module, with its docstrings and what it imports."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "module", "value"):
+            word = getattr(node, field, None)
+            if isinstance(word, str):
+                yield word
+
+
+def decisions_in(tree: ast.AST) -> Iterator[str]:
+    """Yield what decides by which trainer it is: a comparison, a lookup, a class, a match."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare | ast.Match | ast.Subscript):
+            asked = [node.subject] if isinstance(node, ast.Match) else [*ast.iter_child_nodes(node)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            asked = node.args
+        else:
+            continue
+        for each in asked:
+            name = getattr(each, "attr", getattr(each, "id", ""))
+            if name in NAMES:
+                yield name
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(RUN)))
+def test_no_other_module_of_a_run_knows_which_program_trains(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    named = {word for word in words_of(tree) if "tensorflow" in word.lower() or "horovod" in word.lower()}
+    # Freezing a recipe goes through its keys, whichever they are.
+    assert named <= ({"tensorflow"} if path.name == "folders.py" else set())
+    assert list(decisions_in(tree)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if recipe.trainer == 'x': pass",
+        "value = WAYS[setting.trainer]",
+        "match trainer:\n case 1: pass",
+        "isinstance(setting.trainer, Caffe)",
+        "x = find_trainer(recipe).title in known",
+    ],
+)
+def test_a_decision_by_the_trainer_is_seen(text: str) -> None:
+    assert list(decisions_in(ast.parse(text)))
+
+
+def test_a_recipe_says_which_trainer_is_its_own() -> None:
+    recipe = load_recipe("digits-local")
+    assert find_trainer(recipe).is_ours
+    assert not find_trainer(recipe.model_copy(update={"trainer": "./build/tools/caffe"})).is_ours

@@ -1,0 +1,348 @@
+"""A set of files: each host gets its own, verified one by one, and nothing of anybody else's is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.staging.manifest import only_one
+from caffe_recipes.cluster.staging.plan import How
+from caffe_recipes.cluster.staging.relay import digest_of
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean
+from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
+from tests.cluster.staging.conftest import FolderHost
+
+FOLDER = "/node/a/my records"
+NAMES = [f"train-{number:05d}-of-00004" for number in range(4)]
+SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(3))
+THERE = tuple(StagedHost(f"n{number}", "there") for number in range(3))
+
+
+@dataclass(frozen=True)
+class SetHost(FolderHost):
+    """A host of a certain shell; with `fails_at` the link goes when that many files are there.
+
+    `verbs` are those that it has been asked for.
+    """
+
+    fails_at: int = 99
+    shell: tuple[str, ...] = ("sh",)
+    verbs: list[str] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        self.verbs.append(argv[5])
+        words = [f"/nowhere{word}" if self.blind and word.endswith("/shared") else word for word in argv[1:]]
+        return super().run([*self.shell, *words], timeout_s)
+
+    def put(self, path: Path, to: str) -> None:
+        if len(list(Path(f"{self.folder}{FOLDER}").glob("train-*"))) >= self.fails_at:
+            raise HostFailed(self.name, "the link is gone", "")
+        super().put(path, to)
+
+    @property
+    def records(self) -> Path:
+        return Path(f"{self.folder}{FOLDER}")
+
+    def names(self) -> list[str]:
+        """Return the files that are there, and none of our stamps."""
+        found = self.records.iterdir() if self.records.exists() else ()
+        return sorted(path.name for path in found if "caffe-recipes" not in path.name)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Three hosts; host k is to have file k of four and the manifest, host 0 file 3 as well."""
+
+    hosts: tuple[SetHost, ...]
+    files: FileSet
+    env: StagingEnv
+
+    def stage(
+        self, how: How | None = "copy", hosts: Sequence[SetHost] | None = None
+    ) -> tuple[StagedHost, ...]:
+        return stage_set(hosts or self.hosts, self.files, replace(self.env, how=how))
+
+    def clean(self) -> list[Cleaned]:
+        return clean(self.hosts, FOLDER, self.env.cache, clean_set)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    source = tmp_path / "shared"
+    source.mkdir()
+    files = []
+    for number, name in enumerate(NAMES):
+        (source / name).write_bytes(os.urandom(1000 + number))
+        files.append(SetFile(name, source / name, 1000 + number, digest_of(source / name)))
+    (tmp_path / "train.manifest.json").write_text("{}")
+    listed = SetFile(
+        ".manifest.json", tmp_path / "train.manifest.json", 2, digest_of(tmp_path / "train.manifest.json")
+    )
+    hosts = tuple(SetHost(f"n{number}", root=tmp_path) for number in range(3))
+    for host in hosts:
+        (host.folder / "node").mkdir(parents=True)
+    wanted = {"n0": [files[0], files[3], listed], "n1": [files[1], listed], "n2": [files[2], listed]}
+    return Place(hosts, FileSet(FOLDER, source, wanted), StagingEnv(cache=tmp_path / "cache"))
+
+
+def assert_whole(place: Place) -> None:
+    for host in place.hosts:
+        wanted = place.files.wanted[host.name]
+        assert host.names() == sorted(file.name for file in wanted)
+        for file in wanted:
+            assert (host.records / file.name).read_bytes() == file.path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["copy", "ssh"])
+def test_each_host_gets_its_own_files_whole_and_a_second_time_nothing(place: Place, how: How) -> None:
+    assert place.stage(how) == SENT
+    assert_whole(place)
+    before = [(path, path.stat().st_ino) for host in place.hosts for path in host.records.iterdir()]
+    assert place.stage(how) == THERE
+    assert [(path, path.stat().st_ino) for host in place.hosts for path in host.records.iterdir()] == before
+    (place.hosts[0].records / NAMES[3]).unlink()
+    assert place.stage(how) == (SENT[0], *THERE[1:])
+    assert_whole(place)
+
+
+def test_files_and_folders_are_ours_alone(place: Place) -> None:
+    place.stage()
+    modes = {path.stat().st_mode & 0o777 for path in place.hosts[0].records.iterdir()}
+    assert modes == {0o600}
+    assert [folder.stat().st_mode & 0o777 for folder in place.hosts[0].records.parents[:1]] == [0o700]
+
+
+def test_a_host_that_takes_anothers_place_gets_its_files(place: Place) -> None:
+    place.stage()
+    spare = SetHost("spare", root=place.hosts[0].root)
+    (spare.folder / "node").mkdir(parents=True)
+    wanted = {**place.files.wanted, "spare": place.files.wanted["n1"]}
+    hosts = (place.hosts[0], spare, place.hosts[2])
+    placed = stage_set(hosts, replace(place.files, wanted=wanted), place.env)
+    assert placed == (THERE[0], StagedHost("spare", "sent"), THERE[2])
+    assert spare.names() == place.hosts[1].names()
+
+
+def test_cleaning_removes_what_was_staged_the_folders_that_were_made_and_nothing_else(place: Place) -> None:
+    place.stage()
+    (place.hosts[1].records / "mine").write_text("the user's")
+    assert place.clean() == [
+        Cleaned("n0", "removed 2,005 bytes"),
+        Cleaned("n1", "removed 1,003 bytes"),
+        Cleaned("n2", "removed 1,004 bytes"),
+    ]
+    left = [[path.name for path in (host.folder / "node").rglob("*")] for host in place.hosts]
+    assert left == [[], ["a", "my records", "mine"], []]
+    assert place.clean()[0] == Cleaned("n0", "nothing to remove")
+
+
+def test_nothing_is_cleaned_while_one_of_the_files_is_read(place: Place) -> None:
+    place.stage()
+    with (place.hosts[0].records / NAMES[3]).open("rb"):
+        cleaned = place.clean()[0]
+    assert cleaned.failed
+    assert f"in use: process {os.getpid()} reads it" in cleaned.outcome
+    assert len(place.hosts[0].names()) == 3
+
+
+def test_a_file_that_has_changed_since_is_named_and_neither_replaced_nor_removed(place: Place) -> None:
+    place.stage()
+    file = place.hosts[0].records / NAMES[0]
+    with file.open("r+b") as changed:
+        changed.write(b"!!")
+    spoilt = file.read_bytes()
+    what = f"{NAMES[0]} is another file (as large as the source, but with other content)"
+    assert place.stage() == (StagedHost("n0", "failed", what), *THERE[1:])
+    assert place.clean()[0].outcome == "kept: 1 file: it has changed since caffe-recipes put it there"
+    assert file.read_bytes() == spoilt
+    assert place.hosts[0].names() == [NAMES[0]]
+
+
+def test_a_right_copy_that_somebody_else_made_is_verified_and_left_as_it_is(place: Place) -> None:
+    host = place.hosts[1]
+    host.records.mkdir(parents=True)
+    shutil.copy(place.files.source / NAMES[1], host.records)
+    assert place.stage() == SENT
+    assert_whole(place)
+    place.clean()
+    assert host.names() == [NAMES[1]]
+
+
+def test_a_copy_that_somebody_else_made_is_hashed_once_as_long_as_it_does_not_change(place: Place) -> None:
+    host = place.hosts[1]
+    host.records.mkdir(parents=True)
+    shutil.copy(place.files.source / NAMES[1], host.records)
+    os.utime(host.records / NAMES[1], ns=(10**18, 10**18))
+    for _ in range(3):
+        place.stage()
+    assert host.verbs.count("set-digest") == 1
+    os.utime(host.records / NAMES[1], ns=(10**18, 10**18 + 1))
+    place.stage()
+    assert host.verbs.count("set-digest") == 2
+
+
+@pytest.mark.parametrize(
+    "shell", [("dash",), ("busybox", "sh"), ("bash", "--posix")], ids=lambda words: words[0]
+)
+def test_in_any_shell_a_set_is_staged_and_cleaned_alike(place: Place, shell: tuple[str, ...]) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+    host = replace(place.hosts[0], shell=shell)
+    assert place.stage("copy", [host]) == SENT[:1]
+    assert place.stage("copy", [host]) == THERE[:1]
+    assert host.names() == [".manifest.json", NAMES[0], NAMES[3]]
+    assert clean([host], FOLDER, place.env.cache, clean_set) == [Cleaned("n0", "removed 2,005 bytes")]
+    assert list((host.folder / "node").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"mine", f"{NAMES[1]} is another file (4 bytes, the source has 1,001)"),
+        (bytes(1001), f"{NAMES[1]} is another file (as large as the source, but with other content)"),
+    ],
+)
+def test_another_file_of_that_name_is_never_replaced_and_the_rest_are_staged(
+    place: Place, content: bytes, reason: str
+) -> None:
+    host = place.hosts[1]
+    host.records.mkdir(parents=True)
+    (host.records / NAMES[1]).write_bytes(content)
+    assert place.stage() == (SENT[0], StagedHost("n1", "failed", reason), SENT[2])
+    assert (host.records / NAMES[1]).read_bytes() == content
+    assert host.names() == [NAMES[1]]
+
+
+def test_a_link_in_the_place_of_a_file_is_not_written_through(place: Place, tmp_path: Path) -> None:
+    host, victim = place.hosts[1], tmp_path / "victim"
+    victim.write_text("precious")
+    host.records.mkdir(parents=True)
+    (host.records / f".{NAMES[1]}.caffe-recipes-staged").symlink_to(victim)
+    assert place.stage()[1].reason == f"{NAMES[1]}: holds a stamp that is not ours"
+    assert victim.read_text() == "precious"
+
+
+def test_a_folder_that_others_can_write_in_is_refused(place: Place) -> None:
+    host = place.hosts[1]
+    host.records.mkdir(parents=True)
+    host.records.chmod(0o777)
+    assert place.stage() == (SENT[0], StagedHost("n1", "failed", "can be changed by anybody"), SENT[2])
+    assert host.names() == []
+
+
+@pytest.mark.parametrize("how", ["copy", "ssh"])
+def test_a_source_that_is_not_what_the_manifest_says_is_never_named(place: Place, how: How) -> None:
+    (place.files.source / NAMES[2]).write_bytes(bytes(1002))
+    placed = place.stage(how)
+    what = f"{NAMES[2]}: what arrived is not what was sent: its digest differs"
+    assert placed == (*SENT[:2], StagedHost("n2", "failed", what))
+    assert place.hosts[2].names() == []
+
+
+def test_what_was_sent_before_the_link_went_stays_and_the_rest_follows(place: Place) -> None:
+    hosts = (replace(place.hosts[0], fails_at=1), *place.hosts[1:])
+    assert place.stage("ssh", hosts) == (StagedHost("n0", "failed", "the link is gone"), *SENT[1:])
+    first = place.hosts[0].records / NAMES[0]
+    assert place.hosts[0].names() == [NAMES[0]]
+    inode = first.stat().st_ino
+    assert place.stage("ssh") == (SENT[0], *THERE[1:])
+    assert first.stat().st_ino == inode
+    assert_whole(place)
+
+
+def test_what_a_killed_staging_left_is_taken_over(place: Place) -> None:
+    host = place.hosts[1]
+    host.records.mkdir(parents=True)
+    (host.records / f".{NAMES[1]}.part-dead").write_bytes(b"half")
+    (host.records / f".{NAMES[1]}.caffe-recipes-staged").write_text("caffe-recipes-1 0 - - - -\n")
+    assert place.stage() == SENT
+    assert_whole(place)
+
+
+def test_hosts_that_do_not_see_the_source_are_sent_to(place: Place) -> None:
+    hosts = (place.hosts[0], replace(place.hosts[1], blind=True), place.hosts[2])
+    with pytest.raises(InputError, match="staging by copy is not possible: n1 does not see the source"):
+        place.stage("copy", hosts)
+    assert place.stage(None, hosts) == SENT
+    assert_whole(place)
+
+
+def test_a_host_that_is_down_is_named_and_the_rest_are_staged(place: Place) -> None:
+    hosts = (place.hosts[0], replace(place.hosts[1], down=True), place.hosts[2])
+    assert place.stage("copy", hosts) == (
+        SENT[0],
+        StagedHost("n1", "failed", "cannot be reached by ssh"),
+        SENT[2],
+    )
+
+
+def test_too_little_room_is_found_before_anything_is_sent(place: Place) -> None:
+    vast = replace(place.files.wanted["n1"][0], size_bytes=10**15)
+    files = replace(place.files, wanted={**place.files.wanted, "n1": [vast]})
+    placed = stage_set(place.hosts, files, replace(place.env, how="ssh"))
+    assert placed[1].reason.startswith("no room: ")
+    assert place.hosts[1].names() == []
+
+
+def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) -> None:
+    said: list[str] = []
+    stage_set(place.hosts, place.files, place.env, said.append)
+    assert said[0] == f"4.01e-06 GB in all to {FOLDER} on 3 hosts; 0 have it"
+    assert [line.split()[:2] for line in said[1:]] == [
+        ["copy", "0"],
+        ["chain", "not"],
+        ["sbcast", "not"],
+        ["ssh", "0"],
+    ]
+    said.clear()
+    stage_set(place.hosts, place.files, place.env, said.append)
+    assert said == [f"{FOLDER} is on 3 hosts, nothing to send"]
+
+
+def test_more_files_than_fit_in_one_command_are_asked_for_in_several(place: Place) -> None:
+    source, many = place.files.source, []
+    for number in range(70):
+        path = source / f"x-{number}"
+        path.write_bytes(b"x")
+        many.append(SetFile(path.name, path, 1, digest_of(path)))
+    files = replace(place.files, wanted={"n0": many})
+    assert stage_set(place.hosts[:1], files, place.env) == SENT[:1]
+    assert len(place.hosts[0].names()) == 70
+    assert place.clean()[0].outcome == "removed 70 bytes"
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "", "a\nb", "*"])
+def test_a_name_that_a_shell_would_not_leave_alone_is_refused(place: Place, name: str) -> None:
+    odd = replace(place.files.wanted["n1"][0], name=name)
+    with pytest.raises(DataError, match="rename the files of the set"):
+        replace(place.files, wanted={"n0": [odd]})
+
+
+def test_two_stagings_to_one_folder_do_not_meet(place: Place) -> None:
+    assert place.env.cache is not None
+    with (
+        only_one(FOLDER, place.env.cache),
+        pytest.raises(ClusterError, match="is being staged by another process"),
+    ):
+        place.stage()
+
+
+def test_an_lmdb_beside_the_files_is_left_alone(place: Place) -> None:
+    host = place.hosts[0]
+    host.records.mkdir(parents=True)
+    (host.records / "data.mdb").write_bytes(b"the user's")
+    (host.records / "lock.mdb").write_bytes(b"the user's")
+    place.stage()
+    place.clean()
+    assert host.names() == ["data.mdb", "lock.mdb"]
+    with pytest.raises(NodeRefusal):
+        host.records.chmod(0o777)
+        clean_set(host, FOLDER)
