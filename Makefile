@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
 
-.PHONY: install install-tensorflow demo test test-cluster test-tensorflow check proto generate bench house pictures clean
+.PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate bench house pictures clean
 
 ## install: only the environment, .venv, with all commands
 install: $(STAMP)
@@ -18,6 +18,10 @@ install-tensorflow:
 ## demo: train the five-phase chain on scikit-learn's digits under mpiexec.hydra
 demo: $(STAMP)
 	$(BIN)/caffe-recipes run digits-local
+
+## demo-tensorflow: train the TensorFlow and Horovod run on the same digits, two ranks under mpiexec.hydra
+demo-tensorflow: $(STAMP) install-tensorflow
+	$(BIN)/caffe-recipes run tf-digits-local
 
 ## test: every test that needs neither root nor a network, and the examples in docstrings
 test: $(STAMP)

@@ -133,6 +133,11 @@ class Caffe:
         """Return the phases beside which all others may be trained."""
         return frozenset(phase.name for phase in main_line(self.recipe))
 
+    @property
+    def landmarks(self) -> tuple[str, ...]:
+        """Paths by any of which the current folder is known as the recipe's Caffe root."""
+        return (self.recipe.trainer, *self.folders())
+
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt by the path that the solvers and the trainer name."""
         files, placed = generate(self.recipe), placed_paths(self.recipe)

@@ -278,13 +278,12 @@ def find_root(
 
 
 def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
-    folders = find_trainer(recipe).folders()
-    files = [split_row(path)[0] for path in (*typed, recipe.trainer)]
-    if any(_is_here(Path(path)) and Path(path).is_file() for path in files):
+    landmarks = find_trainer(recipe).landmarks
+    if any(_is_here(Path(path)) and Path(path).is_file() for path in (split_row(each)[0] for each in typed)):
         return
-    if any(_is_here(Path(path)) and Path(path).is_dir() for path in (*folders, RUNS)):
+    if any(_is_here(Path(path)) and Path(path).exists() for path in (*landmarks, RUNS)):
         return
-    lacking = ", ".join((recipe.trainer, *folders))
+    lacking = ", ".join(landmarks)
     what = f"is not a Caffe root: it has neither the recipe's file nor {lacking} or {RUNS}"
     hint = "go to the Caffe root, or name it with --caffe-root; `--caffe-root .` takes this folder"
     raise InputError(Path.cwd(), what, hint)

@@ -47,6 +47,7 @@ from caffe_recipes.tensorflow.logs import parse_evaluations
 from caffe_recipes.tensorflow.run import evaluate_argv, evaluate_environment, train_argv
 
 STEP = "train"
+_ENVIRONMENT = ".venv-tf"
 _MODEL, _STATE = ".data-00000-of-00001", ".index"
 _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
@@ -97,7 +98,7 @@ class TensorFlow:
             if found is None:
                 raise InputError(profile.name, f"python: {profile.python} is not a program", "correct it")
             return found
-        ours = [folder / ".venv-tf/bin/python" for folder in (root, _checkout())]
+        ours = [folder / _ENVIRONMENT / "bin/python" for folder in (root, _checkout())]
         found = next((str(each) for each in ours if each.exists()), shutil.which("python3", path=path))
         if found is None:
             raise InputError("python3", "not found", self.another)
@@ -223,6 +224,11 @@ class TensorFlow:
             if not _given_programs() or name == posixpath.basename(self._checker)
         }
         return {**texts, f"{self._folder}/{_RATES}": rates}
+
+    @property
+    def landmarks(self) -> tuple[str, ...]:
+        """Paths by any of which the current folder is known as the recipe's Caffe root."""
+        return (_ENVIRONMENT, *self.folders())
 
     def folders(self) -> tuple[str, ...]:
         """Return the folder of these files."""

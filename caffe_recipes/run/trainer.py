@@ -47,6 +47,10 @@ class Trainer(Protocol):
         """The rows of the preflight, besides those that every run has."""
 
     @property
+    def landmarks(self) -> tuple[str, ...]:
+        """Paths by any of which the current folder is known as the recipe's Caffe root."""
+
+    @property
     def always_checkpoints(self) -> bool:
         """Whether it writes checkpoints without being told an interval."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run.context import find_root
 
 
@@ -91,6 +91,17 @@ def test_a_folder_with_something_of_the_recipe_is_the_caffe_root(
     assert find_root(None, None, recipe, (given, None)) == Path()
     if held == "a.yaml":
         assert find_root(None, None, recipe, (str(Path(held).absolute()), None)) == Path()
+
+
+def test_the_environment_of_tensorflow_shows_that_a_folder_is_the_caffe_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load_any_recipe("tf-digits-local")
+    with pytest.raises(InputError, match=r"neither the recipe's file nor \.venv-tf, tensorflow/tf-digits-local"):
+        find_root(None, None, recipe)
+    Path(".venv-tf").mkdir()
+    assert find_root(None, None, recipe) == Path()
 
 
 def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> None:
