@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.graph import find_evaluated, images_of
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
+from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
 from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
 
 # Of the time that is worked out: machines are not always as fast as in a paper.
@@ -56,9 +56,11 @@ class Duration:
 
 
 def estimate_duration(
-    recipe: Recipe, phase: str | None = None, rates: CopyRates | None = None
+    recipe: AnyRecipe, phase: str | None = None, rates: CopyRates | None = None
 ) -> Duration | None:
     """Return how long the chain, or one phase of it, takes; None where the source says nothing of its speed.
+
+    For TFRecords, whose size a recipe does not say, no staging is counted.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
@@ -66,7 +68,13 @@ def estimate_duration(
     (14693, 5606)
     """
     pace = reported_pace(recipe)
-    return duration_at(recipe, pace.images_per_s, phase, rates) if pace else None
+    if pace is None:
+        return None
+    if isinstance(recipe, TensorFlowRecipe):
+        images = (total_images(recipe), recipe.test_images * recipe.cluster.ranks)
+        training_s, evaluation_s = (number / pace.images_per_s for number in images)
+        return Duration(training_s, 0.0, evaluation_s, phases=1)
+    return duration_at(recipe, pace.images_per_s, phase, rates)
 
 
 def duration_at(

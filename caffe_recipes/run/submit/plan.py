@@ -27,7 +27,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
+from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.run.context import find_profile, note_submitted
 from caffe_recipes.run.plan import plan_steps
@@ -364,11 +364,12 @@ def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ..
 
 def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
     """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
-    # Another trainer than the recipe's own is an argument of the recipe's own script.
+    # A recipe that names another trainer has a script of its own for its TensorFlow run.
     scripted = load_any_recipe(options.given) if "--trainer" in options.arguments else recipe
-    path = f"jobs/{scripted.name}/{'phase' if options.split else 'chain'}.sbatch"
+    is_other, own = scripted.name != recipe.name, "phase.sbatch" if options.split else "chain.sbatch"
+    path = f"jobs/{scripted.name}/{TRAINING_JOB if is_other else own}"
     files = generate(scripted)  # all of it: a net that Caffe would refuse is reported before the queue
-    if path not in files or (options.split and scripted is not recipe):
+    if path not in files or (options.split and is_other):
         raise InputError("--split", f"{recipe.name} is one step", "leave it out")
     text = files[path]
     phases: Sequence[str | None] = [step.phase for step in plan_steps(recipe)] if options.split else [None]
