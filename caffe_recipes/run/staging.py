@@ -27,7 +27,7 @@ from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv,
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
 from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
-from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe, TensorFlowRecipe
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.context import (
     Connect,
@@ -42,6 +42,7 @@ from caffe_recipes.run.context import (
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.tensorflow import TensorFlow
 from caffe_recipes.tensorflow.records import deal_files
 from caffe_recipes.tensorflow.run import Records
 
@@ -111,7 +112,7 @@ def stage_sets(
 
 
 def find_record_sets(
-    recipe: AnyRecipe,
+    recipe: TensorFlowRecipe,
     root: Path,
     names: Sequence[str],
     *,
@@ -124,14 +125,13 @@ def find_record_sets(
     copies are for all hosts, spares included. Raises InputError where there is nothing to stage, DataError
     for records that are not the recipe's.
     """
-    run = recipe.tensorflow
-    data = run.data if run else None
-    if run is None or data is None or not (source or data.train.source):
+    data = recipe.tensorflow.data
+    if not (source or data.train.source):
         hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
         raise InputError(recipe.name, "has no folder to stage TFRecords from", hint)
     folder = root / (source or data.train.source or "")
     train = _load_records(data.train, folder)
-    groups = int(run.flags.get("file_groups", 1))
+    groups = TensorFlow(recipe).file_groups
     wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
     sets = [FileSet(str(root / data.train.folder), folder, wanted)]
     if data.validation.source:
@@ -146,7 +146,7 @@ def _deal(
     records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
 ) -> dict[str, Sequence[SetFile]]:
     """Return the files that the ranks of each of the first hosts read, by the flag --file_groups."""
-    ranks = cluster.nodes * cluster.ranks_per_node
+    ranks = cluster.ranks
     dealt: dict[str, Sequence[SetFile]] = {}
     for node, name in enumerate(names[: cluster.nodes]):
         first = node * cluster.ranks_per_node

@@ -128,6 +128,8 @@ class TensorFlow:
             data_dir=data.train.folder,
             model_dir=f"{folder}/model",
         )
+        if "file_groups" not in run.flags and self.file_groups > 1:
+            argv = (*argv, f"--file_groups={self.file_groups}")
         name = f"model.ckpt-{last}"
         every = run.flags.get("save_checkpoints_steps")
         every_iter = every if isinstance(every, int) else last
@@ -148,6 +150,17 @@ class TensorFlow:
             reported=self.recipe.reported,
         )
         return (step,)
+
+    @property
+    def file_groups(self) -> int:
+        """To how many groups of ranks the training files are dealt: by default each node gets its own.
+
+        Not by default where the images of a step must not depend on the nodes, where there are too few files,
+        and for programs of somebody's own, which may not know the flag.
+        """
+        run, nodes = self.recipe.tensorflow, self.recipe.cluster.nodes
+        is_shared = run.flags.get("deterministic") or run.data.train.files < nodes or _given_programs()
+        return int(run.flags.get("file_groups", 1 if is_shared else nodes))
 
     def testings(self, folder: str) -> tuple[Testing, ...]:
         """Return the evaluation of the kept checkpoint."""

@@ -9,10 +9,12 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_bytes
 from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
 from caffe_recipes.errors import DataError
+from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, trouble_of
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.staging import find_record_sets
 from caffe_recipes.tensorflow.run import Records
+from caffe_recipes.wording import describe_count
 
 _ASK_S = 120.0
 _TRAIN, _TEST = "train records", "test records"
@@ -26,12 +28,13 @@ def check_train_records(look: NodeView) -> list[CheckResult]:
         return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built")]
     if source is None:
         return _compare(look, look.hosts, data, _TRAIN)
-    sets = find_record_sets(setting.recipe, setting.root, [host.name for host in setting.hosts])
+    assert isinstance(setting.recipe, TensorFlowRecipe)  # only TensorFlow names these rows
+    names = [host.name for host in setting.hosts]
+    sets = find_record_sets(setting.recipe, setting.root, names, source=source)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
-    return [
-        CheckResult(_TRAIN, f"{shown}; {files} to be staged on {len(sets[0].wanted)} hosts where missing")
-    ]
+    hosts = describe_count(len(sets[0].wanted), "host")
+    return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
 
 
 def check_test_records(look: NodeView) -> list[CheckResult]:
