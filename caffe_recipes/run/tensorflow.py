@@ -52,19 +52,31 @@ _MODEL, _STATE = ".data-00000-of-00001", ".index"
 _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
 _RATES = "tf_rates.py"
+_STARTED = ("resnet_main.py", "resnet_eval.py")
+_FLAG = re.compile(r"\S+\.py: (.*flag.*)", re.IGNORECASE)
 _HINT = "resume from another checkpoint, or start over with --new"
-# What a rank says of the world that it is in, and a host of its libraries.
+# What a rank says of the world that it is in, and a host of its libraries and of a program's flags.
 _IN_THE_WORLD = (
     "import horovod.tensorflow as hvd; hvd.init(); "
     "print(f'caffe-recipes: rank {hvd.rank()} of {hvd.size()}', flush=True); hvd.shutdown()"
 )
-_LIBRARIES = """\
+_TRIAL = """\
+import os, runpy, sys
 import horovod
 import horovod.tensorflow as hvd
 import tensorflow
+from absl import flags
 
 if not hvd.mpi_built():
     raise SystemExit("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
+program, known = sys.argv[1], set(flags.FLAGS)
+sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+runpy.run_path(program, run_name="trial")
+if set(flags.FLAGS) - known:  # a program may read its flags in another way
+    try:
+        flags.FLAGS(sys.argv[1:])
+    except flags.Error as error:
+        raise SystemExit(f"{program}: {error}".splitlines()[0])
 print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__version__}")
 """
 
@@ -93,6 +105,10 @@ class TensorFlow:
         """
         if profile.container is not None:
             return profile.python or "python3"
+        for folder in _given_programs():
+            for name in _STARTED:
+                if not Path(folder, name).is_file():
+                    raise InputError(Path(folder, name), "no such program", "correct or unset RESNET_DIR")
         if profile.python is not None:
             found = shutil.which(profile.python, path=path)
             if found is None:
@@ -352,8 +368,15 @@ class TensorFlow:
         verify_digest(root / checkpoint.model, checkpoint.model_sha256, what, _HINT)
 
     def trial(self) -> Trial:
-        """Return an import of both libraries."""
-        return Trial({"libraries.py": _LIBRARIES}, {"an import": ("libraries.py",)}, "imports both libraries")
+        """Return an import of both libraries by each program, which is to know the flags that it will get."""
+        given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
+        ours = {} if _given_programs() else dict(_program_texts())
+        attempts = {
+            name: ("trial.py", name if ours else words[0], *words[1:])
+            for name, words in zip(_STARTED, given, strict=True)
+        }
+        all_well = "imports both libraries, and the programs know their flags"
+        return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well)
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
         """Say what went wrong in an attempt, by its last line; None if nothing did."""
@@ -363,6 +386,8 @@ class TensorFlow:
         if attempt.code in (124, 137):
             return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
         last = lines[-1][:200] if lines else f"returned {attempt.code}"
+        if (known := _FLAG.match(last)) is not None:
+            return f"stops: {known[1]}; correct tensorflow.flags, or RESNET_DIR"
         return f"does not import TensorFlow and Horovod: {last}"
 
     def world_words(self) -> tuple[str, ...]:
@@ -397,6 +422,7 @@ class ProgramLog(LogSummary):
         "checkpoint listeners",
         "Finished training",
         "resnet_",
+        "FATAL ",
     )
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
@@ -422,7 +448,8 @@ class ProgramLog(LogSummary):
 
 
 _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
-_COMPLAINT = re.compile(r"resnet_\w+\.py: (.+)")
+# `resnet_main.py: ...` is ours, `FATAL ...` of absl, which reads the flags.
+_COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
 _NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
 
 

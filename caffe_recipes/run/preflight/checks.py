@@ -6,7 +6,7 @@ The preflight of a recipe on its own, as a run of it would begin; no lock is tak
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
@@ -62,6 +62,8 @@ CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "snapshots": check_snapshots,
     "disk": check_disk,
 }
+# What is not tried where another check fails.
+_AFTER = {"ranks": "trainer"}
 # The others are the trainer's to name.
 _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
@@ -75,9 +77,12 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     look = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
+    futures: dict[str, Future[list[CheckResult]]] = {}
     try:
-        futures = [pool.submit(_look, subject, check, look) for subject, check in checks.items()]
-        return [finding for future in futures for finding in future.result()]
+        for subject, check in checks.items():
+            first = futures.get(_AFTER.get(subject, ""))
+            futures[subject] = pool.submit(_look, subject, check, look, first)
+        return [finding for future in futures.values() for finding in future.result()]
     except BaseException:  # a Ctrl-C of the user's
         look.commands.stop()
         raise
@@ -85,7 +90,16 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(subject: str, check: Callable[[NodeView], list[CheckResult]], look: NodeView) -> list[CheckResult]:
+def _look(
+    subject: str,
+    check: Callable[[NodeView], list[CheckResult]],
+    look: NodeView,
+    first: Future[list[CheckResult]] | None,
+) -> list[CheckResult]:
+    if first is not None and any(finding.error for finding in first.result()):
+        return [
+            CheckResult(subject, f"not tried, since the check of the {_AFTER[subject]} fails", warns=True)
+        ]
     try:
         return check(look)
     except CaffeRecipesError as error:

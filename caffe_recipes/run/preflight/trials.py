@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
@@ -114,7 +115,8 @@ def _waiting_for_slurm(
 def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RANK) -> str:
     """Have every rank say where it is, or what `words` have it say; return what the launcher printed.
 
-    Raises ClusterError with the launcher's own first word if it fails.
+    Raises ClusterError with the last line of a Python's traceback, or the launcher's own first word, if it
+    fails.
     """
     program = setting.profile.launcher.program
     given = f"cd -- {shlex.quote(str(setting.root))}\n{render_exports(setting.environment)}\n"
@@ -127,12 +129,26 @@ def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RA
             done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
         except ClusterError as error:
             named = CommandTimedOut("", program, _START_S) if isinstance(error, CommandTimedOut) else error
-            raise ClusterError(program, named.what, _by_hand(setting)) from None
+            raise ClusterError(program, named.what, _by_hand(setting, words)) from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[0].strip() if lines else f"returned {done.returncode}"
-        raise ClusterError(program, f"does not start: {reason}", _by_hand(setting))
+        raised = _raised(done.stderr)
+        reason = raised or next(filter(None, map(str.strip, done.stderr.splitlines())), "")
+        what = f"{'fails on a rank' if raised else 'does not start'}: {reason[:300]}"
+        what = what if reason else f"does not start: returned {done.returncode}"
+        raise ClusterError(program, what, _by_hand(setting, words))
     return done.stdout
+
+
+def _raised(stderr: str) -> str:
+    """Return the last line of a rank's traceback; "" without one.
+
+    >>> _raised("[0] Traceback (most recent call last):\\n[1] no\\n[0]   File 'a'\\n[0] ImportError: b\\n")
+    'ImportError: b'
+    """
+    lines = [split_rank(line) for line in stderr.splitlines()]
+    ranks = [rank for rank, text in lines if text.startswith("Traceback (most recent call last)")]
+    said = [text for rank, text in lines if ranks and rank == ranks[0]]
+    return next((text for text in said if re.match(r"[A-Za-z_][\w.]*(:|$)", text)), "")
 
 
 def parse_places(stdout: str) -> dict[int, str]:
@@ -185,9 +201,9 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
             )
 
 
-def _by_hand(setting: Setting) -> str:
+def _by_hand(setting: Setting, words: Sequence[str] = _RANK) -> str:
     named = fold_names([host.name for host in setting.hosts])
-    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(_RANK))}` by hand, with {named} in HOSTFILE"
+    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(words))}` by hand, with {named} in HOSTFILE"
 
 
 _IN_WORLD = re.compile(r"caffe-recipes: rank (\d+) of (\d+)")
