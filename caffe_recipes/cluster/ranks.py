@@ -169,11 +169,14 @@ def _ancestors(by_pid: dict[int, RankProcess], pid: int) -> set[int]:
     return found
 
 
-_AT = re.compile(r"= +(?:RANK \d+ )?PID \d+ RUNNING AT (\S{1,253})")
+# MPICH's hydra names the host, and the process of its first rank; Intel's names the rank that ended.
+_AT = re.compile(r"= +(?:RANK (\d{1,7}) )?PID \d+ RUNNING AT (\S{1,253})")
 _CODE = re.compile(r"= +EXIT CODE: (\d{1,5})\b.*")
 _INTELS_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+) \(signal (\d{1,3})\)")
-_SRUN = re.compile(r"srun: error: (\S{1,253}): tasks? [][\d,-]+: (.{1,100}?)(?: \(core dumped\))?")
+_SRUN = re.compile(
+    r"srun: error: (\S{1,253}): (?:task (\d{1,7})|tasks? [][\d,-]+): (.{1,100}?)(?: \(core dumped\))?"
+)
 _CANCELLED = re.compile(r"slurmstepd: error: \*\*\* .*CANCELLED AT .*")
 # What OpenSSH's client, and the shell that it starts, print if hydra's proxy cannot be started.
 _NOT_STARTED = re.compile(
@@ -202,12 +205,13 @@ class RankEnds:
     >>> ends = RankEnds()
     >>> ends.feed("srun: error: node2: task 3: Killed")
     >>> ends.cause
-    'node2: a rank was ended by signal 9 (killed; out of memory?)'
+    'node2: rank 3 was ended by signal 9 (killed; out of memory?)'
     """
 
     def __init__(self) -> None:
         """Begin before the first line."""
         self._host = self._string = self._by_slurm = ""
+        self._rank: str | None = None
         self._code: int | None = None
         self._signal: int | None = None
         self._is_cancelled = False
@@ -220,7 +224,8 @@ class RankEnds:
         if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
             return
         if found := _AT.fullmatch(line):
-            self._host = self._host or found[1]
+            if not self._host:
+                self._rank, self._host = found.groups()
         elif found := _CODE.fullmatch(line):
             self._code = int(found[1]) if self._code is None else self._code
         elif found := _INTELS_SIGNAL.fullmatch(line):
@@ -240,24 +245,29 @@ class RankEnds:
             return self._by_slurm
         number = self._signal
         if number is None and self._string:
-            return f"{self._host}: a rank was ended by a signal (the launcher says: {self._string})"
+            who = _name_rank(self._host, self._rank)
+            return f"{who} was ended by a signal (the launcher says: {self._string})"
         if number is None and self._code is not None and self._code % 128 in _NAMED and self._code < 256:
             number = self._code % 128
-        return _describe(self._host, number) if number is not None else ""
+        return _describe(self._host, self._rank, number) if number is not None else ""
 
-    def _read_srun(self, host: str, word: str) -> None:
+    def _read_srun(self, host: str, rank: str | None, word: str) -> None:
         if word == _OUT_OF_MEMORY:
-            cause = f"{host}: a rank was ended because memory ran out"
+            cause = f"{_name_rank(host, rank)} was ended because memory ran out"
         elif word in _BY_WORD:
-            cause = _describe(host, _BY_WORD[word])
+            cause = _describe(host, rank, _BY_WORD[word])
         else:
             return
         self._by_slurm = self._by_slurm or cause
 
 
-def _describe(host: str, number: int) -> str:
+def _name_rank(host: str, rank: str | None) -> str:
+    return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
+
+
+def _describe(host: str, rank: str | None, number: int) -> str:
     name = _NAMED.get(number)
-    return f"{host}: a rank was ended by signal {number}" + (f" ({name})" if name else "")
+    return f"{_name_rank(host, rank)} was ended by signal {number}" + (f" ({name})" if name else "")
 
 
 def _pick_signal(code: int | None, ored: int) -> int | None:
