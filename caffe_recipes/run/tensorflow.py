@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -53,7 +54,7 @@ _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
 _RATES = "tf_rates.py"
 _STARTED = ("resnet_main.py", "resnet_eval.py")
-_FLAG = re.compile(r"\S+\.py: (.*flag.*)", re.IGNORECASE)
+_FLAG = re.compile(r"(.+\.py): (.*flag.*)", re.IGNORECASE)
 _HINT = "resume from another checkpoint, or start over with --new"
 # What a rank says of the world that it is in, and a host of its libraries and of a program's flags.
 _IN_THE_WORLD = (
@@ -61,7 +62,7 @@ _IN_THE_WORLD = (
     "print(f'caffe-recipes: rank {hvd.rank()} of {hvd.size()}', flush=True); hvd.shutdown()"
 )
 _TRIAL = """\
-import os, runpy, sys
+import json, os, runpy, sys
 import horovod
 import horovod.tensorflow as hvd
 import tensorflow
@@ -69,14 +70,20 @@ from absl import flags
 
 if not hvd.mpi_built():
     raise SystemExit("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
-program, known = sys.argv[1], set(flags.FLAGS)
-sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
-runpy.run_path(program, run_name="trial")
-if set(flags.FLAGS) - known:  # a program may read its flags in another way
-    try:
-        flags.FLAGS(sys.argv[1:])
-    except flags.Error as error:
-        raise SystemExit(f"{program}: {error}".splitlines()[0])
+known = set(flags.FLAGS)
+for words in json.loads(sys.argv[1]):
+    if os.fork():  # both programs have flags of the same names
+        if os.wait()[1]:
+            raise SystemExit(1)
+        continue
+    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+    runpy.run_path(words[0], run_name="trial")
+    if set(flags.FLAGS) - known:  # a program may read its flags in another way
+        try:
+            flags.FLAGS(words)
+        except flags.Error as error:
+            raise SystemExit(f"{words[0]}: {error}".splitlines()[0])
+    os._exit(0)
 print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__version__}")
 """
 
@@ -371,11 +378,11 @@ class TensorFlow:
         """Return an import of both libraries by each program, which is to know the flags that it will get."""
         given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
         ours = {} if _given_programs() else dict(_program_texts())
-        attempts = {
-            name: ("trial.py", name if ours else words[0], *words[1:])
-            for name, words in zip(_STARTED, given, strict=True)
-        }
+        tried = [
+            [name if ours else words[0], *words[1:]] for name, words in zip(_STARTED, given, strict=True)
+        ]
         all_well = "imports both libraries, and the programs know their flags"
+        attempts = {"the programs": ("trial.py", json.dumps(tried))}
         return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well)
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
@@ -387,7 +394,7 @@ class TensorFlow:
             return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
         last = lines[-1][:200] if lines else f"returned {attempt.code}"
         if (known := _FLAG.match(last)) is not None:
-            return f"stops: {known[1]}; correct tensorflow.flags, or RESNET_DIR"
+            return f"cannot start {known[1]}: {known[2]}; correct tensorflow.flags, or RESNET_DIR"
         return f"does not import TensorFlow and Horovod: {last}"
 
     def world_words(self) -> tuple[str, ...]:
