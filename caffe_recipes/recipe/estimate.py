@@ -114,6 +114,8 @@ _FORWARD = 1 / 3
 # schedule from Figure 4".
 EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
 _IMAGENET_IMAGES = 1_281_167
+# Section VI: "for batch sizes of up to 8K/12K".
+_TO_ACCURACY_IMAGES = 12 * 1024
 
 
 @dataclass(frozen=True)
@@ -294,6 +296,9 @@ def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[
     if to_accuracy is not None:
         takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
         yield f"{takes} of Figure 4's cycles and a collapse, says the paper; not the recipe's own phases"
+        if shape.global_batch > _TO_ACCURACY_IMAGES:
+            what = f"{shape.global_batch:,} images an iteration: it trained with 4,096"
+            yield f"{what}, and says that the same seems to hold up to 8K to 12K"
     if recipe.data.train.size_gb is None:
         yield "staging is left out: the recipe does not say the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]

@@ -25,7 +25,7 @@ from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
-from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
+from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe, TensorFlowRecipe
 from caffe_recipes.render.scripts import lmdb_hint
@@ -130,13 +130,14 @@ def find_record_sets(
         hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
         raise InputError(recipe.name, "has no folder to stage TFRecords from", hint)
     folder = root / (source or data.train.source or "")
-    train = _load_records(data.train, folder)
-    groups = TensorFlow(recipe).file_groups
+    trainer = TensorFlow(recipe)
+    train = _load_records(data.train, folder, trainer.classes())
+    groups = trainer.file_groups
     wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
     sets = [FileSet(str(root / data.train.folder), folder, wanted)]
     if data.validation.source:
         folder = root / data.validation.source
-        validation = _load_records(data.validation, folder)
+        validation = _load_records(data.validation, folder, trainer.classes())
         wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
         sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
     return sets
@@ -171,17 +172,26 @@ class _RecordFiles:
         return [*self.files, self.manifest]
 
 
-def _load_records(records: Records, source: Path) -> _RecordFiles:
-    """Find the files of a folder of TFRecords; raises DataError unless they are the recipe's, and whole.
-
-    A digest is the manifest's; where that was written before it had any, the files are hashed once.
-    """
+def load_recipe_records(records: Records, source: Path, classes: int) -> RecordSet:
+    """Read the manifest of a folder of TFRecords; raises DataError unless it is of the recipe's records."""
     path, made = records_manifest_path(source), load_record_set(source)
     if made is None:
         raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
     if (made.records, made.shards) != (records.images, records.files):
         what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
         raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
+    if made.classes is not None and len(made.classes) != classes:
+        what = f"records of {len(made.classes):,} classes; the recipe says {classes:,}"
+        raise DataError(path, what, "correct tensorflow.classes, or name other records")
+    return made
+
+
+def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
+    """Find the files of a folder of TFRecords; raises DataError unless they are the recipe's, and whole.
+
+    A digest is the manifest's; where that was written before it had any, the files are hashed once.
+    """
+    path, made = records_manifest_path(source), load_recipe_records(records, source, classes)
     files = []
     for number, name in enumerate(made.counts()):
         seen = look_at_file(source / name)

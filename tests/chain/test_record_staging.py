@@ -159,6 +159,9 @@ def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(si
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(known | {"records": 37}))
     assert refuse().startswith(f"{manifest}: 37 images in 12 files; the recipe says 36 in 12; ")
+    manifest.write_text(json.dumps(known | {"classes": [f"n{number:08d}" for number in range(12)]}))
+    last.write_bytes(bytes(21))
+    assert refuse().startswith(f"{manifest}: records of 12 classes; the recipe says 10; correct tensorflow.")
     manifest.unlink()
     assert refuse().startswith(f"{manifest}: no such file; make the records, or name their folder")
 

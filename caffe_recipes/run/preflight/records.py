@@ -7,12 +7,11 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, file_bytes
-from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
-from caffe_recipes.errors import DataError
+from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, trouble_of
 from caffe_recipes.run.preflight.nodes import NodeView
-from caffe_recipes.run.staging import find_record_sets
+from caffe_recipes.run.staging import find_record_sets, load_recipe_records
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.wording import describe_count
 
@@ -47,14 +46,7 @@ def check_test_records(look: NodeView) -> list[CheckResult]:
         return [CheckResult(_TEST, f"{setting.show(folder)}: will be built")]
     if not look.plan.testings:
         return [CheckResult(_TEST, "none is needed")]
-    made = load_record_set(folder)
-    if made is None:
-        what = "no such file"
-        raise DataError(records_manifest_path(folder), what, "make the records, or correct the recipe")
-    if (made.records, made.shards) != (data.images, data.files):
-        what = f"{made.records:,} images in {made.shards:,} files; the recipe says {data.images:,} in "
-        hint = "correct the recipe, or make the records again"
-        raise DataError(records_manifest_path(folder), f"{what}{data.files:,}", hint)
+    made = load_recipe_records(data, folder, setting.trainer.classes())
     return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {made.shards} files")]
 
 
