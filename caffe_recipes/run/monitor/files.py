@@ -23,7 +23,7 @@ from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
 
@@ -256,7 +256,7 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
 
 def name_recipe(given: str) -> str:
     """Return the name of the recipe that a word would name; raises RecipeError for a spoilt YAML."""
-    return load_recipe(given).name if given.endswith(_YAML) else given
+    return load_any_recipe(given).name if given.endswith(_YAML) else given
 
 
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:
