@@ -33,7 +33,7 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.tensorflow.records import read_records
+from caffe_recipes.tensorflow.records import read_records, write_records
 
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
 _SOLVER = 'base_lr: 1\nlr_policy: "fixed"\nmax_iter: 10\nsnapshot_prefix: "a"\n'
@@ -194,6 +194,21 @@ def _tfrecord(folder: Path) -> object:
     return next(read_records(folder / "x"))
 
 
+def _checked_records(name: str, manifest: str = "", example: Callable[[], bytes] = bytes) -> Attack:
+    """Check a folder of one TFRecord, with a manifest beside it."""
+
+    def attack(folder: Path) -> object:
+        from caffe_recipes.data.tfrecords import check_records
+
+        (folder / "records").mkdir()
+        write_records(folder / "records" / name, [example()])
+        if manifest:
+            (folder / "records.manifest.json").write_text(manifest)
+        return check_records(folder / "records")
+
+    return attack
+
+
 def _predictions(shape: str, packed_bytes: int) -> Attack:
     def attack(folder: Path) -> object:
         from caffe_recipes.run.predictions import load_predictions
@@ -266,6 +281,15 @@ ATTACKS: dict[str, Attack] = {
     "tar: a header of 3 GB": _tar_header,
     "tar: members over the bound": _limited("tar-members=1000", _tar_members),
     "tfrecord: a record of 3 GB": _tfrecord,
+    "tfrecord: a name that claims 10^17 files": _checked_records(f"train-00000-of-{10**17}"),
+    "tfrecord: a manifest that claims 10^10 files": _checked_records(
+        "train-00000-of-00001",
+        f'{{"records": {10**10}, "shards": {10**10}, "seed": 1, "prefix": "", "classes": null, "plan": ""}}',
+    ),
+    "tfrecord: 20 million values": _checked_records(
+        "train-00000-of-00001",
+        example=lambda: _field(1, _field(1, _field(2, _field(1, b"\n\0" * 20_000_000)))),
+    ),
     "json: brackets": _manifest("[" * 1_000_000),
     "json: 4 GB": _sparse("lmdb.manifest.json", lambda path: load_manifest(path.with_name("lmdb"))),
     "classes: a list of 4 GB": _sparse("classes.txt", load_classes),
