@@ -6,6 +6,7 @@ of each as JSON: the error that it ended in, or "read", with the seconds and the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
+from caffe_recipes.caffe.logs import LogFile
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.cluster.hostfile import load_hostfile
@@ -30,9 +32,12 @@ from caffe_recipes.data.manifest import load_manifest, manifest_path
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import find_differences
+from caffe_recipes.review.inspect.estimates import read_logs
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.run.journal import load_journal
+from caffe_recipes.run.monitor.files import LocalFiles, Wanted
 from caffe_recipes.tensorflow.records import read_records, write_records
 
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
@@ -209,6 +214,39 @@ def _checked_records(name: str, manifest: str = "", example: Callable[[], bytes]
     return attack
 
 
+def _in(name: str, look: Callable[[Path], object]) -> Attack:
+    """Look at a folder of which a file is a link to /dev/zero, as a repository may hold one."""
+
+    def attack(folder: Path) -> object:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/zero")
+        with contextlib.chdir(folder):
+            return look(path)
+
+    return attack
+
+
+def _compare_generated(path: Path) -> object:
+    return find_differences({path.name: "base_lr: 1\n"}, path.parent)
+
+
+def _look(path: Path) -> object:
+    return LocalFiles().look([Wanted(str(path))])
+
+
+def _read_logs(path: Path) -> object:
+    return [list(lines) for _, lines in read_logs([path])]
+
+
+def _pipe(name: str, load: Callable[[Path], object]) -> Attack:
+    def attack(folder: Path) -> object:
+        os.mkfifo(folder / name)
+        return load(folder / name)
+
+    return attack
+
+
 def _predictions(shape: str, packed_bytes: int) -> Attack:
     def attack(folder: Path) -> object:
         from caffe_recipes.run.predictions import load_predictions
@@ -295,6 +333,16 @@ ATTACKS: dict[str, Attack] = {
     "classes: a list of 4 GB": _sparse("classes.txt", load_classes),
     "classes: a manifest of 4 GB": _sparse("classes.json", load_classes),
     "journal: 4 GB": _sparse("journal.jsonl", load_journal),
+    "journal: 4 GB that are watched": _sparse("journal.jsonl", _look),
+    "journal: a pipe": _pipe("journal.jsonl", _look),
+    "log: a pipe that is watched": _pipe("x.log", lambda path: list(LogFile(path).read())),
+    "log: a pipe": _pipe("x.log", _read_logs),
+    "log: /dev/zero": _in("x.log", _read_logs),
+    "generate: a solver that is /dev/zero": _in("solver_a.prototxt", _compare_generated),
+    "generate: a solver of 4 GB": _sparse("solver_a.prototxt", _compare_generated),
+    "lint: a recipe whose solver is /dev/zero": _in(
+        "prototxt/digits-local/solver_collapse.prototxt", lambda path: lint(["digits-local"], LintOptions())
+    ),
     "journal: brackets": lambda folder: (
         (folder / "journal.jsonl").write_text("[" * 1_000_000 + "\n"),
         load_journal(folder / "journal.jsonl"),
