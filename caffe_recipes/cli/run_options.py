@@ -172,16 +172,16 @@ class GivenRun:
         is_typed = source is ParameterSource.COMMANDLINE
         return self.lmdb_source if is_typed or isinstance(recipe, Recipe) else None
 
-    def find_root(self, recipe: AnyRecipe | None, *, is_used: bool = True) -> Path:
+    def find_root(self, recipe: AnyRecipe | None, *, is_checked: bool = True) -> Path:
         """Return the Caffe root.
 
-        Raises InputError if it has none of the recipe's files, and, if it `is_used`, for one that others can
-        write in.
+        Raises InputError if it has none of the recipe's files, and, if it `is_checked`, for one that others
+        can write in.
         """
         from caffe_recipes.run.context import check_own_root, find_root
 
         root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
-        if is_used:
+        if is_checked:
             check_own_root(root)
         return root
 

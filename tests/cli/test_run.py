@@ -107,7 +107,7 @@ def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
-@pytest.mark.parametrize("command", ["preflight", "run", "stage", "submit"])
+@pytest.mark.parametrize("command", ["preflight", "run", "stage"])
 def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
     tmp_path: Path, command: str, mode: int
 ) -> None:
