@@ -33,6 +33,7 @@ from caffe_recipes.cluster.launcher import (
     with_modules,
 )
 from caffe_recipes.cluster.profiles import Launcher, Profile, find_key, load_profile
+from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
@@ -275,6 +276,16 @@ def find_root(
     if recipe is not None:
         _check_current_folder(recipe, [path for path in typed if path is not None])
     return Path()
+
+
+def check_own_root(root: Path) -> None:
+    """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals."""
+    place = str(root.absolute())
+    try:
+        ask_node(LocalHost(), "trust", place, place)
+    except NodeRefusal as refusal:
+        hint = "let nobody else write there, or give another --caffe-root"
+        raise InputError(place, refusal.what, hint) from None
 
 
 def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:

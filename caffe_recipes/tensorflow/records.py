@@ -38,7 +38,7 @@ def build_example(features: Mapping[str, bytes | int]) -> bytes:
     >>> parse_example(build_example({"image/height": 7, "image/format": b"JPEG"}))
     {'image/format': (b'JPEG',), 'image/height': (7,)}
     """
-    example = _example_class()()
+    example = example_class()()
     feature = example.features.feature
     for name, value in features.items():
         if isinstance(value, bytes):
@@ -52,7 +52,7 @@ def build_example(features: Mapping[str, bytes | int]) -> bytes:
 def parse_example(data: bytes) -> dict[str, Values]:
     """Return the values of each feature of an Example, by name in order; ValueError if it is none."""
     try:
-        features = _example_class().FromString(data).features.feature
+        features = example_class().FromString(data).features.feature
     except DecodeError:
         raise ValueError("is not a tf.train.Example") from None
     found = {}
@@ -63,7 +63,8 @@ def parse_example(data: bytes) -> dict[str, Values]:
 
 
 @cache
-def _example_class() -> Any:  # noqa: ANN401 - made at run time
+def example_class() -> Any:  # noqa: ANN401 - made at run time
+    """Return the class of the messages."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(_describe())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))

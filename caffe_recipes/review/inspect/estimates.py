@@ -8,6 +8,7 @@ With `global_batch=4096` the ranks share so many images, whatever the nodes.
 from __future__ import annotations
 
 import difflib
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -244,6 +245,9 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def _lines(log: Path) -> Iterator[str]:
     try:
+        if not log.is_file():  # a pipe, as of `<(zcat log.gz)`
+            yield from io.StringIO(read_within(log, "list-bytes").decode(errors="replace"))
+            return
         with log.open(encoding="utf-8", errors="replace") as file:
             yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), "")
     except OSError as error:

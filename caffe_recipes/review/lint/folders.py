@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
+from caffe_recipes.files import read_bytes
 from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import explain, sort_findings
 from caffe_recipes.review.lint.inputs import (
@@ -105,8 +106,7 @@ def _read(reader: Reader, path: Path) -> Document[Any] | None:
 
 def _beginning(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(_MOST_SCRIPT_BYTES)
+        return read_bytes(path, _MOST_SCRIPT_BYTES)
     except OSError:
         return b""
 

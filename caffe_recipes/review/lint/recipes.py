@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.recipe.graph import model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase
@@ -135,8 +135,8 @@ def place_in_recipe(
 
 def _is_written(path: str, text: str) -> bool:
     try:
-        return Path(path).read_text("utf-8") == text
-    except (OSError, ValueError):
+        return read_bytes(path, len(text.encode()) + 1) == text.encode()
+    except OSError:
         return False
 
 

@@ -21,6 +21,8 @@ from pydantic import ValidationError
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.remote import call_to_end, unreadable
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import open_file, too_large
+from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
@@ -180,9 +182,11 @@ class HostFiles:
 
 def _read(wanted: Wanted) -> Piece | None:
     try:
-        with open(wanted.path, "rb") as file:  # noqa: PTH123 - a path as it was given
+        with open_file(wanted.path) as file:
             size = os.fstat(file.fileno()).st_size
             start, count = wanted.start, max(0, size - wanted.start)
+            if not wanted.most and count > limit("journal-bytes"):
+                raise too_large(wanted.path, "journal-bytes")
             if wanted.most and count > wanted.most:
                 start, count = start if wanted.first else size - wanted.most, wanted.most
             file.seek(start)

@@ -46,6 +46,7 @@ from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
+from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import describe_changes
 from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
 from caffe_recipes.run.plan import plan_files, plan_steps
@@ -356,6 +357,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     if not has_slurm(env.host):
         hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
         raise ClusterError("sbatch", "not found on PATH", hint)
+    check_own_root(options.root)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     standing = _patiently(lambda: _look(recipe, options, env), say, env)

@@ -488,3 +488,14 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     shown = desk.describe(split=True, time_s=600.0, with_scripts=True)
     assert shown.count("#!/usr/bin/env bash") == 1
     assert (desk.files(), desk.slurm.calls) == (before, [])
+
+
+def test_nothing_is_submitted_from_a_root_where_another_user_can_put_journals(desk: Desk) -> None:
+    victim = desk.root.parent / "profile"
+    victim.write_text("mine")
+    (desk.root / "runs").mkdir(exist_ok=True)
+    (desk.root / "runs/small.submissions.jsonl").symlink_to(victim)
+    desk.root.chmod(0o1777)
+    with pytest.raises(InputError, match="can be changed by anybody; let nobody else write there"):
+        desk.submit(time_s=3600.0)
+    assert (victim.read_text(), desk.slurm.submitted()) == ("mine", [])
