@@ -181,15 +181,6 @@ def _read_digest(host: Host, path: str, done: Completed) -> str:
     return _match_answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
 
 
-def free_bytes(host: Host, path: str) -> int:
-    """Return the free bytes on the disk that holds `path`, or will hold it once its folders exist."""
-    for folder in (Path(path), *Path(path).parents):
-        done = host.run(["df", "-P", "-B1", "--", str(folder)])
-        if done.returncode == 0:
-            return int(_match_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
-    raise HostFailed(host.name, "df finds no disk for it", "check the path", path)
-
-
 def _stamp(host: Host, path: str, *options: str) -> str | None:
     done = host.run(["stat", *options, "-c", "%f %i %s %.9Y", "--", path])
     if done.returncode != 0:

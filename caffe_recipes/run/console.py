@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -89,11 +91,16 @@ class _Live:
         self._console = console
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._rates: dict[str, float] = {}
         self._changing = threading.Lock()
 
     def show(self, progress: Progress) -> None:
         with self._changing:
-            line = self._draw(progress)
+            # Caffe prints an iteration's rate after its loss: until then the one before stays.
+            known = self._rates.get(progress.phase) if progress.rate is None else progress.rate
+            if known is not None:
+                self._rates[progress.phase] = known
+            line = self._draw(replace(progress, rate=known))
             if self._bar is None:
                 column = _LineColumn(table_column=Column(no_wrap=True, overflow="crop"))
                 self._bar = Bar(column, console=self._console, transient=True)
@@ -104,7 +111,7 @@ class _Live:
 
     def _draw(self, progress: Progress) -> Text:
         """Return the line: what there is room for, in columns that stay where they are, with a bar."""
-        columns = _fit(_columns_of(progress), self._console.width)
+        columns = _columns_within(progress, self._console.width)
         width = _bar_width(columns, self._console.width)
         done = width * progress.iteration // max(1, progress.last_iter)
         can_draw = self._console.encoding.startswith("utf")
@@ -244,32 +251,49 @@ def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[st
     return lines
 
 
-def _columns_of(progress: Progress) -> dict[str, str]:
+def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str]:
     """Return the columns of a phase's progress by name, each as wide as it ever gets; the bar is empty.
 
-    What is not known yet is blank, so that nothing moves once it is.
+    What is not known yet is blank, so that nothing moves once it is. Narrow columns have shorter words and,
+    from an hour on, no seconds: all but the rate fit 80 characters.
     """
     names = [*progress.phases] or [progress.phase]
     digits = len(str(max([progress.last_iter, *progress.phases.values()])))
     number = f"{names.index(progress.phase) + 1:{len(str(len(names)))}}/{len(names)}"
-    phase_left, run_left = (
-        "" if seconds is None else write_clock(seconds)
-        for seconds in (progress.phase_left_s, progress.chain_left_s)
+    phase_form, run_form = (
+        ("{:>6} left", "run {:>6}") if is_narrow else ("phase {:>7} left", "run {:>8} left")
     )
     return {
         "phase": f"{progress.phase:{max(map(len, names))}} {number}",
         _BAR: "",
         "iteration": f"{progress.iteration:{digits}}/{progress.last_iter:<{digits}}",
         "rate": _pad("lr {:<10.5g}", progress.rate),
-        "loss": _pad("loss {:<#7.4g}", progress.loss),
-        "speed": _pad("{:>6,.0f} images/s", progress.images_per_s),
-        "phase left": f"phase {phase_left:>7} left" if phase_left else " " * 18,
-        "run left": f"run {run_left:>8} left" if run_left else " " * 17,
+        "loss": _pad("loss {:<7}", progress.loss, _write_loss),
+        "speed": _pad("{:>6,.0f}/s" if is_narrow else "{:>6,.0f} images/s", progress.images_per_s),
+        "phase left": _pad(phase_form, progress.phase_left_s, partial(write_clock, is_short=is_narrow)),
+        "run left": _pad(run_form, progress.chain_left_s, partial(write_clock, is_short=is_narrow)),
     }
 
 
-def _pad(form: str, value: float | None) -> str:
-    return form.format(value) if value is not None else " " * len(form.format(0.0))
+def _pad(form: str, value: float | None, write: Callable[[float], object] = float) -> str:
+    return form.format(write(value)) if value is not None else " " * len(form.format(write(0.0)))
+
+
+def _write_loss(loss: float) -> str:
+    """Write a loss in seven characters at most, to four significant digits where these have room.
+
+    >>> [_write_loss(loss) for loss in (87.3365, 2.3, 0.009702, 0.00048713, 1.5e-8, float("nan"))]
+    ['87.34', '2.300', '0.00970', '0.00049', '1.5e-08', 'nan']
+    """
+    return next(text for digits in (4, 3, 2, 1) if len(text := f"{loss:#.{digits}g}") <= 7)
+
+
+def _columns_within(progress: Progress, width: int) -> dict[str, str]:
+    """Return the columns that have room beside a bar: all, all in short words, or as many as fit."""
+    columns = _columns_of(progress)
+    if _bar_width(columns, width) >= _SHORTEST_BAR:
+        return columns
+    return _fit(_columns_of(progress, is_narrow=True), width)
 
 
 def _fit(columns: dict[str, str], width: int) -> dict[str, str]:
@@ -312,5 +336,7 @@ def _table_of_phases(recipe: AnyRecipe, finished: Mapping[str, Finish]) -> Table
     iterations = [step.last_iter for step, _ in rows]
     seconds = sum(done.seconds for _, done in rows)
     epochs = f"{sum(step.images for step, _ in rows) / images:.2f}"
-    table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), "", "")
+    timed = [(step.images, step.images / done.images_per_s) for step, done in rows if done.images_per_s]
+    mean = f"{sum(each[0] for each in timed) / sum(each[1] for each in timed):,.0f}" if timed else ""
+    table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), mean, "")
     return table

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import read_within
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Branched, Event, Launch, fold_events, is_trained
 from caffe_recipes.run.folders import run_folders
@@ -172,7 +173,7 @@ def _read_journals(root: Path, recipe_name: str) -> dict[Path, list[Event]]:
     read: dict[Path, list[Event]] = {}
     for folder in run_folders(root, recipe_name):
         with suppress(OSError, JournalError):
-            text = (folder / "journal.jsonl").read_text(encoding="utf-8", errors="replace")
+            text = read_within(folder / "journal.jsonl", "journal-bytes").decode(errors="replace")
             read[folder] = [event for _, event in read_events(text, folder)]
     return read
 

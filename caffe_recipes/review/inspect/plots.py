@@ -102,11 +102,15 @@ def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
 _Place = tuple[float, float, str]
 
 # Points from the anchor, the nearest place first: a label farther off would need a line to its anchor.
-_OFFSETS = ((5, 3), (5, -3), (5, 9), (5, -9), (7, 15), (7, -15), (9, 21), (9, -21))
+_OFFSETS = ((5, 3), (5, -3), (5, 9), (5, -9), (7, 15), (7, -15))
 _PLACES: tuple[_Place, ...] = tuple(
     place
     for right, up in _OFFSETS
-    for place in ((right, up, "left"), (-right, up, "right"), (0, math.copysign(abs(up) + 7, up), "center"))
+    for place in (
+        (right, up, "left"),
+        (-right, up, "right"),
+        (0, math.copysign(min(abs(up) + 7, 15), up), "center"),
+    )
 )
 _CLEAR_PX = 1.5  # between a label and whatever else is drawn
 
@@ -376,10 +380,13 @@ def _draw_strips(
 def _write_within(
     axes: Axes, name: str, left: float, right: float, y: float, canvas: FigureCanvasAgg
 ) -> None:
-    """Write a name between two x positions; a long name is smaller, shortened or dropped."""
+    """Write a name between two x positions; a long name is smaller, cut before its number, or dropped."""
     (left_px, _), (right_px, _) = axes.transData.transform([(left, y), (right, y)])
     text = axes.text((left + right) / 2, y, name, ha="center", va="center", fontsize=7)
-    shorter = (f"{name[:count]}…" for count in range(len(name) - 2, _LEAST_LETTERS - 1, -1))
+    letters = name.rstrip("0123456789")
+    shorter = (
+        f"{name[:count]}…{name[len(letters) :]}" for count in range(len(letters) - 2, _LEAST_LETTERS - 1, -1)
+    )
     for size, shown in ((7, name), (6, name), *((6, each) for each in shorter)):
         text.set_text(shown)
         text.set_fontsize(size)

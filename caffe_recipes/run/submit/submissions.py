@@ -77,11 +77,6 @@ class Submissions:
         """What belongs to the last submit; of the earlier ones no job was left when it began."""
         return tuple(each for each in self.all if each.group == self.all[-1].group)
 
-    @property
-    def unsettled(self) -> tuple[Submission, ...]:
-        """What was being submitted when the program ended, or lost Slurm."""
-        return tuple(each for each in self.all if not each.is_settled)
-
     def find(self, name: str) -> Submission:
         """Return the one of that name; KeyError if there is none."""
         return {each.name: each for each in self.all}[name]
