@@ -22,7 +22,7 @@ from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.caffe.shapes import select_layers
 
-_NEVER = pb.NetStateRule(min_level=2**31 - 1)
+_NEVER_INCLUDED = pb.NetStateRule(min_level=2**31 - 1)
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ def train_state(solver: pb.SolverParameter, net: pb.NetParameter) -> NetState:
     >>> train_state(pb.SolverParameter(train_state={"stage": ["a"]}), pb.NetParameter())
     NetState(phase=0, level=0, stages=('a',))
     """
-    return _merge(pb.TRAIN, net.state, solver.train_state)
+    return _merge_states(pb.TRAIN, net.state, solver.train_state)
 
 
 def test_states(solver: pb.SolverParameter, net: pb.NetParameter) -> tuple[NetState, ...]:
     """Return the states of the test nets, one for each `test_state`; one if there is none."""
     states = solver.test_state or (pb.NetState(),)
-    return tuple(_merge(pb.TEST, net.state, state) for state in states)
+    return tuple(_merge_states(pb.TEST, net.state, state) for state in states)
 
 
-def select_sources(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
+def select_data_layers(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
     """Return the layers of a state that have no bottoms: those that read data."""
     layers = select_layers(net, state.phase, state.level, state.stages)
     return [layer for layer in layers if layer.top and not layer.bottom]
 
 
-def has_source(net: pb.NetParameter, state: NetState) -> bool:
+def has_data(net: pb.NetParameter, state: NetState) -> bool:
     """Whether any layer produces data in a state."""
-    return bool(net.input or select_sources(net, state))
+    return bool(net.input or select_data_layers(net, state))
 
 
 def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
@@ -73,7 +73,7 @@ def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
     for layer in layers:
         for rule in layer.include:
             if rule.HasField("phase") and rule.phase != phase:
-                rule.CopyFrom(_NEVER)  # each layer keeps its index in the file
+                rule.CopyFrom(_NEVER_INCLUDED)  # each layer keeps its index in the file
             else:
                 rule.MergeFrom(pb.NetStateRule(phase=pb.Phase.Name(phase)))
         if layer.exclude:
@@ -83,7 +83,7 @@ def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
     return copy
 
 
-def _merge(phase: int, *states: pb.NetState) -> NetState:
+def _merge_states(phase: int, *states: pb.NetState) -> NetState:
     merged = pb.NetState()
     for state in (pb.NetState(phase=pb.Phase.Name(phase)), *states):
         merged.MergeFrom(state)
@@ -94,7 +94,7 @@ Solver = Document[pb.SolverParameter]
 Net = Document[pb.NetParameter]
 M = TypeVar("M", bound=Message)
 
-_MOST_SNAPSHOTS = 1000
+_MAX_SNAPSHOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Link:
     part: str = ""
 
     @cached_property
-    def sources(self) -> tuple[pb.LayerParameter, ...]:
+    def data_layers(self) -> tuple[pb.LayerParameter, ...]:
         """The data layers of training; cached, because each phase is compared with all earlier ones."""
         if self.net is None:
             return ()
         state = train_state(self.solver.message, self.net.message)
-        return tuple(select_sources(self.net.message, state))
+        return tuple(select_data_layers(self.net.message, state))
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Chain:
     """
 
     links: tuple[Link, ...]
-    setting: ChainFacts = ChainFacts()
+    facts: ChainFacts = ChainFacts()
     is_whole: bool = True
     tested: tuple[Net, ...] = ()
 
@@ -168,7 +168,7 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
     several = isinstance(document.message, pb.MultiPhaseSolverParameter)
     for index, pair in enumerate(document.message.params_pair if several else ()):
         part = f"params_pair[{index}]"
-        solver = part_of(document, f"{part}.solver_params", pair.solver_params)
+        solver = sub_document(document, f"{part}.solver_params", pair.solver_params)
         weights = None
         if links:
             weights = f"{links[-1].solver.message.snapshot_prefix}_iter_{links[-1].last_iter}.caffemodel"
@@ -177,7 +177,7 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
     return links
 
 
-def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
+def sub_document(document: Document[Any], field: str, message: M) -> Document[M]:
     """Return the message at a field path of a document as a document, with its places and comments."""
     start = f"{field}."
     offsets = {
@@ -193,12 +193,12 @@ def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
 class Start:
     """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
 
-    `choices` is the number of candidates if the snapshot is a guess.
+    `candidates` is the number of candidates if the snapshot is a guess.
     """
 
     index: int
     iteration: int
-    choices: int = 1
+    candidates: int = 1
     is_guess: bool = False
 
 
@@ -234,11 +234,11 @@ class Snapshots(Sequence[int]):
         return min(near, key=lambda number: abs(number - iteration), default=None)
 
 
-def fired_snapshots(link: Link) -> Snapshots:
+def planned_snapshots(link: Link) -> Snapshots:
     """Return the iterations at which a phase writes snapshots, after the one that it resumes at, if any.
 
     >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
-    >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
+    >>> list(planned_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
     [400, 800, 1000]
     """
     solver, first, last = link.solver.message, first_iter(link), link.last_iter
@@ -254,7 +254,7 @@ def first_iter(link: Link) -> int:
     return split_weights(link.resumes)[1] or 0
 
 
-def has_rates(solver: pb.SolverParameter) -> bool:
+def has_known_rates(solver: pb.SolverParameter) -> bool:
     """Whether the rate is known and finite at every iteration of the run."""
     return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
 
@@ -305,13 +305,13 @@ def find_writer(links: Sequence[Link], name: str) -> int | None:
     if iteration is None:
         return None
     writers = [index for index, link in enumerate(links) if prefix_name(link) == prefix]
-    firing = [index for index in writers if iteration in fired_snapshots(links[index])]
+    firing = [index for index in writers if iteration in planned_snapshots(links[index])]
     return max(firing or writers, default=None)
 
 
 def batch_per_rank(link: Link) -> int | None:
     """Return the images of one rank in one iteration, including iter_size; None if unknown."""
-    for layer in link.sources:
+    for layer in link.data_layers:
         if size := batch_size(layer):
             return size * max(link.solver.message.iter_size, 1)
     return None
@@ -323,11 +323,11 @@ def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
 
 
 def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
-    fired = fired_snapshots(before)
+    fired = planned_snapshots(before)
     if not fired:
         return None
     iteration = fired[-1]
-    if len(fired) > 1 and has_rates(before.solver.message) and has_rates(link.solver.message):
+    if len(fired) > 1 and has_known_rates(before.solver.message) and has_known_rates(link.solver.message):
         iteration = _nearest_rate(before, fired, lr_at(link.solver.message, 0))
     return Start(index, iteration, len(fired), is_guess=len(fired) > 1)
 
@@ -335,20 +335,20 @@ def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
 def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
     """Find the latest snapshot with the nearest rate; among very many, search in ever smaller steps."""
     # The time to compute a `multistep` rate grows with the number of steps.
-    most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
+    most = max(_MAX_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
     low, high = 0, len(fired)
     while True:
         step = max((high - low) // most, 1)
         best: int = min(
             {*range(low, high, step), high - 1},
-            key=lambda index: (_distance(link, fired[index], rate), -index),
+            key=lambda index: (_rate_distance(link, fired[index], rate), -index),
         )
         if step == 1:
             return fired[best]
         low, high = max(best - step, low), min(best + step + 1, high)
 
 
-def _distance(link: Link, iteration: int, rate: float) -> float:
+def _rate_distance(link: Link, iteration: int, rate: float) -> float:
     """Return how far rates differ, by their ratio."""
     other = snapshot_rate(link, iteration)
     return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9
@@ -369,10 +369,10 @@ def parse_stop(text: str) -> int | None:
 
 def stop_phases(chain: Chain) -> Chain:
     """Return the chain with phases ended where a comment beside max_iter says, unless already known."""
-    return replace(chain, links=tuple(map(_stopped, chain.links)))
+    return replace(chain, links=tuple(map(_apply_stop, chain.links)))
 
 
-def _stopped(link: Link) -> Link:
+def _apply_stop(link: Link) -> Link:
     most, comment = link.solver.message.max_iter, link.solver.comments.get("max_iter")
     if link.last_iter != most or comment is None:
         return link

@@ -23,19 +23,19 @@ from caffe_recipes.review.lint.chain import (
     NetState,
     batch_per_rank,
     first_iter,
-    has_rates,
-    has_source,
+    has_data,
+    has_known_rates,
     plan_starts,
-    select_sources,
+    select_data_layers,
     snapshot_rate,
     test_states,
     train_state,
 )
 from caffe_recipes.review.lint.net_view import (
     SOURCE_BLOCKS,
-    is_deployed,
+    is_deploy_net,
     is_loss,
-    same_path,
+    normalize_path,
     select_phases,
     shapes_fit,
     show_layers,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-_RULED_TIMES = 2
+_COLLAPSE_DECAY_RATIO = 2
 _ROUNDING = 0.01
 
 
@@ -67,14 +67,14 @@ def check_joins(chain: Chain) -> Iterator[Finding]:
     starts = plan_starts(chain)
     for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
-            yield from _join(chain.links[start.index], link, start)
+            yield from _check_join(chain.links[start.index], link, start)
     # Collapses may branch off: each is the last phase of a model.
     continued = {start.index for start in starts if start is not None}
     for index, (link, start) in enumerate(zip(chain.links, starts, strict=True)):
         if index and chain.is_whole and index not in continued:
             is_known = start is not None or index == len(chain.links) - 1
             before = chain.links[start.index if start is not None else index - 1]
-            yield from _collapse(before, link) if is_known else ()
+            yield from _check_collapse(before, link) if is_known else ()
 
 
 def is_collapse(before: Link, link: Link) -> bool:
@@ -91,7 +91,7 @@ def _is_augmented(link: Link) -> bool:
     return any(
         layer.transform_param.HasField("random_aspect_ratio_param")
         or layer.transform_param.HasField("random_resize_param")
-        for layer in link.sources
+        for layer in link.data_layers
     )
 
 
@@ -114,8 +114,8 @@ def _is_augmented(link: Link) -> bool:
         "restarts rise on purpose: accept those.",
     ),
 )
-def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
-    if not (has_rates(before.solver.message) and has_rates(link.solver.message)):
+def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
+    if not (has_known_rates(before.solver.message) and has_known_rates(link.solver.message)):
         return
     at_iter = first_iter(link)
     if not 0 < start.iteration <= before.last_iter or not at_iter < link.last_iter:
@@ -123,11 +123,11 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, at_iter)
     if not is_jump(last, first):
         return
-    is_shown = start.choices > 1 or start.iteration != before.last_iter
+    is_shown = start.candidates > 1 or start.iteration != before.last_iter
     change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_shown else ''} to {first:.4g}"
     what = f"the rate {compare_rates(last, first)} from {before.name} to {link.name}, {change}"
     if start.is_guess:
-        what += f" (the nearest of {start.choices} snapshots)"
+        what += f" (the nearest of {start.candidates} snapshots)"
     key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
     place = link.solver.where(key)
     if link.resumes:
@@ -136,7 +136,7 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
             place,
             what,
             link.name,
-            effect=_resumed(link),
+            effect=_resume_effect(link),
             before=last,
             after=first,
             iteration=start.iteration,
@@ -154,7 +154,7 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
         )
 
 
-def _resumed(link: Link) -> str:
+def _resume_effect(link: Link) -> str:
     momentum = link.solver.message.momentum
     if not 0 < momentum < 1:
         return "the momentum history is restored from the solverstate"
@@ -173,9 +173,9 @@ def _resumed(link: Link) -> str:
         "weight_decay: twice that of the previous phase, or accept it.",
     ),
 )
-def _collapse(before: Link, link: Link) -> Iterator[Finding]:
+def _check_collapse(before: Link, link: Link) -> Iterator[Finding]:
     old, new = before.solver.message.weight_decay, link.solver.message.weight_decay
-    if not is_collapse(before, link) or not old or abs(new / old / _RULED_TIMES - 1) <= _ROUNDING:
+    if not is_collapse(before, link) or not old or abs(new / old / _COLLAPSE_DECAY_RATIO - 1) <= _ROUNDING:
         return
     what = f"the collapse has {new / old:.4g} times the weight decay of {before.name}, {old:.4g} to {new:.4g}"
     place = link.solver.where("weight_decay")
@@ -184,7 +184,7 @@ def _collapse(before: Link, link: Link) -> Iterator[Finding]:
         place,
         what,
         link.name,
-        write=f"weight_decay: {_RULED_TIMES * old:.4g}",
+        write=f"weight_decay: {_COLLAPSE_DECAY_RATIO * old:.4g}",
         before=old,
         after=new,
     )
@@ -203,12 +203,12 @@ def check_handovers(chain: Chain) -> Iterator[Finding]:
         before, link = chain.links[start.index], chain.links[index]
         for number in (start.index, index):
             if number not in known:
-                known[number] = _learned(chain.links[number])
+                known[number] = _learned_of_link(chain.links[number])
         theirs, ours = known[start.index], known[index]
         if theirs is not None and ours is not None and link.net and before.net:
-            yield from _misfits(before, link, link.net, theirs, ours)
-            yield from _missing(before, link, link.net, theirs, ours)
-            yield from _unused(before, link, before.net, theirs, ours)
+            yield from _check_misfits(before, link, link.net, theirs, ours)
+            yield from _check_missing(before, link, link.net, theirs, ours)
+            yield from _check_unused(before, link, before.net, theirs, ours)
 
 
 def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
@@ -221,11 +221,11 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
         if phase.phase == pb.TRAIN and any(map(is_loss, phase.layers))
     ]
     for net, phases in views:
-        if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deployed(phases[0]):
+        if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deploy_net(phases[0]):
             continue
-        ours = _learned_in(net, NetState(pb.TEST))
+        ours = _learned_blobs(net, NetState(pb.TEST))
         beside = [one for one in trained if Path(one[0].path).parent == Path(net.path).parent]
-        known = [(other, phase, _learned_in(other, NetState(pb.TRAIN))) for other, phase in beside]
+        known = [(other, phase, _learned_blobs(other, NetState(pb.TRAIN))) for other, phase in beside]
         alike = [
             one for one in known if ours and one[2] and 2 * len(ours.keys() & one[2].keys()) >= len(ours)
         ]
@@ -233,12 +233,14 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             other, phase, theirs = max(
                 alike, key=lambda one: len((ours or {}).keys() & (one[2] or {}).keys())
             )
-            yield from _deploy(net, other, phase, ours, theirs or {})
+            yield from _check_deploy(net, other, phase, ours, theirs or {})
 
 
 @path_rule("deploy-missing", "warning", "a deploy net that has layers its train_val net lacks, or lacks some")
 @path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
-def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned) -> Iterator[Finding]:
+def _check_deploy(
+    net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned
+) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
     if norms and not norms & ours.keys():  # Its batch norms are folded into its weights.
         return
@@ -250,7 +252,7 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
             what = f"layer '{name}' does not fit the weights of {trained}: {misfit}"
             yield finding(
                 "deploy-misfit",
-                _place(net, name),
+                _layer_place(net, name),
                 what,
                 effect=f"Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
                 write=f"the layer as in {trained}",
@@ -258,17 +260,17 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         verb = "is" if len(new) == 1 else "are"
-        what = f"{_layers(new)} of the deploy net {verb} not in {trained}"
+        what = f"{_name_layers(new)} of the deploy net {verb} not in {trained}"
         yield finding(
             "deploy-missing",
-            _place(net, new[0]),
+            _layer_place(net, new[0]),
             what,
             effect="its weights are left at their fillers, as if untrained, and Caffe does not say so",
             write=f"the layer names of {trained}",
         )
-    lost = [name for name in _before_last(phase, ours) if theirs.get(name) and name not in ours]
+    lost = [name for name in _layers_before_last(phase, ours) if theirs.get(name) and name not in ours]
     if lost:
-        what = f"{_layers(lost)} of {trained} {'is' if len(lost) == 1 else 'are'} not in the deploy net"
+        what = f"{_name_layers(lost)} of {trained} {'is' if len(lost) == 1 else 'are'} not in the deploy net"
         yield finding(
             "deploy-missing",
             net.path,
@@ -278,14 +280,14 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
         )
 
 
-def _before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
+def _layers_before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
     """Name the layers that lead to the last layer that the deploy net shares."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
-    layers = {layer for one in common[-1:] for layer, _ in phase.behind((one, 0)) if layer >= 0}
+    layers = {layer for one in common[-1:] for layer, _ in phase.ancestors((one, 0)) if layer >= 0}
     return [phase.layers[i].name for i in sorted(layers)]
 
 
-def _learned_in(net: Net, state: NetState) -> _Learned | None:
+def _learned_blobs(net: Net, state: NetState) -> _Learned | None:
     """Return the blobs that a net learns, or None if its shapes do not fit: another rule reports that."""
     try:
         layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
@@ -310,10 +312,10 @@ def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
     return ""
 
 
-def _learned(link: Link) -> _Learned | None:
+def _learned_of_link(link: Link) -> _Learned | None:
     if link.net is None:
         return None
-    return _learned_in(link.net, train_state(link.solver.message, link.net.message))
+    return _learned_blobs(link.net, train_state(link.solver.message, link.net.message))
 
 
 @handover_rule(
@@ -322,7 +324,7 @@ def _learned(link: Link) -> _Learned | None:
     "a layer whose weights have a different shape in the phase that it starts from",
     write="the same shape in both nets, or another layer name, so that it is initialized by its fillers",
 )
-def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     unfit = {}
     for name, shapes in ours.items():
         given = theirs.get(name)
@@ -336,23 +338,25 @@ def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
         effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
         if "blob" in misfit:
             effect = f"Caffe stops with `Incompatible number of blobs for layer {first}`"
-        yield finding("handover-misfit", _place(net, first), what, link.name, effect=effect, count=len(unfit))
+        yield finding(
+            "handover-misfit", _layer_place(net, first), what, link.name, effect=effect, count=len(unfit)
+        )
 
 
 @handover_rule(
     "handover-missing", "warning", "a layer with weights that the phase it starts from does not have"
 )
-def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         left = [name for name in theirs if name not in ours]
         near = difflib.get_close_matches(new[0], left, n=1, cutoff=0.3)
         verb = "has weights but is" if len(new) == 1 else "have weights but are"
-        what = f"{_layers(new)} of {link.name} {verb} not in the net of {before.name}"
+        what = f"{_name_layers(new)} of {link.name} {verb} not in the net of {before.name}"
         pronoun = "it starts" if len(new) == 1 else "they start"
         yield finding(
             "handover-missing",
-            _place(net, new[0]),
+            _layer_place(net, new[0]),
             what,
             link.name,
             effect=f"{pronoun} from the fillers, as if untrained, and Caffe does not say so",
@@ -367,14 +371,14 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
     "a trained layer that is not in the next phase's net",
     write="the same layer names in both nets, to keep the weights",
 )
-def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     left = [name for name, shapes in theirs.items() if shapes and name not in ours]
     if left:
         verb = "has weights but is" if len(left) == 1 else "have weights but are"
-        what = f"{_layers(left)} of {before.name} {verb} not in the net of {link.name}"
+        what = f"{_name_layers(left)} of {before.name} {verb} not in the net of {link.name}"
         yield finding(
             "handover-unused",
-            _place(net, left[0]),
+            _layer_place(net, left[0]),
             what,
             link.name,
             effect=f"Caffe prints `Ignoring source layer {left[0]}` and drops its weights",
@@ -382,16 +386,16 @@ def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned
         )
 
 
-def _layers(names: list[str]) -> str:
+def _name_layers(names: list[str]) -> str:
     return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
-def _place(net: Net, name: str) -> str:
+def _layer_place(net: Net, name: str) -> str:
     index = next(index for index, layer in enumerate(net.message.layer) if layer.name == name)
     return net.where(f"layer[{index}].name")
 
 
-_MOST_DECAY_TIMES = 4
+_MAX_DECAY_RATIO = 4
 
 
 class _Setting(NamedTuple):
@@ -436,16 +440,16 @@ def check_changes(chain: Chain) -> Iterator[Finding]:
         if start is None:
             continue
         earlier, link = chain.links[: start.index + 1], chain.links[index]
-        yield from _settings(earlier, link)
-        yield from _batch(earlier, link, start)
-        yield from _momentum(earlier, link)
+        yield from _check_settings(earlier, link)
+        yield from _check_batch(earlier, link, start)
+        yield from _check_momentum(earlier, link)
         is_last = index == len(chain.links) - 1
         if not (is_last and chain.is_whole and is_collapse(earlier[-1], link)):
-            yield from _decay(earlier, link)
-        yield from _transforms(earlier, link)
-        yield from _source(earlier, link)
-        yield from _norms(earlier, link)
-    yield from _tested(chain)
+            yield from _check_weight_decay(earlier, link)
+        yield from _check_transforms(earlier, link)
+        yield from _check_source(earlier, link)
+        yield from _check_norms(earlier, link)
+    yield from _check_test_sources(chain)
 
 
 solver_changes = handover_rule(
@@ -456,7 +460,7 @@ solver_changes = handover_rule(
 
 
 @solver_changes
-def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     for setting in _SETTINGS:
         new, old = setting.read(link.solver.message), setting.read(before.solver.message)
@@ -482,13 +486,13 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "iter_size or batch_size differs from the previous phase, but the rate does not",
     effect="the rate is for another batch size, and the iterations make a different number of epochs",
 )
-def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
+def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
     """Find a changed number of images in an iteration where the rate is unchanged."""
     before = earlier[-1]
     ours, theirs = batch_per_rank(link), batch_per_rank(before)
     if not ours or not theirs or ours == theirs or link.ranks != before.ranks:
         return
-    if not has_rates(before.solver.message) or not has_rates(link.solver.message):
+    if not has_known_rates(before.solver.message) or not has_known_rates(link.solver.message):
         return
     last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, first_iter(link))
     if is_jump(last, first) or link.solver.message.warmup_iter:
@@ -509,7 +513,7 @@ def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Findin
 
 
 @solver_changes
-def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before, solver = earlier[-1].solver.message, link.solver.message
     new, old = solver.momentum, before.momentum
     if any(new == one.solver.message.momentum for one in earlier):
@@ -539,12 +543,12 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "warning",
     "weight decay dropped, or changed by a factor above 4, in a phase that is not a collapse",
 )
-def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
     if any(new == one.solver.message.weight_decay for one in earlier) or min(old, new) < 0:
         return
     low, high = sorted((old, new))
-    if low and high / low <= _MOST_DECAY_TIMES + _ROUNDING:
+    if low and high / low <= _MAX_DECAY_RATIO + _ROUNDING:
         return
     is_given = link.solver.message.HasField("weight_decay")
     shown = f"{new:.4g}" if is_given else "not set (default 0)"
@@ -577,10 +581,10 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "the mean or scale of the training data differs from the previous phase",
     effect="the weights and batch norm statistics come from differently scaled inputs: the loss jumps",
 )
-def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
-        seen = [_values(one, field) for one in earlier]
-        new, old = _values(link, field), seen[-1]
+        seen = [_transform_values(one, field) for one in earlier]
+        new, old = _transform_values(link, field), seen[-1]
         if not new or not old or new in seen:
             continue
         other = earlier[-1].name
@@ -593,9 +597,11 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             yield finding("transforms-change", place, what, link.name, write=write, field=field)
 
 
-def _values(link: Link, field: str) -> str:
+def _transform_values(link: Link, field: str) -> str:
     """Return the values of a transform field in the training data layers as text, each value once."""
-    shown = [show_transform(one.transform_param, field) for one in link.sources if one.type in SOURCE_BLOCKS]
+    shown = [
+        show_transform(one.transform_param, field) for one in link.data_layers if one.type in SOURCE_BLOCKS
+    ]
     return "; ".join(dict.fromkeys(shown))
 
 
@@ -606,10 +612,10 @@ def _values(link: Link, field: str) -> str:
     effect="the epochs, the classes and their order may differ",
     write="the same source, unless the change is intended",
 )
-def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
-    known = [_sources(one.sources) for one in earlier]
-    new, old = _sources(link.sources), known[-1]
-    if new and old and _same(new) not in map(_same, known):
+def _check_source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+    known = [_source_paths(one.data_layers) for one in earlier]
+    new, old = _source_paths(link.data_layers), known[-1]
+    if new and old and _normalize_paths(new) not in map(_normalize_paths, known):
         what = f"{link.name} trains on {', '.join(new)}, but {earlier[-1].name} on {', '.join(old)}"
         place = _data_place(link, "data_param.source")
         yield finding("train-source-changes", place, what, link.name)
@@ -622,32 +628,32 @@ def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     effect="the accuracy is measured on images that the net was trained on",
     write="the training LMDB",
 )
-def _tested(chain: Chain) -> Iterator[Finding]:
+def _check_test_sources(chain: Chain) -> Iterator[Finding]:
     """Find phases that train on the test data of another net; for the same net, a net rule reports it."""
     tests: list[tuple[Net, str]] = []
     for link in chain.links:
         solver = link.solver.message
         for net in ([link.net] if link.net else []) + [*link.test_nets]:
             for state in test_states(solver, net.message):
-                tests += [(net, one) for one in _sources(select_sources(net.message, state))]
+                tests += [(net, one) for one in _source_paths(select_data_layers(net.message, state))]
     for net in chain.tested:
-        tests += [(net, one) for one in _sources(select_sources(net.message, NetState(pb.TEST)))]
+        tests += [(net, one) for one in _source_paths(select_data_layers(net.message, NetState(pb.TEST)))]
     for link in chain.links:
-        trained = _same(_sources(link.sources))
+        trained = _normalize_paths(_source_paths(link.data_layers))
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
-            if same_path(source) in trained:
+            if normalize_path(source) in trained:
                 what = f"{link.name} trains on '{source}', which {net.path} is tested on"
                 place = _data_place(link, "data_param.source")
                 yield finding("train-on-test", place, what, link.name)
                 break
 
 
-def _same(sources: Iterable[str]) -> tuple[str, ...]:
-    return tuple(map(same_path, sources))
+def _normalize_paths(sources: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(normalize_path, sources))
 
 
-def _sources(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
+def _source_paths(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
     blocks = [getattr(layer, SOURCE_BLOCKS[layer.type]) for layer in layers if layer.type in SOURCE_BLOCKS]
     return tuple(block.source for block in blocks if getattr(block, "source", ""))
 
@@ -656,17 +662,17 @@ def _data_place(link: Link, field: str) -> str:
     """Return the place of a field of the first training data layer."""
     if link.net is None:
         return link.solver.path
-    made = next(layer for layer in link.sources if layer.type in SOURCE_BLOCKS)
+    reader = next(layer for layer in link.data_layers if layer.type in SOURCE_BLOCKS)
     layers = enumerate(link.net.message.layer)
     # A layer that holds a NaN does not equal itself: name the file instead.
-    index = next((index for index, layer in layers if layer is made or layer == made), None)
+    index = next((index for index, layer in layers if layer is reader or layer == reader), None)
     return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
 
 @handover_rule(
     "norms-change", "warning", "BatchNorm moving_average_fraction or eps differs from the previous phase"
 )
-def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     if link.net is None or before.net is None or link.net.path == before.net.path:
         return
@@ -677,13 +683,13 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         ),
         ("eps", "the same statistics normalize differently: the outputs shift"),
     ):
-        values, old = _of_norms(link.net, field), _of_norms(before.net, field)
+        values, old = _norm_values(link.net, field), _norm_values(before.net, field)
         changed = [name for name in values if name in old and values[name] != old[name]]
-        if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
+        if not changed or any(values == _norm_values(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
         change = f"{show_number(values[name])} in {link.name}, but {show_number(old[name])} in {before.name}"
-        what = f"{field} of {_layers(changed)} is {change}"
+        what = f"{field} of {_name_layers(changed)} is {change}"
         index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
         yield finding(
@@ -698,7 +704,7 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         )
 
 
-def _of_norms(net: Net, field: str) -> dict[str, float]:
+def _norm_values(net: Net, field: str) -> dict[str, float]:
     """Return a field of each BatchNorm in TRAIN, by layer name."""
     norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
     return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}
@@ -725,11 +731,11 @@ no_test_net = path_rule(
 def check_steps(chain: Chain) -> Iterator[Finding]:
     """Find phases that their nets or solvers do not allow."""
     for link in chain.links:
-        yield from _solver(link, has_gpus=chain.setting.has_gpus)
-        yield from _data(link)
+        yield from _check_solver_fields(link, has_gpus=chain.facts.has_gpus)
+        yield from _check_data_layers(link)
     last = chain.links[-1]
     for net in chain.tested:
-        if not has_source(net.message, NetState(pb.TEST)):
+        if not has_data(net.message, NetState(pb.TEST)):
             what = f"the chain is tested with {net.path}, which has no data layer for TEST"
             yield finding(
                 "no-test-net",
@@ -753,10 +759,10 @@ def _can_be_tested(link: Link, net: Net) -> bool:
     """Whether the last phase's net has TEST data in any state of the solver, or another net is tested."""
     solver = link.solver.message
     states = (NetState(pb.TEST), *test_states(solver, net.message))
-    return _has_own(solver) or any(has_source(net.message, state) for state in states)
+    return _has_test_nets(solver) or any(has_data(net.message, state) for state in states)
 
 
-def _has_own(solver: pb.SolverParameter) -> bool:
+def _has_test_nets(solver: pb.SolverParameter) -> bool:
     return bool(solver.test_net or solver.test_net_param)
 
 
@@ -786,7 +792,7 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
     write="test_interval: the iterations between tests",
 )
-def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
+def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
     if not has_gpus and not solver.HasField("solver_mode"):
         what = "solver_mode is not set, and the default is GPU"
@@ -805,34 +811,34 @@ def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     "a net without a data layer for TRAIN",
     write="a data layer with include { phase: TRAIN }",
 )
-def _data(link: Link) -> Iterator[Finding]:
+def _check_data_layers(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
     if net is None:
         return
-    if not has_source(net.message, train_state(solver, net.message)):
-        what = f"{net.path} has no data layer for TRAIN{_staged(solver.train_state)}"
+    if not has_data(net.message, train_state(solver, net.message)):
+        what = f"{net.path} has no data layer for TRAIN{_show_state(solver.train_state)}"
         yield finding("no-train-net", net.path, what, link.name, effect=f"Caffe stops with {_UNKNOWN_BLOB}")
     if not (solver.test_iter or solver.test_interval):
         return
-    for tested in link.test_nets if _has_own(solver) else (net,):
-        for state, given in _given_states(solver, tested):
-            if not has_source(tested.message, state):
-                yield _no_test(link, tested, given)
+    for tested in link.test_nets if _has_test_nets(solver) else (net,):
+        for state, given in _states_to_test(solver, tested):
+            if not has_data(tested.message, state):
+                yield _missing_test_data(link, tested, given)
 
 
-def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
+def _states_to_test(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
     """Return each state that a net may be tested in; with several test nets, any state may be its."""
     states = test_states(solver, net.message)
-    if _has_own(solver) and len(states) > 1:
+    if _has_test_nets(solver) and len(states) > 1:
         return iter(())
     return zip(states, solver.test_state or (pb.NetState(),), strict=True)
 
 
 @no_test_net
-def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
+def _missing_test_data(link: Link, net: Net, state: pb.NetState) -> Finding:
     solver = link.solver
     tests = bool(solver.message.test_iter)
-    what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_staged(state)}"
+    what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_show_state(state)}"
     field = "test_iter[0]" if tests else "test_interval"
     return finding(
         "no-test-net",
@@ -846,7 +852,7 @@ def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
     )
 
 
-def _staged(state: pb.NetState) -> str:
+def _show_state(state: pb.NetState) -> str:
     """Return the stages and level that a solver asks for, as text; empty if none."""
     parts = [f"stage '{stage}'" for stage in state.stage]
     if state.HasField("level"):

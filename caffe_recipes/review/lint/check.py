@@ -44,7 +44,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
     chain = stop_phases(chain)
     for link in chain.links:
         is_last = chain.is_whole and link is chain.links[-1]
-        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.setting.ranks or 0)
+        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.facts.ranks or 0)
         yield from check_solver(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
     yield from check_joins(chain)
     yield from check_epochs(chain)
@@ -67,12 +67,12 @@ def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Fin
 
 
 # Rules that TRAIN and TEST, or a loss and an accuracy, report in different words.
-_ONCE_A_PLACE = frozenset(
+_ONCE_PER_PLACE = frozenset(
     ("blob-too-large", "outputs-above-classes", "outputs-below-classes", "shape-misfit")
 )
 
-_OF_FILE: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
-    layer_rules.check_rules_of_layers,
+_FILE_CHECKS: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
+    layer_rules.check_include_rules,
     layer_rules.check_phases,
     data_rules.check_data,
     data_rules.check_transforms,
@@ -81,7 +81,7 @@ _OF_FILE: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
     layer_rules.check_refusals,
     layer_rules.check_reads,
 )
-_OF_PHASE: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
+_PHASE_CHECKS: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
     wiring_rules.check_blobs,
     wiring_rules.check_learned,
     weight_rules.check_learning,
@@ -108,12 +108,12 @@ def check_net(
     found = [*old, *_check_layers(document.message, classes, datum_of, load_dialects()[dialect])]
     once: dict[tuple[str, ...], Finding] = {}
     for one in found:
-        of_place = one.id in _ONCE_A_PLACE and one.where
+        of_place = one.id in _ONCE_PER_PLACE and one.where
         once.setdefault((one.id, one.where) if of_place else (one.id, one.where, one.what), one)
-    return [one.located(document.where) for one in sorted(once.values(), key=_net_order)]
+    return [one.located(document.where) for one in sorted(once.values(), key=_finding_order)]
 
 
-def _net_order(found: Finding) -> tuple[int, int]:
+def _finding_order(found: Finding) -> tuple[int, int]:
     """Return a sort key for a net's findings: most severe first, then those of no layer, then by layer."""
     layer = _LAYER.match(found.where)
     return SEVERITIES.index(found.severity), int(layer[1]) if layer else -1
@@ -124,14 +124,14 @@ def _check_layers(
 ) -> Iterator[Finding]:
     inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in select_phases(net)]
     view = NetView(net, tuple(phase for phase, _ in inferred), classes, datum_of, dialect)
-    for check in _OF_FILE:
+    for check in _FILE_CHECKS:
         yield from check(view)
     for phase, unfit in inferred:
         yield from unfit
         yield from data_rules.check_labels(view, phase)
         yield from data_rules.check_train_data(view, phase)
         yield from weight_rules.check_norms(view, phase)
-        for check_phase in _OF_PHASE:
+        for check_phase in _PHASE_CHECKS:
             yield from check_phase(phase)
 
 
@@ -185,7 +185,7 @@ def explain(name: str) -> str:
         "note": "0, or 1 with --fail-on note",
     }
     rows = {
-        "problem": rule.looks_for,
+        "problem": rule.summary,
         "checks": rule.subject,
         "happens": rule.explanation.happens,
         "write": rule.explanation.write,

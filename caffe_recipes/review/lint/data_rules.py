@@ -44,11 +44,11 @@ def check_data(view: NetView) -> Iterator[Finding]:
         block = SOURCE_BLOCKS.get(layer.type)
         if block is None:
             continue
-        yield from _needed(index, layer, block)
+        yield from _check_required_fields(index, layer, block)
         if layer.type in _DATABASES:
-            yield from _backend(index, layer)
+            yield from _check_backend(index, layer)
         if layer.type == "ImageData":
-            yield from _image_size(index, layer)
+            yield from _check_image_size(index, layer)
 
 
 @data_rule(
@@ -61,7 +61,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the data layers of a training phase, with the fields of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
-    yield from _shuffles(phase)
+    yield from _check_shuffle_agrees(phase)
     sizes: dict[int, pb.LayerParameter] = {}
     for i, layer in enumerate(phase.layers):
         block = SOURCE_BLOCKS.get(layer.type)
@@ -78,7 +78,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             )
         if size:
             sizes.setdefault(size, layer)
-        yield from _order(view, phase, i, block)
+        yield from _check_unshuffled(view, phase, i, block)
 
 
 @data_rule(
@@ -90,7 +90,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 @data_rule(
     "no-source", "error", "a data layer without source", effect="Caffe stops: there is nothing to open"
 )
-def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
+def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
     if lacks_batch_size(layer):
         yield finding(
             "no-batch-size",
@@ -121,7 +121,7 @@ def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Findin
     effect="only LMDBs are shuffled",
     write="backend: LMDB",
 )
-def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.data_param
     if param.backend == pb.DataParameter.LMDB:
         return
@@ -147,7 +147,7 @@ def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     effect="Caffe stops: new_height and new_width must be set at the same time",
     write="give both",
 )
-def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.image_data_param
     if (param.new_height > 0) != (param.new_width > 0):
         given = "new_height" if param.new_height else "new_width"
@@ -164,9 +164,9 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     "some data layers of TRAIN are shuffled and some are not",
     effect="if one layer reads the labels for the other's images, labels no longer match images",
 )
-def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
+def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
     """Find the first data layer that differs from the first one in being shuffled."""
-    readers = _readers(phase)
+    readers = _record_layers(phase)
     for i in readers[1:]:
         one, other = phase.layers[readers[0]], phase.layers[i]
         if _is_shuffled(one) == _is_shuffled(other):
@@ -181,7 +181,7 @@ def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
         return
 
 
-def _readers(phase: PhaseNet) -> list[int]:
+def _record_layers(phase: PhaseNet) -> list[int]:
     """Return the layers of a phase that read records in order, by index."""
     types = SOURCE_BLOCKS.keys() - _SOURCELESS
     return [i for i, layer in enumerate(phase.layers) if layer.type in types]
@@ -202,7 +202,7 @@ def _is_shuffled(layer: pb.LayerParameter) -> bool:
         "shuffle: true if the Caffe has it and TRAIN has one data layer; else build in random order.",
     ),
 )
-def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
+def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
     layer = phase.layers[i]
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
@@ -211,7 +211,7 @@ def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Findi
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
-    readers = _readers(phase)
+    readers = _record_layers(phase)
     if any(_is_shuffled(phase.layers[other]) for other in readers):
         return  # train-shuffles-differ says more
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
@@ -232,12 +232,12 @@ def check_transforms(view: NetView) -> Iterator[Finding]:
         if not layer.HasField("transform_param"):
             continue
         datum = view.datum_of(layer.data_param.source) if layer.data_param.source else None
-        yield from _means(index, layer, datum)
+        yield from _check_means(index, layer, datum)
         if view.dialect.knows("NetParameter", "engine"):
-            yield from _mean_alone(index, layer, datum)
-        yield from _sizes(index, layer, datum)
-        yield from _aspect_ratio(index, layer)
-        yield from _raw(index, layer, datum)
+            yield from _check_single_mean(index, layer, datum)
+        yield from _check_sizes(index, layer, datum)
+        yield from _check_aspect_ratio(index, layer)
+        yield from _check_raw_datums(index, layer, datum)
 
 
 @transform_rule(
@@ -291,8 +291,8 @@ mean_values_misfit = transform_rule(
     write="keep one of them",
 )
 @mean_values_misfit
-def _means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
-    param, channels = layer.transform_param, _channels(layer, datum)
+def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+    param, channels = layer.transform_param, _count_channels(layer, datum)
     if param.HasField("mean_file") and param.mean_value:
         yield finding(
             "mean-twice",
@@ -322,8 +322,8 @@ def _means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
     effect="threads extend the same list at once: now and then Caffe stops with `Specify "
     "either 1 mean_value or as many as channels`",
 )
-def _mean_alone(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
-    param, channels = layer.transform_param, _channels(layer, datum) or 0
+def _check_single_mean(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+    param, channels = layer.transform_param, _count_channels(layer, datum) or 0
     if len(param.mean_value) == 1 and channels > 1:
         value = show_number(param.mean_value[0])
         yield finding(
@@ -334,7 +334,7 @@ def _mean_alone(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) ->
         )
 
 
-def _channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
+def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
     if layer.type == "ImageData":
         return 3 if layer.image_data_param.is_color else 1
     if datum is not None and not datum.encoded:
@@ -356,7 +356,7 @@ def _channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
     "max_size of random_resize_param below its min_size",
     effect="Caffe stops, or draws a size at random",
 )
-def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     param = layer.transform_param
     resize = param.random_resize_param
     if param.HasField("random_resize_param"):
@@ -392,7 +392,7 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
     "random_aspect_ratio_param without crop_size, or with an empty range",
     effect="Caffe stops at the first image, or produces empty images",
 )
-def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     if not layer.transform_param.HasField("random_aspect_ratio_param"):
         return
     param = layer.transform_param.random_aspect_ratio_param
@@ -425,7 +425,7 @@ def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     effect="Intel's Caffe scrambles the pixels of raw Datums when it resizes them",
     write="build the LMDB with convert_imageset --encoded, or resize the images when it is built",
 )
-def _raw(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_raw_datums(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     if datum is None or datum.encoded:
         return
     for field in ("random_resize_param", "random_aspect_ratio_param"):
@@ -446,9 +446,9 @@ _COMPUTED_WORDS = """
 """
 _COMPUTED = frozenset(_COMPUTED_WORDS.split())
 # Layers whose output means the same as their first bottom.
-_PASSING = frozenset(("Flatten", "Reshape", "Split"))
+_PASS_THROUGH = frozenset(("Flatten", "Reshape", "Split"))
 # A loss, the function that it applies itself, and the loss to use after that function.
-_APPLIED = {
+_BUILT_IN_ACTIVATIONS = {
     "SoftmaxWithLoss": ("Softmax", "MultinomialLogisticLoss"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", "EuclideanLoss"),
 }
@@ -458,11 +458,11 @@ def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the predictions and labels that each loss and accuracy of a phase reads."""
     for i, layer in enumerate(phase.layers):
         if layer.type in CLASSIFIERS and len(layer.bottom) > 1:
-            yield from _label(phase, i)
-            yield from _outputs(view, phase, i)
-        if layer.type in _APPLIED and layer.bottom:
-            yield from _applied(phase, i)
-    yield from _ignored(phase)
+            yield from _check_label(phase, i)
+            yield from _check_outputs(view, phase, i)
+        if layer.type in _BUILT_IN_ACTIVATIONS and layer.bottom:
+            yield from _check_activation(phase, i)
+    yield from _check_ignored_labels(phase)
 
 
 def outputs_of(phase: PhaseNet, i: int) -> int | None:
@@ -493,7 +493,7 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
     "a top_k equal to the number of outputs: the accuracy is always 1",
     effect="the accuracy is always 1",
 )
-def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
+def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, outputs = phase.layers[i], outputs_of(phase, i)
     if outputs is None:
         return
@@ -520,19 +520,21 @@ def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
             write=f"top_k: {max(1, outputs // 2)}, or leave the layer out",
         )
     if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
-        yield _other_classes(phase, i, outputs, view.classes)
+        yield _classes_differ(phase, i, outputs, view.classes)
 
 
 @label_rule("outputs-below-classes", "error", "fewer outputs than classes")
 @label_rule("outputs-above-classes", "note", "more outputs than classes")
-def _other_classes(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
+def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
     layer = phase.layers[i]
     below = outputs < classes
-    maker = next((k for k in phase.above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i)
+    producer = next(
+        (k for k in phase.layers_above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i
+    )
     what = f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for {classes} classes"
     return finding(
         "outputs-below-classes" if below else "outputs-above-classes",
-        phase.where(maker, _output_field(phase.layers[maker])),
+        phase.where(producer, _output_field(phase.layers[producer])),
         what,
         effect=f"labels {outputs} and above make Caffe read past the outputs: SIGSEGV after some iterations"
         if below
@@ -551,14 +553,14 @@ def _output_field(layer: pb.LayerParameter) -> str:
 
 def _reads_label(phase: PhaseNet, i: int) -> bool:
     """Whether a layer's label comes from the records of a data layer."""
-    made = _origin(phase, i, 1)
-    return made is not None and made[1] == 1 and phase.layers[made[0]].type in ("Data", "ImageData")
+    origin = _origin(phase, i, 1)
+    return origin is not None and origin[1] == 1 and phase.layers[origin[0]].type in ("Data", "ImageData")
 
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     """Find the (layer, top) that a bottom comes from, through layers that pass it on unchanged."""
-    made = phase.maker_through(i, b, _PASSING)
-    return made if made is not None and made[0] >= 0 else None
+    origin = phase.producer_through(i, b, _PASS_THROUGH)
+    return origin if origin is not None and origin[0] >= 0 else None
 
 
 @label_rule(
@@ -567,15 +569,17 @@ def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     "a label bottom that is not a label: computed, or the images themselves",
     effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
 )
-def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
-    layer, made = phase.layers[i], _origin(phase, i, 1)
-    if made is None:
+def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
+    layer, origin = phase.layers[i], _origin(phase, i, 1)
+    if origin is None:
         return
-    maker = phase.layers[made[0]]
-    images = maker.type in READERS and made[1] == 0 and made[0] in set(phase.above(i))
-    if maker.type in _COMPUTED or images:
+    producer = phase.layers[origin[0]]
+    images = producer.type in READERS and origin[1] == 0 and origin[0] in set(phase.layers_above(i))
+    if producer.type in _COMPUTED or images:
         what = (
-            "the images that its predictions are computed from" if images else f"computed by {title(maker)}"
+            "the images that its predictions are computed from"
+            if images
+            else f"computed by {title(producer)}"
         )
         predictions = _origin(phase, i, 0)
         swapped = predictions is not None and phase.layers[predictions[0]].type in READERS
@@ -591,8 +595,8 @@ def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
 
 def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     """Whether a bottom comes from a layer whose output is never a class number."""
-    made = _origin(phase, i, b)
-    return made is not None and phase.layers[made[0]].type in _COMPUTED
+    origin = _origin(phase, i, b)
+    return origin is not None and phase.layers[origin[0]].type in _COMPUTED
 
 
 @label_rule(
@@ -608,23 +612,23 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     "a loss that applies a softmax or sigmoid for the second time",
     effect="gradients are far too small, and the loss hardly falls",
 )
-def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
-    layer, made = phase.layers[i], _origin(phase, i, 0)
-    applied, taker = _APPLIED[layer.type]
-    if made is not None and phase.layers[made[0]].type == "ReLU":
-        maker = phase.layers[made[0]]
+def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
+    layer, origin = phase.layers[i], _origin(phase, i, 0)
+    applied, replacement = _BUILT_IN_ACTIVATIONS[layer.type]
+    if origin is not None and phase.layers[origin[0]].type == "ReLU":
+        producer = phase.layers[origin[0]]
         yield finding(
             "relu-on-scores",
-            phase.where(made[0], "type"),
-            f"{title(layer)} reads the output of {title(maker)}, where scores below 0 become 0",
+            phase.where(origin[0], "type"),
+            f"{title(layer)} reads the output of {title(producer)}, where scores below 0 become 0",
         )
-    if made is not None and phase.layers[made[0]].type == applied:
-        maker = phase.layers[made[0]]
+    if origin is not None and phase.layers[origin[0]].type == applied:
+        producer = phase.layers[origin[0]]
         yield finding(
             "activation-twice",
             phase.where(i, "bottom[0]"),
-            f"{title(layer)} reads the output of {title(maker)}, but applies the {applied.lower()} itself",
-            write=f'bottom: "{maker.bottom[0]}"' if maker.bottom else f"use {taker}",
+            f"{title(layer)} reads the output of {title(producer)}, but applies the {applied.lower()} itself",
+            write=f'bottom: "{producer.bottom[0]}"' if producer.bottom else f"use {replacement}",
         )
 
 
@@ -634,7 +638,7 @@ def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
     "a loss and an accuracy on one label, with different ignore_label",
     effect="the accuracy counts different images than the loss",
 )
-def _ignored(phase: PhaseNet) -> Iterator[Finding]:
+def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[str, pb.LayerParameter] = {}
     for layer in phase.layers:
         if layer.type == "SoftmaxWithLoss" and len(layer.bottom) > 1:
@@ -643,7 +647,7 @@ def _ignored(phase: PhaseNet) -> Iterator[Finding]:
         loss = losses.get(layer.bottom[1]) if layer.type == "Accuracy" and len(layer.bottom) > 1 else None
         if loss is None:
             continue
-        ours, theirs = _ignores(layer.accuracy_param), _ignores(loss.loss_param)
+        ours, theirs = _show_ignored_label(layer.accuracy_param), _show_ignored_label(loss.loss_param)
         if ours != theirs:
             yield finding(
                 "ignored-labels-differ",
@@ -655,5 +659,5 @@ def _ignored(phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _ignores(param: pb.LossParameter | pb.AccuracyParameter) -> str:
+def _show_ignored_label(param: pb.LossParameter | pb.AccuracyParameter) -> str:
     return str(param.ignore_label) if param.HasField("ignore_label") else "none"

@@ -23,17 +23,17 @@ from caffe_recipes.review.lint.inputs import (
     lint_chain,
     lint_files,
     lint_single,
-    split_started,
-    upgraded,
+    split_trained,
+    upgrade_if_old,
 )
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, split_place
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
 from caffe_recipes.review.lint.snapshot_rules import (
     check_commands,
     check_order,
-    check_started,
-    name_of,
-    name_rank,
+    check_untrained,
+    phase_name_from_path,
+    phase_order,
 )
 from caffe_recipes.review.naming import (
     RECIPE_SUFFIXES,
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-_MOST_FILES = 10_000
-_MOST_SCRIPT_BYTES, _MOST_SCRIPT_LINES = 1_000_000, 20_000
-_SCRIPTS = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
-_OF_SOLVERS = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
+_MAX_FILES = 10_000
+_MAX_SCRIPT_BYTES, _MAX_SCRIPT_LINES = 1_000_000, 20_000
+_SCRIPT_NAME = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
+_SOLVER_FIELD = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
 
 
 def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Finding]:
@@ -60,18 +60,18 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
     Raises InputError for a folder without prototxts or that cannot be read, and PrototxtError for a solver
     that cannot be read, because the chain without it would be a different one.
     """
-    groups = _prototxts(folder)
+    groups = _group_prototxts(folder)
     if not groups:
         raise InputError(folder, "holds no .prototxt file", "give a folder with solvers and nets")
     for home, paths in groups.items():
-        documents = [document for path in paths if (document := _read(reader, path))]
+        documents = [document for path in paths if (document := _read_prototxt(reader, path))]
         solvers = [document for document in documents if is_solver(document)]
         text = script if script != Script() else find_script(home, solvers)
         yield from check_commands(text)
-        started, idle = split_started(solvers, script)
+        started, idle = split_trained(solvers, script)
         # Solvers of another folder are not missing from this script.
         if (started or len(groups) == 1) and not reader.options.is_alone:
-            yield from check_started(idle)
+            yield from check_untrained(idle)
         ordered, why = order_solvers(started or solvers, text)
         alone = [solver for solver in solvers if solver not in ordered]
         waiting = [solver for solver in alone if solver not in idle]
@@ -89,24 +89,24 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
         for document in documents:
             yield from lint_single(reader, document)
         yield from check_deploys(
-            [upgraded(one) for one in documents if isinstance(one.message, pb.NetParameter)]
+            [upgrade_if_old(one) for one in documents if isinstance(one.message, pb.NetParameter)]
         )
 
 
-def _read(reader: Reader, path: Path) -> Document[Any] | None:
+def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. An unreadable one is a finding, unless its name and text are those of a solver."""
     try:
         return reader.read(path)
     except PrototxtError:
-        if "solver" in path.name.lower() or _OF_SOLVERS.search(_beginning(path)):
+        if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
             raise
         return reader.read_leniently(path)
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(_MOST_SCRIPT_BYTES)
+            return file.read(_MAX_SCRIPT_BYTES)
     except OSError:
         return b""
 
@@ -122,7 +122,7 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
         by_command += [solver for solver in started if solver not in by_command]
     if len(by_command) > 1 and not script.unresolved:
         return by_command, "by the commands of a script"
-    ranks = [name_rank(name_of(solver.path)) for solver in solvers]
+    ranks = [phase_order(phase_name_from_path(solver.path)) for solver in solvers]
     is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
     if (None in ranks or len(set(ranks)) < len(ranks) or not is_plain) and len(by_command) > 1:
         return by_command, "by the commands of a script"
@@ -132,15 +132,15 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
     return [solvers[index] for _, index in pairs], "by their names"
 
 
-def _prototxts(folder: Path) -> dict[Path, list[Path]]:
+def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
     """List the prototxts below a folder, by the folder that holds them; hidden folders are skipped."""
     groups: dict[Path, list[Path]] = {}
     count = 0
     for home, found in walk_prototxts(folder):
         count += len(found)
-        if count > _MOST_FILES:
+        if count > _MAX_FILES:
             raise InputError(
-                folder, f"holds more than {_MOST_FILES:,} prototxts", "give one of its subfolders"
+                folder, f"holds more than {_MAX_FILES:,} prototxts", "give one of its subfolders"
             )
         if found:
             groups[Path(home)] = [Path(file) for file in found]
@@ -151,13 +151,13 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
     """Read the script or README of a folder that starts the most of its solvers."""
     best, most = Script(), 1
     for path in sorted(home.iterdir()):
-        if not _SCRIPTS.fullmatch(path.name) or not path.is_file():
+        if not _SCRIPT_NAME.fullmatch(path.name) or not path.is_file():
             continue
         try:
-            if path.stat().st_size > _MOST_SCRIPT_BYTES:
+            if path.stat().st_size > _MAX_SCRIPT_BYTES:
                 continue
             text = path.read_text("utf-8", errors="replace")
-            if text.count("\n") > _MOST_SCRIPT_LINES:
+            if text.count("\n") > _MAX_SCRIPT_LINES:
                 continue
             script = parse_script(text, path)
         except (OSError, CaffeRecipesError):
@@ -242,12 +242,12 @@ def merge_folders(findings: Sequence[Finding]) -> list[Finding]:
         if found.id == "net-folder":
             home = Path(split_place(found.where)[0]).parent
             groups.setdefault((home, found.values["folder"]), []).append(found)
-    merged = {id(group[0]): _merge(group) for group in groups.values()}
+    merged = {id(group[0]): _merge_group(group) for group in groups.values()}
     gone = {id(found) for group in groups.values() for found in group[1:]}
     return [merged.get(id(found), found) for found in findings if id(found) not in gone]
 
 
-def _merge(group: Sequence[Finding]) -> Finding:
+def _merge_group(group: Sequence[Finding]) -> Finding:
     first = group[0]
     names = [*dict.fromkeys(found.phase for found in group)]
     if len(names) == 1:

@@ -26,23 +26,28 @@ from caffe_recipes.review.lint.chain import (
     ChainFacts,
     Link,
     NetState,
-    has_source,
-    part_of,
+    has_data,
     read_links,
     restrict_net,
-    select_sources,
+    select_data_layers,
     stop_phases,
+    sub_document,
 )
 from caffe_recipes.review.lint.chain_rules import check_deploys, solver_type
 from caffe_recipes.review.lint.check import check_chain, check_dialect, check_net
 from caffe_recipes.review.lint.net_view import upgrade_old
 from caffe_recipes.review.lint.recipe_rules import check_cores
 from caffe_recipes.review.lint.rules import Explanation, Fix, file_rule, finding, path_rule
-from caffe_recipes.review.lint.snapshot_rules import check_evaluations, check_started, name_of, name_rank
+from caffe_recipes.review.lint.snapshot_rules import (
+    check_evaluations,
+    check_untrained,
+    phase_name_from_path,
+    phase_order,
+)
 from caffe_recipes.review.lint.solver_rules import (
-    check_other_rates,
+    check_dialect_rates,
     check_snapshot_folder,
-    drop_rates,
+    drop_rate_findings,
 )
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared, is_file, real_path
 
@@ -78,7 +83,7 @@ def net_field(solver: pb.SolverParameter) -> str:
 
 def inline_net(solver: Solver, field: str) -> Net:
     """Return the net inside a solver's file, with its places there."""
-    return part_of(solver, field, _value(solver.message, field))
+    return sub_document(solver, field, _field_value(solver.message, field))
 
 
 @path_rule(
@@ -100,12 +105,14 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     Without a Caffe root it is searched for as by `naming.find_at_path`, and then by its file name beside the
     solver. The net of a generated solver may be in a folder that recipes share.
     """
-    given: str = _value(solver.message, field)
-    is_ours = _GENERATED in solver.text[:1000]
+    given: str = _field_value(solver.message, field)
+    is_generated = _GENERATED in solver.text[:1000]
     found = find_at_path(solver.path, given, caffe_root)
     if found is not None:
         return NetPlace(found)
-    beside_file = find_beside(solver.path, given) or (find_shared(solver.path, given) if is_ours else None)
+    beside_file = find_beside(solver.path, given) or (
+        find_shared(solver.path, given) if is_generated else None
+    )
     where = solver.where(field)
     if caffe_root is not None:
         what = f"no file {given} under {caffe_root}"
@@ -118,7 +125,7 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
             ),
         )
     home = Path(solver.path).absolute().parent.name
-    findings = () if is_ours else tuple(_folder(given, home, where, field, phase, beside_file))
+    findings = () if is_generated else tuple(_check_net_folder(given, home, where, field, phase, beside_file))
     if beside_file is None:
         what = f"{given} was found neither in the current folder nor beside the solver"
         unread = finding("net-not-found", where, what, phase)
@@ -126,7 +133,7 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     return NetPlace(beside_file, findings)
 
 
-def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
+def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     """Return the value of a field, or of one element of a list: `test_net[0]`."""
     name, _, index = field.partition("[")
     value = getattr(solver, name)
@@ -146,7 +153,7 @@ def _value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     ),
     fix="writes the solver's folder, if it holds a net of this name",
 )
-def _folder(
+def _check_net_folder(
     given: str, home: str, where: str, field: str, phase: str, beside_file: Path | None
 ) -> Iterator[Finding]:
     path = PurePosixPath(given)
@@ -209,7 +216,7 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
             )
 
 
-FOR_GPUS = ("bvlc", "nvcaffe")
+GPU_DIALECTS = ("bvlc", "nvcaffe")
 
 
 @dataclass(frozen=True)
@@ -231,7 +238,7 @@ class LintOptions:
 class Reader:
     """Reads each file once; keeps the findings in its text, and the order of files in the report.
 
-    `phases` are the phases in which solvers read each net file, `other_rates` the solvers whose rates are not
+    `phases` are the phases in which solvers read each net file, `unchecked` the solvers whose rates are not
     checked, `chains` the paths of solvers that were read as one chain.
     """
 
@@ -240,7 +247,7 @@ class Reader:
     findings: list[Finding] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     phases: dict[Path, set[int]] = field(default_factory=dict)
-    other_rates: set[str] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
     chains: list[list[str]] = field(default_factory=list)
 
     def read(self, path: Path) -> Document[Any]:
@@ -285,7 +292,7 @@ class Reader:
             (phase,) = phases
             only = restrict_net(net.message, phase)
             # The rules on chains report a phase without data.
-            net = replace(net, message=only) if has_source(only, NetState(phase)) else net
+            net = replace(net, message=only) if has_data(only, NetState(phase)) else net
         found = check_net(
             net,
             classes=options.classes,
@@ -300,13 +307,13 @@ class Reader:
         if not document.message.ListFields():
             raise PrototxtError(path, "holds no field at all", "was it copied whole?")
         self.findings.extend(check_text(text, path, self.options.dialect))
-        self.findings.extend(check_forms(document))
+        self.findings.extend(check_newer_text(document))
         if self.options.dialect != OURS:
             from caffe_recipes.caffe.dialects.schema import parse_lenient
 
-            other = [*check_other_rates(parse_lenient(text, path), self.options.dialect)]
+            other = [*check_dialect_rates(parse_lenient(text, path), self.options.dialect)]
             self.findings.extend(other)
-            self.other_rates.update(document.path for _ in other)
+            self.unchecked.update(document.path for _ in other)
         if self.options.caffe_root is not None and isinstance(document.message, pb.SolverParameter):
             self.findings.extend(check_snapshot_folder(document, self.options.caffe_root))
         return document
@@ -341,7 +348,7 @@ def check_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
 
 
 @file_rule("newer-text", "note", "text that a Caffe built with an old protobuf cannot read")
-def check_forms(document: Document[Any]) -> Iterator[Finding]:
+def check_newer_text(document: Document[Any]) -> Iterator[Finding]:
     """Find text that a Caffe built with an old protobuf cannot read; each form once, at its first place."""
     seen: set[str] = set()
     for form in document.newer_forms:
@@ -386,17 +393,17 @@ def lint_files(reader: Reader, paths: Iterable[Path], script: Script) -> Iterato
         for solver in solvers:
             yield from lint_chain(reader, [solver], script, is_whole=False)
     else:
-        started, idle = split_started(solvers, script)
+        started, idle = split_trained(solvers, script)
         chains = [started] if started and script.trainings else split_chains(solvers)
-        yield from _say_alone(chains)
+        yield from _report_separate_chains(chains)
         for chain in chains:
             yield from lint_chain(reader, chain, script, is_whole=len(chains) == 1 or len(chain) > 1)
-        yield from check_started(idle)
+        yield from check_untrained(idle)
         for solver in idle if started else ():
             yield from lint_chain(reader, [solver], script, is_whole=False)
     for document in documents:
         yield from lint_single(reader, document)
-    yield from check_deploys([*map(upgraded, reader.nets())])
+    yield from check_deploys([*map(upgrade_if_old, reader.nets())])
 
 
 def split_chains(solvers: Sequence[Document[Any]]) -> list[list[Document[Any]]]:
@@ -419,15 +426,15 @@ def _is_linked(one: Document[Any], other: Document[Any]) -> bool:
     is_same_net = (
         bool(nets[0]) and nets[0] == nets[1] and solver_type(one.message) == solver_type(other.message)
     )
-    names = [name_of(each.path) for each in (one, other)]
-    ranks = [name_rank(name) for name in names]
+    names = [phase_name_from_path(each.path) for each in (one, other)]
+    ranks = [phase_order(name) for name in names]
     homes = [Path(each.path).parent for each in (one, other)]
     is_numbered = homes[0] == homes[1] and None not in ranks and ranks[0] != ranks[1]
-    stems = [_stem(each, name) for each, name in zip((one, other), names, strict=True)]
+    stems = [_prefix_stem(each, name) for each, name in zip((one, other), names, strict=True)]
     return is_same_net or is_numbered or bool(stems[0] and stems[0] == stems[1])
 
 
-def _stem(solver: Document[Any], name: str) -> str:
+def _prefix_stem(solver: Document[Any], name: str) -> str:
     """Return a snapshot_prefix without the phase's name at its end; empty if it ends differently."""
     prefix: str = solver.message.snapshot_prefix
     return (
@@ -442,7 +449,7 @@ def _stem(solver: Document[Any], name: str) -> str:
     effect="the transitions between chains were not checked",
     write="--script FILE with the commands, if they are one chain",
 )
-def _say_alone(chains: Sequence[Sequence[Document[Any]]]) -> Iterator[Finding]:
+def _report_separate_chains(chains: Sequence[Sequence[Document[Any]]]) -> Iterator[Finding]:
     if len(chains) < 2:
         return
     shown = [", ".join(Path(solver.path).name for solver in chain) for chain in chains if len(chain) > 1]
@@ -475,40 +482,42 @@ def lint_chain(
     links: list[Link] = []
     for document in documents:
         training = find_training(script, document.path)
-        for link in read_links(document, name_of(document.path)):
-            nets = [*_nets(reader, link.solver, link.name)]
+        for link in read_links(document, phase_name_from_path(document.path)):
+            nets = [*_read_nets(reader, link.solver, link.name)]
             yield from (found for place, _ in nets for found in place.findings)
             tests = tuple(net for _, net in nets[1:] if net is not None)
             whole = replace(link, net=nets[0][1], test_nets=tests)
-            links.append(start_by(whole, training, reader.options.ranks))
-        if not script.is_ours:
-            yield from _script_path(reader, document, script)
+            links.append(apply_command(whole, training, reader.options.ranks))
+        if not script.is_generated:
+            yield from _check_script_path(reader, document, script)
     reader.order.extend([link.solver.path for link in links] + [net.path for net in _nets_of(links)])
-    tested = tuple(map(upgraded, _tested(reader, links, script)))
-    chain = Chain(tuple(_modern(reader, link) for link in links), _setting(reader, script), is_whole, tested)
-    found = drop_rates(check_chain(chain), reader.other_rates)
+    tested = tuple(map(upgrade_if_old, _tested_nets(reader, links, script)))
+    chain = Chain(
+        tuple(_upgrade_link(reader, link) for link in links), _chain_facts(reader, script), is_whole, tested
+    )
+    found = drop_rate_findings(check_chain(chain), reader.unchecked_rates)
     # BVLC's Caffe uses the solver's file name as the default prefix.
     is_named = reader.options.dialect == "bvlc"
     yield from (one for one in found if not is_named or one.id != "snapshot-prefix-missing")
     yield from check_evaluations(
-        stop_phases(chain).links, script, is_all=is_whole and _is_all(documents, script)
+        stop_phases(chain).links, script, is_all=is_whole and _covers_script(documents, script)
     )
     for net in _nets_of(links):
         yield from reader.check(net)
     if script.mlsl_where:
-        yield from check_cores(chain.setting, script.mlsl_where)
+        yield from check_cores(chain.facts, script.mlsl_where)
 
 
-def _is_all(documents: Sequence[Document[Any]], script: Script) -> bool:
+def _covers_script(documents: Sequence[Document[Any]], script: Script) -> bool:
     """Whether each command of the script trains one of these solvers."""
     trained = [find_training(script, document.path) for document in documents]
     return not script.unresolved and all(training in trained for training in script.trainings)
 
 
-def _modern(reader: Reader, link: Link) -> Link:
-    net, tests = link.net and upgraded(link.net), tuple(map(upgraded, link.test_nets))
+def _upgrade_link(reader: Reader, link: Link) -> Link:
+    net, tests = link.net and upgrade_if_old(link.net), tuple(map(upgrade_if_old, link.test_nets))
     state = NetState(pb.TEST)
-    sources = [layer for one in tests or [net] if one for layer in select_sources(one.message, state)]
+    sources = [layer for one in tests or [net] if one for layer in select_data_layers(one.message, state)]
     names = [layer.data_param.source for layer in sources if layer.type == "Data"]
     images = count_records(names[0], reader.options.caffe_root) if names else 0
     return replace(link, net=net, test_nets=tests, tested_images=images)
@@ -518,7 +527,7 @@ def _nets_of(links: Sequence[Link]) -> list[Net]:
     return [net for link in links for net in (link.net, *link.test_nets) if net is not None]
 
 
-def upgraded(net: Net) -> Net:
+def upgrade_if_old(net: Net) -> Net:
     """Return an old net (`layers`) as Caffe upgrades it, any other net unchanged."""
     return upgrade_old(net)[0] if net.message.layers else net
 
@@ -535,7 +544,7 @@ def find_training(script: Script, path: str) -> TrainCommand | None:
     return max((training for training in script.trainings if common(training)), key=common, default=None)
 
 
-def split_started(
+def split_trained(
     solvers: Sequence[Document[Any]], script: Script
 ) -> tuple[list[Document[Any]], list[Document[Any]]]:
     """Split solvers into those that a script trains, and those that it does not.
@@ -548,7 +557,7 @@ def split_started(
     return started, [solver for solver in solvers if solver not in started]
 
 
-def start_by(link: Link, training: TrainCommand | None, ranks: int | None = None) -> Link:
+def apply_command(link: Link, training: TrainCommand | None, ranks: int | None = None) -> Link:
     """Return a phase with the weights and ranks of the command that starts it, or unchanged without one.
 
     A phase from a file of several solvers is unchanged too: it starts from the previous one.
@@ -572,7 +581,7 @@ def start_by(link: Link, training: TrainCommand | None, ranks: int | None = None
     effect="Caffe stops with `SolverParameter must specify a train net`",
     write="net: the net's path",
 )
-def _nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
+def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetPlace, Net | None]]:
     """Yield the field and the content of each net of a solver: the trained one first, then test nets."""
     field = net_field(solver.message)
     if not field:
@@ -610,14 +619,14 @@ def _read_net(
     place = find_net(solver, field, reader.options.caffe_root, name)
     if place.file is None:
         return place, None
-    document = reader.read_leniently(_shown(place.file, solver))
+    document = reader.read_leniently(_display_path(place.file, solver))
     if document is None or not isinstance(document.message, pb.NetParameter):
         return place, None
     reader.phases.setdefault(place.file.resolve(), set()).update(phases)
     return place, document
 
 
-def _shown(path: Path, solver: Solver) -> Path:
+def _display_path(path: Path, solver: Solver) -> Path:
     """Return a path in the form of the solver's: absolute, or relative to the current folder."""
     return path if Path(solver.path).is_absolute() else Path(os.path.relpath(path))
 
@@ -628,7 +637,7 @@ def _shown(path: Path, solver: Solver) -> Path:
     "a command whose --solver names a different folder than the file's",
     effect="Caffe stops with `File not found` if that folder does not exist",
 )
-def _script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:
+def _check_script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:
     """Find a command that names the solver in a different folder than it is in."""
     training = find_training(script, document.path)
     if training is None:
@@ -643,12 +652,12 @@ def _script_path(reader: Reader, document: Document[Any], script: Script) -> Ite
             "solver-path",
             training.where,
             what,
-            name_of(document.path),
+            phase_name_from_path(document.path),
             write=f"--solver={theirs.parent.with_name(home) / Path(document.path).name}",
         )
 
 
-def _setting(reader: Reader, script: Script) -> ChainFacts:
+def _chain_facts(reader: Reader, script: Script) -> ChainFacts:
     options = reader.options
     return ChainFacts(
         ranks=options.ranks or script.ranks,
@@ -657,16 +666,16 @@ def _setting(reader: Reader, script: Script) -> ChainFacts:
         ranks_per_node=script.ranks_per_node,
         omp_num_threads=script.omp_num_threads,
         mlsl_cores=script.mlsl_cores,
-        has_gpus=options.dialect in FOR_GPUS,
+        has_gpus=options.dialect in GPU_DIALECTS,
     )
 
 
-def _tested(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[Net]:
+def _tested_nets(reader: Reader, links: Sequence[Link], script: Script) -> Iterator[Net]:
     """Return the nets that the script's tests use, if found under the Caffe root or beside a solver."""
     for model in script.tested:
         root = reader.options.caffe_root or Path()
         beside = (Path(link.solver.path).parent / PurePosixPath(model).name for link in links)
         file = next((path for path in (root / model, *beside) if is_file(path)), None)
-        document = reader.read_leniently(_shown(file, links[0].solver)) if file and links else None
+        document = reader.read_leniently(_display_path(file, links[0].solver)) if file and links else None
         if document is not None and isinstance(document.message, pb.NetParameter):
             yield document

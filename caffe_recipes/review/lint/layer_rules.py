@@ -23,7 +23,7 @@ from caffe_recipes.review.lint.net_view import (
     filler_fields,
     is_loss,
     layer_field,
-    same_path,
+    normalize_path,
     shapes_fit,
     show_layers,
     show_names,
@@ -48,12 +48,12 @@ read_rule = partial(
 phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
 # Layer types that Caffes built for GPUs have.
-_OF_GPUS = frozenset(("engine-unknown", "pooling-stochastic"))
-_NO_LOSS_WORDS = """
+_CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
+_NOT_LOSSES_WORDS = """
     Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
     InnerProduct LRN Pooling ReLU Silence Softmax
 """
-_NO_LOSS = frozenset(_NO_LOSS_WORDS.split())
+_NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 
 
 @refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
@@ -82,33 +82,33 @@ def check_refusals(view: NetView) -> Iterator[Finding]:
     """Check each layer of the file for errors that Caffe would stop at."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
-        unweighted = _unweighted(layer) if is_intels else ()
-        own = (*_loss_weight(layer), *_ignored(layer), *_large(layer))
+        unweighted = _check_loss_weight_missing(layer) if is_intels else ()
+        own = (*_check_loss_weight(layer), *_check_input_ignored(layer), *_check_large_values(layer))
         for refusal in (*refuse_layer(layer, view.net.engine), *own, *unweighted):
-            if is_intels or refusal.rule not in _OF_GPUS:
-                yield _refused(index, layer, refusal)
+            if is_intels or refusal.rule not in _CPU_ONLY_REFUSALS:
+                yield _refusal_finding(index, layer, refusal)
         for path, filler in filler_fields(layer):
-            if not fills(view, layer, path):
+            if not is_filler_used(view, layer, path):
                 continue
             for refusal in refuse_filler(filler):
-                yield _refused(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
+                yield _refusal_finding(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
 
 
-def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
+def is_filler_used(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
     """Whether Caffe uses a filler: its block is read by the type, and its blob exists."""
     block, _, field = path.partition(".")
     is_read = layer.type in block_readers(view.dialect.layer_types).get(block, frozenset((layer.type,)))
     return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
 
 
-def _refused(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
+def _refusal_finding(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
     place, what = layer_field(index, refusal.field), f"{title(layer)} {refusal.what}"
     return finding(refusal.rule, place, what, effect=refusal.effect, write=refusal.write)
 
 
 @refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is not a loss")
-def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in _NO_LOSS and any(layer.loss_weight):
+def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    if layer.type in _NOT_LOSSES and any(layer.loss_weight):
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
@@ -119,7 +119,7 @@ def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 @refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
-def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find factors of 0, which hide a layer's input."""
     fields = {
         "Exp": ("exp_param.scale",),
@@ -134,22 +134,22 @@ def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 # At least 100 times the largest in published nets.
-_MOST_MULTIPLIER, _MOST_WEIGHT, _MOST_SPREAD, _MOST_SCALE = 1e3, 1e6, 1e2, 1e3
+_MAX_MULTIPLIER, _MAX_WEIGHT, _MAX_SPREAD, _MAX_SCALE = 1e3, 1e6, 1e2, 1e3
 
 
 @refusal_rule("value-large", "warning", "a multiplier, weight or spread far above any useful value")
-def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find numbers so large that the first pass or update overflows."""
     given: list[tuple[str, float, float]] = [
-        (f"param[{p}].{name}", getattr(param, name), _MOST_MULTIPLIER)
+        (f"param[{p}].{name}", getattr(param, name), _MAX_MULTIPLIER)
         for p, param in enumerate(layer.param)
         for name in ("lr_mult", "decay_mult")
     ]
-    given += [(f"loss_weight[{t}]", weight, _MOST_WEIGHT) for t, weight in enumerate(layer.loss_weight)]
-    given.append(("transform_param.scale", layer.transform_param.scale, _MOST_SCALE))
+    given += [(f"loss_weight[{t}]", weight, _MAX_WEIGHT) for t, weight in enumerate(layer.loss_weight)]
+    given.append(("transform_param.scale", layer.transform_param.scale, _MAX_SCALE))
     if layer.type != "DummyData":
         given += [
-            (f"{path}.{name}", getattr(filler, name), _MOST_SPREAD)
+            (f"{path}.{name}", getattr(filler, name), _MAX_SPREAD)
             for path, filler in filler_fields(layer)
             for name in ("mean", "std", "min", "max", "value")
         ]
@@ -165,7 +165,7 @@ def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
 @refusal_rule(
     "loss-weight-missing", "error", "a loss without loss_weight, whose type has the default weight 0"
 )
-def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in UNWEIGHTED and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
@@ -176,7 +176,7 @@ def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-class Unread(NamedTuple):
+class UnreadField(NamedTuple):
     """A field that has no effect if `idle(block)` is true; `write` says what to write instead."""
 
     rule: str
@@ -195,25 +195,25 @@ def _always(param: Any) -> bool:  # noqa: ANN401
     return True
 
 
-def _moved(block: str, *fields: str) -> list[Unread]:
+def _moved_fields(block: str, *fields: str) -> list[UnreadField]:
     """List fields of a data layer's block that moved to `transform_param`."""
     why = "Caffe reads it from transform_param"
     return [
-        Unread("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
+        UnreadField("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
         for field in fields
     ]
 
 
 _REMOVE = "remove it"
-_UNREAD: tuple[Unread, ...] = (
+_UNREAD_FIELDS: tuple[UnreadField, ...] = (
     *(
-        Unread("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _REMOVE)
+        UnreadField("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _REMOVE)
         for block in ("convolution_param", "inner_product_param", "embed_param", "scale_param")
     ),
-    *_moved("data_param", "scale", "mean_file", "crop_size", "mirror"),
-    *_moved("image_data_param", "scale", "mean_file", "crop_size", "mirror"),
-    *_moved("window_data_param", "scale", "mean_file", "crop_size", "mirror"),
-    Unread(
+    *_moved_fields("data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved_fields("image_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved_fields("window_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    UnreadField(
         "field-unread",
         "transform_param",
         "random_aspect_ratio_param",
@@ -221,7 +221,7 @@ _UNREAD: tuple[Unread, ...] = (
         "random_resize_param takes precedence",
         "keep one of them",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "loss_param",
         "normalize",
@@ -229,7 +229,7 @@ _UNREAD: tuple[Unread, ...] = (
         "normalization takes precedence",
         "keep normalization",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "loss_param",
         "pre_fixed_normalizer",
@@ -237,7 +237,7 @@ _UNREAD: tuple[Unread, ...] = (
         "normalization is not PRE_FIXED",
         "normalization: PRE_FIXED",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "convolution_param",
         "negative_slope",
@@ -245,7 +245,7 @@ _UNREAD: tuple[Unread, ...] = (
         "relu is false",
         "relu: true, or a ReLU layer with negative_slope",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "eltwise_param",
         "coeff",
@@ -253,7 +253,7 @@ _UNREAD: tuple[Unread, ...] = (
         "operation is MAX",
         _REMOVE,
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "pooling_param",
         "avg_include_pad",
@@ -261,7 +261,7 @@ _UNREAD: tuple[Unread, ...] = (
         "engine CAFFE divides by the window clipped to the padded input",
         _REMOVE,
     ),
-    Unread(
+    UnreadField(
         "field-idle",
         "lrn_param",
         "k",
@@ -313,11 +313,11 @@ def check_reads(view: NetView) -> Iterator[Finding]:
         if layer.type not in view.dialect.layer_types:
             unknown[layer.type].append(index)
             continue
-        for key in _unread_of(view, layer):
+        for key in _unread_fields(view, layer):
             found[key].append(index)
     if view.dialect.name == OURS:  # other dialects have their own rules for it
         for type_, layers in unknown.items():
-            yield _unknown_type(view, type_, layers)
+            yield _unknown_layer_type(view, type_, layers)
     for (name, field, why, write), layers in found.items():
         alike = [view.net.layer[index] for index in layers]
         whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
@@ -327,7 +327,7 @@ def check_reads(view: NetView) -> Iterator[Finding]:
         yield finding(name, layer_field(layers[0], field), what, write=write, fixes=fixes, layers=len(layers))
 
 
-def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
+def _unread_fields(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
     if layer.type == "Python":  # its code may read any block
         return
     readers = block_readers(view.dialect.layer_types)
@@ -339,7 +339,7 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
                 write = f'remove it, or type: "{sorted(readers[name])[0]}"'
                 yield "block-unread", name, f"it is for {types}, not {layer.type}", write
             continue
-        for unread in _UNREAD:
+        for unread in _UNREAD_FIELDS:
             if unread.block == name and _is_set(value, unread.field) and unread.idle(value):
                 yield unread.rule, f"{name}.{unread.field}", unread.why, unread.write
     for path, filler in filler_fields(layer):
@@ -349,7 +349,7 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
             continue
         for field, _ in filler.ListFields():
             if field.name not in _ALWAYS_READ and field.name not in reads:
-                write = f'type: "{_reader_of(field.name)}", or remove it'
+                write = f'type: "{_filler_reading(field.name)}", or remove it'
                 yield "field-unread", f"{path}.{field.name}", f"the filler is {filler.type}", write
 
 
@@ -357,12 +357,12 @@ def _is_set(message: Any, field: str) -> bool:  # noqa: ANN401  # any block of a
     return any(descriptor.name == field for descriptor, _ in message.ListFields())
 
 
-def _reader_of(field: str) -> str:
+def _filler_reading(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
 @read_rule("unknown-layer-type", "error", "a layer type that this Caffe does not have")
-def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
+def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
     others = layer_type_dialects(type_)
     if near:
@@ -406,7 +406,7 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
     "`phase` set in a layer, which does not select its phase",
     effect="the layer is in both phases, and behaves in both as in the one named",
 )
-def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
+def check_include_rules(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
     for index, layer in enumerate(view.net.layer):
         if layer.include and layer.exclude:
@@ -442,7 +442,7 @@ def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
 def check_phases(view: NetView) -> Iterator[Finding]:
     """Check that each phase has data and a loss, and that TRAIN and TEST agree."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
-    first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
+    first = next((i for i, layer in enumerate(view.net.layer) if _is_train_only(layer)), None)
     if not view.phases:
         yield finding("no-data", "", "no layer produces data: each has a bottom, and the net has no `input`")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
@@ -452,19 +452,19 @@ def check_phases(view: NetView) -> Iterator[Finding]:
             f"{title(view.net.layer[first])} is for TRAIN, but no layer produces data for TRAIN",
         )
     if train is not None:
-        yield from _loss(train)
+        yield from _check_loss(train)
     if train is not None and test is not None:
-        counted = list(_mean_counts(train, test))
+        counted = list(_check_mean_counts(train, test))
         yield from counted
-        yield from _transforms(train, test)
-        yield from _crops(train, test)
-        yield from _dropouts(train, test)
+        yield from _check_transforms(train, test)
+        yield from _check_crops(train, test)
+        yield from _check_dropouts(train, test)
         # If the number of channels is unknown, it is the number of mean_value fields.
         if not counted:
-            yield from _weights(train, test)
+            yield from _check_weights(train, test)
 
 
-def _only_train(layer: pb.LayerParameter) -> bool:
+def _is_train_only(layer: pb.LayerParameter) -> bool:
     return bool(layer.include) and all(
         rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include
     )
@@ -477,11 +477,11 @@ def _only_train(layer: pb.LayerParameter) -> bool:
     effect="nothing is learned, and Caffe exits 0 at the end",
     write="add a loss, such as SoftmaxWithLoss",
 )
-def _loss(train: PhaseNet) -> Iterator[Finding]:
+def _check_loss(train: PhaseNet) -> Iterator[Finding]:
     if any(map(is_loss, train.layers)):
         return
     for index, layer in zip(train.indexes, train.layers, strict=True):
-        if _only_train(layer) and not layer.bottom:
+        if _is_train_only(layer) and not layer.bottom:
             yield finding(
                 "no-loss",
                 layer_field(index, "include[0]"),
@@ -490,19 +490,19 @@ def _loss(train: PhaseNet) -> Iterator[Finding]:
             return
 
 
-def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
+def _data_layer_pairs(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
     """Yield the data layers of TRAIN and TEST with the same top and type, by index."""
-    makers = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
+    by_top = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
     for i, layer in enumerate(test.layers):
-        twin = makers.get(layer.top[0]) if layer.top and not layer.bottom else None
+        twin = by_top.get(layer.top[0]) if layer.top and not layer.bottom else None
         if twin is not None and train.layers[twin].type == layer.type and train.layers[twin] != layer:
             yield twin, i
 
 
 @mean_values_misfit
-def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     """Find data layers with different numbers of mean_value in TRAIN and TEST."""
-    for in_train, in_test in _twins(train, test):
+    for in_train, in_test in _data_layer_pairs(train, test):
         counts = [
             len(phase.layers[i].transform_param.mean_value)
             for phase, i in ((train, in_train), (test, in_test))
@@ -535,8 +535,8 @@ def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "mean or scale differs between TRAIN and TEST",
     effect="the net is tested on differently scaled inputs than it was trained on: the accuracy is wrong",
 )
-def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
-    for in_train, in_test in _twins(train, test):
+def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+    for in_train, in_test in _data_layer_pairs(train, test):
         layer, twin = test.layers[in_test], train.layers[in_train]
         for field in _SAME_IN_BOTH:
             params = layer.transform_param, twin.transform_param
@@ -551,7 +551,11 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     write=f"the same {field} in both phases",
                 )
         source = layer.data_param.source
-        if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
+        if (
+            layer.type == "Data"
+            and source
+            and normalize_path(source) == normalize_path(twin.data_param.source)
+        ):
             yield finding(
                 "test-on-train",
                 test.where(in_test, "data_param.source"),
@@ -565,8 +569,8 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "crop_size differs between TRAIN and TEST",
     effect="objects appear at a different size than in training, or weights do not fit",
 )
-def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
-    for in_train, in_test in _twins(train, test):
+def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+    for in_train, in_test in _data_layer_pairs(train, test):
         layer = test.layers[in_test]
         ours = layer.transform_param.crop_size
         theirs = train.layers[in_train].transform_param.crop_size
@@ -587,7 +591,7 @@ def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     effect="it has no effect in TEST, and TRAIN trains without it",
     write="remove its include, so that it is in both phases",
 )
-def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+def _check_dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
         if layer.type == "Dropout" and layer.name not in {other.name for other in train.layers}:
             yield finding(
@@ -598,7 +602,7 @@ def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 
 
 @phase_rule("phase-weights-differ", "error", "the weights of a layer have different shapes in TEST and TRAIN")
-def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
     for i, layer in enumerate(test.layers):
         ours, theirs = test.learned(i), shapes.get(layer.name)

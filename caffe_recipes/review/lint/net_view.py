@@ -45,15 +45,15 @@ _LEARNED_TYPES_WORDS = """
     Parameter RNN Scale
 """
 LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
 
 
-def same_path(source: str) -> str:
+def normalize_path(source: str) -> str:
     """Normalize a path, so that different spellings compare equal; links are not followed.
 
-    >>> same_path("//data//./lmdb/"), same_path("lmdb/../lmdb"), same_path("")
+    >>> normalize_path("//data//./lmdb/"), normalize_path("lmdb/../lmdb"), normalize_path("")
     ('/data/lmdb', 'lmdb', '')
     """
     path = posixpath.normpath(source) if source else ""
@@ -82,10 +82,10 @@ class PhaseNet:
     @cached_property
     def flow(self) -> Flow:
         """The producer and the readers of each blob."""
-        return _trace(self.net.input, self.layers)
+        return _trace_blobs(self.net.input, self.layers)
 
     @cached_property
-    def has_source(self) -> bool:
+    def has_data(self) -> bool:
         """Whether there is data: a layer without bottoms, or `input` fields."""
         return bool(self.net.input) or any(
             not layer.bottom and layer.top and layer.type != "Parameter" for layer in self.layers
@@ -97,7 +97,7 @@ class PhaseNet:
         return _trace_gradients(self)
 
     @cached_property
-    def is_fed(self) -> bool:
+    def is_fed_by_code(self) -> bool:
         """Whether code feeds the data, as in a deploy net, so that every unread top is an output."""
         return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
 
@@ -105,9 +105,9 @@ class PhaseNet:
         """Return the path in the file of a field of a layer of this phase."""
         return layer_field(self.indexes[layer], field)
 
-    def maker(self, layer: int, bottom: int) -> Blob | None:
+    def producer(self, layer: int, bottom: int) -> Blob | None:
         """Return the (layer, top) that produces a bottom."""
-        return self.flow.makers.get((layer, bottom))
+        return self.flow.producers.get((layer, bottom))
 
     def bottom_shape(self, layer: int, bottom: int) -> Shape | None:
         """Return the inferred shape of a bottom, None if unknown."""
@@ -119,44 +119,44 @@ class PhaseNet:
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
 
-    def maker_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
+    def producer_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
         """Return the (layer, top) that a bottom comes from, skipping layers of these types."""
-        made = self.maker(layer, bottom)
-        while made is not None and made[0] >= 0 and self.layers[made[0]].type in types:
-            made = self.maker(made[0], 0)
-        return made
+        producer = self.producer(layer, bottom)
+        while producer is not None and producer[0] >= 0 and self.layers[producer[0]].type in types:
+            producer = self.producer(producer[0], 0)
+        return producer
 
-    def behind(self, blob: Blob) -> frozenset[Blob]:
+    def ancestors(self, blob: Blob) -> frozenset[Blob]:
         """Return a blob and all blobs that it is computed from."""
         found = {blob}
         waiting = [blob]
         while waiting:
             layer, _ = waiting.pop()
             bottoms = range(len(self.layers[layer].bottom)) if layer >= 0 else ()
-            made = {one for b in bottoms if (one := self.maker(layer, b)) is not None}
-            waiting += made - found
-            found |= made
+            producer = {one for b in bottoms if (one := self.producer(layer, b)) is not None}
+            waiting += producer - found
+            found |= producer
         return frozenset(found)
 
-    def above(self, layer: int) -> Iterator[int]:
+    def layers_above(self, layer: int) -> Iterator[int]:
         """Yield the layers from a layer up to its data, along first bottoms, without itself."""
-        made = self.maker(layer, 0)
-        while made is not None and made[0] >= 0:
-            yield made[0]
-            made = self.maker(made[0], 0)
+        producer = self.producer(layer, 0)
+        while producer is not None and producer[0] >= 0:
+            yield producer[0]
+            producer = self.producer(producer[0], 0)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The producer of each bottom (`makers`), if it has one, and the readers of each blob (`readers`).
+    """The producer of each bottom (`producers`), if it has one, and the readers of each blob (`readers`).
 
-    `twice` maps each (layer, top) that produces an existing blob again to its first producer.
+    `redefined` maps each (layer, top) that produces an existing blob again to its first producer.
     """
 
-    makers: Mapping[tuple[int, int], Blob]
+    producers: Mapping[tuple[int, int], Blob]
     readers: Mapping[Blob, Sequence[tuple[int, int]]]
     missing: Sequence[tuple[int, int]]
-    twice: Mapping[Blob, Blob]
+    redefined: Mapping[Blob, Blob]
 
 
 @dataclass(frozen=True)
@@ -180,24 +180,24 @@ def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
         stage for layer in net.layer for rule in (*layer.include, *layer.exclude) for stage in rule.stage
     )
     # The most stages that are checked: each costs a pass over the whole net.
-    stages = dict.fromkeys([*stages][:_MOST_STAGES])
+    stages = dict.fromkeys([*stages][:_MAX_STAGES])
     states = [
         (phase, names) for names in [(), *((stage,) for stage in stages)] for phase in (pb.TRAIN, pb.TEST)
     ]
-    found = [_phase(net, phase, names) for phase, names in states]
+    found = [_select_phase(net, phase, names) for phase, names in states]
     kept: dict[tuple[int, tuple[int, ...]], PhaseNet] = {}
     for each in found:
-        if each.has_source:
+        if each.has_data:
             kept.setdefault((each.phase, each.indexes), each)
-    return tuple(each for each in kept.values() if each.phase != pb.TRAIN or not is_deployed(each))
+    return tuple(each for each in kept.values() if each.phase != pb.TRAIN or not is_deploy_net(each))
 
 
-def is_deployed(phase: PhaseNet) -> bool:
+def is_deploy_net(phase: PhaseNet) -> bool:
     """Whether a net is a deploy net, which is never trained: code feeds it, and it has no loss."""
-    return phase.is_fed and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
+    return phase.is_fed_by_code and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
 
 
-def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNet:
+def _select_phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNet:
     chosen = select_layers(net, phase, stages=stages)
     indexes: list[int] = []
     layers: list[pb.LayerParameter] = []
@@ -210,38 +210,38 @@ def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNe
     return PhaseNet(net, phase, stages, tuple(indexes), tuple(layers))
 
 
-def _trace(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
+def _trace_blobs(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
     latest: dict[str, Blob] = {name: (-1, index) for index, name in enumerate(inputs)}
-    makers: dict[tuple[int, int], Blob] = {}
+    producers: dict[tuple[int, int], Blob] = {}
     readers: dict[Blob, list[tuple[int, int]]] = {blob: [] for blob in latest.values()}
     missing: list[tuple[int, int]] = []
-    twice: dict[Blob, Blob] = {}
+    redefined: dict[Blob, Blob] = {}
     for i, layer in enumerate(layers):
         for b, name in enumerate(layer.bottom):
             if name in latest:
-                makers[i, b] = latest[name]
+                producers[i, b] = latest[name]
                 readers[latest[name]].append((i, b))
             else:
                 missing.append((i, b))
         for t, name in enumerate(layer.top):
             if name in latest and not is_in_place(layer, t):
-                twice[i, t] = latest[name]
+                redefined[i, t] = latest[name]
             latest[name] = (i, t)
             readers[i, t] = []
-    return Flow(makers, readers, missing, twice)
+    return Flow(producers, readers, missing, redefined)
 
 
 def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
     """Find where Caffe propagates gradients: below layers that learn and above a loss."""
-    readers, makers = phase.flow.readers, phase.flow.makers
+    readers, producers = phase.flow.readers, phase.flow.producers
     needed: set[Blob] = set()
     bottoms: dict[tuple[int, int], bool] = {}
     learns: list[bool] = []
     for i, layer in enumerate(phase.layers):
         given = list(layer.propagate_down) if len(layer.propagate_down) == len(layer.bottom) else []
-        reached = [makers.get((i, b)) in needed for b in range(len(layer.bottom))]
+        reached = [producers.get((i, b)) in needed for b in range(len(layer.bottom))]
         bottoms |= {(i, b): given[b] if given else need for b, need in enumerate(reached)}
-        learns.append(any(reached) or _has_rate(layer, phase.learned(i)))
+        learns.append(any(reached) or _has_gradient(layer, phase.learned(i)))
         if learns[-1]:
             needed |= {(i, t) for t in range(len(layer.top))}
     found: set[tuple[int, int]] = set()
@@ -258,7 +258,7 @@ def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _has_rate(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
+def _has_gradient(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
     """Whether Caffe computes gradients for a layer's weights: lr_mult is 1 without a `param`."""
     count = len(learned) if learned is not None else int(layer.type in LEARNED_TYPES)
     return len(layer.param) < count or any(param.lr_mult for param in layer.param[:count])
@@ -354,10 +354,10 @@ def show_number(value: float) -> str:
 
 
 # Blocks for the engine or for MLSL, which any layer may have.
-_OF_ANY = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
+_ANY_TYPE_BLOCKS = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
 
 # Blocks whose name is not that of a single type.
-_TYPES = {
+_BLOCK_TYPES = {
     "argmax_param": "ArgMax",
     "batch_norm_param": "BatchNorm MKLBatchNorm",
     "convolution_param": "Convolution Deconvolution Im2col",
@@ -384,10 +384,10 @@ def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
     >>> sorted(readers_of("inner_product_param", ["InnerProduct", "ReLU"]))
     ['InnerProduct']
     """
-    if block in _OF_ANY:
+    if block in _ANY_TYPE_BLOCKS:
         return None
-    if block in _TYPES:
-        readers = frozenset(_TYPES[block].split())
+    if block in _BLOCK_TYPES:
+        readers = frozenset(_BLOCK_TYPES[block].split())
         return readers | _READING_LOSS if block == "loss_param" and _ADDED_TYPE not in types else readers
     stem = block.removesuffix("_param").replace("_", "")
     return frozenset(name for name in types if name.lower() == stem) or None
@@ -416,7 +416,7 @@ def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerPara
                 yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
 
 
-_GIVEN = re.compile(r"layers\[(\d+)\]")
+_OLD_LAYER = re.compile(r"layers\[(\d+)\]")
 
 
 @old_net_rule(
@@ -444,16 +444,16 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
     except PrototxtError as error:
         refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
-    now = {index: new for new, index in enumerate(_find(net.layer, old)) if index is not None}
+    now = {index: new for new, index in enumerate(_old_indexes(net.layer, old)) if index is not None}
     offsets = dict(document.offsets)
     for path, offset in document.offsets.items():
-        given = _GIVEN.match(path)
+        given = _OLD_LAYER.match(path)
         if given and int(given[1]) in now:
             offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
     return dataclasses.replace(document, message=net, offsets=offsets), [note]
 
 
-def _find(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
+def _old_indexes(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
     """Return the index of the old layer for each layer; order and names are kept."""
     found: list[int | None] = []
     names = [each.name or each.layer.name for each in old]

@@ -21,9 +21,9 @@ from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.review.lint.chain import (
     batch_per_rank,
-    fired_snapshots,
     parse_stop,
-    select_sources,
+    planned_snapshots,
+    select_data_layers,
     test_states,
 )
 from caffe_recipes.review.lint.rules import (
@@ -51,15 +51,15 @@ _TOLERANCE = 0.02
 _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
 # `1 epoch = 313 iterations` is an explanation, not a claim.
 _CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
-_BASIS = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
+_IMAGES_OVER_BATCH = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
 # The header of generated solvers.
 _HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
 _FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
-_LEAST_IMAGES = 1000  # `3 / 4` is not images over batch
+_MIN_IMAGES = 1000  # `3 / 4` is not images over batch
 
 
 @dataclass(frozen=True)
-class Basis:
+class EpochSize:
     """The size of an epoch: images in an epoch, and images in an iteration."""
 
     images: float
@@ -68,34 +68,34 @@ class Basis:
     def epochs(self, iterations: float) -> float:
         """Convert iterations to epochs.
 
-        >>> round(Basis(1281167, 4096).epochs(1000), 2)
+        >>> round(EpochSize(1281167, 4096).epochs(1000), 2)
         3.2
         """
         return iterations * self.batch / self.images
 
 
-def parse_claims(text: str) -> tuple[float, ...]:
+def parse_epoch_claims(text: str) -> tuple[float, ...]:
     """Return the numbers of epochs that a text claims.
 
-    >>> [parse_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
+    >>> [parse_epoch_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
     [(5.0,), (90.0,), ()]
     """
-    return tuple(_value(match[1]) for match in _CLAIM.finditer(text))
+    return tuple(_number(match[1]) for match in _CLAIM.finditer(text))
 
 
-def parse_basis(text: str) -> Basis | None:
+def parse_epoch_size(text: str) -> EpochSize | None:
     """Return the images and the batch of a comment like `1281167 / 4096`.
 
-    >>> parse_basis("1281167 / 4096  * 5 epochs")
-    Basis(images=1281167.0, batch=4096.0)
+    >>> parse_epoch_size("1281167 / 4096  * 5 epochs")
+    EpochSize(images=1281167.0, batch=4096.0)
     """
     header = _HEADER.search(text)
     if header:
-        return Basis(_value(header[2]), _value(header[1]))
-    for match in _BASIS.finditer(text):
-        images, batch = _value(match[1]), _value(match[2])
-        if images >= _LEAST_IMAGES and 0 < batch <= images:
-            return Basis(images, batch)
+        return EpochSize(_number(header[2]), _number(header[1]))
+    for match in _IMAGES_OVER_BATCH.finditer(text):
+        images, batch = _number(match[1]), _number(match[2])
+        if images >= _MIN_IMAGES and 0 < batch <= images:
+            return EpochSize(images, batch)
     return None
 
 
@@ -112,16 +112,16 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
     A comment is judged by its own images / batch, else by that of another comment in the chain, else by the
     given values; without any of these it is not judged.
     """
-    made_for = find_basis(chain.links)
+    made_for = find_epoch_size(chain.links)
     for link in chain.links:
-        given = _given_basis(chain, link)
-        yield from _claims(link, _scaled(made_for, chain, link) if made_for else given)
+        given = _given_epoch_size(chain, link)
+        yield from _check_claims(link, _scale_epoch_size(made_for, chain, link) if made_for else given)
         if made_for:
-            yield from _batch(chain, link, made_for)
-    if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
-        what = f"comments assume {made_for.images:,.0f} images, but there are {chain.setting.images:,}"
+            yield from _check_global_batch(chain, link, made_for)
+    if made_for and chain.facts.images and _differ(chain.facts.images, made_for.images):
+        what = f"comments assume {made_for.images:,.0f} images, but there are {chain.facts.images:,}"
         where = chain.links[0].solver.path
-        yield finding("images-differ", where, what, images=chain.setting.images)
+        yield finding("images-differ", where, what, images=chain.facts.images)
 
 
 @path_rule(
@@ -136,13 +136,13 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
         solver = link.solver.message
         nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
         state = test_states(solver, nets[0].message)[0] if nets and nets[0] else None
-        layers = select_sources(nets[0].message, state) if nets and nets[0] and state else []
+        layers = select_data_layers(nets[0].message, state) if nets and nets[0] and state else []
         batch = next((size for layer in layers if (size := batch_size(layer))), None)
         if batch is None or len(nets) != 1 or len(solver.test_iter) != 1 or not solver.test_iter[0]:
             continue
         comment = link.solver.comments.get("test_iter[0]")
-        claimed = next(filter(None, map(parse_basis, _texts([comment] if comment else []))), None)
-        images = chain.setting.test_images or link.tested_images or (claimed.images if claimed else 0)
+        claimed = next(filter(None, map(parse_epoch_size, _texts([comment] if comment else []))), None)
+        images = chain.facts.test_images or link.tested_images or (claimed.images if claimed else 0)
         tested = solver.test_iter[0] * batch
         if images and tested < images * (1 - _TOLERANCE):
             what = f"test_iter {solver.test_iter[0]} x {batch} are {tested:,} of {images:,.0f} images"
@@ -157,12 +157,12 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
             )
 
 
-def find_basis(links: Iterable[Link]) -> Basis | None:
+def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
     """Return the first images / batch in the comments of a chain's solvers."""
     for link in links:
         for field, comment in link.solver.comments.items():
             # A comment at a test_iter is about the test set.
-            bases = () if field.partition("[")[0] == "test_iter" else map(parse_basis, _texts([comment]))
+            bases = () if field.partition("[")[0] == "test_iter" else map(parse_epoch_size, _texts([comment]))
             if basis := next(filter(None, bases), None):
                 return basis
     return None
@@ -176,7 +176,7 @@ def find_basis(links: Iterable[Link]) -> Basis | None:
 )
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
     """Find a title whose epochs are neither those of the `whole` chain nor those of its last `model`."""
-    for claim in parse_claims(title):
+    for claim in parse_epoch_claims(title):
         if _differ(whole, claim) and _differ(model, claim):
             what = f"the title says {claim:g} epochs, but the phases make {whole:.2f}"
             if _differ(model, whole):
@@ -192,29 +192,29 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
             )
 
 
-def _scaled(basis: Basis, chain: Chain, link: Link) -> Basis:
+def _scale_epoch_size(basis: EpochSize, chain: Chain, link: Link) -> EpochSize:
     """Scale another phase's images per iteration to this phase, by the iter_size of both."""
-    of = next(one for one in chain.links if find_basis([one]))
+    of = next(one for one in chain.links if find_epoch_size([one]))
     times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
-    return Basis(basis.images, basis.batch * times)
+    return EpochSize(basis.images, basis.batch * times)
 
 
-def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
+def _check_claims(link: Link, others: EpochSize | None) -> Iterator[Finding]:
     for field, comment in link.solver.comments.items():
-        iterations = _iterations(link.solver.message, field)
+        iterations = _iteration_count(link.solver.message, field)
         for text in _texts([comment]) if iterations > 0 else ():
             stop = parse_stop(text) if field == "max_iter" else None
-            basis, claims = parse_basis(text) or others, parse_claims(text)
+            basis, claims = parse_epoch_size(text) or others, parse_epoch_claims(text)
             if basis is None or not claims:
                 continue
             epochs = basis.epochs(stop or iterations)
             differences = {abs(number - epochs): number for number in claims}
             claim = differences[min(differences)]
-            if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDED:
+            if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDING:
                 yield _wrong_claim(link, field, text, stop or iterations, claim, basis)
 
 
-def _iterations(solver: pb.SolverParameter, field: str) -> int:
+def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
     """Return the value of a solver field that counts iterations (`stepvalue` too), else 0."""
     name, _, rest = field.partition("[")
     if name == "stepvalue":
@@ -235,12 +235,14 @@ def _iterations(solver: pb.SolverParameter, field: str) -> int:
     ),
     fix="corrects the comment's epochs; check that its iterations are the intended ones",
 )
-def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: float, basis: Basis) -> Finding:
+def _wrong_claim(
+    link: Link, field: str, text: str, iterations: int, claim: float, basis: EpochSize
+) -> Finding:
     intended = round(claim * basis.images / basis.batch)
     epochs = basis.epochs(iterations)
 
     def correct(match: re.Match[str]) -> str:
-        return match[0].replace(match[1], f"{epochs:.4g}", 1) if _value(match[1]) == claim else match[0]
+        return match[0].replace(match[1], f"{epochs:.4g}", 1) if _number(match[1]) == claim else match[0]
 
     where, name = link.solver.where(field), field.partition("[")[0]
     what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment claims {claim:g}"
@@ -271,8 +273,8 @@ def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: floa
         "As many ranks as the comment counts on, or iterations and rates for these.",
     ),
 )
-def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
-    each, ranks = batch_per_rank(link), link.ranks or chain.setting.ranks
+def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterator[Finding]:
+    each, ranks = batch_per_rank(link), link.ranks or chain.facts.ranks
     if each is None or link.net is None:
         return
     if ranks is not None and _differ(each * ranks, made_for.batch):
@@ -299,9 +301,9 @@ def _batch_place(net: Net) -> str:
     return net.where(fields[0]) if fields else net.path
 
 
-def _given_basis(chain: Chain, link: Link) -> Basis | None:
-    each, ranks, images = batch_per_rank(link), link.ranks or chain.setting.ranks, chain.setting.images
-    return Basis(images, each * ranks) if each and ranks and images else None
+def _given_epoch_size(chain: Chain, link: Link) -> EpochSize | None:
+    each, ranks, images = batch_per_rank(link), link.ranks or chain.facts.ranks, chain.facts.images
+    return EpochSize(images, each * ranks) if each and ranks and images else None
 
 
 def _texts(comments: Iterable[Comment]) -> Iterator[str]:
@@ -309,11 +311,11 @@ def _texts(comments: Iterable[Comment]) -> Iterator[str]:
         yield from filter(None, comment.texts)
 
 
-def _value(number: str) -> float:
+def _number(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-_ROUNDED = 0.005  # comments, also those that `generate` writes, have two decimals
+_ROUNDING = 0.005  # comments, also those that `generate` writes, have two decimals
 
 
 def _differ(one: float, other: float) -> bool:
@@ -323,7 +325,7 @@ def _differ(one: float, other: float) -> bool:
 _TMP = "/tmp/"
 
 
-def busy_cores(setting: ChainFacts) -> Sequence[int]:
+def busy_cores(facts: ChainFacts) -> Sequence[int]:
     """Return the cores that MLSL servers share with OpenMP threads.
 
     Assumes that core numbers alternate between sockets, so the threads of a socket use its lowest numbers.
@@ -335,9 +337,9 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))
     ()
     """
-    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
-    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
-    return tuple(sorted({core for core in setting.mlsl_cores if (core % cores if cores else core) < threads}))
+    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
+    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
+    return tuple(sorted({core for core in facts.mlsl_cores if (core % cores if cores else core) < threads}))
 
 
 @recipe_rule(
@@ -351,19 +353,19 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
         "Cores that no thread uses, or fewer threads.",
     ),
 )
-def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
+def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find MLSL servers on cores that OpenMP threads use."""
-    busy = busy_cores(setting)
+    busy = busy_cores(facts)
     if not busy:
         return
-    ranks, threads = setting.ranks_per_node or 0, setting.omp_num_threads or 0
+    ranks, threads = facts.ranks_per_node or 0, facts.omp_num_threads or 0
     shape = f"{ranks} ranks x {threads} OpenMP threads a node"
-    if setting.sockets_per_node and setting.cores_per_socket:
-        each = ranks * threads / setting.sockets_per_node
-        shape = f"{each:g} OpenMP threads on each socket of {setting.cores_per_socket} cores"
+    if facts.sockets_per_node and facts.cores_per_socket:
+        each = ranks * threads / facts.sockets_per_node
+        shape = f"{each:g} OpenMP threads on each socket of {facts.cores_per_socket} cores"
     what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
     first = ranks * threads
-    last = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    last = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
     spare = f"cores from {first} on" if not last else f"cores of {first} to {last - 1}"
     cores = ",".join(map(str, busy))
     yield finding(
@@ -382,20 +384,18 @@ def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
     "more OpenMP threads on a node than it has cores",
     effect="threads wait for each other at every layer: training is many times slower",
 )
-def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
+def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find more OpenMP threads on a node than it has cores."""
-    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
-    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
+    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
     if not 0 < cores < threads:
         return
-    what = (
-        f"{setting.ranks_per_node} ranks x {setting.omp_num_threads} OpenMP threads, on {cores} cores a node"
-    )
+    what = f"{facts.ranks_per_node} ranks x {facts.omp_num_threads} OpenMP threads, on {cores} cores a node"
     yield finding(
         "threads-above-cores",
         where,
         what,
-        write=f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less",
+        write=f"omp_num_threads: {max(cores // (facts.ranks_per_node or 1), 1)} or less",
         threads=threads,
         cores=cores,
     )
@@ -430,7 +430,7 @@ def _snapshot_bytes(chain: Chain) -> Iterator[float]:
             weights = weights_bytes(link.net.message, pb.TRAIN)
         except PrototxtError:  # a net rule reports it
             continue
-        yield 2 * len(fired_snapshots(link)) * (weights or 0)
+        yield 2 * len(planned_snapshots(link)) * (weights or 0)
 
 
 # What `prepare: digits` builds (data/digits.py, which this package must not import).
@@ -442,10 +442,10 @@ _Locate = Callable[[Location], str]
 
 def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     """Find an evaluation that misses or repeats images, and a net that does not fit the digits."""
-    yield from _evaluation(recipe, locate(("evaluation", "iterations")))
+    yield from _check_evaluation(recipe, locate(("evaluation", "iterations")))
     if recipe.data.prepare == "digits":
-        yield from _classes(recipe, locate(("net", "classes")))
-        yield from _crop(recipe, locate(("data", "crop_size")))
+        yield from _check_classes(recipe, locate(("net", "classes")))
+        yield from _check_crop(recipe, locate(("data", "crop_size")))
 
 
 @recipe_rule(
@@ -455,7 +455,7 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     effect="the accuracy is measured on the first images of the test LMDB only",
 )
 @recipe_rule("evaluation-repeats", "note", "an evaluation that counts test images twice")
-def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
+def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     if recipe.evaluation is None:
         return
     test, iterations = recipe.data.test, recipe.evaluation.iterations
@@ -486,7 +486,7 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
 
 @recipe_rule("classes-below-labels", "error", "fewer classes than `prepare` builds")
 @recipe_rule("classes-above-labels", "note", "more classes than `prepare` builds")
-def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
+def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
         what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
@@ -516,7 +516,7 @@ def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     "a crop_size larger than the images that `prepare` builds",
     effect="the trainer stops at the first image: Check failed: height >= crop_size",
 )
-def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
+def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
     # An image that is resized first has the size that it is resized to.
     trained = [name for name, net in recipe.nets.items() if net.random_aspect_ratio is None]
@@ -551,7 +551,7 @@ def accept_findings(
         used.update(fitting)
         marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
     for index, one in enumerate(accept):
-        unknown = _unknown(one, recipe)
+        unknown = _describe_unknown(one, recipe)
         if unknown:
             what, write = unknown
             marked.append(finding("accept-unknown", locate(index), what, write=write))
@@ -562,7 +562,7 @@ def accept_findings(
     return marked
 
 
-def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
+def _describe_unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
     """Describe an unknown rule or phase in an `accept:` entry, with the nearest known; None if all exist."""
     phases = [phase.name for phase in recipe.phases]
     if one.finding not in RULES:

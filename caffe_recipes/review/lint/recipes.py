@@ -20,7 +20,7 @@ from caffe_recipes.review.lint.check import (
     check_net,
     sort_findings,
 )
-from caffe_recipes.review.lint.inputs import FOR_GPUS, check_records, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_records, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.recipe_rules import (
     accept_findings,
     check_cores,
@@ -66,8 +66,8 @@ def check_recipe(
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
     yield from check_recipe_values(recipe, locate)
-    yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
-    yield from check_threads(chain.setting, locate(("cluster", "omp_num_threads")))
+    yield from check_cores(chain.facts, locate(("cluster", "mlsl")))
+    yield from check_threads(chain.facts, locate(("cluster", "omp_num_threads")))
     cluster, train = recipe.cluster, recipe.data.train
     if cluster.tmp_gb is not None:
         where = locate(("cluster", "tmp_gb"))
@@ -98,7 +98,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
         for phase in recipe.phases
     ]
     cluster, evaluation = recipe.cluster, recipe.evaluation
-    setting = ChainFacts(
+    facts = ChainFacts(
         ranks=cluster.ranks,
         images=recipe.data.train.images,
         ranks_per_node=cluster.ranks_per_node,
@@ -106,10 +106,10 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
         mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),
         sockets_per_node=cluster.sockets_per_node,
         cores_per_socket=cluster.cores_per_socket,
-        has_gpus=dialect in FOR_GPUS,
+        has_gpus=dialect in GPU_DIALECTS,
     )
     tested = (documents[net_file(recipe, evaluation.net)],) if evaluation else ()
-    return Chain(tuple(links), setting, tested=tested)
+    return Chain(tuple(links), facts, tested=tested)
 
 
 def place_in_recipe(

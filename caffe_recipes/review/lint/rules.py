@@ -86,7 +86,7 @@ class LintRule:
     """
 
     severity: Severity
-    looks_for: str
+    summary: str
     subject: str
     effect: str
     write: str
@@ -106,7 +106,7 @@ def rule(
     subject: str,
     name: str,
     severity: Severity,
-    looks_for: str,
+    summary: str,
     *,
     effect: str = "",
     write: str = "",
@@ -115,7 +115,7 @@ def rule(
 ) -> LintRule:
     """Register a rule, and return it as a decorator for its checks. An id can be registered only once."""
     assert name not in RULES, name
-    RULES[name] = LintRule(severity, looks_for, subject, effect, write, explanation, fix)
+    RULES[name] = LintRule(severity, summary, subject, effect, write, explanation, fix)
     return RULES[name]
 
 
@@ -154,7 +154,7 @@ def finding(
 
 # Colours of `paint`, by severity.
 _COLOURS: Mapping[str, str] = {"error": "red", "warning": "yellow", "note": "cyan"}
-_MOST_PLACES = 5
+_MAX_PLACES = 5
 
 
 def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None) -> str:
@@ -175,8 +175,8 @@ def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, widt
     for found in findings:
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
-    blocks = [_block(group, paint, width) for group in groups.values()]
-    return "\n\n".join([*blocks, _counts(findings)])
+    blocks = [_render_block(group, paint, width) for group in groups.values()]
+    return "\n\n".join([*blocks, _render_counts(findings)])
 
 
 def render_github(findings: Sequence[Finding]) -> str:
@@ -186,26 +186,26 @@ def render_github(findings: Sequence[Finding]) -> str:
     >>> print(render_github([one]))
     ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50 %25%0Aeffect%0Awrite: write
     """
-    return "\n".join(_annotation(found) for found in findings if not found.accepted)
+    return "\n".join(_render_annotation(found) for found in findings if not found.accepted)
 
 
-def _annotation(found: Finding) -> str:
+def _render_annotation(found: Finding) -> str:
     path, line, column = split_place(found.where)
     places: dict[str, str | int] = {"file": path, "line": line, "col": column, "title": found.id}
-    properties = ",".join(f"{name}={_property(value)}" for name, value in places.items() if value)
-    phase = "" if _is_named(found) else f"{found.phase}: "
+    properties = ",".join(f"{name}={_escape_property(value)}" for name, value in places.items() if value)
+    phase = "" if _names_its_phase(found) else f"{found.phase}: "
     texts = [f"{phase}{found.what}", found.effect, f"write: {found.write}" if found.write else ""]
-    text = _data("\n".join(filter(None, texts)))
+    text = _escape_data("\n".join(filter(None, texts)))
     command = "notice" if found.severity == "note" else found.severity
     return f"::{command} {properties}::{text}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(value: str | int) -> str:
-    return _data(str(value)).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(value: str | int) -> str:
+    return _escape_data(str(value)).replace(":", "%3A").replace(",", "%2C")
 
 
 _PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
@@ -224,7 +224,7 @@ def split_place(where: str) -> tuple[str, int, int]:
 
 def render_json(findings: Sequence[Finding]) -> str:
     """Render findings as a JSON array of objects; infinite and NaN values become strings."""
-    return json.dumps([_plain(found) for found in findings], indent=2)
+    return json.dumps([_to_json(found) for found in findings], indent=2)
 
 
 def render_rules() -> str:
@@ -233,38 +233,38 @@ def render_rules() -> str:
     width = max(map(len, ordered), default=0)
     marks = {name: " (--fix)" if RULES[name].fix else "" for name in ordered}
     return "\n".join(
-        f"{name:{width}}  {RULES[name].severity:7}  {RULES[name].looks_for}{marks[name]}" for name in ordered
+        f"{name:{width}}  {RULES[name].severity:7}  {RULES[name].summary}{marks[name]}" for name in ordered
     )
 
 
-def _block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
+def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
     found = group[0]
     where, state = printable(found.where), f"{found.severity}, accepted" if found.accepted else found.severity
-    phase = "" if _is_named(found) else f"{found.phase}: "
+    phase = "" if _names_its_phase(found) else f"{found.phase}: "
     begin = f"{where}: {state} [{found.id}]"
     # No-break spaces keep the beginning on one line, where it is coloured.
     unbroken = begin.replace(" ", "\N{NO-BREAK SPACE}")
     first, *rest = wrap_line(f"{unbroken} {printable(phase + found.what)}", width, 2)
-    head = f"{paint(where, 'bold')}: {paint(state, _colour(found))} [{found.id}]{first[len(begin) :]}"
+    head = f"{paint(where, 'bold')}: {paint(state, _colour_of(found))} [{found.id}]{first[len(begin) :]}"
     lines = [found.effect, f"accepted: {found.accepted}" if found.accepted else f"write: {found.write}"]
-    places = [one.where if _is_named(one) else f"{one.where} ({one.phase})" for one in group[1:]]
+    places = [one.where if _names_its_phase(one) else f"{one.where} ({one.phase})" for one in group[1:]]
     if places:
-        more = f", ... ({len(group)} in all)" if len(places) > _MOST_PLACES else ""
-        lines.append(f"also at {', '.join(places[:_MOST_PLACES])}{more}")
+        more = f", ... ({len(group)} in all)" if len(places) > _MAX_PLACES else ""
+        lines.append(f"also at {', '.join(places[:_MAX_PLACES])}{more}")
     below = (wrap_line(f"    {printable(line)}", width, 6) for line in lines if line.strip())
     return "\n".join([head, *rest, *(part for parts in below for part in parts)])
 
 
-def _colour(found: Finding) -> str:
+def _colour_of(found: Finding) -> str:
     return "green" if found.accepted else _COLOURS[found.severity]
 
 
-def _is_named(found: Finding) -> bool:
+def _names_its_phase(found: Finding) -> bool:
     """Whether the text of a finding already names its phase (or there is no phase)."""
     return not found.phase or bool(re.search(rf"\b{re.escape(found.phase)}\b", found.what))
 
 
-def _counts(findings: Sequence[Finding]) -> str:
+def _render_counts(findings: Sequence[Finding]) -> str:
     counts = dict.fromkeys(SEVERITIES, 0)
     for found in findings:
         counts[found.severity] += not found.accepted
@@ -273,7 +273,7 @@ def _counts(findings: Sequence[Finding]) -> str:
     return ", ".join(parts) + (f"; {accepted} accepted" if accepted else "")
 
 
-def _plain(found: Finding) -> dict[str, Any]:
+def _to_json(found: Finding) -> dict[str, Any]:
     values = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in found.values.items()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.review.lint.chain import (
     find_writer,
-    fired_snapshots,
     first_iter,
     plan_starts,
+    planned_snapshots,
     prefix_name,
     split_weights,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.rules import Finding
     from caffe_recipes.review.lint.scripts import Script, TestCommand
 
-_MOST_COMPARED = 10_000
+_MAX_COMPARED = 10_000
 _MODELS = (".caffemodel", ".caffemodel.h5")
 _STATES = (".solverstate", ".solverstate.h5")
 
@@ -43,18 +43,18 @@ def check_snapshots(chain: Chain) -> Iterator[Finding]:
     used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
     for index, link in enumerate(chain.links):
         is_last = index == len(chain.links) - 1
-        yield from _final(link, is_needed=is_last or index not in used)
-        yield from _collisions(chain.links[:index], link)
+        yield from _check_final_snapshot(link, is_needed=is_last or index not in used)
+        yield from _check_collisions(chain.links[:index], link)
         if link.resumes:
-            yield from _resume(chain.links[: index + 1], link)
+            yield from _check_resume(chain.links[: index + 1], link)
         elif link.weights is not None and (index or link.weights):
             yield from _check_start_weights(chain.links[:index], link, link.weights)
 
 
 @start_rule("no-final-snapshot", "error", "snapshot_after_train: false, and no snapshot at max_iter")
-def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
+def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     solver = link.solver.message
-    fired = fired_snapshots(link)
+    fired = planned_snapshots(link)
     if solver.snapshot_after_train or not is_needed or solver.max_iter <= 0:
         return
     if fired and fired[-1] == link.last_iter:
@@ -77,14 +77,14 @@ def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     "two phases that write snapshots with the same names",
     write="a different snapshot_prefix for each phase; or --script FILE, if the phase resumes by --snapshot",
 )
-def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     prefix = link.solver.message.snapshot_prefix
     for other in earlier:
         if not prefix or other.solver.message.snapshot_prefix != prefix:
             continue
-        fired = fired_snapshots(other)
+        fired = planned_snapshots(other)
         shared = next(
-            (number for number in islice(fired_snapshots(link), _MOST_COMPARED) if number in fired), 0
+            (number for number in islice(planned_snapshots(link), _MAX_COMPARED) if number in fired), 0
         )
         if shared:
             name = f"{prefix}_iter_{shared}.caffemodel"
@@ -115,7 +115,7 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     where = link.weights_where or link.solver.path
     if not weights:
         what = f"{link.name} starts without --weights"
-        folder = _folder(earlier[-1].solver.message.snapshot_prefix)
+        folder = _folder_prefix(earlier[-1].solver.message.snapshot_prefix)
         yield finding(
             "weights-missing", where, what, link.name, write=f"--weights={folder}{final_name(earlier[-1])}"
         )
@@ -130,7 +130,7 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
             write=f"--weights={weights.rpartition('.')[0] or weights}.caffemodel",
         )
     if earlier:
-        yield from _unwritten(earlier, link, weights)
+        yield from _check_weights_written(earlier, link, weights)
 
 
 @start_rule(
@@ -140,10 +140,10 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
 @start_rule("weights-of-other-phase", "warning", "starting weights that are not from the previous phase")
-def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
     where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
-    index, folder = find_writer(earlier, weights), _folder(weights)
-    if index is None or iteration is None or not _is_written_so(earlier[index], weights):
+    index, folder = find_writer(earlier, weights), _folder_prefix(weights)
+    if index is None or iteration is None or not _matches_format(earlier[index], weights):
         names = [final_name(other) for other in earlier]
         alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
         what = f"{link.name} starts from {weights}, which no phase before it writes"
@@ -155,8 +155,8 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
             write=f"--weights={folder}{alike[0] if alike else names[-1]}",
         )
         return
-    if iteration not in fired_snapshots(earlier[index]):
-        yield from _never(earlier[index], link, iteration)
+    if iteration not in planned_snapshots(earlier[index]):
+        yield from _snapshot_never_fires(earlier[index], link, iteration)
     elif index < len(earlier) - 1:
         writer = earlier[index].name
         what = f"{link.name} starts from {writer}, and skips {earlier[-1].name}"
@@ -195,7 +195,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "a --snapshot that neither this nor an earlier phase writes",
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
-def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
     where, state = link.weights_where or link.solver.path, link.resumes
     if link.weights:
         what = f"{link.name} is given both --weights and --snapshot"
@@ -212,8 +212,8 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
             link.name,
             write=f"--snapshot={state.partition('.caffemodel')[0]}.solverstate",
         )
-    index, iteration = _resumed(links, state), split_weights(state)[1]
-    if iteration is not None and _is_at_end(link):
+    index, iteration = _find_resumed_phase(links, state), split_weights(state)[1]
+    if iteration is not None and _resumes_at_end(link):
         what = f"{link.name} resumes at iteration {iteration}, but its max_iter is {link.last_iter}"
         place = link.solver.where("max_iter")
         yield finding(
@@ -225,7 +225,7 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
             "to count from 0",
             iteration=iteration,
         )
-    if index is None or iteration is None or not _is_written_so(links[index], state):
+    if index is None or iteration is None or not _matches_format(links[index], state):
         # A first phase may resume from any file: only an earlier phase shows what exists.
         if len(links) > 1:
             what = f"{link.name} resumes {state}, which neither it nor an earlier phase writes"
@@ -234,14 +234,14 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
                 where,
                 what,
                 link.name,
-                write=f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}",
+                write=f"--snapshot={_folder_prefix(state)}{final_name(links[-2], 'solverstate')}",
             )
     # A phase that is stopped may write a snapshot at any iteration.
-    elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
-        yield from _never(links[index], link, iteration)
+    elif index < len(links) - 1 and iteration not in planned_snapshots(links[index]):
+        yield from _snapshot_never_fires(links[index], link, iteration)
 
 
-def _resumed(links: Sequence[Link], state: str) -> int | None:
+def _find_resumed_phase(links: Sequence[Link], state: str) -> int | None:
     """Find the phase that writes a solverstate: an earlier one, or the last itself past the others."""
     index, (prefix, iteration) = find_writer(links[:-1], state), split_weights(state)
     if iteration is None or prefix != prefix_name(links[-1]):
@@ -255,10 +255,10 @@ def _resumed(links: Sequence[Link], state: str) -> int | None:
     "starting weights from an iteration at which no snapshot is written",
     effect="Caffe stops with `File not found` after the earlier phases have been trained",
 )
-def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
-    if _is_at_end(writer):  # once snapshot_prefix is set there may be such a snapshot
+def _snapshot_never_fires(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
+    if _resumes_at_end(writer):  # once snapshot_prefix is set there may be such a snapshot
         return
-    where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
+    where, near = link.weights_where or link.solver.path, planned_snapshots(writer).nearest(iteration)
     what = f"{link.name} starts from iteration {iteration} of {writer.name}, where no snapshot is written"
     yield finding(
         "snapshot-never-fires",
@@ -270,21 +270,21 @@ def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
     )
 
 
-def _is_at_end(link: Link) -> bool:
+def _resumes_at_end(link: Link) -> bool:
     """Whether a phase resumes at or past its max_iter, and so trains nothing."""
     return "$" not in link.resumes and first_iter(link) >= link.last_iter > 0
 
 
-def _is_written_so(link: Link, name: str) -> bool:
+def _matches_format(link: Link, name: str) -> bool:
     """Whether a snapshot's name fits the phase's snapshot_format; names of other files pass."""
     is_hdf5 = link.solver.message.snapshot_format == pb.SolverParameter.HDF5
     return not name.endswith((*_MODELS, *_STATES)) or name.endswith(".h5") == is_hdf5
 
 
-def _folder(path: str) -> str:
+def _folder_prefix(path: str) -> str:
     """Return a path up to its last slash, unchanged.
 
-    >>> _folder("/scratch/a_iter_5.caffemodel"), _folder("a_iter_5.caffemodel")
+    >>> _folder_prefix("/scratch/a_iter_5.caffemodel"), _folder_prefix("a_iter_5.caffemodel")
     ('/scratch/', '')
     """
     return path[: path.rfind("/") + 1]
@@ -292,12 +292,12 @@ def _folder(path: str) -> str:
 
 def final_name(link: Link, kind: str = "caffemodel") -> str:
     """Return the file name of the last snapshot that a phase writes."""
-    fired = fired_snapshots(link)
+    fired = planned_snapshots(link)
     end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
     return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"
 
 
-_FIRST = {
+_FIRST_WORDS = {
     "": 0,
     "solver": 0,
     "init": 0,
@@ -308,7 +308,7 @@ _FIRST = {
     "base": 0,
     "main": 0,
 }
-_LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
+_LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
 
 
 @path_rule(
@@ -343,11 +343,11 @@ def check_commands(script: Script) -> Iterator[Finding]:
         "A command that trains it; or run lint without this file.",
     ),
 )
-def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
+def check_untrained(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
     """Report each solver that no command trains."""
     for solver in idle:
         what = f"no command of the script trains {Path(solver.path).name}"
-        yield finding("not-started", solver.path, what, name_of(solver.path))
+        yield finding("not-started", solver.path, what, phase_name_from_path(solver.path))
 
 
 @recipe_rule(
@@ -397,7 +397,7 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     weighed = [one for one in script.evaluations if one.weights]
     if not links or not is_all:
         return
-    has_final = any(_name(one) == final_name(links[-1]) for one in weighed)
+    has_final = any(_weights_name(one) == final_name(links[-1]) for one in weighed)
     for one in weighed:
         yield from _check_tested_weights(links, one, has_final=has_final)
 
@@ -415,12 +415,12 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     effect="what was trained after them is not tested",
 )
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
-    final, iteration = final_name(links[-1]), split_weights(_name(one))[1]
-    if _name(one) == final:
+    final, iteration = final_name(links[-1]), split_weights(_weights_name(one))[1]
+    if _weights_name(one) == final:
         return
-    index = find_writer(links, _name(one))
+    index = find_writer(links, _weights_name(one))
     write = f"--weights={final}"
-    if index is None or iteration not in fired_snapshots(links[index]):
+    if index is None or iteration not in planned_snapshots(links[index]):
         what = f"caffe test tests {one.weights}, which no phase writes"
         yield finding("test-weights-unknown", one.where, what, write=write)
     elif not has_final:
@@ -428,31 +428,31 @@ def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final:
         yield finding("test-weights-not-final", one.where, what, write=write)
 
 
-def _name(one: TestCommand) -> str:
+def _weights_name(one: TestCommand) -> str:
     return PurePosixPath(one.weights or "").name
 
 
-def name_of(path: str | Path) -> str:
+def phase_name_from_path(path: str | Path) -> str:
     """Return a phase's name, from the file name of its solver.
 
-    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
+    >>> phase_name_from_path("a/solver_cyc1.prototxt"), phase_name_from_path("solver.prototxt"), phase_name_from_path("lenet_solver_adam.prototxt")
     ('cyc1', 'solver', 'lenet_adam')
     """
     stem = PurePosixPath(path).stem
     return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
 
 
-def name_rank(name: str) -> int | None:
+def phase_order(name: str) -> int | None:
     """Return a sort key for a phase's place in its chain, by its name; None if the name has no hint.
 
     >>> names = ["collapse", "cyc10", "cyc2", "init"]
-    >>> sorted(names, key=name_rank)
+    >>> sorted(names, key=phase_order)
     ['init', 'cyc2', 'cyc10', 'collapse']
-    >>> name_rank("quick"), name_rank("phase_3")
+    >>> phase_order("quick"), phase_order("phase_3")
     (None, 3)
     """
     word = name.lower()
-    ends = _FIRST | _LAST
+    ends = _FIRST_WORDS | _LAST_WORDS
     if word in ends:
         return ends[word]
     last = re.split(r"[_.-]", word)[-1]

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_at
 from caffe_recipes.caffe.refusals import ENGINES
-from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
+from caffe_recipes.review.lint.chain import first_iter, has_known_rates, planned_snapshots
 from caffe_recipes.review.lint.net_view import show_number
 from caffe_recipes.review.lint.rules import Explanation, Fix, finding, path_rule, rate_rule, value_rule
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.chain import Link, Solver
     from caffe_recipes.review.lint.rules import Finding
 
-LEAST_JUMP = 0.02
-_MOST_AT_THE_END = 1e-5
-_MOST_RATE = 5
-_WITH_POWER = ("poly", "poly_cyc", "inv")
-_TO_ZERO = ("poly", "poly_cyc")
+MIN_JUMP = 0.02
+_MAX_FINAL_SHARE = 1e-5
+_MAX_RATE = 5
+_POWER_POLICIES = ("poly", "poly_cyc", "inv")
+_POLICIES_TO_ZERO = ("poly", "poly_cyc")
 # The rule for each kind of RateFault, and the field.
 _FAULTS = {
     "no base_lr": ("base-lr-missing", "base_lr"),
@@ -59,7 +59,7 @@ def is_jump(before: float, after: float) -> bool:
     >>> is_jump(0.255136, 0.255), is_jump(0.93, 1.02), is_jump(0, 0)
     (False, True, False)
     """
-    return abs(after - before) > LEAST_JUMP * abs(before)
+    return abs(after - before) > MIN_JUMP * abs(before)
 
 
 def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
@@ -69,9 +69,9 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     number of images of all ranks in one iteration, 0 if unknown.
     """
     # Each check returns the field as the place of its findings.
-    rates = _schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
-    values = (found for check in _OF_VALUES for found in check(link.solver.message))
-    for found in (*rates, *values, *_prefix(link)):
+    rates = _check_schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
+    values = (found for check in _VALUE_CHECKS for found in check(link.solver.message))
+    for found in (*rates, *values, *_check_prefix(link)):
         yield found.located(link.solver.where, link.name)
 
 
@@ -95,7 +95,7 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     "poly, poly_cyc or inv without power: a constant rate",
     write="power: 1, or another",
 )
-def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
+def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
@@ -104,8 +104,8 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
     if solver.base_lr > most:
         what = f"base_lr is {solver.base_lr:.4g}; training rarely works above {most:.4g}"
         yield finding("base-lr-large", "base_lr", what)
-    yield from _faults(link)
-    if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
+    yield from _check_rate_faults(link)
+    if solver.lr_policy in _POWER_POLICIES and not solver.HasField("power"):
         what = f"lr_policy {solver.lr_policy} without power"
         yield finding(
             "power-missing",
@@ -113,12 +113,12 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
             what,
             effect=f"the default is 0: the rate stays at {solver.base_lr:.4g}",
         )
-    yield from _warmup(link)
-    if has_rates(solver):
-        yield from _zero(link)
-        yield from _warmup_end(link)
+    yield from _check_warmup(link)
+    if has_known_rates(solver):
+        yield from _check_rate_zero(link)
+        yield from _check_warmup_end(link)
         if is_last:
-            yield from _end(link, is_alone=is_alone)
+            yield from _check_final_rate(link, is_alone=is_alone)
 
 
 @rate_rule("warmup-never-ends", "warning", "a warmup_iter beyond max_iter")
@@ -128,7 +128,7 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
     "a warm-up that starts above base_lr",
     effect="the rate falls during the warm-up, and is largest at the first iteration",
 )
-def _warmup(link: Link) -> Iterator[Finding]:
+def _check_warmup(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.warmup_iter > solver.max_iter > 0:
         what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
@@ -155,7 +155,7 @@ def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
     Large batches can train at four times the rate of the linear scaling rule (0.1 for 256 images), and a
     warm-up allows rates that would be too high at the start.
     """
-    return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
+    return max(_MAX_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
 
 
 @rate_rule("lr-iter-passed", "error", "poly_cyc that runs past its lr_iter")
@@ -194,7 +194,7 @@ def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
     effect="the weights become NaN; Caffe trains to the end and exits 0",
     write="other numbers",
 )
-def _faults(link: Link) -> Iterator[Finding]:
+def _check_rate_faults(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
         if solver.power == 2:
@@ -223,7 +223,7 @@ def _faults(link: Link) -> Iterator[Finding]:
     effect="nothing is learned from there on",
     write="a gamma closer to 1, fewer steps, or fewer iterations",
 )
-def _zero(link: Link) -> Iterator[Finding]:
+def _check_rate_zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
         what = f"the rate is 0 at iteration {middle}, halfway through"
@@ -242,7 +242,7 @@ def _zero(link: Link) -> Iterator[Finding]:
         "a next one from base_lr; or accept it, as published recipes do.",
     ),
 )
-def _warmup_end(link: Link) -> Iterator[Finding]:
+def _check_warmup_end(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     warmup = solver.warmup_iter
     if not first_iter(link) < warmup < link.last_iter:
@@ -284,17 +284,17 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         'A last phase whose rate goes to 0, as lr_policy "poly" with power 2 does.',
     ),
 )
-def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
+def _check_final_rate(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     end = lr_at(solver, link.last_iter - 1)
     zero = {"poly": solver.max_iter, "poly_cyc": solver.lr_iter}.get(solver.lr_policy)
     # A power below 1 drops to 0 in its last step.
-    if end <= _MOST_AT_THE_END * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
+    if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
         return
     what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
     effect = "the noise of the last batches stays in the final model"
     # Classic schedules never reach 0; they are a single solver, or resumed ones.
-    if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
+    if solver.lr_policy not in _POLICIES_TO_ZERO and (is_alone or link.resumes):
         yield finding("final-rate-kept", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
     else:
         yield finding("final-rate-high", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
@@ -314,9 +314,9 @@ _TYPES_READING = {
     "rms_decay": ("RMSProp",),
     "delta": ("AdaDelta", "AdaGrad", "Adam", "RMSProp"),
 }
-_MULTIPLYING = ("exp", "multistep", "plateau", "step")
+_MULTIPLYING_POLICIES = ("exp", "multistep", "plateau", "step")
 _REGULARIZATIONS = ("L1", "L2")
-_MOST_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
+_MAX_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
 
 
 @value_rule(
@@ -342,7 +342,7 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
 
 @value_rule("solver-type-unknown", "error", "an unknown solver type")
 @value_rule("regularization-unknown", "error", "an unknown regularization_type (neither L1 nor L2)")
-def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_type_names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
         what = f"type '{solver.type}' is not a solver"
@@ -379,7 +379,7 @@ solver_value_refused = value_rule(
 
 
 @solver_value_refused
-def _nets(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     given = [name for name in ("net", "net_param", "train_net", "train_net_param") if solver.HasField(name)]
     if len(given) > 1:
         what = f"{' and '.join(given)} each name a net to train"
@@ -408,7 +408,7 @@ solver_value_negative = value_rule(
 
 @solver_value_refused
 @solver_value_negative
-def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     least = {
         "iter_size": "there are no gradients, and they are divided by 0: the weights become NaN",
         "average_loss": "Caffe divides by it: SIGFPE at the first iteration, or it averages all",
@@ -442,7 +442,7 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     "a test_interval beyond max_iter",
     effect="Caffe tests before the first iteration and never again",
 )
-def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_tests(solver: pb.SolverParameter) -> Iterator[Finding]:
     for index, count in enumerate(solver.test_iter):
         if count < 1:
             yield finding(
@@ -469,7 +469,7 @@ def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 @solver_value_refused
 @path_rule("tested-twice", "warning", "several test_iter for one net in the same state")
-def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
     if tests - named > 1 and not solver.test_state:
         what = f"test_iter is given {tests} times, for {named} test nets and the net itself"
@@ -505,7 +505,7 @@ def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 @solver_value_refused
 @value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay below 0, or 1 or above")
-def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_factors(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type == "AdaGrad" and solver.momentum:
         what = f"AdaGrad with momentum {show_number(solver.momentum)}"
         yield finding(
@@ -534,7 +534,7 @@ def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 @solver_value_refused
 @solver_value_negative
-def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.clip_gradients == 0:
         yield finding(
             "solver-value-refused",
@@ -556,7 +556,7 @@ def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 @solver_value_refused
-def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_delta(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
         yield finding(
             "solver-value-refused",
@@ -577,22 +577,22 @@ def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
     effect="it outweighs the gradients: the weights shrink to 0, and little is learned",
     write="weight_decay: for example 0.0001",
 )
-def _decay(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_weight_decay(solver: pb.SolverParameter) -> Iterator[Finding]:
     decay = solver.weight_decay
     if decay < 0:
         what = f"weight_decay is {show_number(decay)}"
         yield finding(
             "weight-decay-negative", "weight_decay", what, write=f"weight_decay: {show_number(-decay)}"
         )
-    elif decay > _MOST_DECAY:
+    elif decay > _MAX_DECAY:
         what = f"weight_decay is {show_number(decay)}; usual values are 0.0001 to 0.001"
         yield finding("weight-decay-large", "weight_decay", what)
 
 
 @value_rule("rate-grows", "warning", "a gamma above 1, or a power below 0")
-def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, effect = solver.lr_policy, "the rate grows until the end"
-    if policy in _MULTIPLYING and solver.gamma > 1:
+    if policy in _MULTIPLYING_POLICIES and solver.gamma > 1:
         what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
         yield finding(
             "rate-grows",
@@ -601,9 +601,9 @@ def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
             effect=effect,
             write=f"gamma: {show_number(1 / solver.gamma)}, or another below 1",
         )
-    if policy in _MULTIPLYING and solver.HasField("gamma") and solver.gamma == 1:
+    if policy in _MULTIPLYING_POLICIES and solver.HasField("gamma") and solver.gamma == 1:
         what = f"gamma is 1, and lr_policy {policy} multiplies the rate by it"
-        yield _constant("gamma", what, "gamma: 0.1")
+        yield _rate_constant("gamma", what, "gamma: 0.1")
     if policy in _POLICIES_READING["power"] and solver.HasField("power"):
         if solver.power < 0:
             what = f"power is {show_number(solver.power)} under lr_policy {policy}"
@@ -611,7 +611,9 @@ def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "rate-grows", "power", what, effect=effect, write=f"power: {show_number(-solver.power)}"
             )
         if solver.power == 0:
-            yield _constant("power", f"power is 0 under lr_policy {policy}", "power: 1, or another above 0")
+            yield _rate_constant(
+                "power", f"power is 0 under lr_policy {policy}", "power: 1, or another above 0"
+            )
 
 
 @value_rule(
@@ -620,7 +622,7 @@ def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     "an lr_policy whose rate never changes: power 0, gamma 1, no step before max_iter",
     effect="the rate never changes",
 )
-def _constant(field: str, what: str, write: str) -> Finding:
+def _rate_constant(field: str, what: str, write: str) -> Finding:
     return finding("rate-constant", field, what, write=f'{write}; or lr_policy: "fixed"')
 
 
@@ -631,11 +633,11 @@ def _constant(field: str, what: str, write: str) -> Finding:
     "a stepvalue beyond max_iter",
     effect="the rate ends higher than the steps say",
 )
-def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     most, steps = solver.max_iter, list(solver.stepvalue)
     if solver.lr_policy == "step" and solver.stepsize > most > 0:
         what = f"stepsize {solver.stepsize} is beyond max_iter {most}"
-        yield _constant("stepsize", what, f"stepsize: below {most}")
+        yield _rate_constant("stepsize", what, f"stepsize: below {most}")
     if solver.lr_policy != "multistep":
         return
     back = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), None)
@@ -652,7 +654,7 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     late = [i for i, step in enumerate(steps) if step > most > 0]
     if late and len(late) == len(steps):
         what = f"every stepvalue is beyond max_iter {most}"
-        yield _constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {most}")
+        yield _rate_constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {most}")
     elif late:
         what = f"stepvalue {steps[late[0]]} is beyond max_iter {most}"
         yield finding(
@@ -676,7 +678,7 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     ),
     fix="removes the field",
 )
-def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_unread(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
     unread = []
     if policy in POLICY_NEEDS:
@@ -695,25 +697,25 @@ def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
             yield finding("solver-field-unread", fields[0], what, fixes=fixes)
 
 
-_OF_VALUES = (
-    _names,
-    _nets,
-    _counts,
-    _tests,
-    _test_nets,
-    _factors,
-    _clipping,
-    _delta,
-    _decay,
-    _growth,
-    _steps,
-    _unread,
+_VALUE_CHECKS = (
+    _check_type_names,
+    _check_nets,
+    _check_counts,
+    _check_tests,
+    _check_test_nets,
+    _check_factors,
+    _check_clipping,
+    _check_delta,
+    _check_weight_decay,
+    _check_growth,
+    _check_steps,
+    _check_unread,
 )
 
 
 @value_rule("snapshot-prefix-missing", "error", "a snapshot without snapshot_prefix")
-def _prefix(link: Link) -> Iterator[Finding]:
-    solver, fired = link.solver.message, fired_snapshots(link)
+def _check_prefix(link: Link) -> Iterator[Finding]:
+    solver, fired = link.solver.message, planned_snapshots(link)
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
@@ -730,10 +732,10 @@ def _prefix(link: Link) -> Iterator[Finding]:
 
 
 # Fields of nvcaffe and Intel's Caffe that change the rate, and that `lr_at` does not know.
-_FIELDS = ("rampup_interval", "min_lr", "stagelr")
-_POLICIES = ("multifixed",)
+_DIALECT_RATE_FIELDS = ("rampup_interval", "min_lr", "stagelr")
+_DIALECT_POLICIES = ("multifixed",)
 
-_OF_ONE = frozenset(
+_RATE_RULES = frozenset(
     (
         "final-rate-high",
         "final-rate-kept",
@@ -744,7 +746,7 @@ _OF_ONE = frozenset(
         "warmup-end-jump",
     )
 )
-_OF_JOINS = frozenset(("join-jump", "resume-jump"))
+_JOIN_RULES = frozenset(("join-jump", "resume-jump"))
 
 
 @rate_rule(
@@ -754,26 +756,26 @@ _OF_JOINS = frozenset(("join-jump", "resume-jump"))
     effect="rules on the rate, its jumps and its end are skipped",
     write="nothing; check the rates in the log",
 )
-def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
+def check_dialect_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
     """Find solvers whose rates depend on fields of the dialect, and so are not checked."""
     if dialect == OURS:
         return
     known = find_dialect(dialect)
     for path, solver in solvers_in(document.message):
-        given = [field for field in _FIELDS if _is_given(solver, field)]
+        given = [field for field in _DIALECT_RATE_FIELDS if _is_given(solver, field)]
         fields = [field for field in given if known.knows("SolverParameter", field)]
-        if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
+        if solver.lr_policy in _DIALECT_POLICIES and solver.lr_policy in known.lr_policies:
             fields.append("lr_policy")
         if fields:
             what = f"{' and '.join(fields)} set a rate that only {dialect} computes"
             yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what)
 
 
-def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
+def drop_rate_findings(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
     """Drop findings of rate rules about the solvers in these files, and about jumps to or from them."""
     for one in findings:
         is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
-        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE)):
+        if paths and (one.id in _JOIN_RULES or (is_theirs and one.id in _RATE_RULES)):
             continue
         yield one
 

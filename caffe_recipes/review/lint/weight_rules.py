@@ -13,7 +13,7 @@ from caffe_recipes.caffe.refusals import closed_bottoms
 from caffe_recipes.caffe.shape_rules import product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
-from caffe_recipes.review.lint.layer_rules import fills
+from caffe_recipes.review.lint.layer_rules import is_filler_used
 from caffe_recipes.review.lint.net_view import (
     LEARNED_TYPES,
     Blob,
@@ -43,8 +43,8 @@ learning_rule = partial(
     "the learning of a net: multipliers of rates, weights of losses, and accuracies",
 )
 
-_TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
-_OF_INTELS = ("gabor",)
+_FILLERS = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
+_INTEL_FILLERS = ("gabor",)
 _WEIGHTS = {
     "Convolution": "convolution_param",
     "Deconvolution": "convolution_param",
@@ -64,10 +64,10 @@ _SPREADS = {
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
     """Check each layer's fillers."""
-    known = (*_TYPES, *(_OF_INTELS if view.dialect.knows("FillerParameter", "scale") else ()))
+    known = (*_FILLERS, *(_INTEL_FILLERS if view.dialect.knows("FillerParameter", "scale") else ()))
     for index, layer in enumerate(view.net.layer):
         for path, filler in filler_fields(layer):
-            if not fills(view, layer, path):
+            if not is_filler_used(view, layer, path):
                 continue
             if filler.type not in known:
                 near = difflib.get_close_matches(filler.type, known, n=1, cutoff=0)
@@ -88,7 +88,7 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                         effect=f"the default is {default}: the loss starts huge or NaN",
                         write=write,
                     )
-            misfit = _misfit(layer, path, filler)
+            misfit = _filler_misfit(layer, path, filler)
             if misfit:
                 field, what, effect, write = misfit
                 yield finding(
@@ -100,7 +100,7 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                 )
 
 
-def _misfit(
+def _filler_misfit(
     layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
 ) -> tuple[str, str, str, str] | None:
     """Return why a filler does not fit its blob: the field, what is wrong, the effect, what to write."""
@@ -146,13 +146,13 @@ def _misfit(
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
     """Check that trained weights have a filler."""
-    if phase.phase != pb.TRAIN or phase.is_fed or not any(map(is_loss, phase.layers)):
+    if phase.phase != pb.TRAIN or phase.is_fed_by_code or not any(map(is_loss, phase.layers)):
         return
     weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
     empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
     if not empty:
         return
-    names = _show(phase, empty)
+    names = _name_layers(phase, empty)
     if 2 * len(empty) > len(weighted):
         yield finding(
             "no-fillers",
@@ -183,13 +183,13 @@ def _has_filler(layer: pb.LayerParameter) -> bool:
 
 
 # Sum of means, sum of variances, running factor: statistics, not learned.
-_STATISTICS = 3
+_STATISTICS_BLOBS = 3
 # If this many times more layers do it, the others are probably a mistake.
-_SLIP_TIMES = 4
+_MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
 
-_OF_MKL = ("MKL2017", "MKLDNN")
+_MKL_ENGINES = ("MKL2017", "MKLDNN")
 
 
 def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
@@ -197,20 +197,20 @@ def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
     is_intels = view.dialect.knows("NetParameter", "engine")
     for i in norms:
-        yield from _learned(phase, i, is_intels=is_intels)
+        yield from _check_statistics_rate(phase, i, is_intels=is_intels)
     if is_intels and phase.phase == pb.TEST:
-        yield from _folded(view, phase)
-    yield from _global_stats(phase, norms)
-    yield from _unscaled(phase, norms)
-    yield from _unbiased(phase, norms)
-    yield from _fraction(phase, norms)
+        yield from _check_folds(view, phase)
+    yield from _check_global_stats(phase, norms)
+    yield from _check_scale_missing(phase, norms)
+    yield from _check_bias_missing(phase, norms)
+    yield from _check_fraction(phase, norms)
     for field in ("moving_average_fraction", "eps"):
-        yield from _differing(phase, norms, field)
-    yield from _biased(phase, norms)
-    yield from _zero_start(phase)
+        yield from _check_norms_agree(phase, norms, field)
+    yield from _check_bias_before_norm(phase, norms)
+    yield from _check_zero_start(phase)
 
 
-def _show(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
+def _name_layers(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
     return show_layers([phase.layers[i].name for i in layers], kind)
 
 
@@ -226,13 +226,13 @@ def _show(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
     "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
     write="param { lr_mult: 0 } three times, or none",
 )
-def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
+def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
     # BVLC's and NVIDIA's Caffe take three params for an old net's and set each to 0; Intel's does not.
-    if not is_intels and len(layer.param) == _STATISTICS:
+    if not is_intels and len(layer.param) == _STATISTICS_BLOBS:
         return
-    is_refused = not is_intels or _engine(phase, layer) in _OF_MKL
-    for p, param in enumerate(layer.param[:_STATISTICS]):
+    is_refused = not is_intels or _engine_of(phase, layer) in _MKL_ENGINES
+    for p, param in enumerate(layer.param[:_STATISTICS_BLOBS]):
         if param.lr_mult != 0:
             yield finding(
                 "batch-norm-learned" if is_refused else "batch-norm-multipliers",
@@ -245,7 +245,7 @@ def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
             return
 
 
-def _engine(phase: PhaseNet, layer: pb.LayerParameter) -> str:
+def _engine_of(phase: PhaseNet, layer: pb.LayerParameter) -> str:
     """Return the engine of a BatchNorm, set in the layer or its net; empty if not set."""
     given = layer.batch_norm_param.engine
     if given != pb.BatchNormParameter.DEFAULT:
@@ -257,7 +257,7 @@ def _engine(phase: PhaseNet, layer: pb.LayerParameter) -> str:
 _Folds = dict[int, tuple[int, int | None]]
 
 
-def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
+def _find_folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
     """Find what Caffe folds when it sets up a TEST net, following the only reader of each Convolution.
 
     BatchNorms in `kept` are not folded.
@@ -299,10 +299,10 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     effect="the folded net of TEST does not match the weights of TRAIN: the test is wrong, or stops",
     write="the same layers, with the same readers, after it in both phases",
 )
-def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    folds = _folds(phase)
+def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
+    folds = _find_folds(phase)
     for i, (_, scale) in folds.items():
-        wrong = None if scale is None else _unfoldable(phase, scale)
+        wrong = None if scale is None else _why_unfoldable(phase, scale)
         if scale is not None and wrong:
             field, fault, write = wrong
             yield finding(
@@ -317,7 +317,7 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     trained = {train.layers[i].name: (i, train) for i in range(len(train.layers))}
     gone = {norm for norm, _ in folds.values()}
     norms = {i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"}
-    theirs = _folds(train, kept={phase.layers[i].name for i in norms - gone})
+    theirs = _find_folds(train, kept={phase.layers[i].name for i in norms - gone})
     for i, (_, scale) in folds.items():
         name = phase.layers[i].name
         if name not in trained:
@@ -332,7 +332,7 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
+def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     """Return why Caffe cannot fold a Scale, and what to write: it needs a factor and a bias per channel."""
     layer = phase.layers[scale]
     param = layer.scale_param
@@ -364,7 +364,7 @@ def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     effect="the accuracy depends on which images share a batch, and on batch_size",
     write="remove it: the default is true in TEST and false in TRAIN",
 )
-def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     train = phase.phase == pb.TRAIN
     wrong = [
         i
@@ -372,20 +372,20 @@ def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         if phase.layers[i].batch_norm_param.HasField("use_global_stats")
         and phase.layers[i].batch_norm_param.use_global_stats == train
     ]
-    if not wrong or phase.is_fed:
+    if not wrong or phase.is_fed_by_code:
         return
     if train:
         yield finding(
             "batch-norm-frozen",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: true in TRAIN in {_show(phase, wrong, 'BatchNorm')}",
+            f"use_global_stats: true in TRAIN in {_name_layers(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
     else:
         yield finding(
             "batch-norm-per-batch",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: false in TEST in {_show(phase, wrong, 'BatchNorm')}",
+            f"use_global_stats: false in TEST in {_name_layers(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
 
@@ -396,9 +396,9 @@ def _scale_of(phase: PhaseNet, norm: int) -> int | None:
     return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
 
 
-def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
+def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     """Whether a few layers differ from many others, and so probably by mistake."""
-    return len(odd) * (_SLIP_TIMES + 1) <= len(all_of_them)
+    return len(odd) * (_MISTAKE_RATIO + 1) <= len(all_of_them)
 
 
 @norm_rule(
@@ -415,16 +415,16 @@ def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     effect="with the plain engine the scale and shift of batch normalization are missing",
     write='layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
-def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     alone = [i for i in norms if _scale_of(phase, i) is None]
     if not alone:
         return
-    is_slip = _is_slip(alone, norms)
+    is_slip = _is_likely_mistake(alone, norms)
     others = f"; {len(norms) - len(alone)} others have one" if is_slip else ""
     yield finding(
         "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
         phase.where(alone[0], "type"),
-        f"{_show(phase, alone, 'BatchNorm')} without a Scale after it{others}",
+        f"{_name_layers(phase, alone, 'BatchNorm')} without a Scale after it{others}",
         layers=len(alone),
     )
 
@@ -436,10 +436,10 @@ def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     effect="their outputs keep the mean 0: no shift is learned",
     write="scale_param { bias_term: true }",
 )
-def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
     plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
-    if plain and _is_slip(plain, scales):
+    if plain and _is_likely_mistake(plain, scales):
         yield finding(
             "scale-bias-missing",
             phase.where(
@@ -448,7 +448,7 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
                 if phase.layers[plain[0]].scale_param.HasField("bias_term")
                 else "type",
             ),
-            f"{_show(phase, plain, 'Scale')} after BatchNorm without a bias; "
+            f"{_name_layers(phase, plain, 'Scale')} after BatchNorm without a bias; "
             f"{len(scales) - len(plain)} others have one",
             layers=len(plain),
         )
@@ -460,14 +460,14 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "a moving_average_fraction that is 0 or less, or above 1",
     write="moving_average_fraction: 0.95, or another above 0 and at most 1",
 )
-def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
     if wrong:
         fraction = phase.layers[wrong[0]].batch_norm_param.moving_average_fraction
         yield finding(
             "moving-average-range",
             phase.where(wrong[0], "batch_norm_param.moving_average_fraction"),
-            f"{_show(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
+            f"{_name_layers(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
             effect="the sums of means and variances grow without bound, until they are NaN"
             if fraction > 1
             else "a test uses the statistics of the last batch only"
@@ -483,7 +483,7 @@ def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "BatchNorms that differ in moving_average_fraction or eps",
     effect="their statistics adapt to the weights at different speeds",
 )
-def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
+def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
     values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
     counts = Counter(values)
     if len(counts) < 2:
@@ -495,7 +495,7 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
         "batch-norms-differ",
         phase.where(odd[0], f"batch_norm_param.{field}"),
         f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
-        f"{others} in {_show(phase, odd)}",
+        f"{others} in {_name_layers(phase, odd)}",
         write=f"the same {field} in all",
         layers=len(odd),
     )
@@ -508,19 +508,19 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
     effect="the bias is stored, sent and updated, but has no effect",
     write="bias_term: false, unless the net must load weights with a bias",
 )
-def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     biased = []
     for i in norms:
-        made = phase.maker(i, 0)
-        if made is not None and made[0] >= 0 and len(phase.flow.readers[made]) == 1:
-            block = _LINEAR.get(phase.layers[made[0]].type)
-            if block and getattr(phase.layers[made[0]], block).bias_term:
-                biased.append(made[0])
+        blob = phase.producer(i, 0)
+        if blob is not None and blob[0] >= 0 and len(phase.flow.readers[blob]) == 1:
+            block = _LINEAR.get(phase.layers[blob[0]].type)
+            if block and getattr(phase.layers[blob[0]], block).bias_term:
+                biased.append(blob[0])
     if biased:
         yield finding(
             "bias-before-norm",
             phase.where(biased[0], _LINEAR[phase.layers[biased[0]].type]),
-            f"{_show(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
+            f"{_name_layers(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
             layers=len(biased),
         )
 
@@ -539,7 +539,7 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         "The filler in the last BatchNorm, or Scale, of every block; or accept it.",
     ),
 )
-def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
+def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
     zero: list[int] = []
     other: list[int] = []
     for i, layer in enumerate(phase.layers):
@@ -566,25 +566,25 @@ def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
 
 def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
     """Whether the normalization that ends a branch starts at 0; None if the branch ends differently."""
-    made, zero, normed = phase.maker(i, b), False, False
-    while made is not None and made[0] >= 0:
-        layer = phase.layers[made[0]]
+    blob, zero, normed = phase.producer(i, b), False, False
+    while blob is not None and blob[0] >= 0:
+        layer = phase.layers[blob[0]]
         if layer.type not in ("BatchNorm", "Scale"):
             break
         block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param
         filler = block.filler
         zero |= block.HasField("filler") and filler.type == "constant" and filler.value == 0
         normed |= layer.type == "BatchNorm"
-        made = phase.maker(made[0], 0)
+        blob = phase.producer(blob[0], 0)
     return zero if normed else None
 
 
-_MOST_NUMBERS = 2**31 - 1
-_MOST_LOSSES = 20  # with the same label
+_MAX_NUMBERS = 2**31 - 1
+_MAX_LOSSES = 20  # with the same label
 # Statistics, not learned by gradients.
-_COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
+_STATISTICS_TYPES = frozenset(("BatchNorm", "MKLBatchNorm"))
 # Layers that keep the order of the numbers in their bottom.
-_RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
+_ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
 
 
 @learning_rule(
@@ -623,12 +623,12 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
 def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     """Check that a phase learns, that accuracies read scores, and that blobs are not too large."""
     if phase.phase == pb.TRAIN:
-        yield from _nothing(phase)
-        yield from _stopped(phase)
-        yield from _frozen(phase)
-        yield from _counted_twice(phase)
-    yield from _accuracies(phase)
-    yield from _large(phase)
+        yield from _check_nothing_learns(phase)
+        yield from _check_backward(phase)
+        yield from _check_scores_frozen(phase)
+        yield from _check_loss_counted_twice(phase)
+    yield from _check_accuracies(phase)
+    yield from _check_blob_sizes(phase)
 
 
 @learning_rule(
@@ -638,7 +638,7 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
     write="move the layer out of the path to the loss, or propagate_down: false for this bottom",
 )
-def _stopped(phase: PhaseNet) -> Iterator[Finding]:
+def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         back = [b for b in closed_bottoms(layer) if (i, b) in phase.gradients]
         if not back:
@@ -661,31 +661,31 @@ def _stopped(phase: PhaseNet) -> Iterator[Finding]:
     effect="unless --weights sets its weights, they stay random: the scores are guesses",
     write="lr_mult: 10 for a new layer",
 )
-def _frozen(phase: PhaseNet) -> Iterator[Finding]:
+def _check_scores_frozen(phase: PhaseNet) -> Iterator[Finding]:
     """Find a score layer with lr_mult 0: a new one would keep the values of its fillers."""
     for i, layer in enumerate(phase.layers):
         if not (layer.type.startswith("SoftmaxWithLoss") and is_loss(layer)):
             continue
-        made = _ranked(phase, i, 0)
-        maker = phase.layers[made[0]] if made is not None and made[0] >= 0 else None
-        if maker is None or made is None or maker.type not in _LINEAR or not maker.param:
+        blob = _score_source(phase, i, 0)
+        producer = phase.layers[blob[0]] if blob is not None and blob[0] >= 0 else None
+        if producer is None or blob is None or producer.type not in _LINEAR or not producer.param:
             continue
-        filler = getattr(maker, _LINEAR[maker.type]).weight_filler
-        others = [k for k in range(len(phase.layers)) if k != made[0] and _learns(phase, k)]
-        if filler.type != "constant" and others and not _learns(phase, made[0]):
+        filler = getattr(producer, _LINEAR[producer.type]).weight_filler
+        others = [k for k in range(len(phase.layers)) if k != blob[0] and _learns(phase, k)]
+        if filler.type != "constant" and others and not _learns(phase, blob[0]):
             yield finding(
                 "scores-frozen",
-                phase.where(made[0], "param[0].lr_mult"),
-                f"{title(maker)} computes the scores of {title(layer)}, but has lr_mult 0",
+                phase.where(blob[0], "param[0].lr_mult"),
+                f"{title(producer)} computes the scores of {title(layer)}, but has lr_mult 0",
             )
 
 
 def _learns(phase: PhaseNet, i: int) -> bool:
     layer = phase.layers[i]
-    if layer.type not in LEARNED_TYPES - _COUNTED:
+    if layer.type not in LEARNED_TYPES - _STATISTICS_TYPES:
         return False
     learned = phase.learned(i)
-    return any(_rates(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
+    return any(_lr_mults(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
 
 
 @learning_rule(
@@ -696,7 +696,7 @@ def _learns(phase: PhaseNet, i: int) -> bool:
     "printed loss holds both, the gradient one",
     write="remove loss_weight: 1, or read the loss from the log",
 )
-def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
+def _check_loss_counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         if has_loss_top(layer) and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
             yield finding(
@@ -713,16 +713,16 @@ def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     effect="nothing is learned; Caffe trains to the end and exits 0",
     write="lr_mult: 1 for the layers that should learn",
 )
-def _nothing(phase: PhaseNet) -> Iterator[Finding]:
+def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     learning = [
         i
         for i, layer in enumerate(phase.layers)
-        if layer.type in LEARNED_TYPES - _COUNTED and phase.learned(i) != ()
+        if layer.type in LEARNED_TYPES - _STATISTICS_TYPES and phase.learned(i) != ()
     ]
     # Layers of unknown types may learn.
     if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
         return
-    rates = [rate for i in learning for rate in _rates(phase.layers[i], len(phase.learned(i) or ()))]
+    rates = [rate for i in learning for rate in _lr_mults(phase.layers[i], len(phase.learned(i) or ()))]
     if any(rates) or any(layer.type == "Python" for layer in phase.layers):
         return
     first = learning[0]
@@ -734,7 +734,7 @@ def _nothing(phase: PhaseNet) -> Iterator[Finding]:
     )
 
 
-def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
+def _lr_mults(layer: pb.LayerParameter, count: int) -> list[float]:
     return [layer.param[p].lr_mult if p < len(layer.param) else 1.0 for p in range(count)]
 
 
@@ -744,25 +744,27 @@ def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
     "an accuracy that does not read the scores that the loss on its label reads",
     effect="the accuracy is of values that are not class scores: it stays at chance",
 )
-def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
+def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}
     for i, layer in enumerate(phase.layers):
         if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
-            losses.setdefault(_ranked(phase, i, 1), []).append(i)
-    scores = {i: _ranked(phase, i, 0) for alike in losses.values() for i in alike}
-    scored, behind = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
+            losses.setdefault(_score_source(phase, i, 1), []).append(i)
+    scores = {i: _score_source(phase, i, 0) for alike in losses.values() for i in alike}
+    scored, ancestors = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
     for i, layer in enumerate(phase.layers):
         if layer.type != "Accuracy" or len(layer.bottom) < 2:
             continue
-        ours, of_label = _ranked(phase, i, 0), losses.get(_ranked(phase, i, 1), [])[:_MOST_LOSSES]
+        ours, of_label = _score_source(phase, i, 0), losses.get(_score_source(phase, i, 1), [])[:_MAX_LOSSES]
         if ours is None or not of_label or ours in scored:
             continue
         for j in of_label:
-            if scores[j] not in behind:
+            if scores[j] not in ancestors:
                 blob = scores[j]
-                behind[blob] = phase.behind(blob) if blob is not None else frozenset()
+                ancestors[blob] = phase.ancestors(blob) if blob is not None else frozenset()
         # One label may have several scores: a blob is not a score if it lies before all of them.
-        if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
+        if all(
+            ours in ancestors[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label
+        ):
             loss = phase.layers[of_label[0]]
             yield finding(
                 "accuracy-elsewhere",
@@ -772,9 +774,9 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
+def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     """Find the blob that a bottom comes from, before layers that keep the order of its numbers."""
-    return phase.maker_through(i, b, _RANKING)
+    return phase.producer_through(i, b, _ORDER_KEEPING)
 
 
 @learning_rule(
@@ -784,7 +786,7 @@ def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
     effect="Caffe stops: blob size exceeds INT_MAX",
     write="a smaller batch_size, num_output or image",
 )
-def _large(phase: PhaseNet) -> Iterator[Finding]:
+def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         shapes = phase.shapes[i] if phase.shapes else None
         if shapes is None:
@@ -803,4 +805,4 @@ def _large(phase: PhaseNet) -> Iterator[Finding]:
 
 def _is_large(shape: Shape | None) -> bool:
     count = product(shape) if shape is not None else None
-    return count is not None and count > _MOST_NUMBERS
+    return count is not None and count > _MAX_NUMBERS

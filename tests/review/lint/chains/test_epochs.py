@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.recipe_rules import Basis, check_title, parse_basis, parse_claims
+from caffe_recipes.review.lint.recipe_rules import (
+    EpochSize,
+    check_title,
+    parse_epoch_claims,
+    parse_epoch_size,
+)
 from tests.review.conftest import LintSolvers
 
 BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
@@ -25,23 +30,23 @@ BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
     ],
 )
 def test_claims_are_found_in_a_comment(text: str, claims: tuple[float, ...]) -> None:
-    assert parse_claims(text) == claims
+    assert parse_epoch_claims(text) == claims
 
 
 @pytest.mark.parametrize(
     ("text", "basis"),
     [
-        ("1281167 / 4096  * 5 epochs", Basis(1281167, 4096)),
-        ("1,281,167/4,096", Basis(1281167, 4096)),
+        ("1281167 / 4096  * 5 epochs", EpochSize(1281167, 4096)),
+        ("1,281,167/4,096", EpochSize(1281167, 4096)),
         ("a, phase 1 of 2. 4,096 images an iteration (128 ranks x 32), 1,281,167 an epoch.",
-         Basis(1281167, 4096)),
+         EpochSize(1281167, 4096)),
         ("3 / 4 of an epoch", None),
         ("1281167 / 0 * 5 epochs", None),
         ("4096 / 1281167", None),
     ],
 )  # fmt: skip
-def test_images_over_batch_are_found_in_a_comment(text: str, basis: Basis | None) -> None:
-    assert parse_basis(text) == basis
+def test_images_over_batch_are_found_in_a_comment(text: str, basis: EpochSize | None) -> None:
+    assert parse_epoch_size(text) == basis
 
 
 @pytest.mark.parametrize(
