@@ -1,7 +1,7 @@
 """Resolve an argument of a command: a recipe, one of its nets, a file or a folder.
 
-The name of a shipped recipe takes precedence over a file or folder of that name; `./NAME` names the file. That
-way a recipe's name also works inside `prototxt/`, which has a folder for each recipe.
+The name of a shipped recipe takes precedence over a file or folder of that name; `./NAME` names the file.
+That way a recipe's name also works inside `prototxt/`, which has a folder for each recipe.
 
 Find the net of a solver: at its path from the folder that Caffe is started in, or beside the solver.
 """

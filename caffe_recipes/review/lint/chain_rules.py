@@ -1,8 +1,8 @@
 """Rules on a chain: jumps of the rate between phases, and the weight decay of a collapse.
 
-Weights passed from one net to the next by layer name: which fit, which are missing.
+Weights that are passed from one net to the next by layer name: which fit, and which are missing.
 
-Settings of updates and data that change from one phase to the next.
+Solver and data settings that change from one phase to the next.
 
 What each phase needs from its solver and net: TRAIN data, TEST data, a solver_mode.
 """
@@ -68,7 +68,7 @@ def check_joins(chain: Chain) -> Iterator[Finding]:
     for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
             yield from _check_join(chain.links[start.index], link, start)
-    # Collapses may branch off: each is the last phase of a model.
+    # Several collapses may branch off one phase; each is the last phase of a model.
     continued = {start.index for start in starts if start is not None}
     for index, (link, start) in enumerate(zip(chain.links, starts, strict=True)):
         if index and chain.is_whole and index not in continued:
@@ -78,7 +78,7 @@ def check_joins(chain: Chain) -> Iterator[Finding]:
 
 
 def is_collapse(before: Link, link: Link) -> bool:
-    """Whether a last phase is a collapse: by its name, or because it drops the augmentation."""
+    """Return whether a last phase is a collapse: by its name, or because it drops the augmentation."""
     named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
     if any("coll" in name.lower() for name in named):
         return True
@@ -105,13 +105,14 @@ def _is_augmented(link: Link) -> bool:
     "join-jump",
     "warning",
     "the rate jumps by more than 2 % from one phase to the next",
-    effect="the momentum history also starts at 0 here, so the loss is unsteady for a while",
+    effect="the momentum history also starts at 0 here, so the loss is unstable for a while",
     explanation=Explanation(
-        "A phase starts from the weights of the previous phase, with a rate of its own and an empty "
-        "momentum history. A jump between the two rates makes the loss unsteady; a rise can undo "
+        "A phase starts from the weights of the previous phase, but with its own rate and an empty "
+        "momentum history. A jump between the two rates makes the loss unstable; a rise can undo "
         "what was learned.",
-        "The previous phase's last rate as base_lr, or as warmup_start_lr if there is a warm-up. Warm "
-        "restarts rise on purpose: accept those.",
+        "Set base_lr to the previous phase's last rate, or warmup_start_lr if there is a warm-up. The rate "
+        "of "
+        "a warm restart rises on purpose: accept that.",
     ),
 )
 def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
@@ -159,18 +160,20 @@ def _resume_effect(link: Link) -> str:
     if not 0 < momentum < 1:
         return "the momentum history is restored from the solverstate"
     updates = 1 / (1 - momentum)
-    return f"the momentum history is restored: the old rate fades from it over about {updates:.3g} updates"
+    return (
+        f"the momentum history is restored: the effect of the old rate fades over about {updates:.3g} updates"
+    )
 
 
 @chain_rule(
     "collapse-weight-decay",
     "warning",
     "a collapse whose weight decay is not twice that of the previous phase",
-    effect="the paper doubles it, so results are not comparable with the paper's",
+    effect="the paper doubles it, so the results are not comparable with the paper's",
     explanation=Explanation(
-        "The collapse is the last phase, with a fast falling rate and little augmentation. The paper "
+        "The collapse is the last phase, with a rate that decays fast and little augmentation. The paper "
         "doubles its weight decay.",
-        "weight_decay: twice that of the previous phase, or accept it.",
+        "Set weight_decay to twice that of the previous phase, or accept the finding.",
     ),
 )
 def _check_collapse(before: Link, link: Link) -> Iterator[Finding]:
@@ -190,7 +193,7 @@ def _check_collapse(before: Link, link: Link) -> Iterator[Finding]:
     )
 
 
-# The shapes of the blobs that each layer learns, by layer name; None where unknown.
+# The shapes of the blobs that each layer learns, by layer name; None if unknown.
 _Learned = Mapping[str, tuple[Shape, ...] | None]
 
 
@@ -236,13 +239,17 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             yield from _check_deploy(net, other, phase, ours, theirs or {})
 
 
-@path_rule("deploy-missing", "warning", "a deploy net that has layers its train_val net lacks, or lacks some")
+@path_rule(
+    "deploy-missing",
+    "warning",
+    "a deploy net with layers that its train_val net lacks, or without some of its layers",
+)
 @path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
 def _check_deploy(
     net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned
 ) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
-    if norms and not norms & ours.keys():  # Its batch norms are folded into its weights.
+    if norms and not norms & ours.keys():  # the batch norms are folded into the weights
         return
     trained = Path(other.path).name
     for name, shapes in ours.items():
@@ -265,7 +272,7 @@ def _check_deploy(
             "deploy-missing",
             _layer_place(net, new[0]),
             what,
-            effect="its weights are left at their fillers, as if untrained, and Caffe does not say so",
+            effect="Caffe initializes its weights from the fillers, as if untrained, and prints no warning",
             write=f"the layer names of {trained}",
         )
     lost = [name for name in _layers_before_last(phase, ours) if theirs.get(name) and name not in ours]
@@ -275,20 +282,21 @@ def _check_deploy(
             "deploy-missing",
             net.path,
             what,
-            effect=f"Caffe prints `Ignoring source layer {lost[0]}`, and the scores are a different net's",
+            effect=f"Caffe prints `Ignoring source layer {lost[0]}`, and the scores are those of a "
+            "different net",
             write=f"the layers of {trained}",
         )
 
 
 def _layers_before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
-    """Name the layers that lead to the last layer that the deploy net shares."""
+    """Return the names of the layers that the last layer shared with the deploy net is computed from."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
     layers = {layer for one in common[-1:] for layer, _ in phase.ancestors((one, 0)) if layer >= 0}
     return [phase.layers[i].name for i in sorted(layers)]
 
 
 def _learned_blobs(net: Net, state: NetState) -> _Learned | None:
-    """Return the blobs that a net learns, or None if its shapes do not fit: another rule reports that."""
+    """Return the blobs that a net learns; None if its shapes do not fit, which another rule reports."""
     try:
         layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
     except PrototxtError:
@@ -297,7 +305,7 @@ def _learned_blobs(net: Net, state: NetState) -> _Learned | None:
 
 
 def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
-    """Describe the first blob that does not fit; empty if all fit. Unknown sizes fit.
+    """Describe the first blob that does not fit; empty if all fit. Unknown sizes always fit.
 
     >>> show_misfit(((10, 64), (10,)), ((20, 64), (20,)))
     '10x64, not 20x64'
@@ -322,7 +330,7 @@ def _learned_of_link(link: Link) -> _Learned | None:
     "handover-misfit",
     "error",
     "a layer whose weights have a different shape in the phase that it starts from",
-    write="the same shape in both nets, or another layer name, so that it is initialized by its fillers",
+    write="use the same shape in both nets, or another layer name to initialize it from its fillers",
 )
 def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     unfit = {}
@@ -333,7 +341,7 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
             unfit[name] = misfit
     if unfit:
         (first, misfit), *others = unfit.items()
-        more = f"; nor do {show_names([name for name, _ in others])}" if others else ""
+        more = f"; neither do {show_names([name for name, _ in others])}" if others else ""
         what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {misfit}{more}"
         effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
         if "blob" in misfit:
@@ -344,7 +352,7 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
 
 
 @handover_rule(
-    "handover-missing", "warning", "a layer with weights that the phase it starts from does not have"
+    "handover-missing", "warning", "a layer with weights that is missing in the phase that it starts from"
 )
 def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
@@ -359,7 +367,7 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
             _layer_place(net, new[0]),
             what,
             link.name,
-            effect=f"{pronoun} from the fillers, as if untrained, and Caffe does not say so",
+            effect=f"{pronoun} from the fillers, as if untrained, and Caffe prints no warning",
             write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if intended",
             count=len(new),
         )
@@ -368,8 +376,8 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
 @handover_rule(
     "handover-unused",
     "note",
-    "a trained layer that is not in the next phase's net",
-    write="the same layer names in both nets, to keep the weights",
+    "a trained layer that is missing in the next phase's net",
+    write="use the same layer names in both nets to keep the weights",
 )
 def _check_unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     left = [name for name, shapes in theirs.items() if shapes and name not in ours]
@@ -423,19 +431,19 @@ _SETTINGS = (
         "the same rate makes different updates, and the momentum history does not fit",
     ),
     _Setting("regularization_type", lambda solver: solver.regularization_type, "weight decay differs"),
-    # Another rule reports where it is absent.
+    # Another rule reports a missing solver_mode.
     _Setting(
         "solver_mode",
         lambda solver: (
             pb.SolverParameter.SolverMode.Name(solver.solver_mode) if solver.HasField("solver_mode") else None
         ),
-        "one of the two does not match the machine: a CPU-only build stops at GPU",
+        "one of the two does not match the machine: a CPU-only build stops at solver_mode: GPU",
     ),
 )
 
 
 def check_changes(chain: Chain) -> Iterator[Finding]:
-    """Find settings that a phase has changed from the phases that it builds on."""
+    """Find settings that differ between a phase and the phases that it builds on."""
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
             continue
@@ -484,10 +492,11 @@ def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "batch-changes",
     "warning",
     "iter_size or batch_size differs from the previous phase, but the rate does not",
-    effect="the rate is for another batch size, and the iterations make a different number of epochs",
+    effect="the rate was chosen for another batch size, and the same iterations make a different number of "
+    "epochs",
 )
 def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
-    """Find a changed number of images in an iteration where the rate is unchanged."""
+    """Find phases that change the number of images per iteration but not the rate."""
     before = earlier[-1]
     ours, theirs = batch_per_rank(link), batch_per_rank(before)
     if not ours or not theirs or ours == theirs or link.ranks != before.ranks:
@@ -499,7 +508,7 @@ def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[
         return
     is_sub = link.solver.message.iter_size != before.solver.message.iter_size
     field = "iter_size" if is_sub else "batch_size"
-    what = f"{link.name} takes {ours} images a rank for an update, {before.name} {theirs}, at the same rate"
+    what = f"{link.name} uses {ours} images per rank and update, but {before.name} {theirs}, at the same rate"
     place = link.solver.where("iter_size" if is_sub else "base_lr")
     yield finding(
         "batch-changes",
@@ -522,7 +531,7 @@ def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         return
     shown = show_number(new) if solver.HasField("momentum") else "not set (default 0)"
     what = f"momentum is {shown} in {link.name}, but {show_number(old)} in {earlier[-1].name}"
-    effect = "the weights move differently at the same rate"
+    effect = "the same rate makes different updates"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
         effect = f"the effective rate, rate / (1 - momentum), is {times:.3g} times as high at the same rate"
@@ -541,7 +550,7 @@ def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "weight-decay-changes",
     "warning",
-    "weight decay dropped, or changed by a factor above 4, in a phase that is not a collapse",
+    "weight decay removed, or changed by a factor above 4, in a phase that is not a collapse",
 )
 def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
@@ -553,9 +562,9 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
     is_given = link.solver.message.HasField("weight_decay")
     shown = f"{new:.4g}" if is_given else "not set (default 0)"
     what = f"weight_decay is {shown} in {link.name}, but {old:.4g} in {earlier[-1].name}"
-    effect = "the weights shrink or grow to a new equilibrium, which changes the effect of the rate"
+    effect = "the weights shrink or grow to a new equilibrium, which changes the effective rate"
     if not new:
-        effect = "the weights no longer shrink: they grow, and the rate has less and less effect"
+        effect = "the weights are no longer decayed: they grow, and the rate has less and less effect"
     place = link.solver.where("weight_decay")
     yield finding(
         "weight-decay-changes",
@@ -573,13 +582,13 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
     "crop-changes",
     "note",
     "the crop_size of the training data differs from the previous phase",
-    effect="objects appear at a different size than the weights were trained on",
+    effect="objects appear at a different size than the one that the weights were trained on",
 )
 @handover_rule(
     "transforms-change",
     "warning",
     "the mean or scale of the training data differs from the previous phase",
-    effect="the weights and batch norm statistics come from differently scaled inputs: the loss jumps",
+    effect="weights and batch norm statistics come from differently scaled inputs, so the loss jumps",
 )
 def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
@@ -589,7 +598,7 @@ def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             continue
         other = earlier[-1].name
         what = f"{field} is {new} in the training data of {link.name}, but {old} in that of {other}"
-        write = f"the same {field} in both nets, unless the change is intended"
+        write = f"use the same {field} in both nets, unless the change is intended"
         place = _data_place(link, f"transform_param.{field}")
         if field == "crop_size":
             yield finding("crop-changes", place, what, link.name, write=write)
@@ -609,8 +618,8 @@ def _transform_values(link: Link, field: str) -> str:
     "train-source-changes",
     "note",
     "the source of the training data differs from the previous phase",
-    effect="the epochs, the classes and their order may differ",
-    write="the same source, unless the change is intended",
+    effect="the length of an epoch, the classes and their order may differ",
+    write="use the same source, unless the change is intended",
 )
 def _check_source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_source_paths(one.data_layers) for one in earlier]
@@ -624,12 +633,12 @@ def _check_source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "train-on-test",
     "warning",
-    "a phase trains on the records that another net of the chain is tested on",
+    "a phase that trains on the records that another net of the chain is tested on",
     effect="the accuracy is measured on images that the net was trained on",
-    write="the training LMDB",
+    write="set source to the training LMDB",
 )
 def _check_test_sources(chain: Chain) -> Iterator[Finding]:
-    """Find phases that train on the test data of another net; for the same net, a net rule reports it."""
+    """Find phases that train on the test data of another net; a net rule reports it within one net."""
     tests: list[tuple[Net, str]] = []
     for link in chain.links:
         solver = link.solver.message
@@ -664,7 +673,7 @@ def _data_place(link: Link, field: str) -> str:
         return link.solver.path
     reader = next(layer for layer in link.data_layers if layer.type in SOURCE_BLOCKS)
     layers = enumerate(link.net.message.layer)
-    # A layer that holds a NaN does not equal itself: name the file instead.
+    # A layer that contains a NaN does not equal itself: return the file instead.
     index = next((index for index, layer in layers if layer is reader or layer == reader), None)
     return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
@@ -713,7 +722,7 @@ def _norm_values(net: Net, field: str) -> dict[str, float]:
 _UNKNOWN_BLOB = "`Unknown bottom blob 'data'` (or the name of another blob)"
 
 no_test_net = path_rule(
-    "no-test-net", "error", "a test, during or after training, on a net without a data layer for TEST"
+    "no-test-net", "error", "a test, during or after training, of a net without a data layer for TEST"
 )
 
 
@@ -721,15 +730,17 @@ no_test_net = path_rule(
     "last-net-without-test",
     "warning",
     "the last phase's net cannot be tested",
-    write="a data layer with include { phase: TEST } in it, or test with a net that has one",
+    write="add a data layer with include { phase: TEST } to it, or test with a net that has one",
     explanation=Explanation(
         "`caffe test` needs a data layer for TEST. This net lacks one, so it cannot test the model.",
-        "A data layer with include { phase: TEST }, or --script with a command that tests with another net.",
+        "Add a data layer with include { phase: TEST }, or give --script a file with a command that tests "
+        "with "
+        "another net.",
     ),
 )
 @no_test_net
 def check_steps(chain: Chain) -> Iterator[Finding]:
-    """Find phases that their nets or solvers do not allow."""
+    """Find phases that Caffe cannot run or test, because their net or solver lacks something."""
     for link in chain.links:
         yield from _check_solver_fields(link, has_gpus=chain.facts.has_gpus)
         yield from _check_data_layers(link)
@@ -742,7 +753,7 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
                 net.path,
                 what,
                 effect=f"Caffe stops with {_UNKNOWN_BLOB}",
-                write="a data layer with include { phase: TEST }",
+                write="add a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
         what = f"the last phase's net {last.net.path} has no data layer for TEST"
@@ -756,7 +767,7 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
 
 
 def _can_be_tested(link: Link, net: Net) -> bool:
-    """Whether the last phase's net has TEST data in any state of the solver, or another net is tested."""
+    """Return whether a net has TEST data in any state of the solver, or another net is tested."""
     solver = link.solver.message
     states = (NetState(pb.TEST), *test_states(solver, net.message))
     return _has_test_nets(solver) or any(has_data(net.message, state) for state in states)
@@ -773,9 +784,9 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
     write="solver_mode: CPU",
     explanation=Explanation(
-        "Caffe's default is GPU, and a CPU-only build stops. Not reported for Caffes that are built "
+        "Caffe's default is GPU, and a CPU-only build stops. Not reported for dialects that are built "
         "for GPUs (--dialect bvlc).",
-        "solver_mode: CPU.",
+        "Set solver_mode: CPU.",
     ),
 )
 @path_rule(
@@ -783,14 +794,14 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     "warning",
     "a test_interval without test_iter: the solver never tests",
     effect="Caffe creates no test net and never tests",
-    write="test_iter: the test images / the test batch_size",
+    write="test_iter: the number of test images / the test batch_size",
 )
 @path_rule(
     "test-iter-alone",
     "error",
     "a test_iter without test_interval: Caffe stops",
     effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
-    write="test_interval: the iterations between tests",
+    write="test_interval: the number of iterations between tests",
 )
 def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
@@ -809,7 +820,7 @@ def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     "no-train-net",
     "error",
     "a net without a data layer for TRAIN",
-    write="a data layer with include { phase: TRAIN }",
+    write="add a data layer with include { phase: TRAIN }",
 )
 def _check_data_layers(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
@@ -827,7 +838,7 @@ def _check_data_layers(link: Link) -> Iterator[Finding]:
 
 
 def _states_to_test(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
-    """Return each state that a net may be tested in; with several test nets, any state may be its."""
+    """Return the states that a net is tested in; none if several test nets have states of their own."""
     states = test_states(solver, net.message)
     if _has_test_nets(solver) and len(states) > 1:
         return iter(())
@@ -847,13 +858,13 @@ def _missing_test_data(link: Link, net: Net, state: pb.NetState) -> Finding:
         link.name,
         effect=f"Caffe stops with {_UNKNOWN_BLOB}"
         if tests
-        else f"it never tests, and with test_iter stops at {_UNKNOWN_BLOB}",
-        write="a data layer with include { phase: TEST }, or no test_iter and test_interval",
+        else f"it never tests; with test_iter, it would stop with {_UNKNOWN_BLOB}",
+        write="add a data layer with include { phase: TEST }, or remove test_iter and test_interval",
     )
 
 
 def _show_state(state: pb.NetState) -> str:
-    """Return the stages and level that a solver asks for, as text; empty if none."""
+    """Describe the stages and level that a solver sets; empty if it sets none."""
     parts = [f"stage '{stage}'" for stage in state.stage]
     if state.HasField("level"):
         parts.append(f"level {state.level}")

@@ -39,7 +39,7 @@ _SOURCELESS = frozenset(("MemoryData", "VideoData"))
 
 
 def check_data(view: NetView) -> Iterator[Finding]:
-    """Check each data layer of the file, in any phase."""
+    """Check each data layer in the file, whatever its phase."""
     for index, layer in enumerate(view.net.layer):
         block = SOURCE_BLOCKS.get(layer.type)
         if block is None:
@@ -55,10 +55,12 @@ def check_data(view: NetView) -> Iterator[Finding]:
     "train-batches-differ",
     "warning",
     "data layers of TRAIN that differ in batch_size",
-    effect="with MLSL Caffe stops: it allows one global batch; without, images and labels drift apart",
+    effect="with MLSL Caffe stops, because it allows only one global batch size; without MLSL, images and "
+    "labels "
+    "no longer match",
 )
 def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the data layers of a training phase, with the fields of the view's dialect."""
+    """Check the data layers of a training phase, for the fields of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
     yield from _check_shuffle_agrees(phase)
@@ -88,7 +90,10 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     effect="Caffe stops: a positive batch size is required",
 )
 @data_rule(
-    "no-source", "error", "a data layer without source", effect="Caffe stops: there is nothing to open"
+    "no-source",
+    "error",
+    "a data layer without source",
+    effect="Caffe stops, because it has no source to open",
 )
 def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
     if lacks_batch_size(layer):
@@ -111,14 +116,14 @@ def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> 
     "backend-not-lmdb",
     "warning",
     "backend LEVELDB, set or by default, for a source named like an LMDB",
-    effect="Caffe stops if it is an LMDB: Failed to open leveldb",
+    effect="if it is an LMDB, Caffe stops: Failed to open leveldb",
     write="backend: LMDB",
 )
 @data_rule(
     "shuffle-not-lmdb",
     "warning",
     "shuffle on a LEVELDB",
-    effect="only LMDBs are shuffled",
+    effect="it has no effect: only LMDBs are shuffled",
     write="backend: LMDB",
 )
 def _check_backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
@@ -145,7 +150,7 @@ def _check_backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     "error",
     "new_height without new_width, or new_width without new_height",
     effect="Caffe stops: new_height and new_width must be set at the same time",
-    write="give both",
+    write="set both",
 )
 def _check_image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.image_data_param
@@ -161,11 +166,11 @@ def _check_image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]
 @data_rule(
     "train-shuffles-differ",
     "warning",
-    "some data layers of TRAIN are shuffled and some are not",
-    effect="if one layer reads the labels for the other's images, labels no longer match images",
+    "data layers of TRAIN of which only some are shuffled",
+    effect="if one layer reads the labels of the other's images, the labels no longer match the images",
 )
 def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
-    """Find the first data layer that differs from the first one in being shuffled."""
+    """Find the first data layer that is shuffled while the first one is not, or the reverse."""
     readers = _record_layers(phase)
     for i in readers[1:]:
         one, other = phase.layers[readers[0]], phase.layers[i]
@@ -176,13 +181,14 @@ def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
             "train-shuffles-differ",
             phase.where(i, SOURCE_BLOCKS[other.type]),
             f"{title(shuffled)} is shuffled in TRAIN, but {title(kept)} is not",
-            write=f"shuffle: false in {title(shuffled)}, and shuffle both together when the LMDBs are built",
+            write=f"set shuffle: false in {title(shuffled)}, and shuffle both together when you build the "
+            "LMDBs",
         )
         return
 
 
 def _record_layers(phase: PhaseNet) -> list[int]:
-    """Return the layers of a phase that read records in order, by index."""
+    """Return the indexes of the layers of a phase that read a sequence of records."""
     types = SOURCE_BLOCKS.keys() - _SOURCELESS
     return [i for i, layer in enumerate(phase.layers) if layer.type in types]
 
@@ -194,12 +200,15 @@ def _is_shuffled(layer: pb.LayerParameter) -> bool:
 @data_rule(
     "train-unshuffled",
     "note",
-    "TRAIN reads its records in the order of the LMDB or list, without shuffling",
-    effect="every epoch has the same batches; if the records are sorted by class, a batch holds only one",
+    "a training data layer that reads records in the order of the LMDB or list, without shuffling",
+    effect="every epoch has the same batches; if the records are sorted by class, each batch has only one "
+    "class",
     explanation=Explanation(
         "Records are read in the order of the LMDB, which is the same in every epoch: batches never "
-        "change, and hold one class each if the LMDB is sorted by class.",
-        "shuffle: true if the Caffe has it and TRAIN has one data layer; else build in random order.",
+        "change, and have one class each if the LMDB is sorted by class.",
+        "Set shuffle: true if your Caffe supports it and TRAIN has one data layer; otherwise, build the "
+        "LMDB in "
+        "random order.",
     ),
 )
 def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
@@ -207,27 +216,27 @@ def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Ite
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
         return
-    # A layer in TRAIN by a stage, or without a rule, may not be used for training.
+    # A layer that is in TRAIN because of a stage, or has no rule, may not be used for training.
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
     readers = _record_layers(phase)
     if any(_is_shuffled(phase.layers[other]) for other in readers):
-        return  # train-shuffles-differ says more
+        return  # train-shuffles-differ is more specific
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
-    write = "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built"
+    write = "shuffle: true" if can_shuffle else "build the LMDB with convert_imageset --shuffle"
     if len(readers) > 1:
-        write = "one random order for all data layers when their LMDBs are built; shuffle would separate them"
+        write = "build the LMDBs of all data layers in the same random order; shuffle would separate them"
     yield finding(
         "train-unshuffled",
         phase.where(i, block),
-        f"{title(layer)} reads '{getattr(layer, block).source}' in stored order, in every epoch",
+        f"{title(layer)} reads '{getattr(layer, block).source}' in the stored order in every epoch",
         write=write,
     )
 
 
 def check_transforms(view: NetView) -> Iterator[Finding]:
-    """Check the transform of each data layer of the file."""
+    """Check the transform of each data layer in the file."""
     for index, layer in enumerate(view.net.layer):
         if not layer.HasField("transform_param"):
             continue
@@ -244,7 +253,7 @@ def check_transforms(view: NetView) -> Iterator[Finding]:
     "test-random",
     "warning",
     "mirror or random resizing in TEST",
-    effect="each test sees different images: the accuracy varies from test to test",
+    effect="each test sees different images, so the accuracy varies from test to test",
 )
 def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
     """Check that every test reads the same images."""
@@ -263,7 +272,7 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "test-random",
                 phase.where(i, f"transform_param.{field}"),
-                f"{title(layer)} has {field} in TEST, where it is random as in TRAIN",
+                f"{title(layer)} has {field} in TEST, where it is as random as in TRAIN",
                 write={
                     "mirror": "mirror: false",
                     "random_resize_param": "min_size and max_size equal",
@@ -272,7 +281,9 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
 
 
 mean_values_misfit = transform_rule(
-    "mean-values-misfit", "error", "the number of mean_value fields is neither 1 nor the number of channels"
+    "mean-values-misfit",
+    "error",
+    "a number of mean_value fields that is neither 1 nor the number of channels",
 )
 
 
@@ -309,17 +320,18 @@ def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -
         yield finding(
             "mean-values-misfit",
             layer_field(index, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {len(param.mean_value)} mean_value for images of {channels} channels",
+            f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with {channels} "
+            "channels",
             effect=f"Caffe stops: Specify either 1 mean_value or as many as channels: {channels}",
-            write=f"give 1 or {channels}",
+            write=f"set 1 or {channels} mean_value fields",
         )
 
 
 @transform_rule(
     "mean-value-alone",
     "warning",
-    "one mean_value for several channels, which OpenMP threads copy without a lock",
-    effect="threads extend the same list at once: now and then Caffe stops with `Specify "
+    "one mean_value for several channels, which OpenMP threads expand without a lock",
+    effect="threads append to the same list at the same time, so Caffe sometimes stops with `Specify "
     "either 1 mean_value or as many as channels`",
 )
 def _check_single_mean(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
@@ -348,13 +360,13 @@ def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | N
     "crop-above-image",
     "error",
     "crop_size larger than the image",
-    effect="Caffe stops at the first image that small: Check failed: height >= crop_size",
+    effect="Caffe stops at the first such image: Check failed: height >= crop_size",
 )
 @transform_rule(
     "resize-range",
     "error",
-    "max_size of random_resize_param below its min_size",
-    effect="Caffe stops, or draws a size at random",
+    "random_resize_param with a max_size below its min_size",
+    effect="Caffe stops, or picks an arbitrary size",
 )
 def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     param = layer.transform_param
@@ -423,7 +435,7 @@ def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Findin
     "error",
     "random_resize_param or random_aspect_ratio_param on Datums that are not encoded",
     effect="Intel's Caffe scrambles the pixels of raw Datums when it resizes them",
-    write="build the LMDB with convert_imageset --encoded, or resize the images when it is built",
+    write="build the LMDB with convert_imageset --encoded, or resize the images when you build it",
 )
 def _check_raw_datums(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     if datum is None or datum.encoded:
@@ -445,9 +457,9 @@ _COMPUTED_WORDS = """
     TanH
 """
 _COMPUTED = frozenset(_COMPUTED_WORDS.split())
-# Layers whose output means the same as their first bottom.
+# Layers whose output has the same meaning as their first bottom.
 _PASS_THROUGH = frozenset(("Flatten", "Reshape", "Split"))
-# A loss, the function that it applies itself, and the loss to use after that function.
+# For each loss: the function that it applies itself, and the loss to use after that function.
 _BUILT_IN_ACTIVATIONS = {
     "SoftmaxWithLoss": ("Softmax", "MultinomialLogisticLoss"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", "EuclideanLoss"),
@@ -466,7 +478,7 @@ def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 
 
 def outputs_of(phase: PhaseNet, i: int) -> int | None:
-    """Count the class outputs that a loss or an accuracy reads."""
+    """Return the number of class outputs that a loss or an accuracy reads; None if unknown."""
     layer, shape = phase.layers[i], phase.bottom_shape(i, 0)
     param = layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param
     if shape is None or not -len(shape) <= param.axis < len(shape):
@@ -477,9 +489,9 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
 @label_rule(
     "single-output-softmax",
     "warning",
-    "a softmax loss over one output, which is always 0",
-    effect="the softmax of one number is 1 and the loss is 0: nothing is learned",
-    write="num_output: 2, or a SigmoidCrossEntropyLoss",
+    "a softmax loss over a single output, which is always 0",
+    effect="the softmax of one number is always 1 and the loss 0, so nothing is learned",
+    write="set num_output: 2, or use a SigmoidCrossEntropyLoss",
 )
 @label_rule(
     "top-k-above-outputs",
@@ -490,7 +502,7 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
 @label_rule(
     "top-k-all-outputs",
     "warning",
-    "a top_k equal to the number of outputs: the accuracy is always 1",
+    "a top_k equal to the number of outputs",
     effect="the accuracy is always 1",
 )
 def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
@@ -503,21 +515,21 @@ def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
             yield finding(
                 "single-output-softmax",
                 phase.where(i, "bottom[0]"),
-                f"{title(layer)} takes a softmax over one output, '{name}'",
+                f"{title(layer)} computes a softmax over a single output, '{name}'",
             )
     elif top_k > outputs:
         yield finding(
             "top-k-above-outputs",
             phase.where(i, "accuracy_param.top_k"),
             f"{title(layer)} has top_k {top_k}, but '{name}' has {describe_count(outputs, 'output')}",
-            write=f"top_k: {min(5, max(1, outputs - 1))}, or as many outputs as there are classes",
+            write=f"top_k: {min(5, max(1, outputs - 1))}, or set num_output to the number of classes",
         )
     elif top_k == outputs:
         yield finding(
             "top-k-all-outputs",
             phase.where(i, "accuracy_param.top_k" if layer.accuracy_param.HasField("top_k") else "bottom[0]"),
-            f"{title(layer)} has top_k {top_k}, and '{name}' has just as many outputs",
-            write=f"top_k: {max(1, outputs // 2)}, or leave the layer out",
+            f"{title(layer)} has top_k {top_k}, and '{name}' has as many outputs",
+            write=f"top_k: {max(1, outputs // 2)}, or remove the layer",
         )
     if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
         yield _classes_differ(phase, i, outputs, view.classes)
@@ -536,9 +548,10 @@ def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Find
         "outputs-below-classes" if below else "outputs-above-classes",
         phase.where(producer, _output_field(phase.layers[producer])),
         what,
-        effect=f"labels {outputs} and above make Caffe read past the outputs: SIGSEGV after some iterations"
+        effect=f"labels from {outputs} on make Caffe read past the outputs and crash (SIGSEGV) after some "
+        "iterations"
         if below
-        else f"outputs {classes} and above are never used; harmless",
+        else f"outputs from {classes} on are never used, which is harmless",
         write=f"num_output: {classes}",
         outputs=outputs,
         classes=classes,
@@ -552,7 +565,7 @@ def _output_field(layer: pb.LayerParameter) -> str:
 
 
 def _reads_label(phase: PhaseNet, i: int) -> bool:
-    """Whether a layer's label comes from the records of a data layer."""
+    """Return whether a layer's label comes from the records of a data layer."""
     origin = _origin(phase, i, 1)
     return origin is not None and origin[1] == 1 and phase.layers[origin[0]].type in ("Data", "ImageData")
 
@@ -566,7 +579,7 @@ def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
 @label_rule(
     "label-not-label",
     "error",
-    "a label bottom that is not a label: computed, or the images themselves",
+    "a label bottom that is not a label, but computed or the images themselves",
     effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
 )
 def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
@@ -589,12 +602,12 @@ def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
             f"{title(layer)} reads '{layer.bottom[1]}' as the label, but that is {what}",
             write=f'bottom: "{layer.bottom[1]}" bottom: "{layer.bottom[0]}": predictions first'
             if swapped
-            else "give the label as the second bottom",
+            else "use the label as the second bottom",
         )
 
 
 def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
-    """Whether a bottom comes from a layer whose output is never a class number."""
+    """Return whether a bottom comes from a layer whose output is never a class number."""
     origin = _origin(phase, i, b)
     return origin is not None and phase.layers[origin[0]].type in _COMPUTED
 
@@ -603,14 +616,14 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     "relu-on-scores",
     "warning",
     "a ReLU on the scores that a softmax or sigmoid loss reads",
-    effect="a class whose score is below 0 gets no gradient, and may never be learned",
+    effect="a class whose score is below 0 gets no gradient and may never be learned",
     write="remove the ReLU",
 )
 @label_rule(
     "activation-twice",
     "warning",
-    "a loss that applies a softmax or sigmoid for the second time",
-    effect="gradients are far too small, and the loss hardly falls",
+    "a loss that applies a softmax or sigmoid a second time",
+    effect="the gradients are far too small, and the loss hardly decreases",
 )
 def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, origin = phase.layers[i], _origin(phase, i, 0)
@@ -635,8 +648,8 @@ def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
 @label_rule(
     "ignored-labels-differ",
     "note",
-    "a loss and an accuracy on one label, with different ignore_label",
-    effect="the accuracy counts different images than the loss",
+    "a loss and an accuracy of the same label that differ in ignore_label",
+    effect="the accuracy counts other images than the loss",
 )
 def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[str, pb.LayerParameter] = {}
@@ -655,7 +668,7 @@ def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
                 f"{title(layer)} ignores label {ours}, but {title(loss)} ignores {theirs}",
                 write=f"accuracy_param {{ ignore_label: {theirs} }}"
                 if theirs != "none"
-                else "remove ignore_label from one, or write it in both",
+                else "remove ignore_label from one, or set it in both",
             )
 
 

@@ -1,4 +1,4 @@
-"""Rules on what Caffe checks when it sets up a layer; the table is in `caffe/refusals.py`.
+"""Rules on what Caffe checks when it sets up a layer; their table is in `caffe/refusals.py`.
 
 Rules on fields that are never read: blocks of other types, and fields without effect.
 
@@ -47,7 +47,7 @@ read_rule = partial(
 )
 phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
-# Layer types that Caffes built for GPUs have.
+# Rules that do not apply to a Caffe that is built for GPUs.
 _CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
 _NOT_LOSSES_WORDS = """
     Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
@@ -60,26 +60,30 @@ _NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 @refusal_rule("size-half-given", "error", "kernel, pad or stride set for only one axis")
 @refusal_rule("axis-given-twice", "error", "axis together with slice_dim or concat_dim")
 @refusal_rule("global-pooling-sized", "error", "global_pooling with kernel_size, pad or stride")
-@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe has on GPUs only")
+@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe implements for GPUs only")
 @refusal_rule("tops-count", "error", "a layer with too few or too many tops for its type")
 @refusal_rule("dummy-shapes", "error", "DummyData whose number of sizes is neither 1 nor the number of tops")
 @refusal_rule("infogain-source", "error", "InfogainLoss without a matrix (neither source nor a third bottom)")
 @refusal_rule("dropout-ratio", "error", "dropout_ratio below 0, or 1 or above")
-@refusal_rule("eltwise-coeff", "error", "Eltwise coeff with operation PROD, or not one for each bottom")
+@refusal_rule("eltwise-coeff", "error", "Eltwise coeff with operation PROD, or not one per bottom")
 @refusal_rule(
-    "layer-value-refused", "error", "a value that the layer refuses, or that makes its output NaN or empty"
+    "layer-value-refused", "error", "a value that the layer rejects, or that makes its output NaN or empty"
 )
 @refusal_rule("value-not-finite", "error", "an infinite or NaN number in a layer")
 @refusal_rule("value-overflows", "error", "a number above 2,147,483,647 in a layer")
-@refusal_rule("loss-weight-count", "error", "the number of loss_weight differs from the number of tops")
 @refusal_rule(
-    "propagate-down-count", "error", "the number of propagate_down differs from the number of bottoms"
+    "loss-weight-count", "error", "a number of loss_weight fields that differs from the number of tops"
 )
-@refusal_rule("engine-unknown", "error", "an engine that this Caffe does not know, or has on GPUs only")
+@refusal_rule(
+    "propagate-down-count",
+    "error",
+    "a number of propagate_down fields that differs from the number of bottoms",
+)
+@refusal_rule("engine-unknown", "error", "an engine that this Caffe does not have, or has for GPUs only")
 @refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
 @refusal_rule("filler-sparse", "error", "sparse below 0, or in a filler that is not gaussian")
 def check_refusals(view: NetView) -> Iterator[Finding]:
-    """Check each layer of the file for errors that Caffe would stop at."""
+    """Check each layer in the file for errors that Caffe would stop at."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
         unweighted = _check_loss_weight_missing(layer) if is_intels else ()
@@ -95,7 +99,7 @@ def check_refusals(view: NetView) -> Iterator[Finding]:
 
 
 def is_filler_used(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
-    """Whether Caffe uses a filler: its block is read by the type, and its blob exists."""
+    """Return whether Caffe uses a filler: the layer's type reads its block, and its blob exists."""
     block, _, field = path.partition(".")
     is_read = layer.type in block_readers(view.dialect.layer_types).get(block, frozenset((layer.type,)))
     return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
@@ -112,15 +116,15 @@ def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
-            "has loss_weight and is not a loss",
-            "training minimizes the sum of all its values, or Caffe stops if it has no gradient",
-            "give loss_weight to the loss",
+            "has a loss_weight, but is not a loss",
+            "training minimizes the sum of all its outputs; Caffe stops if it has no gradient",
+            "set loss_weight in the loss",
         )
 
 
 @refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
 def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Find factors of 0, which hide a layer's input."""
+    """Find factors of 0, which make a layer ignore its input."""
     fields = {
         "Exp": ("exp_param.scale",),
         "Log": ("log_param.scale",),
@@ -129,15 +133,17 @@ def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     for path in fields:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
-            effect = "its output does not depend on its input: nothing is learned from it"
-            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another")
+            effect = "its output does not depend on its input, so nothing is learned from it"
+            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another value")
 
 
-# At least 100 times the largest in published nets.
+# At least 100 times the largest values in published nets.
 _MAX_MULTIPLIER, _MAX_WEIGHT, _MAX_SPREAD, _MAX_SCALE = 1e3, 1e6, 1e2, 1e3
 
 
-@refusal_rule("value-large", "warning", "a multiplier, weight or spread far above any useful value")
+@refusal_rule(
+    "value-large", "warning", "a multiplier, loss weight or filler range far above any useful value"
+)
 def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find numbers so large that the first pass or update overflows."""
     given: list[tuple[str, float, float]] = [
@@ -153,36 +159,34 @@ def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
             for path, filler in filler_fields(layer)
             for name in ("mean", "std", "min", "max", "value")
         ]
-    for path, value, most in given:
-        if most < abs(value) < math.inf:
+    for path, value, limit in given:
+        if limit < abs(value) < math.inf:
             name = path.rpartition(".")[2].partition("[")[0]
-            effect = "the loss becomes NaN or saturates, and Caffe trains to the end"
+            effect = "the loss becomes NaN or saturates, but Caffe trains to the end"
             yield Refusal(
                 "value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: for example 1"
             )
 
 
-@refusal_rule(
-    "loss-weight-missing", "error", "a loss without loss_weight, whose type has the default weight 0"
-)
+@refusal_rule("loss-weight-missing", "error", "a loss without loss_weight, of a type whose default is 0")
 def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in UNWEIGHTED and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
             "type",
             "has no loss_weight, and the default of its type is 0",
-            "Caffe prints loss = 0, and nothing is learned from it",
+            "Caffe prints loss = 0, and nothing is learned from this loss",
             "loss_weight: 1",
         )
 
 
 class UnreadField(NamedTuple):
-    """A field that has no effect if `idle(block)` is true; `write` says what to write instead."""
+    """A field that has no effect if `is_unread(block)`; `write` says what to write instead."""
 
     rule: str
     block: str
     field: str
-    idle: Callable[[Any], bool]
+    is_unread: Callable[[Any], bool]
     why: str
     write: str
 
@@ -196,7 +200,7 @@ def _always(param: Any) -> bool:  # noqa: ANN401
 
 
 def _moved_fields(block: str, *fields: str) -> list[UnreadField]:
-    """List fields of a data layer's block that moved to `transform_param`."""
+    """Return entries for fields of a data layer's block that have moved to `transform_param`."""
     why = "Caffe reads it from transform_param"
     return [
         UnreadField("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
@@ -258,7 +262,7 @@ _UNREAD_FIELDS: tuple[UnreadField, ...] = (
         "pooling_param",
         "avg_include_pad",
         lambda param: param.engine == pb.PoolingParameter.CAFFE,
-        "engine CAFFE divides by the window clipped to the padded input",
+        "engine CAFFE divides by the size of the window within the padded input",
         _REMOVE,
     ),
     UnreadField(
@@ -271,7 +275,7 @@ _UNREAD_FIELDS: tuple[UnreadField, ...] = (
     ),
 )
 
-# The fields that each filler reads; `scale` is read by Intel's engines.
+# The fields that each filler reads. Intel's engines also read `scale`.
 _FILLERS = {
     "bilinear": (),
     "constant": ("value",),
@@ -281,32 +285,32 @@ _FILLERS = {
     "uniform": ("min", "max"),
     "xavier": ("variance_norm",),
 }
-# `refusals` reports `sparse` in a filler that is not gaussian.
+# `caffe.refusals` reports `sparse` in a filler that is not gaussian.
 _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
 
 
 @read_rule(
     "block-unread",
     "warning",
-    "a `*_param` block of another layer type",
-    effect="it has no effect, though somebody intended one",
+    "a `*_param` block that belongs to another layer type",
+    effect="it has no effect, although one was probably intended",
 )
 @read_rule(
     "field-unread",
     "warning",
-    "a field that is set and has no effect",
-    effect="it has no effect, though somebody intended one",
+    "a field that is set but has no effect",
+    effect="it has no effect, although one was probably intended",
     fix="removes the field, if the finding says `remove it`",
 )
 @read_rule(
     "field-idle",
     "note",
-    "a field that is set, has no effect, and is harmless",
+    "a field that is set but has no effect, which is harmless",
     effect="it has no effect",
     fix="removes the field",
 )
 def check_reads(view: NetView) -> Iterator[Finding]:
-    """Check layer types, and fields that a layer sets but never reads; similar layers make one finding."""
+    """Check layer types, and fields that a layer sets but never reads; similar layers share one finding."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     unknown: dict[str, list[int]] = defaultdict(list)
     for index, layer in enumerate(view.net.layer):
@@ -315,13 +319,13 @@ def check_reads(view: NetView) -> Iterator[Finding]:
             continue
         for key in _unread_fields(view, layer):
             found[key].append(index)
-    if view.dialect.name == OURS:  # other dialects have their own rules for it
+    if view.dialect.name == OURS:  # other dialects have a rule of their own for this
         for type_, layers in unknown.items():
             yield _unknown_layer_type(view, type_, layers)
     for (name, field, why, write), layers in found.items():
         alike = [view.net.layer[index] for index in layers]
         whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
-        what = f"{field} of {whose} is never read: {why}"
+        what = f"{field} in {whose} is never read: {why}"
         places = [layer_field(index, field) for index in layers] if _REMOVE in write else []
         fixes = tuple(Fix(place, field.rpartition(".")[2]) for place in places if name != "block-unread")
         yield finding(name, layer_field(layers[0], field), what, write=write, fixes=fixes, layers=len(layers))
@@ -337,10 +341,10 @@ def _unread_fields(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[st
             if value.ListFields():
                 types = show_names(sorted(readers[name]))
                 write = f'remove it, or type: "{sorted(readers[name])[0]}"'
-                yield "block-unread", name, f"it is for {types}, not {layer.type}", write
+                yield "block-unread", name, f"it belongs to {types}, not to {layer.type}", write
             continue
         for unread in _UNREAD_FIELDS:
-            if unread.block == name and _is_set(value, unread.field) and unread.idle(value):
+            if unread.block == name and _is_set(value, unread.field) and unread.is_unread(value):
                 yield unread.rule, f"{name}.{unread.field}", unread.why, unread.write
     for path, filler in filler_fields(layer):
         reads = _FILLERS.get(filler.type)
@@ -368,15 +372,15 @@ def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Fin
     if near:
         write = f'type: "{near}"'
     elif others:
-        write = f"it belongs to {', '.join(others)}; build it from other layers for this Caffe"
+        write = f"only {', '.join(others)} has it; replace it with other layers for this Caffe"
     else:
-        write = "a type that this Caffe has, or build Caffe with this layer"
+        write = "use a type that this Caffe has, or build Caffe with this layer"
     first = view.net.layer[layers[0]]
     if len(layers) > 1:
-        of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
+        of_type = f"have type {type_}, which this Caffe does not have" if type_ else "have no type"
         what = f"{show_layers([view.net.layer[index].name for index in layers])} {of_type}"
     elif type_:
-        what = f"{title(first)} has a type that this Caffe does not know"
+        what = f"{title(first)} has a type that this Caffe does not have"
     else:
         what = f"layer '{first.name}' has no type"
     return finding(
@@ -403,8 +407,8 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
 @phase_rule(
     "phase-without-include",
     "warning",
-    "`phase` set in a layer, which does not select its phase",
-    effect="the layer is in both phases, and behaves in both as in the one named",
+    "`phase` set in a layer, which does not put the layer in that phase",
+    effect="the layer is in both phases, and behaves in both as it should in that one",
 )
 def check_include_rules(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
@@ -420,7 +424,7 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
             yield finding(
                 "phase-without-include",
                 layer_field(index, "phase"),
-                f"{title(layer)} has phase: {name}, which does not select the phases that it is in",
+                f"{title(layer)} has phase: {name}, which does not put it in that phase only",
                 write=f"include {{ phase: {name} }}",
             )
 
@@ -428,14 +432,14 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
 @phase_rule(
     "no-data",
     "error",
-    "no layer produces data, in either phase",
+    "a net in which no layer produces data, in either phase",
     effect="Caffe stops: Unknown bottom blob",
     write="add a data layer for each phase, or an Input layer",
 )
 @phase_rule(
     "no-train-data",
     "warning",
-    "layers for TRAIN, but none that produces its data",
+    "a net with layers for TRAIN, none of which produces its data",
     effect="the net can be tested but not trained: Caffe stops at the first bottom",
     write="add a data layer with include { phase: TRAIN }",
 )
@@ -459,7 +463,7 @@ def check_phases(view: NetView) -> Iterator[Finding]:
         yield from _check_transforms(train, test)
         yield from _check_crops(train, test)
         yield from _check_dropouts(train, test)
-        # If the number of channels is unknown, it is the number of mean_value fields.
+        # With an unknown number of channels, shapes use the number of mean_value fields.
         if not counted:
             yield from _check_weights(train, test)
 
@@ -473,7 +477,7 @@ def _is_train_only(layer: pb.LayerParameter) -> bool:
 @phase_rule(
     "no-loss",
     "error",
-    "data for TRAIN, but no loss",
+    "a net with data for TRAIN, but no loss",
     effect="nothing is learned, and Caffe exits 0 at the end",
     write="add a loss, such as SoftmaxWithLoss",
 )
@@ -491,7 +495,7 @@ def _check_loss(train: PhaseNet) -> Iterator[Finding]:
 
 
 def _data_layer_pairs(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
-    """Yield the data layers of TRAIN and TEST with the same top and type, by index."""
+    """Yield the indexes in TRAIN and TEST of each pair of data layers with the same first top and type."""
     by_top = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
     for i, layer in enumerate(test.layers):
         twin = by_top.get(layer.top[0]) if layer.top and not layer.bottom else None
@@ -516,24 +520,25 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "mean-values-misfit",
             phase.where(i, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {count} mean_value in {where}, but {other} in {there}",
+            f"{title(layer)} has {count} mean_value fields in {where}, but {other} in {there}",
             effect="Caffe stops: Specify either 1 mean_value or as many as channels",
-            write=f"give 1 or {other}",
+            write=f"set 1 or {other} mean_value fields",
         )
 
 
 @phase_rule(
     "test-on-train",
     "warning",
-    "TEST reads the records that TRAIN reads",
-    effect="the accuracy is of images that the net was trained on",
-    write="the held-out LMDB",
+    "a TEST data layer that reads the records of TRAIN",
+    effect="the accuracy is measured on images that the net was trained on",
+    write="set source to the LMDB of held-out images",
 )
 @phase_rule(
     "phase-transforms-differ",
     "warning",
-    "mean or scale differs between TRAIN and TEST",
-    effect="the net is tested on differently scaled inputs than it was trained on: the accuracy is wrong",
+    "mean or scale that differs between TRAIN and TEST",
+    effect="the net is tested on inputs that are scaled differently than in training, so the accuracy is "
+    "wrong",
 )
 def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _data_layer_pairs(train, test):
@@ -548,7 +553,7 @@ def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     "phase-transforms-differ",
                     test.where(in_test, f"transform_param.{field}"),
                     f"{title(layer)} has {field} {ours} in TEST but {theirs} in TRAIN",
-                    write=f"the same {field} in both phases",
+                    write=f"use the same {field} in both phases",
                 )
         source = layer.data_param.source
         if (
@@ -566,8 +571,8 @@ def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "phase-crops-differ",
     "warning",
-    "crop_size differs between TRAIN and TEST",
-    effect="objects appear at a different size than in training, or weights do not fit",
+    "crop_size that differs between TRAIN and TEST",
+    effect="objects appear at a different size than in training, or the weights do not fit",
 )
 def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _data_layer_pairs(train, test):
@@ -587,9 +592,9 @@ def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "dropout-test-only",
     "warning",
-    "a Dropout only in TEST, where it has no effect",
-    effect="it has no effect in TEST, and TRAIN trains without it",
-    write="remove its include, so that it is in both phases",
+    "a Dropout layer that is only in TEST",
+    effect="Dropout has no effect in TEST, and the net is trained without it",
+    write="remove its include or exclude, so that it is in both phases",
 )
 def _check_dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
@@ -601,7 +606,7 @@ def _check_dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             )
 
 
-@phase_rule("phase-weights-differ", "error", "the weights of a layer have different shapes in TEST and TRAIN")
+@phase_rule("phase-weights-differ", "error", "a layer whose weights have different shapes in TEST and TRAIN")
 def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
     for i, layer in enumerate(test.layers):
@@ -614,7 +619,7 @@ def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 test.where(i, "name"),
                 f"{title(layer)} learns {describe_count(len(ours), 'blob')} in TEST, {len(theirs)} in TRAIN",
                 effect=f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
-                write="one definition for both phases, or a different name in one of them",
+                write="use one definition for both phases, or a different name in one of them",
             )
             continue
         for one, other in zip(ours, theirs, strict=False):
@@ -625,7 +630,7 @@ def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     f"{title(layer)} has weights {show_shape(one)} in TEST but {show_shape(other)} in TRAIN",
                     effect="Caffe stops before it trains: Cannot share param 0 weights from layer "
                     f"'{layer.name}'; shape mismatch",
-                    write="inputs of the same size in both phases (crop_size), or global pooling before "
+                    write="use inputs of the same size in both phases (crop_size), or global pooling before "
                     "the layer",
                 )
                 break

@@ -2,7 +2,7 @@
 
 Rules on the machine: cores for OpenMP threads and MLSL servers, and space in /tmp.
 
-Rules on the rest of a recipe: its evaluation, and nets for the digits data set.
+Rules on the rest of a recipe: its evaluation, and its nets for the digits data set.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.02
 _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
-# `1 epoch = 313 iterations` is an explanation, not a claim.
+# `1 epoch = 313 iterations` explains the size of an epoch and claims nothing about a field.
 _CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
 _IMAGES_OVER_BATCH = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
-# The header of generated solvers.
+# The header of a generated solver.
 _HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
 _FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
-_MIN_IMAGES = 1000  # `3 / 4` is not images over batch
+_MIN_IMAGES = 1000  # `3 / 4` is not images / batch
 
 
 @dataclass(frozen=True)
 class EpochSize:
-    """The size of an epoch: images in an epoch, and images in an iteration."""
+    """The size of an epoch: images per epoch, and images per iteration (`batch`)."""
 
     images: float
     batch: float
@@ -75,7 +75,7 @@ class EpochSize:
 
 
 def parse_epoch_claims(text: str) -> tuple[float, ...]:
-    """Return the numbers of epochs that a text claims.
+    """Return the numbers of epochs that a text states.
 
     >>> [parse_epoch_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
     [(5.0,), (90.0,), ()]
@@ -84,7 +84,7 @@ def parse_epoch_claims(text: str) -> tuple[float, ...]:
 
 
 def parse_epoch_size(text: str) -> EpochSize | None:
-    """Return the images and the batch of a comment like `1281167 / 4096`.
+    """Return the images / batch in a text, such as `1281167 / 4096`; None if there are none.
 
     >>> parse_epoch_size("1281167 / 4096  * 5 epochs")
     EpochSize(images=1281167.0, batch=4096.0)
@@ -104,13 +104,13 @@ def parse_epoch_size(text: str) -> EpochSize | None:
     "warning",
     "a number of images that the schedule was not made for",
     effect="all epochs are shorter or longer than the schedule assumes",
-    write="iterations and comments for this number of images",
+    write="adapt the iterations and comments to this number of images",
 )
 def check_epochs(chain: Chain) -> Iterator[Finding]:
     """Find comments with wrong epochs, and images or a global batch that the schedule was not made for.
 
-    A comment is judged by its own images / batch, else by that of another comment in the chain, else by the
-    given values; without any of these it is not judged.
+    A comment is checked with its own images / batch, else with that of another comment in the chain, else
+    with the given values; without any of these it is not checked.
     """
     made_for = find_epoch_size(chain.links)
     for link in chain.links:
@@ -119,7 +119,7 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
         if made_for:
             yield from _check_global_batch(chain, link, made_for)
     if made_for and chain.facts.images and _differ(chain.facts.images, made_for.images):
-        what = f"comments assume {made_for.images:,.0f} images, but there are {chain.facts.images:,}"
+        what = f"the comments assume {made_for.images:,.0f} images, but there are {chain.facts.images:,}"
         where = chain.links[0].solver.path
         yield finding("images-differ", where, what, images=chain.facts.images)
 
@@ -127,11 +127,11 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
 @path_rule(
     "test-images-left",
     "warning",
-    "a test_iter that does not cover the test set exactly once",
-    effect="each test sees a different part of the LMDB: the accuracy varies",
+    "a test_iter that does not cover the whole test set",
+    effect="each test sees a different part of the LMDB, so the accuracy varies",
 )
 def check_tests(chain: Chain) -> Iterator[Finding]:
-    """Find a test_iter that misses test images, for a test set that exists, is given or is in a comment."""
+    """Find a test_iter that misses test images. The LMDB, an option or a comment gives their number."""
     for link in chain.links:
         solver = link.solver.message
         nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
@@ -145,7 +145,7 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
         images = chain.facts.test_images or link.tested_images or (claimed.images if claimed else 0)
         tested = solver.test_iter[0] * batch
         if images and tested < images * (1 - _TOLERANCE):
-            what = f"test_iter {solver.test_iter[0]} x {batch} are {tested:,} of {images:,.0f} images"
+            what = f"test_iter {solver.test_iter[0]} x {batch} covers {tested:,} of {images:,.0f} images"
             where = link.solver.where("test_iter[0]")
             yield finding(
                 "test-images-left",
@@ -158,10 +158,10 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
 
 
 def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
-    """Return the first images / batch in the comments of a chain's solvers."""
+    """Return the first images / batch in the comments of a chain's solvers; None if there is none."""
     for link in links:
         for field, comment in link.solver.comments.items():
-            # A comment at a test_iter is about the test set.
+            # A comment on test_iter is about the test set.
             bases = () if field.partition("[")[0] == "test_iter" else map(parse_epoch_size, _texts([comment]))
             if basis := next(filter(None, bases), None):
                 return basis
@@ -171,21 +171,21 @@ def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
 @chain_rule(
     "title-epochs",
     "warning",
-    "a recipe's title claims a number of epochs that is more than 2 % off",
-    effect="readers compare the results with those of another schedule",
+    "a recipe's title with a number of epochs that is more than 2 % off",
+    effect="readers will compare the results with those of a different schedule",
 )
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
-    """Find a title whose epochs are neither those of the `whole` chain nor those of its last `model`."""
+    """Find a title whose epochs are neither those of the `whole` chain nor those of its final `model`."""
     for claim in parse_epoch_claims(title):
         if _differ(whole, claim) and _differ(model, claim):
-            what = f"the title says {claim:g} epochs, but the phases make {whole:.2f}"
+            what = f"the title says {claim:g} epochs, but the phases add up to {whole:.2f}"
             if _differ(model, whole):
-                what += f", of which the last model sees {model:.2f}"
+                what += f", and the final model is trained for {model:.2f} of them"
             yield finding(
                 "title-epochs",
                 where,
                 what,
-                write=f"{whole:.0f} epochs, or phases of other lengths",
+                write=f"correct the title to {whole:.0f} epochs, or change the length of the phases",
                 claimed=claim,
                 epochs=whole,
                 model=model,
@@ -193,9 +193,9 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
 
 
 def _scale_epoch_size(basis: EpochSize, chain: Chain, link: Link) -> EpochSize:
-    """Scale another phase's images per iteration to this phase, by the iter_size of both."""
-    of = next(one for one in chain.links if find_epoch_size([one]))
-    times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
+    """Scale the images per iteration from another phase's comment to this phase, by their iter_size."""
+    source = next(one for one in chain.links if find_epoch_size([one]))
+    times = max(link.solver.message.iter_size, 1) / max(source.solver.message.iter_size, 1)
     return EpochSize(basis.images, basis.batch * times)
 
 
@@ -215,7 +215,7 @@ def _check_claims(link: Link, others: EpochSize | None) -> Iterator[Finding]:
 
 
 def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
-    """Return the value of a solver field that counts iterations (`stepvalue` too), else 0."""
+    """Return the value of a solver field that is a number of iterations (or a `stepvalue`); 0 for others."""
     name, _, rest = field.partition("[")
     if name == "stepvalue":
         return solver.stepvalue[int(rest.removesuffix("]"))]
@@ -226,12 +226,12 @@ def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
 @chain_rule(
     "epochs-claim",
     "warning",
-    "a comment claims a number of epochs that is more than 2 % off",
+    "a comment with a number of epochs that is more than 2 % off",
     explanation=Explanation(
-        "The epochs in a comment are those of other iterations, images or batches than the "
-        "solver's: whoever plans by them plans wrongly. Images over batch in a comment, a "
-        "generated header, or --images with --ranks, say what an epoch is.",
-        "The iterations that the finding gives, or the epochs.",
+        "The epochs in a comment do not match the solver's iterations, so readers get a wrong idea of the "
+        "schedule. Lint takes the size of an epoch from images / batch in a comment, from a generated "
+        "header, or from --images with --ranks.",
+        "Correct either the iterations or the epochs in the comment; the finding gives both numbers.",
     ),
     fix="corrects the comment's epochs; check that its iterations are the intended ones",
 )
@@ -245,7 +245,7 @@ def _wrong_claim(
         return match[0].replace(match[1], f"{epochs:.4g}", 1) if _number(match[1]) == claim else match[0]
 
     where, name = link.solver.where(field), field.partition("[")[0]
-    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment claims {claim:g}"
+    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment says {claim:g}"
     return finding(
         "epochs-claim",
         where,
@@ -253,7 +253,7 @@ def _wrong_claim(
         link.name,
         effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are "
         f"{intended} iterations",
-        write=f"{field}: {intended}, or a comment that says {epochs:.3g} epochs",
+        write=f"{field}: {intended}, or correct the comment to {epochs:.3g} epochs",
         fixes=(Fix(where, name, _CLAIM.sub(correct, text), comment=text),),
         claimed=claim,
         epochs=epochs,
@@ -266,11 +266,12 @@ def _wrong_claim(
     "global-batch",
     "warning",
     "a global batch that the schedule was not made for",
-    effect="the rate is for another batch size, and the iterations make a different number of epochs",
+    effect="the rate was chosen for another batch size, and the same iterations make a different number of "
+    "epochs",
     explanation=Explanation(
-        "Rates are made for a global batch: batch_size x ranks x iter_size. Another one has other "
-        "epochs in the same iterations, and another best rate.",
-        "As many ranks as the comment counts on, or iterations and rates for these.",
+        "A rate is chosen for a global batch: batch_size x ranks x iter_size. With another one, the same "
+        "iterations make a different number of epochs, and another rate is best.",
+        "Use as many ranks as the comment assumes, or adapt the iterations and rates to this number.",
     ),
 )
 def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterator[Finding]:
@@ -278,9 +279,9 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
     if each is None or link.net is None:
         return
     if ranks is not None and _differ(each * ranks, made_for.batch):
-        what = f"{ranks} ranks x {each} are {each * ranks:,} images an iteration"
+        what = f"{ranks} ranks x {each} are {each * ranks:,} images per iteration"
     elif ranks is None and made_for.batch % each:
-        what = f"no number of ranks with {each} images each makes {made_for.batch:,.0f} images an iteration"
+        what = f"the images per iteration are a multiple of {each}"
     else:
         return
     what += f", but the schedule was made for {made_for.batch:,.0f}"
@@ -290,7 +291,7 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
         where,
         what,
         link.name,
-        write=f"ranks x batch_size = {made_for.batch:,.0f}, or a schedule for this batch",
+        write=f"use ranks x batch_size = {made_for.batch:,.0f}, or adapt the schedule to this batch",
         batch=each * (ranks or 1),
         made_for=made_for.batch,
     )
@@ -315,7 +316,7 @@ def _number(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-_ROUNDING = 0.005  # comments, also those that `generate` writes, have two decimals
+_ROUNDING = 0.005  # epochs in comments, including those that `generate` writes, have two decimals
 
 
 def _differ(one: float, other: float) -> bool:
@@ -326,10 +327,10 @@ _TMP = "/tmp/"
 
 
 def busy_cores(facts: ChainFacts) -> Sequence[int]:
-    """Return the cores that MLSL servers share with OpenMP threads.
+    """Return the cores that MLSL servers and OpenMP threads share.
 
-    Assumes that core numbers alternate between sockets, so the threads of a socket use its lowest numbers.
-    A second hardware thread counts as its core.
+    Assumes that core numbers alternate between sockets, so that the threads on a socket use its lowest
+    numbers. A second hardware thread counts as its core.
 
     >>> from caffe_recipes.review.lint.chain import ChainFacts
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
@@ -346,11 +347,11 @@ def busy_cores(facts: ChainFacts) -> Sequence[int]:
     "mlsl-on-openmp-cores",
     "note",
     "MLSL servers on cores that OpenMP threads also use",
-    effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL "
-    "keeps OpenMP off it",
+    effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL keeps "
+    "OpenMP off that core",
     explanation=Explanation(
         "MLSL servers run on the cores in MLSL_SERVER_AFFINITY, and OpenMP threads may run there too.",
-        "Cores that no thread uses, or fewer threads.",
+        "Pin the servers to cores that no thread uses, or start fewer threads.",
     ),
 )
 def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
@@ -359,14 +360,14 @@ def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     if not busy:
         return
     ranks, threads = facts.ranks_per_node or 0, facts.omp_num_threads or 0
-    shape = f"{ranks} ranks x {threads} OpenMP threads a node"
+    shape = f"{ranks} ranks x {threads} OpenMP threads per node"
     if facts.sockets_per_node and facts.cores_per_socket:
         each = ranks * threads / facts.sockets_per_node
         shape = f"{each:g} OpenMP threads on each socket of {facts.cores_per_socket} cores"
     what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
     first = ranks * threads
     last = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
-    spare = f"cores from {first} on" if not last else f"cores of {first} to {last - 1}"
+    spare = f"cores {first} and up" if not last else f"cores between {first} and {last - 1}"
     cores = ",".join(map(str, busy))
     yield finding(
         "mlsl-on-openmp-cores",
@@ -382,7 +383,7 @@ def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     "threads-above-cores",
     "warning",
     "more OpenMP threads on a node than it has cores",
-    effect="threads wait for each other at every layer: training is many times slower",
+    effect="threads wait for each other in every layer, so training is many times slower",
 )
 def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find more OpenMP threads on a node than it has cores."""
@@ -390,7 +391,7 @@ def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
     if not 0 < cores < threads:
         return
-    what = f"{facts.ranks_per_node} ranks x {facts.omp_num_threads} OpenMP threads, on {cores} cores a node"
+    what = f"{facts.ranks_per_node} ranks x {facts.omp_num_threads} OpenMP threads per node on {cores} cores"
     yield finding(
         "threads-above-cores",
         where,
@@ -404,9 +405,9 @@ def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
 @recipe_rule(
     "tmp-too-small",
     "error",
-    "the LMDB and the snapshots do not fit into the node's /tmp",
+    "an LMDB and snapshots that together do not fit into a node's /tmp",
     effect="staging fails, or Caffe stops when it writes a snapshot",
-    write="snapshot_prefix on another disk, fewer snapshots, or another `lmdb`",
+    write="set snapshot_prefix to another disk, write fewer snapshots, or set `lmdb` to another disk",
 )
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
     """Find an LMDB and snapshots that do not fit into the first node's /tmp together."""
@@ -415,25 +416,26 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
     if data + snapshots <= tmp_gb * 1e9:
         return
     what = (
-        f"/tmp holds {tmp_gb:g} GB, and the LMDB takes {data / 1e9:.1f} GB and the snapshots "
-        f"{snapshots / 1e9:.1f} GB of it"
+        f"/tmp has {tmp_gb:g} GB, but the LMDB needs {data / 1e9:.1f} GB and the snapshots "
+        f"{snapshots / 1e9:.1f} GB"
     )
     yield finding("tmp-too-small", where, what, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9)
 
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
-    """Return the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
+    """Yield the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
     for link in chain.links:
         if link.net is None or not link.solver.message.snapshot_prefix.startswith(_TMP):
             continue
         try:
             weights = weights_bytes(link.net.message, pb.TRAIN)
-        except PrototxtError:  # a net rule reports it
+        except PrototxtError:  # a net rule reports this
             continue
         yield 2 * len(planned_snapshots(link)) * (weights or 0)
 
 
-# What `prepare: digits` builds (data/digits.py, which this package must not import).
+# The images that `prepare: digits` builds. They are defined in data/digits.py, which this package must not
+# import.
 DIGITS_CLASSES = 10
 DIGITS_SIDE_PX = 32
 
@@ -460,14 +462,14 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         return
     test, iterations = recipe.data.test, recipe.evaluation.iterations
     tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
-    images = f"{iterations} iterations of {test.batch_size} are {tested:,} images"
+    images = f"{iterations} iterations of {test.batch_size} test {tested:,} images"
     if tested < test.images:
         what = f"the evaluation tests only {tested:,} of {test.images:,} images"
         yield finding(
             "evaluation-partial", where, what, write=f"iterations: {whole}", tested=tested, images=test.images
         )
     elif tested > test.images:
-        what = f"{images}, but there are {test.images:,}"
+        what = f"{images}, but the test set has {test.images:,}"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
         write = f"iterations: {whole}"
         if iterations == whole:
@@ -484,8 +486,8 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         )
 
 
-@recipe_rule("classes-below-labels", "error", "fewer classes than `prepare` builds")
-@recipe_rule("classes-above-labels", "note", "more classes than `prepare` builds")
+@recipe_rule("classes-below-labels", "error", "fewer classes than the data set that `prepare` builds")
+@recipe_rule("classes-above-labels", "note", "more classes than the data set that `prepare` builds")
 def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
@@ -494,7 +496,7 @@ def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
             "classes-below-labels",
             where,
             what,
-            effect=f"labels {classes} and above make Caffe read past the outputs: SIGSEGV",
+            effect=f"labels from {classes} on make Caffe read past the outputs and crash (SIGSEGV)",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
@@ -504,7 +506,7 @@ def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
             "classes-above-labels",
             where,
             what,
-            effect=f"outputs {DIGITS_CLASSES} and above are never used; harmless",
+            effect=f"outputs from {DIGITS_CLASSES} on are never used, which is harmless",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
@@ -518,12 +520,14 @@ def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
 )
 def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
-    # An image that is resized first has the size that it is resized to.
+    # Images that are resized first are large enough.
     trained = [name for name, net in recipe.nets.items() if net.random_aspect_ratio is None]
     tested = [name for name, net in recipe.nets.items() if net.test and not recipe.data.test.shorter_side_px]
     names = list(dict.fromkeys([*trained, *tested]))
     if crop > DIGITS_SIDE_PX and names:
-        what = f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX} pixels high and wide"
+        what = (
+            f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX}x{DIGITS_SIDE_PX} pixels"
+        )
         yield finding("crop-above-records", where, what, write=f"crop_size: {DIGITS_SIDE_PX} or less")
 
 
@@ -531,14 +535,14 @@ def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     "accept-unknown",
     "error",
     "an `accept:` entry that names a rule or phase that does not exist",
-    effect="it accepts nothing, so the intended finding is still reported",
+    effect="it accepts nothing, so the finding is still reported",
 )
 @recipe_rule(
     "unused-accept",
     "warning",
     "an `accept:` entry that matches no finding",
-    effect="a later finding with this id would be accepted unseen",
-    write="remove the entry, or fix its id or phase",
+    effect="a later finding with this id would be accepted unnoticed",
+    write="remove the entry, or correct its id or phase",
 )
 def accept_findings(
     findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
@@ -563,12 +567,12 @@ def accept_findings(
 
 
 def _describe_unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
-    """Describe an unknown rule or phase in an `accept:` entry, with the nearest known; None if all exist."""
+    """Return what is wrong with an `accept:` entry's rule or phase, and what to write; None if both exist."""
     phases = [phase.name for phase in recipe.phases]
     if one.finding not in RULES:
         near = difflib.get_close_matches(one.finding, RULES, n=1)
         write = f"finding: {near[0]}" if near else "an id from `caffe-recipes lint --rules`"
-        return f"'{one.finding}' is accepted, but lint has no such rule", write
+        return f"'{one.finding}' is accepted, but lint has no rule with this id", write
     if one.phase is not None and one.phase not in phases:
         near = difflib.get_close_matches(one.phase, phases, n=1)
         what = f"'{one.finding}' is accepted in phase '{one.phase}', which does not exist"
@@ -577,5 +581,5 @@ def _describe_unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None
 
 
 def accepts(one: Acceptance, found: Finding) -> bool:
-    """Whether an `accept:` entry matches a finding: its id, and its phase if the entry has one."""
+    """Return whether an `accept:` entry matches a finding: by id, and by phase if the entry has one."""
     return one.finding == found.id and one.phase in (None, found.phase)

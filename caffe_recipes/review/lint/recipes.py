@@ -43,8 +43,8 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
     """Find mistakes in a recipe and the prototxts that it generates; mark the findings that it accepts.
 
     For another Caffe the recipe is translated, as by `generate --dialect`; if that is not possible, the
-    recipe itself is checked, with findings that say why. Raises RecipeError or PrototxtError for a recipe
-    that cannot be generated.
+    recipe itself is checked, and the findings say why. Raises RecipeError or PrototxtError if the recipe's
+    files cannot be generated.
     """
     recipe = load_recipe(name_or_path)
     common = recipe.solver.model_fields_set
@@ -61,7 +61,7 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
 def check_recipe(
     recipe: Recipe, texts: Mapping[str, str], locate: _Locate, dialect: str
 ) -> Iterator[Finding]:
-    """Find mistakes in a recipe, including those that it accepts; `texts` are its prototxts."""
+    """Find mistakes in a recipe, including those that it accepts. `texts` are its prototxts by path."""
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
@@ -86,7 +86,7 @@ def check_recipe(
 
 
 def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:
-    """Build the chain of a recipe's phases from its generated files."""
+    """Return a recipe's phases as a chain of its generated files."""
     links = [
         Link(
             phase.name,
@@ -115,9 +115,9 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
 def place_in_recipe(
     where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
 ) -> str:
-    """Return the place of a finding: in the generated file if it is on disk, else in the recipe.
+    """Return the place of a finding: in the generated file if that is on disk, else in the recipe.
 
-    `common` are the keys of its `solver:`, which phases inherit.
+    `common` are the keys of the recipe's `solver:`, which phases inherit.
     """
     path, line, _ = split_place(where)
     if path not in texts or _is_written(path, texts[path]):

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-filler_rule = partial(rule, "the fillers of a net: where its weights start")
-norm_rule = partial(rule, "the batch normalization of a net, and residual blocks that start at zero")
+filler_rule = partial(rule, "the fillers of a net, which initialize its weights")
+norm_rule = partial(rule, "the batch normalization of a net, and residual blocks that start as the identity")
 learning_rule = partial(
     rule,
-    "the learning of a net: multipliers of rates, weights of losses, and accuracies",
+    "what a net learns: rate multipliers, loss weights, and accuracies",
 )
 
 _FILLERS = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
@@ -50,7 +50,7 @@ _WEIGHTS = {
     "Deconvolution": "convolution_param",
     "InnerProduct": "inner_product_param",
 }
-# Fields whose default is far from what anybody trains with.
+# For each filler whose default is useless for training: the field, its default, and what to write.
 _SPREADS = {
     "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
     "uniform": ("min", "0 to 1, all above 0", "min: -0.1 max: 0.1"),
@@ -63,7 +63,7 @@ _SPREADS = {
     "filler-default-spread", "warning", "a gaussian filler without std, or a uniform one without range"
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
-    """Check each layer's fillers."""
+    """Check the fillers of each layer."""
     known = (*_FILLERS, *(_INTEL_FILLERS if view.dialect.knows("FillerParameter", "scale") else ()))
     for index, layer in enumerate(view.net.layer):
         for path, filler in filler_fields(layer):
@@ -85,7 +85,7 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                         "filler-default-spread",
                         layer_field(index, path),
                         f"{title(layer)} has a {filler.type} filler without {field}",
-                        effect=f"the default is {default}: the loss starts huge or NaN",
+                        effect=f"the default is {default}, so the loss is huge or NaN from the start",
                         write=write,
                     )
             misfit = _filler_misfit(layer, path, filler)
@@ -103,17 +103,18 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
 def _filler_misfit(
     layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
 ) -> tuple[str, str, str, str] | None:
-    """Return why a filler does not fit its blob: the field, what is wrong, the effect, what to write."""
+    """Return why a filler does not fit its blob: the field, what is wrong, the effect, and what to write."""
     block = _WEIGHTS.get(layer.type)
     outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
-    # Caffe divides by the blob's first axis. For these two that is the inputs, which no field holds.
-    is_turned = layer.type == "Deconvolution" or layer.inner_product_param.transpose
-    if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_turned:
+    # Caffe divides by the blob's first axis. For these two that is the number of inputs, which no field
+    # contains.
+    is_transposed = layer.type == "Deconvolution" or layer.inner_product_param.transpose
+    if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_transposed:
         what = f"a filler with sparse: {filler.sparse}, but {outputs} outputs"
         return (
             "sparse",
             what,
-            "Caffe stops: the share of non-zero weights must be 0 to 1",
+            "Caffe stops: the share of non-zero weights must be between 0 and 1",
             f"sparse: below {outputs}",
         )
     if filler.type != "bilinear" or layer.type == "DummyData":  # their blobs may have any shape
@@ -125,27 +126,28 @@ def _filler_misfit(
     sides = list(param.kernel_size) or [param.kernel_h, param.kernel_w]
     if len(sides) == 2 and sides[0] != sides[1]:
         what = f"a bilinear filler for a {sides[0]}x{sides[1]} kernel"
-        return "type", what, "Caffe stops: Filter must be square", "a square kernel"
+        return "type", what, "Caffe stops: Filter must be square", "use a square kernel"
     return None
 
 
 @filler_rule(
     "zero-weights",
     "warning",
-    "a few weights without a filler, which start at 0",
-    effect="their weights start at 0 unless --weights sets them: all outputs stay equal, and the layers "
-    "below get no gradient",
+    "a few layers without a weight_filler, whose weights start at 0",
+    effect="their weights start at 0 unless --weights sets them; all outputs stay equal, and the layers "
+    "below "
+    "get no gradient",
     write='weight_filler { type: "msra" }',
 )
 @filler_rule(
     "no-fillers",
     "note",
-    "most weights without a filler: the net needs --weights",
-    effect="the net needs starting weights: without --weights these layers start at 0 and learn nothing",
-    write='weight_filler { type: "msra" } in each, to train from scratch',
+    "a net that needs --weights, because most layers have no weight_filler",
+    effect="without --weights these layers start at 0 and learn nothing",
+    write='add weight_filler { type: "msra" } to each to train from scratch',
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that trained weights have a filler."""
+    """Check that the weights that are trained have a filler."""
     if phase.phase != pb.TRAIN or phase.is_fed_by_code or not any(map(is_loss, phase.layers)):
         return
     weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
@@ -157,14 +159,14 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "no-fillers",
             phase.where(empty[0], "type"),
-            f"{names} without weight_filler, of {len(weighted)} with weights",
+            f"{names} without a weight_filler, out of {len(weighted)} with weights",
             layers=len(empty),
         )
         return
     yield finding(
         "zero-weights",
         phase.where(empty[0], "type"),
-        f"{names} without weight_filler, while others have one",
+        f"{names} without a weight_filler, while others have one",
         layers=len(empty),
     )
 
@@ -178,13 +180,13 @@ def _has_filler(layer: pb.LayerParameter) -> bool:
     filler: pb.FillerParameter = block.weight_filler
     if filler.type == "uniform":
         return bool(filler.min or filler.max)
-    # Layers in which a sparse filler keeps a number of values for each output.
+    # `sparse` is the number of non-zero weights that the filler keeps for each output.
     return filler.sparse != 0 if filler.type == "gaussian" else filler.type != "constant" or filler.value != 0
 
 
-# Sum of means, sum of variances, running factor: statistics, not learned.
+# The blobs of a BatchNorm: sum of means, sum of variances, running factor. They are statistics, not learned.
 _STATISTICS_BLOBS = 3
-# If this many times more layers do it, the others are probably a mistake.
+# If a few layers differ from this many times more others, they probably do so by mistake.
 _MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
@@ -193,7 +195,7 @@ _MKL_ENGINES = ("MKL2017", "MKLDNN")
 
 
 def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the BatchNorms of a phase; each kind of finding is reported once."""
+    """Check the BatchNorms of a phase; most kinds of finding are reported once for all layers."""
     norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
     is_intels = view.dialect.knows("NetParameter", "engine")
     for i in norms:
@@ -218,17 +220,17 @@ def _name_layers(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
     "batch-norm-learned",
     "error",
     "a non-zero lr_mult for BatchNorm statistics",
-    write="param { lr_mult: 0 } three times, or none",
+    write="write param { lr_mult: 0 } three times, or no param",
 )
 @norm_rule(
     "batch-norm-multipliers",
     "warning",
     "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
-    write="param { lr_mult: 0 } three times, or none",
+    write="write param { lr_mult: 0 } three times, or no param",
 )
 def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
-    # BVLC's and NVIDIA's Caffe take three params for an old net's and set each to 0; Intel's does not.
+    # BVLC's and NVIDIA's Caffe set three params, as old nets have them, to 0; Intel's does not.
     if not is_intels and len(layer.param) == _STATISTICS_BLOBS:
         return
     is_refused = not is_intels or _engine_of(phase, layer) in _MKL_ENGINES
@@ -240,27 +242,27 @@ def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Itera
                 f"{title(layer)} has lr_mult {show_number(param.lr_mult)} for its statistics",
                 effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters"
                 if is_refused
-                else "the MKL engines stop; in the plain engine weight decay changes the statistics",
+                else "the MKL engines stop; in the plain engine, weight decay changes the statistics",
             )
             return
 
 
 def _engine_of(phase: PhaseNet, layer: pb.LayerParameter) -> str:
-    """Return the engine of a BatchNorm, set in the layer or its net; empty if not set."""
+    """Return the engine of a BatchNorm, as set in the layer or the net; empty if not set."""
     given = layer.batch_norm_param.engine
     if given != pb.BatchNormParameter.DEFAULT:
         return pb.BatchNormParameter.Engine.Name(given)
     return (layer.engine or phase.net.engine).partition(":")[0]
 
 
-# For a Convolution: its BatchNorm, and the Scale if that is folded too.
+# For each folded Convolution: its BatchNorm, and the Scale if that is folded too.
 _Folds = dict[int, tuple[int, int | None]]
 
 
 def _find_folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
-    """Find what Caffe folds when it sets up a TEST net, following the only reader of each Convolution.
+    """Return what Caffe folds into Convolutions when it sets up a TEST net, along only readers.
 
-    BatchNorms in `kept` are not folded.
+    BatchNorms in `kept` are not folded; without `kept`, those with use_global_stats: false are not.
     """
     found: _Folds = {}
     for i, layer in enumerate(phase.layers):
@@ -269,7 +271,8 @@ def _find_folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
             continue
         layer, param = phase.layers[norm], phase.layers[norm].batch_norm_param
         own = param.HasField("use_global_stats") and not param.use_global_stats
-        # Caffe looks for the BatchNorm's reader from the second layer on, and may find the BatchNorm itself.
+        # Caffe searches for the BatchNorm's reader from the second layer on, and may find the BatchNorm
+        # itself.
         is_itself = norm != i + 1 and layer.top[:1] == layer.bottom[:1]
         if is_itself or (own if kept is None else layer.name in kept):
             continue
@@ -281,7 +284,7 @@ def _find_folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
 
 
 def _only_reader(phase: PhaseNet, i: int) -> int | None:
-    """Return the only layer that reads a layer's first top; with several readers Caffe inserts a Split."""
+    """Return the only layer that reads a layer's first top. With several, Caffe inserts a Split: None."""
     readers = phase.flow.readers.get((i, 0), ())
     return readers[0][0] if len(readers) == 1 else None
 
@@ -290,14 +293,14 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     "fold-refused",
     "error",
     "a Scale that Caffe cannot fold into the Convolution before its BatchNorm",
-    effect="Caffe folds the three layers into one in TEST, and crashes when it loads the weights: SIGSEGV",
+    effect="Caffe folds the three layers into one in TEST, and crashes (SIGSEGV) when it loads the weights",
 )
 @norm_rule(
     "folds-differ",
     "error",
     "a Convolution that Caffe folds differently in TEST and in TRAIN",
-    effect="the folded net of TEST does not match the weights of TRAIN: the test is wrong, or stops",
-    write="the same layers, with the same readers, after it in both phases",
+    effect="the folded TEST net does not match the weights of TRAIN: the test is wrong, or Caffe stops",
+    write="put the same layers, with the same readers, after it in both phases",
 )
 def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     folds = _find_folds(phase)
@@ -333,11 +336,14 @@ def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 
 
 def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
-    """Return why Caffe cannot fold a Scale, and what to write: it needs a factor and a bias per channel."""
+    """Return a Scale's field, why Caffe cannot fold it, and what to write; None if it can.
+
+    Caffe needs a factor and a bias per channel.
+    """
     layer = phase.layers[scale]
     param = layer.scale_param
     if len(layer.bottom) > 1:
-        return "bottom[1]", "reads its factor from a bottom", "a BatchNorm without a Scale directly after it"
+        return "bottom[1]", "reads its factor from a bottom", "do not put it directly after the BatchNorm"
     if not param.bias_term:
         at = "scale_param.bias_term" if param.HasField("bias_term") else "type"
         return at, "has no bias", "scale_param { bias_term: true }"
@@ -354,14 +360,15 @@ def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     "batch-norm-frozen",
     "note",
     "use_global_stats: true in TRAIN",
-    effect="they normalize by the statistics in --weights; without --weights they do not normalize",
+    effect="these layers normalize with the statistics from --weights; without --weights they do not "
+    "normalize",
     write="remove it to train from scratch",
 )
 @norm_rule(
     "batch-norm-per-batch",
     "warning",
     "use_global_stats: false in TEST",
-    effect="the accuracy depends on which images share a batch, and on batch_size",
+    effect="the accuracy depends on batch_size, and on which images share a batch",
     write="remove it: the default is true in TEST and false in TRAIN",
 )
 def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
@@ -391,29 +398,29 @@ def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Findi
 
 
 def _scale_of(phase: PhaseNet, norm: int) -> int | None:
-    """Find the Scale that reads a BatchNorm's top."""
+    """Return the Scale that reads a BatchNorm's top; None if there is none."""
     readers = phase.flow.readers.get((norm, 0), ())
     return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
 
 
 def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
-    """Whether a few layers differ from many others, and so probably by mistake."""
+    """Return whether so few layers differ from the others that it is probably a mistake."""
     return len(odd) * (_MISTAKE_RATIO + 1) <= len(all_of_them)
 
 
 @norm_rule(
     "batch-norm-scale-missing",
     "warning",
-    "one BatchNorm without a Scale, where many others have one",
-    effect="with the plain engine the scale and shift of batch normalization are missing",
-    write='layer { type: "Scale" scale_param { bias_term: true } } after each',
+    "a few BatchNorms without a Scale, where many others have one",
+    effect="with the plain engine, the scale and shift of batch normalization are missing",
+    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
 @norm_rule(
     "batch-norm-unscaled",
     "note",
-    "BatchNorm without a Scale after it",
-    effect="with the plain engine the scale and shift of batch normalization are missing",
-    write='layer { type: "Scale" scale_param { bias_term: true } } after each',
+    "BatchNorms without a Scale after them",
+    effect="with the plain engine, the scale and shift of batch normalization are missing",
+    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
 def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     alone = [i for i in norms if _scale_of(phase, i) is None]
@@ -432,8 +439,8 @@ def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Find
 @norm_rule(
     "scale-bias-missing",
     "warning",
-    "one Scale after BatchNorm without a bias, where many others have one",
-    effect="their outputs keep the mean 0: no shift is learned",
+    "a few Scales after BatchNorm without a bias, where many others have one",
+    effect="their outputs keep a mean of 0: no shift is learned",
     write="scale_param { bias_term: true }",
 )
 def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
@@ -458,7 +465,7 @@ def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Findi
     "moving-average-range",
     "error",
     "a moving_average_fraction that is 0 or less, or above 1",
-    write="moving_average_fraction: 0.95, or another above 0 and at most 1",
+    write="moving_average_fraction: 0.95, or another value above 0 and at most 1",
 )
 def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
@@ -472,7 +479,7 @@ def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
             if fraction > 1
             else "a test uses the statistics of the last batch only"
             if fraction == 0
-            else "the sums change sign at every iteration: tests are useless",
+            else "the sums change sign at every iteration, so tests are meaningless",
             layers=len(wrong),
         )
 
@@ -481,7 +488,7 @@ def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "batch-norms-differ",
     "note",
     "BatchNorms that differ in moving_average_fraction or eps",
-    effect="their statistics adapt to the weights at different speeds",
+    effect="their statistics follow the weights at different speeds",
 )
 def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
     values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
@@ -496,7 +503,7 @@ def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Ite
         phase.where(odd[0], f"batch_norm_param.{field}"),
         f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
         f"{others} in {_name_layers(phase, odd)}",
-        write=f"the same {field} in all",
+        write=f"use the same {field} in all",
         layers=len(odd),
     )
 
@@ -505,8 +512,8 @@ def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Ite
     "bias-before-norm",
     "note",
     "a bias directly before a BatchNorm, which subtracts it again",
-    effect="the bias is stored, sent and updated, but has no effect",
-    write="bias_term: false, unless the net must load weights with a bias",
+    effect="the bias is stored, communicated and updated, but has no effect",
+    write="bias_term: false, unless the net must load weights that have a bias",
 )
 def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     biased = []
@@ -528,15 +535,17 @@ def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[F
 @norm_rule(
     "zero-start-partly",
     "note",
-    "only some residual blocks start at zero",
-    effect="these start as if they were not there, the others do not; the plain engine reads the filler of "
-    "Scale alone, MKL-DNN that of BatchNorm",
-    write="filler { value: 0 } in the last BatchNorm of every block, if intended",
+    "a net in which only some residual blocks start as the identity",
+    effect="these blocks start as the identity, and the others do not; the plain engine reads only the "
+    "filler of "
+    "Scale, and MKL-DNN only that of BatchNorm",
+    write="if it is intended for all, set filler { value: 0 } in the last BatchNorm of every block",
     explanation=Explanation(
-        "A residual block whose last normalization starts at 0 starts as if it were not there, "
-        "which helps large batches. The paper does so in every block; the published files in the "
-        "last of each stage.",
-        "The filler in the last BatchNorm, or Scale, of every block; or accept it.",
+        "A residual block whose last normalization starts at 0 starts as the identity, which helps training "
+        "with large batches. The paper does this in every block, and the published files in the last block "
+        "of "
+        "each stage.",
+        "Set the filler in the last BatchNorm or Scale of every block, or accept the finding.",
     ),
 )
 def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
@@ -551,8 +560,8 @@ def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
         return
     blocks = len(zero) + len(other)
 
-    def show(layers: Sequence[int], most: int) -> str:
-        return show_names([phase.layers[i].name for i in layers], most)
+    def show(layers: Sequence[int], limit: int) -> str:
+        return show_names([phase.layers[i].name for i in layers], limit)
 
     yield finding(
         "zero-start-partly",
@@ -565,7 +574,7 @@ def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
 
 
 def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
-    """Whether the normalization that ends a branch starts at 0; None if the branch ends differently."""
+    """Return whether the normalization at the end of a branch starts at 0; None if there is none."""
     blob, zero, normed = phase.producer(i, b), False, False
     while blob is not None and blob[0] >= 0:
         layer = phase.layers[blob[0]]
@@ -581,7 +590,7 @@ def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
 
 _MAX_NUMBERS = 2**31 - 1
 _MAX_LOSSES = 20  # with the same label
-# Statistics, not learned by gradients.
+# Types whose blobs are statistics, not learned by gradients.
 _STATISTICS_TYPES = frozenset(("BatchNorm", "MKLBatchNorm"))
 # Layers that keep the order of the numbers in their bottom.
 _ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
@@ -590,12 +599,12 @@ _ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Spli
 @learning_rule(
     "loss-weight-negative",
     "warning",
-    "a negative loss_weight: the loss is maximized",
+    "a negative loss_weight, which maximizes the loss",
     effect="training increases this loss without bound",
 )
 @learning_rule("rate-negative", "warning", "a negative lr_mult or decay_mult")
 def check_multipliers(view: NetView) -> Iterator[Finding]:
-    """Check the signs of each layer's rates and loss weights."""
+    """Check the signs of each layer's rate multipliers and loss weights."""
     for index, layer in enumerate(view.net.layer):
         for p, param in enumerate(layer.param):
             for field in ("lr_mult", "decay_mult"):
@@ -605,7 +614,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
                         "rate-negative",
                         layer_field(index, f"param[{p}].{field}"),
                         f"{title(layer)} has {field} {show_number(value)}",
-                        effect="its weights follow the gradient upwards: the loss grows"
+                        effect="its weights follow the gradient upwards, so the loss grows"
                         if field == "lr_mult"
                         else "each update makes its weights larger",
                         write=f"{field}: {show_number(-value)}, or 0",
@@ -621,7 +630,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
 
 
 def check_learning(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that a phase learns, that accuracies read scores, and that blobs are not too large."""
+    """Check that a phase learns, that its accuracies read scores, and that its blobs are not too large."""
     if phase.phase == pb.TRAIN:
         yield from _check_nothing_learns(phase)
         yield from _check_backward(phase)
@@ -636,7 +645,7 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     "error",
     "a layer without a backward pass between learned weights and the loss",
     effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
-    write="move the layer out of the path to the loss, or propagate_down: false for this bottom",
+    write="move the layer out of the path to the loss, or set propagate_down: false for this bottom",
 )
 def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
@@ -650,7 +659,8 @@ def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "no-backward",
                 phase.where(i, f"bottom[{back[0]}]"),
-                f"{title(layer)} has no backward pass, and lies between '{name}', which learns, and the loss",
+                f"{title(layer)} has no backward pass, but is between '{name}', which is learned, and the "
+                "loss",
             )
 
 
@@ -658,11 +668,11 @@ def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
     "scores-frozen",
     "warning",
     "lr_mult 0 in the layer that computes the scores, while others learn",
-    effect="unless --weights sets its weights, they stay random: the scores are guesses",
+    effect="unless --weights sets its weights, they stay random, and the scores are meaningless",
     write="lr_mult: 10 for a new layer",
 )
 def _check_scores_frozen(phase: PhaseNet) -> Iterator[Finding]:
-    """Find a score layer with lr_mult 0: a new one would keep the values of its fillers."""
+    """Find score layers with lr_mult 0: a new one would keep the values of its fillers."""
     for i, layer in enumerate(phase.layers):
         if not (layer.type.startswith("SoftmaxWithLoss") and is_loss(layer)):
             continue
@@ -692,9 +702,10 @@ def _learns(phase: PhaseNet, i: int) -> bool:
     "loss-counted-twice",
     "note",
     "a loss with an explicit loss_weight whose top another layer reads",
-    effect="Caffe splits the top, gives the weight to a copy, and the layer the weight 1 again: the "
-    "printed loss holds both, the gradient one",
-    write="remove loss_weight: 1, or read the loss from the log",
+    effect="Caffe splits the top and gives the weight to a copy, while the layer gets the default 1: the "
+    "printed "
+    "loss includes both, the gradient only one",
+    write="remove loss_weight: 1, or read this loss from the log",
 )
 def _check_loss_counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
@@ -709,8 +720,8 @@ def _check_loss_counted_twice(phase: PhaseNet) -> Iterator[Finding]:
 @learning_rule(
     "nothing-learns",
     "warning",
-    "a net with a loss and lr_mult 0 in all layers that could learn",
-    effect="nothing is learned; Caffe trains to the end and exits 0",
+    "a net with a loss, but lr_mult 0 in all layers that could learn",
+    effect="nothing is learned, but Caffe trains to the end and exits 0",
     write="lr_mult: 1 for the layers that should learn",
 )
 def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
@@ -742,7 +753,7 @@ def _lr_mults(layer: pb.LayerParameter, count: int) -> list[float]:
     "accuracy-elsewhere",
     "warning",
     "an accuracy that does not read the scores that the loss on its label reads",
-    effect="the accuracy is of values that are not class scores: it stays at chance",
+    effect="the accuracy is computed from values that are not class scores, so it stays at chance level",
 )
 def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}
@@ -761,7 +772,7 @@ def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
             if scores[j] not in ancestors:
                 blob = scores[j]
                 ancestors[blob] = phase.ancestors(blob) if blob is not None else frozenset()
-        # One label may have several scores: a blob is not a score if it lies before all of them.
+        # A label may have several scores: a blob that all of them are computed from is not a score.
         if all(
             ours in ancestors[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label
         ):
@@ -775,7 +786,7 @@ def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
 
 
 def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
-    """Find the blob that a bottom comes from, before layers that keep the order of its numbers."""
+    """Return the blob that a bottom comes from, looking through layers that keep the order of its numbers."""
     return phase.producer_through(i, b, _ORDER_KEEPING)
 
 
@@ -791,16 +802,17 @@ def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:
         shapes = phase.shapes[i] if phase.shapes else None
         if shapes is None:
             continue
-        kinds: dict[str, tuple[Shape | None, ...]] = {"makes": shapes.tops, "learns": shapes.learned or ()}
+        kinds: dict[str, tuple[Shape | None, ...]] = {"produces": shapes.tops, "learns": shapes.learned or ()}
         for kind, blobs in kinds.items():
             large = next((shape for shape in blobs if _is_large(shape)), None)
             if large is not None:
                 yield finding(
                     "blob-too-large",
                     phase.where(i, "type"),
-                    f"{title(layer)} {kind} a blob {show_shape(large)}, of {product(large):,} numbers",
+                    f"{title(layer)} {kind} a blob of shape {show_shape(large)}, which has "
+                    f"{product(large):,} numbers",
                 )
-                return  # later blobs are as large
+                return  # the blobs after it are as large
 
 
 def _is_large(shape: Shape | None) -> bool:
