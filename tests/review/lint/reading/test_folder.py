@@ -168,5 +168,5 @@ def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> 
 
 
 def test_a_folder_without_prototxts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no \.prototxt file; give a folder with"):
+    with pytest.raises(InputError, match=r"contains no \.prototxt file; give a folder with"):
         lint([str(tmp_path)], LintOptions())
