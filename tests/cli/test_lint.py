@@ -126,7 +126,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     assert len(done.stdout.splitlines()) > 80
     one = call("--explain", "join-jump")
     assert one.returncode == 0
-    assert one.stdout.startswith("join-jump: a warning\nproblem  the rate jumps by more than 2 %")
+    assert one.stdout.startswith("join-jump: a warning\nproblem  a rate that jumps by more than 2 %")
     assert "\neffect   A phase starts from the weights" in one.stdout
 
 

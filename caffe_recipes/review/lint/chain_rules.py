@@ -98,13 +98,13 @@ def _is_augmented(link: Link) -> bool:
 @chain_rule(
     "resume-jump",
     "note",
-    "the rate jumps by more than 2 % where a phase resumes from a solverstate",
+    "a rate that jumps by more than 2 % where a phase resumes from a solverstate",
     write="nothing, if the jump is intended",
 )
 @chain_rule(
     "join-jump",
     "warning",
-    "the rate jumps by more than 2 % from one phase to the next",
+    "a rate that jumps by more than 2 % from one phase to the next",
     effect="the momentum history also starts at 0 here, so the loss is unstable for a while",
     explanation=Explanation(
         "A phase starts from the weights of the previous phase, but with its own rate and an empty "
@@ -463,7 +463,7 @@ def check_changes(chain: Chain) -> Iterator[Finding]:
 solver_changes = handover_rule(
     "solver-changes",
     "warning",
-    "momentum, type, solver_mode or regularization_type differs from the previous phase",
+    "a momentum, type, solver_mode or regularization_type that differs from the previous phase",
 )
 
 
@@ -491,7 +491,7 @@ def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "batch-changes",
     "warning",
-    "iter_size or batch_size differs from the previous phase, but the rate does not",
+    "an iter_size or batch_size that differs from the previous phase while the rate does not",
     effect="the rate was chosen for another batch size, and the same iterations make a different number of "
     "epochs",
 )
@@ -581,13 +581,13 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
 @handover_rule(
     "crop-changes",
     "note",
-    "the crop_size of the training data differs from the previous phase",
+    "a crop_size of the training data that differs from the previous phase",
     effect="objects appear at a different size than the one that the weights were trained on",
 )
 @handover_rule(
     "transforms-change",
     "warning",
-    "the mean or scale of the training data differs from the previous phase",
+    "a mean or scale of the training data that differs from the previous phase",
     effect="weights and batch norm statistics come from differently scaled inputs, so the loss jumps",
 )
 def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
@@ -617,7 +617,7 @@ def _transform_values(link: Link, field: str) -> str:
 @handover_rule(
     "train-source-changes",
     "note",
-    "the source of the training data differs from the previous phase",
+    "a source of the training data that differs from the previous phase",
     effect="the length of an epoch, the classes and their order may differ",
     write="use the same source, unless the change is intended",
 )
@@ -679,7 +679,9 @@ def _data_place(link: Link, field: str) -> str:
 
 
 @handover_rule(
-    "norms-change", "warning", "BatchNorm moving_average_fraction or eps differs from the previous phase"
+    "norms-change",
+    "warning",
+    "a BatchNorm moving_average_fraction or eps that differs from the previous phase",
 )
 def _check_norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
@@ -729,7 +731,7 @@ no_test_net = path_rule(
 @path_rule(
     "last-net-without-test",
     "warning",
-    "the last phase's net cannot be tested",
+    "a last phase whose net cannot be tested",
     write="add a data layer with include { phase: TEST } to it, or test with a net that has one",
     explanation=Explanation(
         "`caffe test` needs a data layer for TEST. This net lacks one, so it cannot test the model.",

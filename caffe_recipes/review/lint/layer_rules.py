@@ -536,7 +536,7 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "phase-transforms-differ",
     "warning",
-    "mean or scale that differs between TRAIN and TEST",
+    "a mean or scale that differs between TRAIN and TEST",
     effect="the net is tested on inputs that are scaled differently than in training, so the accuracy is "
     "wrong",
 )
@@ -571,7 +571,7 @@ def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "phase-crops-differ",
     "warning",
-    "crop_size that differs between TRAIN and TEST",
+    "a crop_size that differs between TRAIN and TEST",
     effect="objects appear at a different size than in training, or the weights do not fit",
 )
 def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:

@@ -234,7 +234,7 @@ def _check_rate_zero(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "warmup-end-jump",
     "warning",
-    "the rate jumps by more than 2 % where the warm-up ends",
+    "a rate that jumps by more than 2 % where the warm-up ends",
     explanation=Explanation(
         "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up reaches "
         "base_lr, a decaying policy has already progressed, and the rate drops to it in one iteration.",
