@@ -27,7 +27,7 @@ from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_there
 from caffe_recipes.review.lint.chain import Chain, read_links
-from caffe_recipes.review.lint.snapshot_rules import name_of
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import need_named
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: in
     for path in paths:
         need_named(path, ["file"], "a solver file")
         document: Document[Message] = load_document(path, max_bytes=max_bytes)
-        found = read_links(document, name_of(path))
+        found = read_links(document, phase_name_from_path(path))
         if not found:
             what = f"expected a solver, found a {document.message.DESCRIPTOR.name}"
             raise PrototxtError(path, what, "give a solver file")
