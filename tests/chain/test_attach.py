@@ -256,7 +256,7 @@ def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:
     assert said[2:7] == [
         "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
         "trying again (1 of 3)",
-        "node9 takes the place of node3",
+        "node9 replaces node3",
         "init: checkpoint at iteration 4,000",
         "init: 8 iterations from the nets' fillers",
     ]

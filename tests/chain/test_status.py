@@ -338,7 +338,7 @@ def test_an_empty_journal_beside_snapshots_is_told_as_a_run_tells_it(place: Plac
     (folder / "journal.jsonl").write_text("")
     (folder / "snapshots/small_init_iter_8.caffemodel").touch()
     (standing,) = Eye(place).all()
-    said = "journal.jsonl: is empty beside snapshots; restore it, or start over with --new"
+    said = "journal.jsonl: is empty, but the run has snapshots; restore it, or start over with --new"
     assert standing.state == "unknown"
     assert summarize_standing(standing).endswith(said)
     with pytest.raises(InputError, match=said):

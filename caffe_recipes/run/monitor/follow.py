@@ -33,8 +33,8 @@ from caffe_recipes.run.events import (
     RunStarted,
     RunState,
     Stopped,
-    describe_before,
     describe_event,
+    describe_finished,
     describe_run_command,
     is_complete,
 )
@@ -159,7 +159,7 @@ class ShownRun:
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
             elif phase not in self._beside:
-                path, reporter = f"{self.path}/branches/{phase}", self.reporter.beside(phase)
+                path, reporter = f"{self.path}/branches/{phase}", self.reporter.for_branch(phase)
                 self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
         return [*wanted, *(each for branch in self.beside for each in branch.wanted())]
 
@@ -277,7 +277,7 @@ class ShownRun:
         if not (self._is_branch and isinstance(event, RunStarted)) and not self._is_of_branch(event):
             texts.append(describe_event(event, self.recipe, self.folder))
         if isinstance(event, RunStarted) and not self._is_branch:
-            texts += describe_before(self.state, self.recipe, self.folder)
+            texts += describe_finished(self.state, self.recipe, self.folder)
         self.lines += [(time_s, text) for text in texts if text]
 
     def _is_of_branch(self, event: Event) -> bool:
@@ -547,7 +547,7 @@ def attach(
     with ExitStack() as stack:
         runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
         stack.callback(reporter.end_progress)
-        jobs, files = JobWatch(runs, reporter.say_amid, env.clock), runs.files
+        jobs, files = JobWatch(runs, reporter.say_above_progress, env.clock), runs.files
         path = wait_for_run(run, jobs, env, once=options.once)
         if path is None:
             return
@@ -576,7 +576,7 @@ def _show_last(shown: ShownRun, files: RunFiles, reporter: Reporter) -> None:
     """Show the result of a run that is finished, or where one stands."""
     if not shown.is_complete:
         for progress in filter(None, (each.progress() for each in (shown, *shown.beside))):
-            reporter.show_now(progress)
+            reporter.show_progress_line(progress)
         return
     shown.show_result()
     for model in shown.models:

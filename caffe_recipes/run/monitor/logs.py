@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.folders import numbered_run
+from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.files import (
     NOBODY,
     Process,
@@ -154,7 +154,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
 
     Of those that have not, the first is meant. A phase leaves the jobs of others out.
     """
-    found = numbered_run(posixpath.basename(run.rstrip("/")))
+    found = parse_run_name(posixpath.basename(run.rstrip("/")))
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
     latest = next((group for name in names if (group := read_latest(runs.files, runs.path, name))), ())
     own = _find_own_job(runs, run)

@@ -18,8 +18,8 @@ from typing import Any
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
-from caffe_recipes.run.folders import numbered_run
-from caffe_recipes.run.journal import refuse_empty
+from caffe_recipes.run.folders import parse_run_name
+from caffe_recipes.run.journal import empty_journal_error
 from caffe_recipes.run.monitor.files import (
     HostFiles,
     RunFiles,
@@ -200,7 +200,7 @@ def _check_root(files: RunFiles, root: str) -> None:
 def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
     """Read a run's files; what cannot be read is named in the standing."""
     name = posixpath.basename(path)
-    found = numbered_run(name)
+    found = parse_run_name(name)
     recipe = found[0] if found else name
     try:
         shown = ShownRun(given or recipe, path, load_frozen(files, path), with_branches=True)
@@ -212,7 +212,7 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         if shown.last_s is None and files.recipes(
             f"{path}/snapshots", find_trainer(shown.recipe).model_suffix
         ):
-            raise refuse_empty(f"{path}/journal.jsonl")
+            raise empty_journal_error(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return Standing(name, recipe, spoilt=error)
     left_pid = _find_left(shown) if look.lives is False and not files.host else None
@@ -284,7 +284,7 @@ def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:
 
 
 def _number(name: str) -> int:
-    found = numbered_run(name)
+    found = parse_run_name(name)
     return found[1] if found else 0
 
 

@@ -29,7 +29,7 @@ from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
-from caffe_recipes.run.context import find_profile, note_submitted
+from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import name_job
 
@@ -316,7 +316,7 @@ def build_request(
         dependency=dependency,
         mail_user=options.mail_user,
         options=(f"--output={output}", *more, *batch.options),
-        environment={**_environment(options), **note_submitted(planned.recipe, name), **environment},
+        environment={**_environment(options), **submitted_environment(planned.recipe, name), **environment},
         arguments=(*step.arguments, *_arguments(options)),
     )
 

@@ -24,7 +24,7 @@ from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import Clock, JournalError, Lines, fold_lines
+from caffe_recipes.run.journal import Clock, JournalError, JournalFile, fold_lines
 from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
 
 SUFFIX = ".submissions.jsonl"
@@ -138,7 +138,7 @@ def name_job(recipe_name: str, group: str, phase: str | None = None) -> str:
     return "-".join(part for part in (recipe_name, group, phase) if part)
 
 
-class SubmissionJournal(Lines):
+class SubmissionJournal(JournalFile):
     """The open file, locked, so that no two submits of a recipe are at work at once."""
 
     def __init__(self, path: Path, clock: Clock = time.time) -> None:
