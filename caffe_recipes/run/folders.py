@@ -102,10 +102,8 @@ def create_run(
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         what = f"cannot be created: {error.strerror}"
-        exists = error.errno in (
-            errno.EEXIST,
-            errno.ENOTEMPTY,
-        )  # only another run creates a folder of that name
+        # Only another run creates a folder with that name.
+        exists = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
         hint = "another run has just created it" if exists else "check the disk and the folder's permissions"
         raise InputError(folder, what, hint) from None
     journal.path = folder / "journal.jsonl"

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
     "no hostfile for two nodes": (
         edit("nodes: 1,", "nodes: 2,"),
-        "hostfile: no such file; write 2 hosts there",
+        "hostfile: no such file; write 2 hosts to it",
     ),
     "more ranks than hosts x ppn": (
         all_of(text("hostfile", "localhost\n"), edit("nodes: 1,", "nodes: 2,")),

@@ -51,7 +51,7 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     standing = find_standing("small", StatusOptions(str(graph.root)))
     details = list(detail_standing(standing, 0.0))
     assert ("phase", "cyc1 (2 of 4): iteration 4 of 6, lr 0.05, loss 0.5") in details
-    assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
+    assert ("branch", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
     (beside,) = standing_as_json(standing)["beside"]
     assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
     shown = io.StringIO()

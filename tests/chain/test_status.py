@@ -89,7 +89,7 @@ def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> N
         find_standings(StatusOptions(str(place.root / "gone"), on), env, no_slurm)
     where = f"{on}:{place.root}" if on else str(place.root)
     assert str(caught.value) == (
-        f"{where}/gone: no such folder; give the one that holds `runs` with --caffe-root"
+        f"{where}/gone: no such folder; give the one that contains `runs` with --caffe-root"
     )
 
 
@@ -117,7 +117,7 @@ def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) 
         "started": STARTED,
         "elapsed": "1:40",
         "phase": "init (1 of 3): iteration 2 of 8, lr 0.1, loss 1.25",
-        "rate": "128 images/s, 0.5 s an iteration",
+        "rate": "128 images/s, 0.5 s per iteration",
         "left": "phase 0:03, run 0:08",
         "process": f"process {os.getpid()} on {HERE}",
         "log": "runs/small-1/logs/init-1.log",
@@ -184,8 +184,8 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     tell_run(place.root, place.recipe, *WHOLE, number=2)
     second, first = Eye(place).all(no_slurm)
     assert (second.state, first.state) == ("finished", "unknown")
-    assert "recipe.json: is no run's recipe: not JSON" in summarize_standing(first)
-    with pytest.raises(InputError, match="is no run's recipe"):
+    assert "recipe.json: is not the recipe of a run: not JSON" in summarize_standing(first)
+    with pytest.raises(InputError, match="is not the recipe of a run"):
         Eye(place).one("small-1", no_slurm)
 
 
@@ -197,7 +197,7 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     standing = find_standing("small", StatusOptions(str(place.root)), env, no_slurm)
     assert standing.state == "unknown"
     told = dict(detail_standing(standing, NOW_S))["process"]
-    assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
+    assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d; cannot tell whether it is alive", told)
 
 
 def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
@@ -262,7 +262,7 @@ def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(plac
     then = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
     assert summarize_standing(standing) == (
         f"init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 unknown since {then} "
-        "(then the run went on): login1: Slurm gives squeue no answer; ask again later"
+        "(the last event of the run): login1: Slurm gives squeue no answer; ask again later"
     )
 
 
@@ -351,7 +351,7 @@ def test_a_trainer_that_outlived_its_killed_run_is_told(place: Place) -> None:
         left = subprocess.Popen(["sleep", "600"], stdout=log, start_new_session=True)
     try:
         (standing,) = Eye(place).all(no_slurm)
-        said = f"process {left.pid} of a killed run still trains"
+        said = f"process {left.pid} of a killed run is still training"
         assert (standing.state, summarize_standing(standing)) == ("stopped", f"{said}; {GO_ON}")
         assert dict(detail_standing(standing, NOW_S))["trainer"] == said
     finally:

@@ -1,8 +1,7 @@
-"""Where runs stand: local ones, those on other hosts, and those that are in a queue of Slurm's. Only read.
+"""`caffe-recipes status`: the status of runs, here and on other hosts, and of their Slurm jobs; read-only.
 
-A state that cannot be asked for is unknown, and never a failure.
-
-Where runs stand, as people and as programs read it.
+A state that cannot be determined is `unknown`, never a failure. The status is rendered as a line, as a table,
+in detail, or as JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from caffe_recipes.wording import printable
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Where the runs are; `root` is a path on the host `on`."""
+    """Options of `status`; `root` is a path on the host `on`."""
 
     root: str = "."
     on: str | None = None
@@ -64,10 +63,11 @@ class StatusOptions:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
+    """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
-    `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
-    `left_pid` is the process that a killed run has left training, where that can be seen from here.
+    `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
+    run that cannot be read. `orphan_pid` is the trainer of a killed run that is still training on this
+    machine.
     """
 
     name: str
@@ -75,18 +75,18 @@ class Standing:
     run: ShownRun | None = None
     lives: bool | None = None
     jobs: tuple[SeenJob, ...] = ()
-    spoilt: CaffeRecipesError | None = None
-    left_pid: int | None = None
+    unreadable: CaffeRecipesError | None = None
+    orphan_pid: int | None = None
 
     @property
     def branches(self) -> tuple[ShownRun, ...]:
-        """What trains beside the main line, each as a run of its own."""
+        """The branches that are training, each as a run of its own."""
         beside = self.run.beside if self.run else ()
         return tuple(branch for branch in beside if branch.state.launch is not None)
 
     @property
     def progress(self) -> Progress | None:
-        """Where the phase is that trains, or did when the run was last seen."""
+        """The progress of the current phase, as of the last look at the run."""
         return self.run.progress() if self.run else None
 
     @property
@@ -99,7 +99,7 @@ class Standing:
             return "running"
         if "waiting" in standings:
             return "waiting"
-        if self.spoilt or "unknown" in standings:
+        if self.unreadable or "unknown" in standings:
             return "unknown"
         if self.run is None:
             return "over"
@@ -111,31 +111,31 @@ class Standing:
 
     @property
     def is_job_over(self) -> bool:
-        """Whether the run's process was a job's that Slurm says is over."""
+        """Whether the run's process was in a job that is over according to Slurm."""
         over = [job.job_id for job in self.jobs if job.standing == "over"]
         return self.run is not None and self.run.job_id is not None and self.run.job_id in over
 
     @property
     def has_process(self) -> bool:
-        """Whether the run's process is worth reporting: it may live, as far as is known."""
+        """Whether the run's process should be reported, because it may be alive."""
         if self.run is None or self.run.state.pid is None or self.state not in ("running", "unknown"):
             return False
-        # A job that runs may not have begun to carry the run on.
+        # A running job may not have started its run yet.
         live = [job.job_id for job in self.jobs if job.is_live]
         return self.lives is not False and (not live or bool(self.lives) or self.run.job_id in live)
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether all phases are finished, and what is left is the evaluation."""
+        """Whether all phases are finished and only the evaluation remains."""
         return self.run is not None and is_trained(self.run.state, self.run.recipe)
 
 
 def find_standings(
     options: StatusOptions, env: FollowEnv | None = None, ask: Ask | None = None
 ) -> list[Standing]:
-    """Return where all runs stand: by recipe, the latest first.
+    """Return the status of all runs, sorted by recipe, the latest run first.
 
-    Raises InputError for a root that is not there, ClusterError for the host.
+    Raises InputError if the root does not exist, and ClusterError if the host fails.
     """
     with open_runs(options.root, options.on, env or FollowEnv(), ask) as runs:
         files, path = runs.files, runs.path
@@ -154,9 +154,9 @@ def find_standing(
     *,
     reach: bool = True,
 ) -> Standing:
-    """Return where one run stands, given as attach is; raises InputError if there is neither it nor a job.
+    """Return the status of one run, given as for `attach`; raises InputError if there is no run and no job.
 
-    The host of its process is asked, if need be and `reach`, whether that lives.
+    With `reach`, the host of its process is asked whether the process is alive if that is not known.
     """
     env = env or FollowEnv()
     with ExitStack() as stack:
@@ -170,8 +170,8 @@ def find_standing(
                 raise
             return Standing(recipe, recipe, jobs=see_jobs(submitted.latest, runs.ask))
         standing = _read_run(files, path, given=run)
-        if standing.spoilt:
-            raise standing.spoilt
+        if standing.unreadable:
+            raise standing.unreadable
         if not submitted.all:
             submitted = read_submissions(files, posixpath.dirname(path), standing.recipe)
         is_latest = find_run(files, options.root, standing.recipe) == path
@@ -181,24 +181,25 @@ def find_standing(
         if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
             follower = FileFollower(files, standing.run.reporter, env, once=True)
             stack.callback(follower.close)
-            follower.look(standing.run)  # which host it is, so that the run's own can be another
+            # The first look finds the name of the files' host; the second asks the process's host if it differs.
+            follower.look(standing.run)
             return replace(standing, lives=follower.look(standing.run).lives)
         return standing
 
 
 def _check_root(files: RunFiles, root: str) -> None:
-    """Raise InputError if there is no such folder, in which there are no runs either."""
+    """Raise InputError if the Caffe root does not exist."""
     if isinstance(files, HostFiles):
-        is_there = files.there.run(["test", "-d", root]).returncode == 0
+        exists = files.there.run(["test", "-d", root]).returncode == 0
     else:
-        is_there = Path(root).is_dir()
-    if not is_there:
+        exists = Path(root).is_dir()
+    if not exists:
         where = f"{files.host}:{root}" if files.host else root
-        raise InputError(where, "no such folder", "give the one that holds `runs` with --caffe-root")
+        raise InputError(where, "no such folder", "give the one that contains `runs` with --caffe-root")
 
 
 def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
-    """Read a run's files; what cannot be read is named in the standing."""
+    """Return the status of a run from its files; an error is kept in the status."""
     name = posixpath.basename(path)
     found = parse_run_name(name)
     recipe = found[0] if found else name
@@ -207,28 +208,28 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
         shown.take(files.look(shown.wanted()).pieces)
         look = files.look(shown.wanted(), shown.process)
         shown.take(look.pieces, live=False)
-        if shown.beside:  # each has a journal, which names its log
+        if shown.beside:  # each has its own journal, which names its log
             shown.take(files.look(shown.wanted()).pieces, live=False)
         if shown.last_s is None and files.recipes(
             f"{path}/snapshots", find_trainer(shown.recipe).model_suffix
         ):
             raise empty_journal_error(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
-        return Standing(name, recipe, spoilt=error)
-    left_pid = _find_left(shown) if look.lives is False and not files.host else None
-    return Standing(name, shown.recipe.name, shown, look.lives, left_pid=left_pid)
+        return Standing(name, recipe, unreadable=error)
+    orphan_pid = _find_orphan(shown) if look.lives is False and not files.host else None
+    return Standing(name, shown.recipe.name, shown, look.lives, orphan_pid=orphan_pid)
 
 
-def _find_left(run: ShownRun) -> int | None:
-    """Return the process that a killed run of this machine has left training, if one has outlived it."""
+def _find_orphan(run: ShownRun) -> int | None:
+    """Return the process id of a trainer that has outlived its run on this machine; None without one."""
     launch = run.state.launch
     return TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
 
 
 def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:
-    """Put jobs to the runs that they carry on, or are to; of Slurm all is asked at once."""
+    """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
-    by_hand: dict[str, tuple[Submission, ...]] = {}  # of each recipe's latest run
+    by_hand: dict[str, tuple[Submission, ...]] = {}  # for the latest run of each recipe
     for each in joined:
         by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
     groups = {recipe: submissions.latest for recipe, submissions in submitted.items()}
@@ -252,7 +253,7 @@ def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask
 
 
 def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ...]:
-    """Return what stands for the job of an unfinished run that a user's own sbatch has submitted."""
+    """Return a submission for the job of an unfinished run if the user submitted that with sbatch."""
     run = standing.run
     if run is None or run.job_id is None or run.is_complete or run.last_s is None:
         return ()
@@ -262,10 +263,11 @@ def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ..
 
 
 def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
-    """Return it with more jobs, in the order in which they were first seen.
+    """Return a status with more jobs, in the order of their submission.
 
-    Of a run whose end is journaled, a Slurm that gives no answer makes nothing unknown; and once it is
-    gone on with, a job that is over matters to nobody.
+    If the end of the run is journaled, jobs by sbatch that Slurm gives no answer for are dropped, so that
+    they do not make the state unknown. Those that are over are dropped once another job is going to resume
+    the run.
     """
     has_ended = standing.run is not None and standing.run.failure is not None
     everything = (*standing.jobs, *jobs)
@@ -278,7 +280,7 @@ def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
 
 
 def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:
-    """Tell whether one of the jobs has carried the run on."""
+    """Return whether the run was started or resumed by one of the jobs."""
     ids = standing.run.job_ids if standing.run else ()
     return any(each.job_id in ids for each in submitted)
 
@@ -289,10 +291,10 @@ def _number(name: str) -> int:
 
 
 def summarize_standing(standing: Standing) -> str:
-    """Say on one line where a run stands, behind its name and the word for its state."""
+    """Return one line about a run, to follow its name and its state."""
     run = standing.run
-    if standing.spoilt is not None:
-        return str(standing.spoilt)
+    if standing.unreadable is not None:
+        return str(standing.unreadable)
     jobs = [f"{name_seen(job)} {_describe_seen(standing, job)}" for job in _shown_jobs(standing)]
     if run is None:
         return "; ".join(jobs)
@@ -300,24 +302,24 @@ def summarize_standing(standing: Standing) -> str:
         between = "; " if len(run.state.evaluations) > 1 else ", "
         return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
     if standing.state in ("running", "unknown"):
-        beside = [f"beside it {_describe_work(branch, standing)}" for branch in standing.branches]
-        return "; ".join([_describe_work(run, standing), *beside, *(jobs or [_describe_process(standing)])])
+        branches = [f"in parallel {_describe_work(branch, standing)}" for branch in standing.branches]
+        return "; ".join([_describe_work(run, standing), *branches, *(jobs or [_describe_process(standing)])])
     if standing.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
-        return "; ".join([*jobs, *_describe_left(standing), _resume_hint(run, standing)])
+        return "; ".join([*jobs, *_describe_orphan(standing), _resume_hint(run, standing)])
     failure = run.failure
     if isinstance(failure, RunInterrupted):
         failure = failure.reworded(hint=_resume_hint(run, standing))
     return "; ".join([*jobs, str(failure)])
 
 
-# The columns of the table of runs, and those that a narrow terminal goes without, one after the other.
+# The columns of the table of runs, and those that are dropped on a narrow terminal, in this order.
 _COLUMNS = ("run", "state", "phase", "reached", "started", "elapsed", "left", "result")
 _DROPPED = ("started", "reached", "elapsed", "left", "phase")
 _NUMBERS = ("reached", "elapsed", "left")
-# So much of a result is worth a column of its own.
-_RESULT = 13
+# The width to keep for the result before other columns are dropped.
+_RESULT_WIDTH = 13
 _STYLES = {
     "finished": "green",
     "running": "cyan",
@@ -332,9 +334,9 @@ _STYLES = {
 def table_of_standings(
     standings: Sequence[Standing], now_s: float, width: int | None = None
 ) -> list[list[tuple[str, str]]]:
-    """Return a line for each run below a header, the newest first, as pieces of text with their styles.
+    """Return a header and a line for each run, the newest first, as pieces of text with their styles.
 
-    With `width` each fits a terminal: the less important columns are left out, and a long result is cut.
+    With `width` the lines fit a terminal: less important columns are dropped, and a long result is truncated.
     """
     newest = sorted(standings, key=lambda each: -(_started_s(each) or now_s))
     rows = [_COLUMNS, *(_row(each, now_s) for each in newest)]
@@ -343,7 +345,9 @@ def table_of_standings(
         name for name in _COLUMNS if name == "result" or any(row[_COLUMNS.index(name)] for row in rows[1:])
     ]
     for name in _DROPPED if width is not None else ():
-        if sum(widths[each] + 2 for each in shown[:-1]) + min(_RESULT, widths["result"]) <= (width or 0):
+        if sum(widths[each] + 2 for each in shown[:-1]) + min(_RESULT_WIDTH, widths["result"]) <= (
+            width or 0
+        ):
             break
         shown = [each for each in shown if each != name]
     lines = []
@@ -355,17 +359,17 @@ def table_of_standings(
             style = "bold" if number == 0 else _STYLES.get(text, "") if name == "state" else ""
             pieces += [(padded, style), ("  ", "")]
         room = None if width is None else max(0, width - sum(len(text) for text, _ in pieces))
-        pieces.append((_cut(row[-1], room), "" if number else "bold"))
+        pieces.append((_truncate(row[-1], room), "" if number else "bold"))
         lines.append(pieces)
     return lines
 
 
-def _cut(text: str, room: int | None) -> str:
+def _truncate(text: str, room: int | None) -> str:
     return text if room is None or len(text) <= room else f"{text[: max(0, room - 3)]}..."[:room]
 
 
 def _row(standing: Standing, now_s: float) -> tuple[str, ...]:
-    """Return what the table shows of a run, in the order of its columns."""
+    """Return the cells of a run's line in the table."""
     run, progress = standing.run, standing.progress
     started_s, left_s = _started_s(standing), _left_s(standing)
     elapsed_s = _elapsed_s(standing, now_s)
@@ -377,17 +381,17 @@ def _row(standing: Standing, now_s: float) -> tuple[str, ...]:
     return (
         standing.name,
         standing.state,
-        _place(run),
+        _phase_of(run),
         reached,
-        _here(started_s) if started_s is not None else "",
+        _local_time(started_s) if started_s is not None else "",
         write_clock(elapsed_s) if elapsed_s is not None else "",
         write_clock(left_s) if left_s is not None else "",
         printable(_result(standing)),
     )
 
 
-def _place(run: ShownRun | None) -> str:
-    """Return the phase that trains, or that is next, behind its number; "" once all are finished."""
+def _phase_of(run: ShownRun | None) -> str:
+    """Return the number and name of the current phase, or of the next one; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
     names = [step.phase for step in plan_steps(run.recipe)]
@@ -397,7 +401,7 @@ def _place(run: ShownRun | None) -> str:
 
 
 def _reached(run: ShownRun, progress: Progress | None) -> str:
-    """Return the checkpoint from which an unfinished phase resumes, else the iteration that it reached."""
+    """Return the checkpoint that an unfinished phase resumes from, else the iteration that it reached."""
     newest = [kept[-1].iteration for phase, kept in run.state.checkpoints.items() if kept]
     if newest:
         return f"checkpoint {newest[-1]}"
@@ -405,14 +409,14 @@ def _reached(run: ShownRun, progress: Progress | None) -> str:
 
 
 def _started_s(standing: Standing) -> float | None:
-    """Return when a run began, or its first job was submitted."""
+    """Return the time at which a run was started, or its first job was submitted."""
     if standing.run is not None:
         return standing.run.first_s
     return min((job.submission.time_s for job in standing.jobs if job.submission.time_s), default=None)
 
 
 def _elapsed_s(standing: Standing, now_s: float) -> float | None:
-    """Return the seconds since a run began, until now if it runs, else until its last event."""
+    """Return the seconds from the start of a run until now, or until its last event if it is not running."""
     run = standing.run
     if run is None or run.first_s is None or run.last_s is None:
         return None
@@ -425,7 +429,7 @@ def _left_s(standing: Standing) -> float | None:
 
 
 def _result(standing: Standing) -> str:
-    """Return the one thing that matters about a run: its accuracy, its loss, or why it does not run."""
+    """Return the most important fact about a run: its accuracy, its loss, or why it is not running."""
     run, progress = standing.run, standing.progress
     if run is not None and standing.state == "finished":
         found = describe_results(run.recipe, run.state)
@@ -444,20 +448,20 @@ def _result(standing: Standing) -> str:
 
 
 def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str]]:
-    """Yield all that is known of one run: a word for what it is, and it in words."""
+    """Yield everything that is known about a run, as pairs of a label and a text."""
     run, progress = standing.run, standing.progress
     yield "state", standing.state
     if (started_s := _started_s(standing)) is not None:
-        yield "started", _here(started_s)
+        yield "started", _local_time(started_s)
     if (elapsed_s := _elapsed_s(standing, now_s)) is not None:
         yield "elapsed", write_clock(elapsed_s)
     if run is not None and standing.state in ("running", "unknown"):
         yield "phase", _describe_phase(run, standing)
     elif run is not None and standing.state != "finished":
-        yield "phase", "  ".join(filter(None, (_place(run), _reached(run, progress))))
+        yield "phase", "  ".join(filter(None, (_phase_of(run), _reached(run, progress))))
     if run is not None and standing.state in ("running", "unknown"):
         for branch in standing.branches:
-            yield "beside", _describe_phase(branch, standing)
+            yield "branch", _describe_phase(branch, standing)
     if run is not None and progress is not None:
         yield from _describe_rate(run, progress)
     for finish in run.state.finished.values() if run else ():
@@ -469,8 +473,8 @@ def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str
     for job in standing.jobs:
         yield "job", f"{name_seen(job).removeprefix('job ')} {_describe_seen(standing, job)}"
     if run is not None:
-        for left in _describe_left(standing):
-            yield "trainer", left
+        for orphan in _describe_orphan(standing):
+            yield "trainer", orphan
         if standing.has_process:
             yield "process", _describe_process(standing)
         failure = _describe_failure(run)
@@ -488,15 +492,17 @@ def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str
 
 
 def standing_as_json(standing: Standing) -> dict[str, Any]:
-    """Return where a run stands as JSON values; units stand in the names, times are in UTC."""
+    """Return the status of a run as JSON values; the keys name the units, and times are in UTC."""
     run, progress = standing.run, standing.progress
     return {
-        "run": standing.name if run or standing.spoilt else None,
+        "run": standing.name if run or standing.unreadable else None,
         "recipe": standing.recipe,
         "state": standing.state,
         "said": summarize_standing(standing),
         "time": _utc(run.last_s) if run and run.last_s is not None else None,
-        "progress": progress.as_json() | {"s_per_iter": _pace(run, progress)} if run and progress else None,
+        "progress": progress.as_json() | {"s_per_iter": _iteration_s(run, progress)}
+        if run and progress
+        else None,
         "beside": [
             {"phase": phase, "log": log, "progress": progress.as_json() if progress else None}
             for branch in standing.branches
@@ -525,7 +531,7 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
 
 
 def _resume_hint(run: ShownRun, standing: Standing) -> str:
-    """Return the command that resumes a run as it was begun: here, or in a job."""
+    """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
     return (
         run.resume_hint.replace("caffe-recipes run", "caffe-recipes submit")
         if standing.jobs
@@ -533,19 +539,20 @@ def _resume_hint(run: ShownRun, standing: Standing) -> str:
     )
 
 
-def _describe_left(standing: Standing) -> list[str]:
-    """Report the trainer of a killed run that is alive, which a resumed run takes over."""
-    return [] if standing.left_pid is None else [f"process {standing.left_pid} of a killed run still trains"]
+def _describe_orphan(standing: Standing) -> list[str]:
+    """Return a line about the trainer that has outlived its run, if any; a resumed run adopts it."""
+    pid = standing.orphan_pid
+    return [] if pid is None else [f"process {pid} of a killed run is still training"]
 
 
 def _is_past(standing: Standing) -> bool:
-    """Tell whether the last failure is behind the run: it has gone on, or its job is about to."""
+    """Return whether the run has been resumed after its last failure, or a job is about to resume it."""
     run = standing.run
     return run is not None and (run.failure is None or standing.state in ("running", "waiting"))
 
 
 def _describe_failure(run: ShownRun) -> str | None:
-    """Say what the run failed of last; what resumes it is reported elsewhere."""
+    """Return the last failure of the run, without the hint that resumes it; None without a failure."""
     failure = run.last_failure
     if failure is None:
         return None
@@ -553,7 +560,7 @@ def _describe_failure(run: ShownRun) -> str | None:
 
 
 def _describe_work(run: ShownRun, standing: Standing) -> str:
-    """Say what a run, or what trains beside it, does, in a few words."""
+    """Return what a run or a branch is doing, in a few words."""
     progress = run.progress()
     if progress is None:
         return _describe_phase(run, standing)
@@ -576,16 +583,16 @@ def _describe_phase(run: ShownRun, standing: Standing) -> str:
 
 
 def _describe_rate(run: ShownRun, progress: Progress) -> Iterator[tuple[str, str]]:
-    pace = _pace(run, progress)
-    if progress.images_per_s is not None and pace is not None:
-        yield "rate", f"{progress.images_per_s:,.0f} images/s, {pace:.3g} s an iteration"
+    iteration_s = _iteration_s(run, progress)
+    if progress.images_per_s is not None and iteration_s is not None:
+        yield "rate", f"{progress.images_per_s:,.0f} images/s, {iteration_s:.3g} s per iteration"
     if progress.phase_left_s is not None and progress.chain_left_s is not None:
         phase, chain = write_clock(progress.phase_left_s), write_clock(progress.chain_left_s)
         yield "left", f"phase {phase}, run {chain}"
 
 
-def _pace(run: ShownRun, progress: Progress) -> float | None:
-    """Return the seconds of an iteration."""
+def _iteration_s(run: ShownRun, progress: Progress) -> float | None:
+    """Return the seconds per iteration; None if the speed is not known."""
     if not progress.images_per_s:
         return None
     return find_step(run.recipe, progress.phase).images_per_iter / progress.images_per_s
@@ -597,24 +604,24 @@ def _describe_process(standing: Standing) -> str:
         return "no process"
     name = f"process {run.state.pid} on {run.state.host}"
     if standing.lives is not None:
-        return name if standing.lives else f"{name}, which is gone"
-    heard = f", last seen at {_here(run.last_s)}" if run.last_s is not None else ""
-    return (
-        name if standing.state in ("running", "finished") else f"{name}{heard}: whether it lives is not known"
-    )
+        return name if standing.lives else f"{name}, which has ended"
+    if standing.state in ("running", "finished"):
+        return name
+    seen = f", last seen at {_local_time(run.last_s)}" if run.last_s is not None else ""
+    return f"{name}{seen}; cannot tell whether it is alive"
 
 
 def _shown_jobs(standing: Standing) -> list[SeenJob]:
-    """Return the jobs that a line shows: those that live, else the last."""
+    """Return the job to show on a line: the first that is not over, else the last."""
     live = [job for job in standing.jobs if job.standing != "over"]
     return live[:1] or list(standing.jobs[-1:])
 
 
 def _describe_seen(standing: Standing, job: SeenJob) -> str:
-    """Say what a job does; where Slurm is away, since when that is not known."""
+    """Return the state of a job, or since when it is not known because Slurm gives no answer."""
     run = standing.run
     if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:
-        return describe_job(job, run.last_s, "then the run went on")
+        return describe_job(job, run.last_s, "the last event of the run")
     return describe_job(job)
 
 
@@ -622,5 +629,5 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _here(seconds: float) -> str:
+def _local_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -55,7 +55,7 @@ def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() 
 
 def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:
     (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
-    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm knows it no more")
+    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm no longer knows it")
 
 
 def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
