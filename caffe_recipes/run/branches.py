@@ -90,7 +90,7 @@ _POLL_S = 0.5
 _URGENT_S = 60.0
 
 
-class Branches:
+class BranchThreads:
     """Trains branches in threads. Leaving the `with` block waits until they have ended."""
 
     def __init__(self, run: Run, waiting: Sequence[Training]) -> None:
@@ -102,7 +102,7 @@ class Branches:
         self._is_closing = False
         self._failure: BaseException | None = None
 
-    def __enter__(self) -> Branches:
+    def __enter__(self) -> BranchThreads:
         return self
 
     def __exit__(

@@ -23,7 +23,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
+from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
 from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
@@ -161,7 +161,7 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     run.emit(RunStarted.here(around.job, around.restarts))
     for line in describe_finished(run.journal.state(), run.setting.recipe, run.folder):
         run.reporter.say(line)
-    with Branches(run, planned.beside) as branches:
+    with BranchThreads(run, planned.beside) as branches:
         for group in planned.groups:
             if group.adopted:
                 branches.start(on_hosts(run.setting, group.hosts), group.adopted, takes_more=group.takes_more)

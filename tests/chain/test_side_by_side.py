@@ -17,7 +17,7 @@ from caffe_recipes.errors import HostFailed, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
-from caffe_recipes.run.monitor.status import StatusOptions, detail_standing, find_standing, standing_as_json
+from caffe_recipes.run.monitor.status import StatusOptions, find_status, status_as_json, status_details
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
 from tests.chain.test_attach import Watcher
@@ -48,11 +48,11 @@ def branch_events(place: Place) -> list[str]:
 
 def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     run = start_amid_both(graph)
-    standing = find_standing("small", StatusOptions(str(graph.root)))
-    details = list(detail_standing(standing, 0.0))
+    status = find_status("small", StatusOptions(str(graph.root)))
+    details = list(status_details(status, 0.0))
     assert ("phase", "cyc1 (2 of 4): iteration 4 of 6, lr 0.05, loss 0.5") in details
     assert ("branch", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
-    (beside,) = standing_as_json(standing)["beside"]
+    (beside,) = status_as_json(status)["beside"]
     assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
     shown = io.StringIO()
     reporter = Reporter(Console(file=shown, soft_wrap=True, highlight=False))

@@ -111,7 +111,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
     ("words", "said"),
     [
         (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
-        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write one as"),
+        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
         (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not a mail address"),
         (["small.yaml", "--mail", ""], "Error: --mail: '' is not a mail address"),
         (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is not a mail address"),

@@ -16,7 +16,7 @@ from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.monitor.files import LocalFiles, Process
-from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SeenJob,
@@ -64,34 +64,34 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     """
     env = env or CancelEnv()
     ask = slurm_of(env.host)
-    standing = find_standing(run, StatusOptions(options.root), ask=ask, reach=False)
-    away = next((job.away for job in standing.jobs if job.away), "")
-    live = [job for job in standing.jobs if job.is_live or job.is_elsewhere]
+    status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
+    away = next((job.away for job in status.jobs if job.away), "")
+    live = [job for job in status.jobs if job.is_live or job.is_elsewhere]
     if live:
-        _cancel_jobs(standing, live, options, say, env, ask)
-    elif standing.run is not None and standing.lives:
-        _stop_process(standing.run.process, options, say, env)
+        _cancel_jobs(status, live, options, say, env, ask)
+    elif status.run is not None and status.lives:
+        _stop_process(status.run.process, options, say, env)
     elif away:
         raise RunFailed(
             "", f"cannot tell whether a job is queued or running: {away}", "nothing was cancelled"
         )
     else:
-        raise _nothing_to_cancel(standing)
+        raise _nothing_to_cancel(status)
 
 
-def _nothing_to_cancel(standing: Standing) -> InputError:
-    if standing.state == "unknown" and standing.run is not None:
-        process = standing.run.process
+def _nothing_to_cancel(status: RunStatus) -> InputError:
+    if status.state == "unknown" and status.run is not None:
+        process = status.run.process
         what = f"its process {process.pid} is on another host, {process.node}"
-        return InputError(standing.name, what, "cancel it there")
-    return InputError(standing.name, f"nothing to cancel: it is {standing.state}")
+        return InputError(status.name, what, "cancel it there")
+    return InputError(status.name, f"nothing to cancel: it is {status.state}")
 
 
 def _stop_process(process: Process, options: CancelOptions, say: Say, env: CancelEnv) -> None:
     """Send SIGINT to a run, twice with --now, and wait for its end."""
     say(f"stopping process {process.pid}" + ("" if options.now else "; Caffe writes a snapshot first"))
     files, sent = LocalFiles(), 0
-    while files.look((), process).lives:
+    while files.read((), process).lives:
         # The second of two signals in quick succession would be lost, so they are a poll apart.
         if sent < (2 if options.now else 1):
             with suppress(ProcessLookupError):
@@ -102,10 +102,10 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, env: Cance
 
 
 def _cancel_jobs(
-    standing: Standing, live: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
+    status: RunStatus, live: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
 ) -> None:
     """Cancel the queued jobs, the last one first, so that none starts meanwhile; then the running ones."""
-    path = submissions_path(Path(options.root), standing.recipe)
+    path = submissions_path(Path(options.root), status.recipe)
     with closing(SubmissionJournal(path)) as journal:
         waiting = [job for job in reversed(live) if job.standing == "waiting"]
         running = [job for job in live if job.standing != "waiting"]

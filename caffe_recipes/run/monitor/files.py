@@ -28,21 +28,21 @@ from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReadRequest:
     """A request to read a file from the byte `start` on.
 
-    If there are more than `most` bytes, only the last of them are read, or with `first` the first. 0 means
+    If there are more than `max_bytes`, only the last of them are read, or the first with `from_start`. 0 means
     no limit.
     """
 
     path: str
     start: int = 0
-    most: int = 0
-    first: bool = False
+    max_bytes: int = 0
+    from_start: bool = False
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """The content of a file from the byte `start` on."""
 
     start: int
@@ -58,7 +58,7 @@ class Process:
     held: str
 
 
-NOBODY = Process(0, "", "")
+NO_PROCESS = Process(0, "", "")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RunSnapshot:
 
     node: str
     lives: bool | None
-    pieces: tuple[Piece | None, ...]
+    pieces: tuple[FilePiece | None, ...]
 
 
 class RunFiles(Protocol):
@@ -80,7 +80,7 @@ class RunFiles(Protocol):
     def host(self) -> str:
         """The name of the host as the user gave it; empty for this machine."""
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files; raises InputError if one must not be read, and ClusterError if the host fails."""
 
     def names(self, runs: str) -> list[str]:
@@ -98,11 +98,11 @@ class LocalFiles:
 
     host = ""
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files."""
         node = socket.gethostname()
         lives = _lives(process) if process.node == node else None
-        return RunSnapshot(node, lives, tuple(_read(each) for each in wanted))
+        return RunSnapshot(node, lives, tuple(_read(each) for each in requests))
 
     def names(self, runs: str) -> list[str]:
         """Return the names of the folders that contain a journal; empty if `runs` does not exist."""
@@ -120,27 +120,32 @@ class LocalFiles:
 class HostFiles:
     """Files on another host, read there by sh and coreutils, with one command for all requests."""
 
-    there: Host
+    remote: Host
 
     @property
     def host(self) -> str:
         """The name of the host."""
-        return self.there.name
+        return self.remote.name
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files."""
         words = [
             word
-            for each in wanted
-            for word in (each.path, str(each.start), str(each.most), "first" if each.first else "last")
+            for each in requests
+            for word in (
+                each.path,
+                str(each.start),
+                str(each.max_bytes),
+                "first" if each.from_start else "last",
+            )
         ]
         process_words = (str(process.pid), process.node, process.held)
-        records = call_to_end(self.there, "watch", "look", *process_words, *words)
-        if len(records) != len(wanted) + 2:
+        records = call_to_end(self.remote, "watch", "look", *process_words, *words)
+        if len(records) != len(requests) + 2:
             raise unreadable(self.host, "look", " ".join(records))
         node, lives = (record.partition(" ")[2] for record in records[:2])
         pieces = tuple(
-            self._piece(each.path, record) for each, record in zip(wanted, records[2:], strict=True)
+            self._piece(each.path, record) for each, record in zip(requests, records[2:], strict=True)
         )
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
@@ -154,17 +159,17 @@ class HostFiles:
 
     def close(self) -> None:
         """Close the connection."""
-        self.there.close()
+        self.remote.close()
 
     def _names(self, folder: str, suffix: str) -> list[str]:
-        records = call_to_end(self.there, "watch", "names", folder, suffix)
+        records = call_to_end(self.remote, "watch", "names", folder, suffix)
         try:
             names = [base64.b64decode(record.removeprefix("name "), validate=True) for record in records]
         except ValueError:
             raise unreadable(self.host, "names", " ".join(records)) from None
         return sorted(os.fsdecode(name) for name in names)
 
-    def _piece(self, path: str, record: str) -> Piece | None:
+    def _piece(self, path: str, record: str) -> FilePiece | None:
         if record == "none":
             return None
         if record == "refused":
@@ -173,26 +178,26 @@ class HostFiles:
         start, _, data = rest.partition(" ")
         try:
             if word == "piece":
-                return Piece(int(start), base64.b64decode(data, validate=True))
+                return FilePiece(int(start), base64.b64decode(data, validate=True))
         except ValueError:
             pass
         raise unreadable(self.host, "look", record)
 
 
-def _read(wanted: Wanted) -> Piece | None:
+def _read(request: ReadRequest) -> FilePiece | None:
     try:
-        with open(wanted.path, "rb") as file:  # noqa: PTH123 - the path is a string
+        with open(request.path, "rb") as file:  # noqa: PTH123 - the path is a string
             size = os.fstat(file.fileno()).st_size
-            start, count = wanted.start, max(0, size - wanted.start)
-            if wanted.most and count > wanted.most:
-                start, count = start if wanted.first else size - wanted.most, wanted.most
+            start, count = request.start, max(0, size - request.start)
+            if request.max_bytes and count > request.max_bytes:
+                start, count = start if request.from_start else size - request.max_bytes, request.max_bytes
             file.seek(start)
-            return Piece(start, file.read(count))
+            return FilePiece(start, file.read(count))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise InputError(wanted.path, what, "check its owner and permissions") from None
+        raise InputError(request.path, what, "check its owner and permissions") from None
 
 
 def _lives(process: Process) -> bool | None:
@@ -238,7 +243,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
     folders = dict.fromkeys(
         [*([name] if "/" in name else []), posixpath.join(root, name), posixpath.join(runs, name)]
     )
-    journals = files.look([Wanted(f"{folder}/journal.jsonl", most=1) for folder in folders]).pieces
+    journals = files.read([ReadRequest(f"{folder}/journal.jsonl", max_bytes=1) for folder in folders]).pieces
     found = [folder for folder, piece in zip(folders, journals, strict=True) if piece is not None]
     return found[0] if found else posixpath.join(runs, _latest(files, runs, given))
 
@@ -246,7 +251,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
 def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
     """Return the recipe that a run was started with; raises InputError if it cannot be read."""
     path = f"{folder}/{RECIPE_JSON}"
-    piece = files.look([Wanted(path)]).pieces[0]
+    piece = files.read([ReadRequest(path)]).pieces[0]
     try:
         if piece is None:
             raise ValueError("no such file")

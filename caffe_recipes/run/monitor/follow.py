@@ -42,14 +42,14 @@ from caffe_recipes.run.events import (
 from caffe_recipes.run.folders import RUNS, sort_runs
 from caffe_recipes.run.journal import read_events
 from caffe_recipes.run.monitor.files import (
-    NOBODY,
+    NO_PROCESS,
+    FilePiece,
     HostFiles,
     LocalFiles,
-    Piece,
     Process,
+    ReadRequest,
     RunFiles,
     RunSnapshot,
-    Wanted,
     find_run,
     load_frozen,
     name_recipe,
@@ -79,7 +79,7 @@ class _Log:
     offset: int = 0
     summary: LogSummary = field(default_factory=LogSummary)
 
-    def take(self, piece: Piece) -> bool:
+    def feed(self, piece: FilePiece) -> bool:
         """Add the new content of the log; return whether it contained a loss."""
         before = len(self.summary.losses)
         skipped = piece.data.find(b"\n") + 1 if piece.start > self.offset else 0
@@ -127,14 +127,14 @@ class ShownRun:
         self.job_ids: tuple[int, ...] = ()
         self.blamed: tuple[str, ...] = ()  # the hosts because of which the last process ended launches
         self._beside: dict[str, ShownRun] = {}  # the branches in progress, by phase
-        self._own_requests = 0  # the number of files that are requested for this run without its branches
+        self._own_count = 0  # the number of files that are requested for this run without its branches
         self.lines: list[tuple[float, str]] = []  # the lines that are not shown yet, with their times
 
     @property
     def process(self) -> Process:
         """The process that ran the run last, alive or not."""
         if self.state.pid is None or self.state.host is None:
-            return NOBODY
+            return NO_PROCESS
         return Process(self.state.pid, self.state.host, f"{self.path}/journal.jsonl")
 
     @property
@@ -149,39 +149,39 @@ class ShownRun:
         snapshots = (self.state.finished[phase].snapshot for phase in ends)
         return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
 
-    def wanted(self) -> list[Wanted]:
+    def requests(self) -> list[ReadRequest]:
         """Return the files to read next: what is new in the journal and in the log of the current launch.
 
         If branches are followed, the same files of each branch in progress come after these.
         """
-        wanted = self._wanted()
-        self._own_requests = len(wanted)
+        requests = self._own_requests()
+        self._own_count = len(requests)
         for phase in self.state.branches if self._with_branches else ():
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
             elif phase not in self._beside:
                 path, reporter = f"{self.path}/branches/{phase}", self.reporter.for_branch(phase)
                 self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
-        return [*wanted, *(each for branch in self.beside for each in branch.wanted())]
+        return [*requests, *(each for branch in self.beside for each in branch.requests())]
 
-    def _wanted(self) -> list[Wanted]:
-        wanted = [Wanted(f"{self.path}/journal.jsonl", self._journal_bytes)]
+    def _own_requests(self) -> list[ReadRequest]:
+        requests = [ReadRequest(f"{self.path}/journal.jsonl", self._journal_bytes)]
         launch = self.state.launch
         if launch is None:
-            return wanted
+            return requests
         if launch.log != self._log.name:
             self._log = _Log(launch.log, summary=find_trainer(self.recipe).begin_log())
         log = f"{self.path}/logs/{posixpath.basename(launch.log)}"
-        return [*wanted, Wanted(log, self._log.offset, _MOST_BYTES)]
+        return [*requests, ReadRequest(log, self._log.offset, _MOST_BYTES)]
 
-    def take(self, pieces: Sequence[Piece | None], *, live: bool = True) -> bool:
-        """Process the content that `wanted` asked for and show what is new; return whether anything is.
+    def update(self, pieces: Sequence[FilePiece | None], *, live: bool = True) -> bool:
+        """Process the content that `requests` asked for and show what is new; return whether anything is.
 
         Progress is shown only if `live`.
         """
         left, is_new, due = iter(pieces), False, []
         for run in (self, *self.beside):
-            has_news, progress = run.take_own([*islice(left, run._own_requests)])
+            has_news, progress = run.update_own([*islice(left, run._own_count)])
             is_new |= has_news
             if live and progress is not None and progress.phase not in self.state.finished:
                 due.append((run.reporter, progress))
@@ -190,12 +190,12 @@ class ShownRun:
             reporter.show_progress(progress)
         return is_new
 
-    def take_own(self, pieces: Sequence[Piece | None]) -> tuple[bool, Progress | None]:
+    def update_own(self, pieces: Sequence[FilePiece | None]) -> tuple[bool, Progress | None]:
         """Process this run's journal and log; return whether anything is new, and the progress."""
         journal, *logs = pieces
         launch = self.state.launch
-        is_new = journal is not None and self._take_journal(journal)
-        if logs and logs[0] is not None and self._log.take(logs[0]):
+        is_new = journal is not None and self._read_journal(journal)
+        if logs and logs[0] is not None and self._log.feed(logs[0]):
             return True, self.progress() if self.state.launch == launch else None
         return is_new, None
 
@@ -235,12 +235,12 @@ class ShownRun:
 
     def process_gone(self) -> RunFailed:
         """Return the error for a run whose process has ended without a final event."""
-        if self.process == NOBODY:
+        if self.process == NO_PROCESS:
             return RunFailed(self.folder, "no process is running it", self.resume_hint)
         what = f"process {self.state.pid} on {self.state.host} has ended unexpectedly"
         return RunFailed(self.folder, what, self.resume_hint)
 
-    def _take_journal(self, piece: Piece) -> bool:
+    def _read_journal(self, piece: FilePiece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
         events = read_events(whole.decode(errors="replace"), f"{self.path}/journal.jsonl")
         # The events of earlier processes are only summarized.
@@ -322,7 +322,7 @@ class PolledRun(Protocol):
     def process(self) -> Process:
         """The process that ran the run last, alive or not."""
 
-    def wanted(self) -> Sequence[Wanted]:
+    def requests(self) -> Sequence[ReadRequest]:
         """Return the files to read next."""
 
 
@@ -345,15 +345,15 @@ def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None)
         yield RunsFolder(files, root, path, ask or slurm_for(files))
 
 
-def check_end(shown: ShownRun, look: RunSnapshot, *, is_final: bool) -> None:
+def check_end(shown: ShownRun, snapshot: RunSnapshot, *, is_final: bool) -> None:
     """Raise the error that a run has ended with, if it has.
 
     It has if its process has ended. If that is not known, it has if it is quiet (`is_final`) and its journal
     has a final failure or no process.
     """
-    if look.lives is False:
+    if snapshot.lives is False:
         raise shown.failure or shown.process_gone()
-    if look.lives is None and is_final and (shown.failure or shown.process == NOBODY):
+    if snapshot.lives is None and is_final and (shown.failure or shown.process == NO_PROCESS):
         raise shown.failure or shown.process_gone()
 
 
@@ -383,7 +383,7 @@ class FileFollower:
         """Record that there was something new just now."""
         self._last_news_s = self.env.clock()
 
-    def look(self, run: PolledRun) -> RunSnapshot:
+    def read(self, run: PolledRun) -> RunSnapshot:
         """Read the requested files, reconnecting for as long as it takes if the connection is lost.
 
         Raises ClusterError if the host cannot be reached the first time, or with `once`.
@@ -392,7 +392,7 @@ class FileFollower:
         reported, pause_s = "", REMOTE_POLL_S
         while True:
             try:
-                look = self.files.look(run.wanted(), run.process)
+                snapshot = self.files.read(run.requests(), run.process)
             except ClusterError as error:
                 if self.once or not self._node:
                     raise
@@ -407,8 +407,10 @@ class FileFollower:
             if reported:
                 self.reporter.say(f"{self.files.host}: connected again")
                 self.saw_news()
-            self._node = look.node
-            return look if look.lives is not None else RunSnapshot(look.node, lives, look.pieces)
+            self._node = snapshot.node
+            return (
+                snapshot if snapshot.lives is not None else RunSnapshot(snapshot.node, lives, snapshot.pieces)
+            )
 
     def close(self) -> None:
         """Close the connections to other hosts."""
@@ -422,13 +424,13 @@ class FileFollower:
         """
         now, node = self.env.clock(), process.node
         due = self.once or (self.is_quiet and now - self._asked_s >= _QUIET_S)
-        if process == NOBODY or node == self._node or node in self._unreachable or not due:
+        if process == NO_PROCESS or node == self._node or node in self._unreachable or not due:
             return None
         self._asked_s = now
         try:
             if node not in self._elsewhere:
                 self._elsewhere[node] = HostFiles(self.env.connect(node, "auto"))
-            return self._elsewhere[node].look((), process).lives
+            return self._elsewhere[node].read((), process).lives
         except (InputError, ClusterError) as error:  # the name in the journal may not be a valid host
             self._unreachable.add(node)
             self.reporter.end_progress()
@@ -453,7 +455,7 @@ class JobPoller:
     _reported: str = ""
     _last: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    def look(self, recipe: str) -> tuple[SeenJob, ...]:
+    def poll(self, recipe: str) -> tuple[SeenJob, ...]:
         """Return the jobs, after asking Slurm again if that is due; raises InputError."""
         if self.clock() - self._asked_s < _EVERY_S:
             return self._seen
@@ -468,11 +470,11 @@ class JobPoller:
 
     def may_resume(self, recipe: str) -> bool:
         """Return whether a job is, or may be, queued or running."""
-        return any(job.is_live or job.away or job.is_elsewhere for job in self.look(recipe))
+        return any(job.is_live or job.away or job.is_elsewhere for job in self.poll(recipe))
 
     def describe(self, recipe: str) -> str:
         """Return the outcome of the last job, once all have ended."""
-        return "; ".join(f"{name_seen(job)} {describe_job(job)}" for job in self.look(recipe)[-1:])
+        return "; ".join(f"{name_seen(job)} {describe_job(job)}" for job in self.poll(recipe)[-1:])
 
     def _report(self, job: SeenJob) -> None:
         name = job.submission.name
@@ -495,7 +497,7 @@ def wait_for_run(run: str, jobs: JobPoller, env: FollowEnv, *, once: bool) -> st
             return find_run(jobs.runs.files, jobs.runs.root, run)
         except (InputError, ClusterError):  # a lost connection does not end the wait for a job
             recipe = name_recipe(run)
-            if not jobs.look(recipe):
+            if not jobs.poll(recipe):
                 raise
         if not jobs.may_resume(recipe):
             raise RunFailed(run, f"has no run: {jobs.describe(recipe)}")
@@ -504,20 +506,20 @@ def wait_for_run(run: str, jobs: JobPoller, env: FollowEnv, *, once: bool) -> st
         env.pause(REMOTE_POLL_S)
 
 
-def check_end_with_jobs(shown: ShownRun, look: RunSnapshot, jobs: JobPoller, *, is_final: bool) -> None:
+def check_end_with_jobs(shown: ShownRun, snapshot: RunSnapshot, jobs: JobPoller, *, is_final: bool) -> None:
     """Raise the error that a run has ended with, unless a job may resume it.
 
     If the process is inside a job, Slurm is asked about that too.
     """
     recipe = shown.recipe.name
     try:
-        check_end(shown, look, is_final=is_final)
+        check_end(shown, snapshot, is_final=is_final)
     except RunFailed:
         if not jobs.may_resume(recipe) or not _is_latest(shown, jobs):
             raise
         return
-    in_job = shown.job_id is not None and look.lives is None and is_final
-    if in_job and jobs.look(recipe) and not jobs.may_resume(recipe) and _is_latest(shown, jobs):
+    in_job = shown.job_id is not None and snapshot.lives is None and is_final
+    if in_job and jobs.poll(recipe) and not jobs.may_resume(recipe) and _is_latest(shown, jobs):
         raise shown.failure or shown.process_gone()
 
 
@@ -565,18 +567,18 @@ def attach(
         shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
         follower = stack.enter_context(closing(FileFollower(files, reporter, env, options.once)))
         # The journal must be read first, as it names the log to read and the process to check.
-        shown.take(follower.look(shown).pieces)
+        shown.update(follower.read(shown).pieces)
         if shown.state.branches:  # each has its own journal, which names its log
-            shown.take(follower.look(shown).pieces, live=False)
+            shown.update(follower.read(shown).pieces, live=False)
         while not shown.is_complete:
             process = shown.process
-            look = follower.look(shown)
-            if shown.take(look.pieces, live=not options.once):
+            snapshot = follower.read(shown)
+            if shown.update(snapshot.pieces, live=not options.once):
                 follower.saw_news()
             if shown.is_complete:
                 break
             if shown.process == process:
-                check_end_with_jobs(shown, look, jobs, is_final=options.once or follower.is_quiet)
+                check_end_with_jobs(shown, snapshot, jobs, is_final=options.once or follower.is_quiet)
             if options.once:
                 break
             env.pause(REMOTE_POLL_S if options.on else LOCAL_POLL_S)
@@ -598,6 +600,6 @@ def _show_end(shown: ShownRun, files: RunFiles, reporter: Reporter) -> None:
 def _is_missing(files: RunFiles, path: str) -> bool:
     """Return whether a file does not exist; False if that cannot be checked."""
     try:
-        return files.look([Wanted(path, _BEYOND)]).pieces == (None,)
+        return files.read([ReadRequest(path, _BEYOND)]).pieces == (None,)
     except (InputError, ClusterError):
         return False

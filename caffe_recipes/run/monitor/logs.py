@@ -11,9 +11,9 @@ from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.files import (
-    NOBODY,
+    NO_PROCESS,
     Process,
-    Wanted,
+    ReadRequest,
     find_run,
     load_frozen,
     name_recipe,
@@ -82,7 +82,7 @@ def show_log(
             raise _not_started(run, jobs)
         shown = ShownRun(run, path, load_frozen(runs.files, path))
         _check_wanted(shown, options)
-        shown.take(runs.files.look(shown.wanted()).pieces)
+        shown.update(runs.files.read(shown.requests()).pieces)
         if options.phase in shown.state.branches:
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe)
         files = FileFollower(runs.files, shown.reporter, env, once=not options.follow)
@@ -125,7 +125,7 @@ def show_job_log(
         say(f"==> {path} <==")
         offset = 0
         while True:
-            piece = runs.files.look([Wanted(path, offset, _MOST_BYTES, first=True)]).pieces[0]
+            piece = runs.files.read([ReadRequest(path, offset, _MOST_BYTES, from_start=True)]).pieces[0]
             if piece is None and not options.follow:
                 raise InputError(path, f"no such file: {where} has not started", "see caffe-recipes status")
             if piece is not None and piece.data:
@@ -144,7 +144,7 @@ def _keep_quiet(text: str) -> None:
 
 def _not_started(run: str, jobs: JobPoller) -> InputError:
     """Return the error for a run that a job has not started yet."""
-    seen = next(job for job in jobs.look(name_recipe(run)) if job.standing != "over")
+    seen = next(job for job in jobs.poll(name_recipe(run)) if job.standing != "over")
     return InputError(run, f"{name_seen(seen)} {describe_job(seen)}", "wait for its log with -f")
 
 
@@ -170,7 +170,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
     if not seen:
         what = f"the output file of job {taken[-1].job_id} is not known to Slurm"
         raise InputError(run, what, "it is the --output of the job's sbatch command")
-    pieces = runs.files.look([Wanted(output, most=1) for output, _ in seen]).pieces
+    pieces = runs.files.read([ReadRequest(output, max_bytes=1) for output, _ in seen]).pieces
     started = [each for each, piece in zip(seen, pieces, strict=True) if piece is not None]
     running = [each for each in seen if each[1].standing == "running"]
     path, job = [*seen[:1], *started, *running][-1]
@@ -187,7 +187,7 @@ def _find_own_job(runs: RunsFolder, run: str) -> Submission | None:
     with suppress(InputError):
         path = find_run(runs.files, runs.root, run)
         shown = ShownRun(run, path, load_frozen(runs.files, path))
-        shown.take(runs.files.look(shown.wanted()[:1]).pieces)
+        shown.update(runs.files.read(shown.requests()[:1]).pieces)
         if shown.job_id is not None and shown.last_s is not None:
             return submitted_by_hand(shown.recipe.name, shown.job_id, shown.last_s)
     return None
@@ -213,20 +213,22 @@ class _LogFollower:
 
     @property
     def process(self) -> Process:
-        """The process of the run; NOBODY without `follow`, as nothing is waited for."""
-        return self._shown.process if self._options.follow else NOBODY
+        """The process of the run; NO_PROCESS without `follow`, as nothing is waited for."""
+        return self._shown.process if self._options.follow else NO_PROCESS
 
-    def wanted(self) -> list[Wanted]:
+    def requests(self) -> list[ReadRequest]:
         """Return the files to read next: what is new in the journal, and the next part of the log."""
-        wanted = self._shown.wanted()[:1]
+        requests = self._shown.requests()[:1]
         if self._index >= 0:
             name = posixpath.basename(self._logs()[self._index])
-            wanted.append(Wanted(f"{self._shown.path}/logs/{name}", self._offset, _MOST_BYTES, first=True))
-        return wanted
+            requests.append(
+                ReadRequest(f"{self._shown.path}/logs/{name}", self._offset, _MOST_BYTES, from_start=True)
+            )
+        return requests
 
     def begin(self) -> None:
         """Read the journal and open the last log; raises InputError if there is none and no `follow`."""
-        self._shown.take(self._files.look(self).pieces)
+        self._shown.update(self._files.read(self).pieces)
         if self._logs():
             self._open(len(self._logs()) - 1)
         elif not self._options.follow:
@@ -237,9 +239,9 @@ class _LogFollower:
     def step(self) -> bool:
         """Write what is new; return whether more is to come. Raises RunFailed if the run has failed."""
         process, is_over = self.process, self._is_over()
-        look = self._files.look(self)
-        journal, *logs = look.pieces
-        is_new = self._shown.take([journal])
+        snapshot = self._files.read(self)
+        journal, *logs = snapshot.pieces
+        is_new = self._shown.update([journal])
         if logs and logs[0] is not None and logs[0].data:
             self._offset = logs[0].start + len(logs[0].data)
             self._writer.feed(logs[0].data)
@@ -259,7 +261,7 @@ class _LogFollower:
         elif is_over and self._is_done():
             return False
         elif not has_next and self.process == process and not self._is_done():
-            check_end_with_jobs(self._shown, look, self._jobs, is_final=self._files.is_quiet)
+            check_end_with_jobs(self._shown, snapshot, self._jobs, is_final=self._files.is_quiet)
         return True
 
     def _open(self, index: int) -> None:

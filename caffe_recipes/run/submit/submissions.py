@@ -25,7 +25,7 @@ from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.journal import Clock, JournalError, JournalFile, fold_lines
-from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
+from caffe_recipes.run.monitor.files import HostFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
@@ -181,7 +181,7 @@ class SubmissionJournal(JournalFile):
 
 # A function that asks Slurm for jobs by their ids and names; raises ClusterError if Slurm does not answer.
 Ask = Callable[[Collection[int], Collection[str]], Sequence[Job]]
-Standing = Literal["waiting", "running", "over", "unknown"]
+JobStanding = Literal["waiting", "running", "over", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class SeenJob:
     """A submission and its job according to Slurm, if any; `away` is the reason if Slurm did not answer."""
 
     submission: Submission
-    standing: Standing
+    standing: JobStanding
     job: Job | None = None
     away: str = ""
 
@@ -233,13 +233,13 @@ def slurm_of(host: Host) -> Ask:
 
 def slurm_for(files: RunFiles) -> Ask:
     """Return a function that asks Slurm on the host of the files about jobs."""
-    return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
+    return slurm_of(files.remote if isinstance(files, HostFiles) else LocalHost())
 
 
 def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
     """Return the submissions of a recipe from the folder `runs`; raises InputError."""
     path = f"{runs}/{recipe}{SUFFIX}"
-    piece = files.look([Wanted(path)]).pieces[0]
+    piece = files.read([ReadRequest(path)]).pieces[0]
     return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
 
 

@@ -41,7 +41,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.folders import describe_changes
-from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
     JobStep,
@@ -85,24 +85,24 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
             raise InputError("--after", what, "give a job that can still complete, or leave it out")
 
 
-def check_startable(recipe: AnyRecipe, standing: Standing | None) -> None:
+def check_startable(recipe: AnyRecipe, status: RunStatus | None) -> None:
     """Raise InputError if a job would have nothing to do, or would refuse to resume the run."""
-    if standing is None or standing.run is None or any(job.is_live for job in standing.jobs):
+    if status is None or status.run is None or any(job.is_live for job in status.jobs):
         return
-    folder = standing.run.folder
-    if standing.state == "finished":
+    folder = status.run.folder
+    if status.state == "finished":
         hint = "move its folder away to train again, or use caffe-recipes run --new"
         raise InputError(folder, "is finished: a job would have nothing to do", hint)
-    if standing.lives:
-        process = standing.run.process
+    if status.lives:
+        process = status.run.process
         what = f"is in use by process {process.pid} on {process.node}"
         raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
-    launch = standing.run.state.launch
+    launch = status.run.state.launch
     # The run inside the job would refuse to resume a launch from outside a job.
     if launch is not None and not launch.job:
         what = f"phase {launch.phase} was started on {launch.host}, and its outcome is unknown"
-        raise InputError(folder, what, f"{standing.run.resume_hint} there; then stop it and submit again")
-    check_unchanged(recipe, standing)
+        raise InputError(folder, what, f"{status.run.resume_hint} there; then stop it and submit again")
+    check_unchanged(recipe, status)
 
 
 def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
@@ -113,9 +113,9 @@ def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
             raise InputError(options.root / difference.path, what, "move it away, or generate it again")
 
 
-def check_unchanged(recipe: AnyRecipe, standing: Standing | None) -> None:
+def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:
     """Raise InputError if the recipe has changed since the run that the job would resume was started."""
-    run = standing.run if standing is not None else None
+    run = status.run if status is not None else None
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
         hint = "undo the change to resume this run, or move its folder away to train again"
         raise InputError(run.folder, changes, hint)
@@ -147,7 +147,7 @@ class BadNodes:
 
 
 def find_bad_nodes(
-    standing: Standing | None,
+    status: RunStatus | None,
     groups: Sequence[NodeGroup],
     partitions: Collection[str],
     nodes: int,
@@ -164,7 +164,7 @@ def find_bad_nodes(
     }
     excluded: list[str] = []
     needed: list[str] = []
-    for host in _blamed(standing, groups):
+    for host in _blamed(status, groups):
         if host in unwanted:
             continue
         without = {*unwanted, *excluded, host}
@@ -181,13 +181,13 @@ def nodes_excluded(submission: Submission) -> tuple[str, ...]:
     return tuple(words[0].split(",")) if words else ()
 
 
-def _blamed(standing: Standing | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
-    if standing is None:
+def _blamed(status: RunStatus | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+    if status is None:
         return ()
     known = {name for group in groups for name in _names(group.node_list)}
-    blamed = [name for job in standing.jobs if job.job for name in failed_nodes(job.job, groups)]
-    lost = standing.run.blamed if standing.run is not None else ()
-    before = [name for job in standing.jobs for name in nodes_excluded(job.submission)]
+    blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
+    lost = status.run.blamed if status.run is not None else ()
+    before = [name for job in status.jobs for name in nodes_excluded(job.submission)]
     return tuple(dict.fromkeys(name for name in (*blamed, *lost, *before) if name in known))
 
 
@@ -206,7 +206,7 @@ _NO_NODES = "node configuration is not available"
 
 
 def check_with_slurm(
-    planned: PlannedJobs, standing: Standing | None, say: Callable[[str], None], host: Host
+    planned: PlannedJobs, status: RunStatus | None, say: Callable[[str], None], host: Host
 ) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs, and return the nodes to exclude.
 
@@ -222,7 +222,7 @@ def check_with_slurm(
         say(note)
     bad = BadNodes()
     if not planned.options.include_failed:
-        bad = find_bad_nodes(standing, groups, verdict.partitions, planned.nodes, planned.unwanted)
+        bad = find_bad_nodes(status, groups, verdict.partitions, planned.nodes, planned.unwanted)
     refused = _refusal(planned, bad.excluded, host)
     if refused is not None and bad.excluded and _NO_NODES in refused:
         # The remaining nodes may lack a feature that the job requests, which only Slurm knows.
@@ -283,10 +283,10 @@ def describe_submission(
     `note` is an additional line, and `with_scripts` adds the text of the scripts. Raises InputError as
     `submit_chain` does; but if the Caffe root does not exist on this machine, that is only a note.
     """
-    standing = None
+    status = None
     with suppress(InputError):  # there is no run, and nothing was submitted
-        standing = find_standing(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
-    planned = plan_submission(recipe, options, _done(standing))
+        status = find_status(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
+    planned = plan_submission(recipe, options, _done(status))
     if not note and not options.root.is_dir():
         note = f"{options.root} does not exist on this machine; paths are those of the cluster"
     lines = [*_summarize(planned), *([f"note:         {note}"] if note else [])]
@@ -354,31 +354,31 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
         raise ClusterError("sbatch", "not found on PATH", hint)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
-    standing = _patiently(lambda: _look(recipe, options, env), say, env)
-    check_startable(recipe, standing)
-    planned = plan_submission(recipe, options, _done(standing))
+    status = _patiently(lambda: _look(recipe, options, env), say, env)
+    check_startable(recipe, status)
+    planned = plan_submission(recipe, options, _done(status))
     exclude: tuple[str, ...] = ()
-    if not any(job.is_live for job in _jobs(standing)):
+    if not any(job.is_live for job in _jobs(status)):
         try:
-            exclude = _patiently(lambda: _check(planned, standing, say, env), say, env)
+            exclude = _patiently(lambda: _check(planned, status, say, env), say, env)
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing was submitted; {error.hint}") from None
     with closing(SubmissionJournal(path, env.clock)) as journal:
         if journal.state() != before:
             raise InputError(path, "another submit has just ended", "see caffe-recipes status")
-        adopted = _adopt(journal, _jobs(standing), say)
-        live = [job for job in _jobs(standing) if job.is_live]
+        adopted = _adopt(journal, _jobs(status), say)
+        live = [job for job in _jobs(status) if job.is_live]
         place, steps = _JobPlace(choose_group(), options.after, exclude), planned.steps
         for job in live:
             if not job.submission.is_ours:
                 raise _already_submitted(job, recipe)
         if live:
-            steps = _find_missing(planned, live, _jobs(standing))
+            steps = _find_missing(planned, live, _jobs(status))
             if not steps and adopted:
                 return list(journal.state().latest)
             if not steps:
                 raise _already_submitted(live[0], recipe)
-            check_unchanged(recipe, standing)
+            check_unchanged(recipe, status)
             last = live[-1]
             excluded = nodes_excluded(last.submission)
             place = _JobPlace(last.submission.group, last.job_id, excluded, last.cluster)
@@ -406,28 +406,28 @@ class _UnknownState(RunFailed):
     """Raised if Slurm does not report the state of a job that was submitted before."""
 
 
-def _check(planned: PlannedJobs, standing: Standing | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
+def _check(planned: PlannedJobs, status: RunStatus | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
     """Check with Slurm that it accepts the jobs and their dependency; return the nodes to exclude."""
     if planned.options.after is not None:
         check_after(env.host, planned.options.after, planned.clusters)
-    return check_with_slurm(planned, standing, say, env.host)
+    return check_with_slurm(planned, status, say, env.host)
 
 
-def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> Standing | None:
-    """Return the status of the recipe, None without run and job; raises RunFailed if Slurm gives no answer."""
+def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus | None:
+    """Return the status of the recipe, or None; raises RunFailed if Slurm does not answer."""
     ask = slurm_of(env.host)
     try:
-        standing = find_standing(recipe.name, _where(options), ask=ask, reach=False)
+        status = find_status(recipe.name, _where(options), ask=ask, reach=False)
     except InputError:
         if load_submissions(submissions_path(options.root, recipe.name)).all:
             raise
         return None
-    for job in standing.jobs:
+    for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
             what = f"cannot tell whether {name_seen(job)} is queued or running: {why}"
             raise (_UnknownState if job.away else RunFailed)("", what, "nothing was submitted")
-    return standing
+    return status
 
 
 def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:
@@ -564,16 +564,16 @@ def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv
     return f"the previous jobs were cancelled: {listed}"
 
 
-def _done(standing: Standing | None) -> tuple[str, ...]:
+def _done(status: RunStatus | None) -> tuple[str, ...]:
     """Return the finished phases, which need no job, except the last phase, whose job does the evaluation."""
-    run = standing.run if standing is not None else None
+    run = status.run if status is not None else None
     if run is None or run.is_complete:
         return ()
     return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
 
 
-def _jobs(standing: Standing | None) -> tuple[SeenJob, ...]:
-    return standing.jobs if standing is not None else ()
+def _jobs(status: RunStatus | None) -> tuple[SeenJob, ...]:
+    return status.jobs if status is not None else ()
 
 
 def _where(options: SubmitOptions) -> StatusOptions:

@@ -78,7 +78,7 @@ def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
     (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
     assert note == "time: not known, using the default of debug, 30 min; give --time to change it"
     (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes
-    assert "it gets the time of long, no limit" in note
+    assert "using the default of long, no limit" in note
 
 
 def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
