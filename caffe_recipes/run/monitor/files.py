@@ -31,8 +31,7 @@ from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 class ReadRequest:
     """A request to read a file from the byte `start` on.
 
-    If there are more than `max_bytes`, only the last of them are read, or the first with `from_start`. 0 means
-    no limit.
+    At most `max_bytes` are read: the last of them, or with `from_start` the first. 0 means no limit.
     """
 
     path: str
