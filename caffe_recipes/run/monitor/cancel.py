@@ -19,10 +19,10 @@ from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.submit.submissions import (
     Ask,
-    SeenJob,
     SubmissionJournal,
-    name_seen,
-    see_jobs,
+    SubmittedJob,
+    job_label,
+    query_jobs,
     slurm_of,
     submissions_path,
 )
@@ -102,7 +102,12 @@ def _stop_process(process: Process, options: CancelOptions, say: Say, env: Cance
 
 
 def _cancel_jobs(
-    status: RunStatus, live: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
+    status: RunStatus,
+    live: Sequence[SubmittedJob],
+    options: CancelOptions,
+    say: Say,
+    env: CancelEnv,
+    ask: Ask,
 ) -> None:
     """Cancel the queued jobs, the last one first, so that none starts meanwhile; then the running ones."""
     path = submissions_path(Path(options.root), status.recipe)
@@ -115,7 +120,9 @@ def _cancel_jobs(
         _cancel(journal, running, say, env, ask)
 
 
-def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, env: CancelEnv, ask: Ask) -> None:
+def _cancel(
+    journal: SubmissionJournal, jobs: Sequence[SubmittedJob], say: Say, env: CancelEnv, ask: Ask
+) -> None:
     """Cancel jobs, and report those that have ended by themselves in the meantime."""
     for seen in jobs:
         if seen.job_id is None:
@@ -123,29 +130,29 @@ def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, env: 
         cancel_jobs(env.host, [seen.job_id], cluster=seen.cluster)
         if not seen.submission.is_settled:
             journal.settle(seen.submission.name, seen.job_id, seen.cluster)
-        (now,) = see_jobs([seen.submission], ask)
+        (now,) = query_jobs([seen.submission], ask)
         if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
-            say(f"{name_seen(now)} was not cancelled, as it {describe_state(now.job)}")
+            say(f"{job_label(now)} was not cancelled, as it {describe_state(now.job)}")
             continue
         if seen.submission.is_ours:
             journal.cancel(seen.submission.name)
-        say(f"{name_seen(seen)} was cancelled")
+        say(f"{job_label(seen)} was cancelled")
 
 
 def _stop_in_order(
-    running: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
+    running: Sequence[SubmittedJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
 ) -> None:
     """Signal the runs of these jobs to write a snapshot and stop; wait for that for `options.grace_s`."""
     for cluster in dict.fromkeys(seen.cluster for seen in running):
         ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
         cancel_jobs(env.host, ids, signal="TERM", batch=True, cluster=cluster)
-    jobs = ", ".join(name_seen(seen) for seen in running)
+    jobs = ", ".join(job_label(seen) for seen in running)
     grace = f"for which it has {options.grace_s:g} s (--now: none)"
     say(f"stopping {jobs}; Caffe writes a snapshot first, {grace}")
     until = env.clock() + options.grace_s
     submissions = [seen.submission for seen in running]
     while env.clock() < until:
         env.pause(_POLL_SLURM_S)
-        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in see_jobs(submissions, ask)):
+        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in query_jobs(submissions, ask)):
             return
     say(f"not stopped within {options.grace_s:g} s")

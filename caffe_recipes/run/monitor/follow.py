@@ -57,11 +57,11 @@ from caffe_recipes.run.monitor.files import (
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
-    SeenJob,
+    SubmittedJob,
     describe_job,
-    name_seen,
+    job_label,
+    query_jobs,
     read_latest,
-    see_jobs,
     slurm_for,
 )
 from caffe_recipes.run.trainer import find_trainer
@@ -451,16 +451,16 @@ class JobPoller:
     say: Callable[[str], None]
     clock: Callable[[], float]
     _asked_s: float = float("-inf")
-    _seen: tuple[SeenJob, ...] = ()
+    _seen: tuple[SubmittedJob, ...] = ()
     _reported: str = ""
     _last: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    def poll(self, recipe: str) -> tuple[SeenJob, ...]:
+    def poll(self, recipe: str) -> tuple[SubmittedJob, ...]:
         """Return the jobs, after asking Slurm again if that is due; raises InputError."""
         if self.clock() - self._asked_s < _EVERY_S:
             return self._seen
         self._asked_s = self.clock()
-        self._seen = see_jobs(read_latest(self.runs.files, self.runs.path, recipe), self.runs.ask)
+        self._seen = query_jobs(read_latest(self.runs.files, self.runs.path, recipe), self.runs.ask)
         latest = next((job for job in self._seen if job.standing != "over"), None)
         if latest is None and self._seen:
             latest = self._seen[-1]
@@ -474,14 +474,14 @@ class JobPoller:
 
     def describe(self, recipe: str) -> str:
         """Return the outcome of the last job, once all have ended."""
-        return "; ".join(f"{name_seen(job)} {describe_job(job)}" for job in self.poll(recipe)[-1:])
+        return "; ".join(f"{job_label(job)} {describe_job(job)}" for job in self.poll(recipe)[-1:])
 
-    def _report(self, job: SeenJob) -> None:
+    def _report(self, job: SubmittedJob) -> None:
         name = job.submission.name
         if not job.away:
             self._last[name] = (time.time(), describe_job(job))
         last_s, last = self._last.get(name, (None, ""))
-        line = f"{name_seen(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
+        line = f"{job_label(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
         if line != self._reported:
             self._reported = line
             self.say(line)

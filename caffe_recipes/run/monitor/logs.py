@@ -33,12 +33,12 @@ from caffe_recipes.run.monitor.follow import (
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
-    SeenJob,
     Submission,
+    SubmittedJob,
     describe_job,
-    name_seen,
+    job_label,
+    query_jobs,
     read_latest,
-    see_jobs,
     submitted_by_hand,
 )
 
@@ -145,7 +145,7 @@ def _keep_quiet(text: str) -> None:
 def _not_started(run: str, jobs: JobPoller) -> InputError:
     """Return the error for a run that a job has not started yet."""
     seen = next(job for job in jobs.poll(name_recipe(run)) if job.standing != "over")
-    return InputError(run, f"{name_seen(seen)} {describe_job(seen)}", "wait for its log with -f")
+    return InputError(run, f"{job_label(seen)} {describe_job(seen)}", "wait for its log with -f")
 
 
 def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str]:
@@ -166,7 +166,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
         raise InputError(run, f"no job was submitted{of}", "submit one with caffe-recipes submit")
     if len(taken) == 1 and taken[0].output:
         return taken[0].output, f"job {taken[0].job_id}"
-    seen = [(_output_of(each), each) for each in see_jobs(taken, runs.ask) if _output_of(each)]
+    seen = [(_output_of(each), each) for each in query_jobs(taken, runs.ask) if _output_of(each)]
     if not seen:
         what = f"the output file of job {taken[-1].job_id} is not known to Slurm"
         raise InputError(run, what, "it is the --output of the job's sbatch command")
@@ -177,7 +177,7 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
     return path, f"job {job.job_id}"
 
 
-def _output_of(seen: SeenJob) -> str:
+def _output_of(seen: SubmittedJob) -> str:
     """Return the output file of a job's script; empty if it is not known."""
     return seen.submission.output or (seen.job.stdout if seen.job else "")
 

@@ -38,13 +38,13 @@ from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
     Ask,
-    SeenJob,
     Submission,
     Submissions,
+    SubmittedJob,
     describe_job,
-    name_seen,
+    job_label,
+    query_jobs,
     read_submissions,
-    see_jobs,
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer import find_trainer
@@ -74,7 +74,7 @@ class RunStatus:
     recipe: str
     run: ShownRun | None = None
     lives: bool | None = None
-    jobs: tuple[SeenJob, ...] = ()
+    jobs: tuple[SubmittedJob, ...] = ()
     unreadable: CaffeRecipesError | None = None
     orphan_pid: int | None = None
 
@@ -168,7 +168,7 @@ def find_status(
         except InputError:
             if not submitted.all:
                 raise
-            return RunStatus(recipe, recipe, jobs=see_jobs(submitted.latest, runs.ask))
+            return RunStatus(recipe, recipe, jobs=query_jobs(submitted.latest, runs.ask))
         status = _read_run(files, path, given=run)
         if status.unreadable:
             raise status.unreadable
@@ -176,7 +176,7 @@ def find_status(
             submitted = read_submissions(files, posixpath.dirname(path), status.recipe)
         is_latest = find_run(files, options.root, status.recipe) == path
         latest = submitted.latest if is_latest or _is_of(status, submitted.latest) else ()
-        status = _with_jobs(status, see_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
+        status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
         is_ours = any(job.submission.is_ours for job in status.jobs)
         if reach and status.state == "unknown" and not is_ours and status.run is not None:
             follower = FileFollower(files, status.run.reporter, env, once=True)
@@ -234,7 +234,7 @@ def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: As
         by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
     groups = {recipe: submissions.latest for recipe, submissions in submitted.items()}
     everything = [each for group in (*groups.values(), *by_hand.values()) for each in group]
-    seen = dict(zip(everything, see_jobs(everything, ask), strict=True))
+    seen = dict(zip(everything, query_jobs(everything, ask), strict=True))
     for recipe, own_jobs in by_hand.items():
         latest = next(index for index, each in enumerate(joined) if each.recipe == recipe)
         joined[latest] = _with_jobs(joined[latest], [seen[each] for each in own_jobs])
@@ -262,7 +262,7 @@ def _by_hand(status: RunStatus, submitted: Submissions) -> tuple[Submission, ...
     return (submitted_by_hand(status.recipe, run.job_id, run.last_s),)
 
 
-def _with_jobs(status: RunStatus, jobs: Sequence[SeenJob]) -> RunStatus:
+def _with_jobs(status: RunStatus, jobs: Sequence[SubmittedJob]) -> RunStatus:
     """Return a status with more jobs, in the order of their submission.
 
     If the end of the run is journaled, jobs by sbatch that Slurm gives no answer for are dropped, so that
@@ -295,7 +295,7 @@ def summarize_status(status: RunStatus) -> str:
     run = status.run
     if status.unreadable is not None:
         return str(status.unreadable)
-    jobs = [f"{name_seen(job)} {_describe_seen(status, job)}" for job in _shown_jobs(status)]
+    jobs = [f"{job_label(job)} {_describe_seen(status, job)}" for job in _shown_jobs(status)]
     if run is None:
         return "; ".join(jobs)
     if status.state == "finished":
@@ -471,7 +471,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
     for line in describe_results(run.recipe, run.state) if run else ():
         yield "result", line
     for job in status.jobs:
-        yield "job", f"{name_seen(job).removeprefix('job ')} {_describe_seen(status, job)}"
+        yield "job", f"{job_label(job).removeprefix('job ')} {_describe_seen(status, job)}"
     if run is not None:
         for orphan in _describe_orphan(status):
             yield "trainer", orphan
@@ -611,13 +611,13 @@ def _describe_process(status: RunStatus) -> str:
     return f"{name}{seen}; cannot tell whether it is alive"
 
 
-def _shown_jobs(status: RunStatus) -> list[SeenJob]:
+def _shown_jobs(status: RunStatus) -> list[SubmittedJob]:
     """Return the job to show on a line: the first that is not over, else the last."""
     live = [job for job in status.jobs if job.standing != "over"]
     return live[:1] or list(status.jobs[-1:])
 
 
-def _describe_seen(status: RunStatus, job: SeenJob) -> str:
+def _describe_seen(status: RunStatus, job: SubmittedJob) -> str:
     """Return the state of a job, or since when it is not known because Slurm gives no answer."""
     run = status.run
     if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:

@@ -129,7 +129,7 @@ def choose_partition(
         for name in batch.partition.split(","):
             for line in check_partition(profile, name, nodes=nodes, hours=hours):
                 helps = not [*check_partition(profile, name, nodes=nodes, hours=None)]
-                hint = f"give another --partition{', or a shorter --time' if helps else ''}"
+                hint = f"use another --partition{', or a shorter --time' if helps else ''}"
                 raise InputError(profile.name, line, hint)
         return batch
     fitting = find_partitions(profile, nodes, hours)
@@ -140,7 +140,7 @@ def choose_partition(
             for line in check_partition(profile, name, nodes=nodes, hours=hours)
         ]
         # A shorter time does not help if no partition has enough nodes.
-        shorter = ", or give a shorter --time" if find_partitions(profile, nodes, None) else ""
+        shorter = ", or a shorter --time" if find_partitions(profile, nodes, None) else ""
         raise InputError(profile.name, "; ".join(lines), f"use another machine{shorter}")
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
 

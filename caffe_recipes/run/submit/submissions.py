@@ -185,7 +185,7 @@ JobStanding = Literal["waiting", "running", "over", "unknown"]
 
 
 @dataclass(frozen=True)
-class SeenJob:
+class SubmittedJob:
     """A submission and its job according to Slurm, if any; `away` is the reason if Slurm did not answer."""
 
     submission: Submission
@@ -256,7 +256,7 @@ def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
     return Submission(recipe, "", "", time_s, outcome="submitted", job_id=job_id)
 
 
-def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
+def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJob, ...]:
     """Return the job of each submission according to Slurm, in order; refused submissions are not queried."""
     asked = [each for each in submissions if each.outcome != "refused"]
     found: list[Job] = []
@@ -279,7 +279,7 @@ def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]
     )
 
 
-def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> str:
+def describe_job(seen: SubmittedJob, last_s: float | None = None, last: str = "") -> str:
     """Return the state of a job as a phrase that follows its id.
 
     If Slurm does not answer, it names the last known state, `last` at `last_s`, by default its submission.
@@ -304,35 +304,35 @@ def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> 
     }[each.outcome]
 
 
-def name_seen(seen: SeenJob) -> str:
+def job_label(seen: SubmittedJob) -> str:
     """Return the name of a job for messages: its id, or its name if it has no id.
 
-    >>> name_seen(SeenJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
+    >>> job_label(SubmittedJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
     'job small-3fa210'
     """
     phase = f" ({seen.submission.phase})" if seen.submission.phase else ""
     return f"job {seen.job_id or seen.submission.name}{phase}"
 
 
-def _is_cancelled(seen: SeenJob, job: Job) -> bool:
+def _is_cancelled(seen: SubmittedJob, job: Job) -> bool:
     """Return whether a job was cancelled; for a user's own job, judged by how it ended."""
     if seen.submission.is_ours:
         return seen.submission.outcome == "cancelled"
     return job.signal == SIGTERM or job.exit_code == 128 + SIGTERM
 
 
-def _see(each: Submission, job: Job | None, away: str) -> SeenJob:
+def _see(each: Submission, job: Job | None, away: str) -> SubmittedJob:
     if each.outcome == "refused":
-        return SeenJob(each, "over")
+        return SubmittedJob(each, "over")
     if job is None and away:
-        return SeenJob(each, "unknown", away=away)
+        return SubmittedJob(each, "unknown", away=away)
     if job is None:
-        return SeenJob(each, "over" if each.is_settled else "unknown")
+        return SubmittedJob(each, "over" if each.is_settled else "unknown")
     if job.state is State.REVOKED:
-        return SeenJob(each, "unknown", job)
+        return SubmittedJob(each, "unknown", job)
     if job.state.is_over:
-        return SeenJob(each, "over", job)
-    return SeenJob(each, "waiting" if job.state.is_waiting else "running", job)
+        return SubmittedJob(each, "over", job)
+    return SubmittedJob(each, "waiting" if job.state.is_waiting else "running", job)
 
 
 def _clock(moment: datetime) -> str:

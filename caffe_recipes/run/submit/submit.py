@@ -56,13 +56,13 @@ from caffe_recipes.run.submit.plan import (
     plan_submission,
 )
 from caffe_recipes.run.submit.submissions import (
-    SeenJob,
     Submission,
     SubmissionJournal,
+    SubmittedJob,
     choose_group,
     describe_job,
+    job_label,
     load_submissions,
-    name_seen,
     slurm_of,
     submissions_path,
 )
@@ -425,25 +425,25 @@ def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatu
     for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
-            what = f"cannot tell whether {name_seen(job)} is queued or running: {why}"
+            what = f"cannot tell whether {job_label(job)} is queued or running: {why}"
             raise (_UnknownState if job.away else RunFailed)("", what, "nothing was submitted")
     return status
 
 
-def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:
+def _adopt(journal: SubmissionJournal, jobs: Sequence[SubmittedJob], say: Say) -> bool:
     """Record the ids of jobs whose submit was killed before it could; return whether one of them is live."""
     adopted = False
     for seen in jobs:
         if seen.submission.is_settled or seen.job is None:
             continue
         journal.settle(seen.submission.name, seen.job.job_id, seen.cluster)
-        say(f"{name_seen(seen)} was already submitted ({seen.submission.name}); it {describe_job(seen)}")
+        say(f"{job_label(seen)} was already submitted ({seen.submission.name}); it {describe_job(seen)}")
         adopted = adopted or seen.is_live
     return adopted
 
 
 def _find_missing(
-    planned: PlannedJobs, live: Sequence[SeenJob], jobs: Sequence[SeenJob]
+    planned: PlannedJobs, live: Sequence[SubmittedJob], jobs: Sequence[SubmittedJob]
 ) -> tuple[JobStep, ...]:
     """Return the jobs that an interrupted --split did not submit: those after the last live one.
 
@@ -457,10 +457,10 @@ def _find_missing(
     return planned.steps[phases.index(last.phase) + 1 :]
 
 
-def _already_submitted(seen: SeenJob, recipe: AnyRecipe) -> InputError:
+def _already_submitted(seen: SubmittedJob, recipe: AnyRecipe) -> InputError:
     cancel = f"caffe-recipes cancel {shlex.quote(recipe.name)}"
     return InputError(
-        "", f"already submitted: {name_seen(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
+        "", f"already submitted: {job_label(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
     )
 
 
@@ -572,7 +572,7 @@ def _done(status: RunStatus | None) -> tuple[str, ...]:
     return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
 
 
-def _jobs(status: RunStatus | None) -> tuple[SeenJob, ...]:
+def _jobs(status: RunStatus | None) -> tuple[SubmittedJob, ...]:
     return status.jobs if status is not None else ()
 
 

@@ -38,9 +38,9 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
         with pytest.raises(InputError) as caught:
             choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
         assert str(caught.value) == (
-            f"site: debug takes at most 1 node, the recipe needs 2; take another {other}"
+            f"site: debug takes at most 1 node, the recipe needs 2; use another {other}"
         )
-        with pytest.raises(InputError, match=f"; take another {other}, or a shorter --time$"):
+        with pytest.raises(InputError, match=f"; use another {other}, or a shorter --time$"):
             choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
 
 
@@ -48,7 +48,7 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
     ("partition", "nodes", "said"),
     [
         (None, 200, "site: wide takes at most 128 nodes, the recipe needs 200; use another machine"),
-        ("wide", 200, "site: wide takes at most 128 nodes, the recipe needs 200; give another --partition"),
+        ("wide", 200, "site: wide takes at most 128 nodes, the recipe needs 200; use another --partition"),
         ("wdie", 4, "site: no partition 'wdie' is known; there are: wide"),
     ],
 )
