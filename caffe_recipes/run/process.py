@@ -18,7 +18,7 @@ from pathlib import Path
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.journal import ROOM_S, branch_launches
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, branch_launches
 from caffe_recipes.run.lock import RecipeLock
 
 POLL_S = 0.1
@@ -118,7 +118,7 @@ def make_room(log: Path, say: Callable[[str], None]) -> None:
     Its folder is made again where somebody has cleared it away. On a full disk room is waited for; raises
     RunFailed where none comes.
     """
-    until, is_told = time.monotonic() + ROOM_S, False
+    until, is_told = time.monotonic() + FULL_DISK_WAIT_S, False
     try:
         log.parent.mkdir(exist_ok=True)
         log.touch()

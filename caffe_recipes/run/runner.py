@@ -23,18 +23,18 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
+from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before, is_complete
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
     Journal,
     JournalError,
     branch_launches,
+    empty_journal_error,
     load_journal,
-    refuse_empty,
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
@@ -159,26 +159,26 @@ def _carry_on(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
-    for line in describe_before(run.journal.state(), run.setting.recipe, run.folder):
+    for line in describe_finished(run.journal.state(), run.setting.recipe, run.folder):
         run.reporter.say(line)
-    with Branches(run, planned.beside) as branches:
+    with BranchThreads(run, planned.beside) as branches:
         for group in planned.groups:
-            if group.left:
-                branches.start(on_hosts(run.setting, group.hosts), group.left, takes_more=group.takes_more)
+            if group.adopted:
+                branches.start(on_hosts(run.setting, group.hosts), group.adopted, takes_more=group.takes_more)
         run = with_retries(run, prepare)
         launch = run.journal.state().launch
         left = launch.phase if launch and TrainerProcess(run.path(launch.log)).is_running() else None
         for group in planned.groups:
-            if not group.left:  # staged from here, the user may stop it at once
+            if not group.adopted:  # staged from here, the user may stop it at once
                 there = replace(run, setting=on_hosts(run.setting, group.hosts))
                 branches.start(with_retries(there, stage_data).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
                 continue
             if training.phase != left:  # else it trains already, and is not to be left alone
-                branches.check()
+                branches.raise_failure()
             run = with_retries(run, partial(train, training=training))
-            branches.look()
+            branches.notify()
         if planned.beside and not planned.is_held:  # what is left of them
             branches.start(run.setting)
     for testing in run.plan.testings:
@@ -248,7 +248,7 @@ def _open_latest(
     if journal.state() == RunState() and any(
         (folder / "snapshots").glob(f"*{find_trainer(recipe).model_suffix}")
     ):
-        raise refuse_empty(journal.path)
+        raise empty_journal_error(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
             check_over(launch, folder, this_job(os.environ), ask_job, say)

@@ -33,11 +33,11 @@ from caffe_recipes.run.context import (
     Connect,
     Setting,
     StageOptions,
-    all_hosts,
+    drop_refused_options,
+    find_hosts,
     find_launcher,
     find_profile,
     search_path,
-    split_options,
 )
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
@@ -233,7 +233,7 @@ def find_chain_env(profile: Profile) -> ChainEnv | None:
         find_launcher(path, program, modules)
     except ClusterError:
         return None
-    known, _ = split_options(profile, path)
+    known, _ = drop_refused_options(profile, path)
 
     launch = RankLaunch(
         program=program,
@@ -261,7 +261,7 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
 
 def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path, str]:
     """Return all hosts, where they are named, and what is stale; raises InputError if nothing names any."""
-    names, where, stale = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
+    names, where, stale = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
         raise InputError(where, "no such file", "write one host a line there, or give --hostfile")
     return names, where, stale

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
     "no hostfile for two nodes": (
         edit("nodes: 1,", "nodes: 2,"),
-        "hostfile: no such file; write 2 hosts there",
+        "hostfile: no such file; write 2 hosts to it",
     ),
     "more ranks than hosts x ppn": (
         all_of(text("hostfile", "localhost\n"), edit("nodes: 1,", "nodes: 2,")),
@@ -229,7 +229,7 @@ def test_caffe_torch_is_no_stand_in_for_a_missing_caffe(place: Place) -> None:
     (place.root / "caffe").unlink()
     code, _, complained = place.call("--caffe", "caffe-torch")
     assert code == 2
-    assert "is no Caffe; write `trainer: caffe-torch` in the recipe to use it" in complained
+    assert "is not a Caffe binary; write `trainer: caffe-torch` in the recipe to use" in complained
 
 
 def test_overwrite_replaces_prototxts_that_differ(place: Place) -> None:

@@ -138,7 +138,7 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
 def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
     run, said, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
     assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
-    assert said[-1] == "n3 takes the place of n1"
+    assert said[-1] == "n3 replaces n1"
 
 
 def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:

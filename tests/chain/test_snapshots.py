@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
-from caffe_recipes.run.caffe import learned_ignored, verify_weights
+from caffe_recipes.run.caffe import find_ignored_learned, verify_weights
 from caffe_recipes.run.snapshots import check_places, fetch_snapshot
 
 NOBODY = 65534
@@ -225,5 +225,5 @@ def test_a_bad_snapshot_is_one_clear_line_and_not_kept(place: Place, bad: str) -
 
 def test_of_the_ignored_layers_those_that_had_learned_count(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(weights("ip1"))
-    assert learned_ignored(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
-    assert learned_ignored([], tmp_path / "w") == []
+    assert find_ignored_learned(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
+    assert find_ignored_learned([], tmp_path / "w") == []

@@ -30,7 +30,7 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         ),
         (
             ["stampede2-64n-72ep", "--caffe-root", "."],
-            "hostfile: no such file; write 64 hosts there, or give --hostfile",
+            "hostfile: no such file; write 64 hosts to it, or give --hostfile",
         ),
         (
             ["digits-local", "--profile", "mpihc"],

@@ -76,9 +76,9 @@ def check_launcher(look: NodeView) -> list[CheckResult]:
         return misplaced
     ranks = describe_count(setting.recipe.cluster.ranks_per_node, "rank")
     message = f"{launcher} starts {ranks} on each host" + "".join(f"; {each}" for each in waited)
-    if not setting.left_out:
+    if not setting.refused_options:
         return [CheckResult("launcher", message)]
-    options = ", ".join(setting.left_out)
+    options = ", ".join(setting.refused_options)
     return [CheckResult("launcher", f"{message}, without {options}, which it does not know", warns=True)]
 
 

@@ -249,7 +249,7 @@ def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) 
     found = replace(found, reported=Reported(top1_percent=77.5))
     lines = render_ensemble(found, "data/test_lmdb").splitlines()
     ours = next(index for index, line in enumerate(lines) if line.startswith("ensemble, "))
-    assert lines[ours + 1] == "reported by the source, of left, right: top-1 77.5 %"
+    assert lines[ours + 1] == "reported by the source for left, right: top-1 77.5 %"
     assert ensemble_as_json(found)["reported"] == {"members": ["left", "right"], "top1_percent": 77.5}
 
 

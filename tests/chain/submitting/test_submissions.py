@@ -70,7 +70,7 @@ def test_where_nothing_was_submitted_there_is_no_file_and_none_is_made(tmp_path:
 
 def test_two_submits_at_once_are_one_too_many(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    with pytest.raises(InputError, match="another submit, or cancel, of this recipe is at work; wait for it"):
+    with pytest.raises(InputError, match="another submit or cancel of this recipe is running; wait for it"):
         open_journal(tmp_path)
     journal.close()
     open_journal(tmp_path).close()
