@@ -298,7 +298,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
     return TextFile(
-        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_there(path, max_bytes)
+        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_exists(path, max_bytes)
     )
 
 
@@ -323,7 +323,7 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
 
 
-def read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
+def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:
     """Read a file, or just more than the limit of a large one; None if it does not exist."""
     data = _read_or_error(Path(path), max_bytes)
     return None if isinstance(data, PrototxtError) else data
@@ -346,7 +346,7 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
 
 def _disk_tree(label: str, prefix: str, root: Path, paths: Sequence[str], max_bytes: int) -> Tree:
     files = {path: _read_or_error(root / path, max_bytes) for path in paths}
-    return Tree(label, prefix, _texts(files), lambda path: read_if_there(root / path, max_bytes))
+    return Tree(label, prefix, _texts(files), lambda path: read_if_exists(root / path, max_bytes))
 
 
 def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:

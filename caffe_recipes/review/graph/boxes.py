@@ -22,7 +22,7 @@ from caffe_recipes.review.inspect.summary import has_inputs
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.caffe.shapes import LayerShapes
-    from caffe_recipes.review.inspect.summary import ReadNet
+    from caffe_recipes.review.inspect.summary import LoadedNet
 
 MOST_CHARACTERS = 44
 TITLE, SMALL, HEADING = 11.0, 9.0, 13.0
@@ -270,7 +270,7 @@ class _Builder:
                 return
 
 
-def build_graph(net: ReadNet) -> Graph:
+def build_graph(net: LoadedNet) -> Graph:
     """Make the graph of a net in both phases, or in the one that was asked for.
 
     Raises PrototxtError where the shapes of a phase that has data do not fit.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         Graph,
     )
     from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire
-    from caffe_recipes.review.inspect.summary import ReadNet, Summary
+    from caffe_recipes.review.inspect.summary import LoadedNet, Summary
 
 _FILLS = {
     "source": "#e4dcf1",
@@ -63,7 +63,7 @@ _LEGEND_LINE = 22.0
 _MOST_LAYERS = 5_000
 
 
-def draw_graph(net: ReadNet, summary: Summary) -> str:
+def draw_graph(net: LoadedNet, summary: Summary) -> str:
     """Draw a net's graph as SVG text; raises PrototxtError where shapes do not fit.
 
     InputError for a net of more layers than anybody could look at.
@@ -94,7 +94,7 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
     return "\n".join(body) + "\n"
 
 
-def render_graph(net: ReadNet, summary: Summary, kind: str) -> bytes:
+def render_graph(net: LoadedNet, summary: Summary, kind: str) -> bytes:
     """Draw a net's graph as svg, png or pdf; raises as `draw_graph`, InputError without matplotlib."""
     if kind == "svg":
         return draw_graph(net, summary).encode()
@@ -194,7 +194,7 @@ _DPI = 144
 _MOST_SIDE_PX, _MOST_PX = 30_000, 100_000_000
 
 
-def _subtitle(net: ReadNet, summary: Summary) -> str:
+def _subtitle(net: LoadedNet, summary: Summary) -> str:
     totals = summary.totals
     each = per_image(totals.multiply_adds, summary.batch)
     least = "at least " if totals.unknown else ""
