@@ -91,7 +91,7 @@ class LoadedNet:
     failures: list[str] = field(default_factory=list, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
-        """Return the shapes in one phase. Raises PrototxtError for shapes that do not fit or an unknown type."""
+        """Return the shapes in one phase. Raises PrototxtError if they do not fit or a type is unknown."""
         _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
         images = image_reader(self.options.image, self.options.caffe_root, self.failures)
         return infer_shapes(
