@@ -29,7 +29,8 @@ class Change:
     """One change of a field, or of a whole layer if `field` is empty.
 
     `layer` is the layer's name, with its phase if it is in only one; empty outside layers. For a renamed
-    layer, `old` and `new` hold its names; for a moved one, the layer before it. `note` says what else changed.
+    layer, `old` and `new` hold its names; for a moved one, the layer before it. `note` says what else
+    changes with it.
     """
 
     kind: ChangeKind

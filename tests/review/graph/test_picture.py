@@ -259,9 +259,9 @@ def test_every_edge_is_a_wire_or_is_named_in_both_its_boxes(net: LoadedNet) -> N
     graph = build_graph(net)
     layout, wiring = lay_out(graph)
     assert sorted([wire.edge for wire in layout.wires], key=repr) == sorted(wiring.wires, key=repr)
-    assert set(wiring.wires) | set(wiring.afar) == set(graph.edges)
+    assert set(wiring.wires) | set(wiring.distant) == set(graph.edges)
     boxes = {placed.box.id: placed.box for placed in layout.boxes}
-    for edge in wiring.afar:
+    for edge in wiring.distant:
         assert f"{edge.blob} ({edge.shape}) →" in boxes[edge.source].notes
         assert f"← {edge.blob}" in boxes[edge.target].notes
 
