@@ -97,7 +97,7 @@ class Layout:
 
 
 def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
-    """Return the layout of a graph, its boxes in columns of stages with wires between them, and its wiring."""
+    """Return the layout of a graph, with boxes in columns of stages and wires between, and its wiring."""
     wiring = split_wires(graph)
     graph = with_notes(graph, wiring)
     stages = find_stages(graph, wiring.wires)

@@ -77,7 +77,7 @@ def estimate_shapes(
     """
     if to_accuracy is not None:
         check_accuracy(recipe, to_accuracy)
-    own_paces, size = tuple(_yield_own_paces(recipe, inputs)), model_bytes(recipe)
+    own_paces, size = tuple(_find_own_paces(recipe, inputs)), model_bytes(recipe)
     at_own = _order_paces(recipe, shape_of(recipe), own_paces, inputs, inputs.by)
     by = at_own[0].kind if at_own else None
     estimates = (
@@ -114,7 +114,7 @@ def read_logs(paths: Iterable[Path]) -> Iterator[tuple[str, Iterator[str]]]:
             yield str(log), _lines(log)
 
 
-def _yield_own_paces(recipe: Recipe, inputs: SpeedInputs) -> Iterator[Pace]:
+def _find_own_paces(recipe: Recipe, inputs: SpeedInputs) -> Iterator[Pace]:
     """Yield the known paces of the recipe's own shape, in order of precedence."""
     if inputs.logs:
         for path in inputs.logs:
@@ -264,7 +264,9 @@ _HINT = "e.g. nodes=64,128,256, nodes=64..512:64 or nodes=64..1024:x2"
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
-    """Parse a key and its values: numbers, and ranges with a step or a factor. Raises InputError.
+    """Parse a key and its values: numbers, and ranges with a step or a factor.
+
+    Raises InputError for an unknown key or malformed values.
 
     >>> parse_sweep("nodes=64,128..256:64"), parse_sweep("batch_per_rank=8..32:x2")
     (('nodes', (64, 128, 192, 256)), ('batch_per_rank', (8, 16, 32)))
@@ -283,9 +285,9 @@ def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def sweep_shapes(own: Shape, sweeps: Sequence[str], *, nodes: Sequence[int] = ()) -> tuple[Shape, ...]:
-    """Return the shapes to estimate: all combinations of the swept values. Raises InputError.
+    """Return the shapes to estimate: all combinations of the swept values; `nodes` adds values of that key.
 
-    `nodes` are further values of that key.
+    Raises InputError for malformed sweeps, and if there are too many combinations.
     """
     asked: dict[str, tuple[int, ...]] = {"nodes": tuple(dict.fromkeys(nodes))} if nodes else {}
     for key, values in map(parse_sweep, sweeps):
