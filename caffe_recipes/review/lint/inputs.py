@@ -20,7 +20,7 @@ from caffe_recipes.caffe.dialects import OURS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, parse_document, read_prototxt
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.errors import DataError, PrototxtError
-from caffe_recipes.review.inspect.nets import read_first
+from caffe_recipes.review.inspect.nets import read_first_datum
 from caffe_recipes.review.lint.chain import (
     Chain,
     ChainFacts,
@@ -175,7 +175,7 @@ def _check_net_folder(
 def find_datum(source: str, root: Path | None) -> pb.Datum | None:
     """Return the first Datum of an LMDB under the Caffe root or the current folder; None if unreadable."""
     try:
-        return read_first(source, root)
+        return read_first_datum(source, root)
     except DataError:
         return None
 
@@ -209,7 +209,7 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
             continue
         seen.add(source)
         try:
-            read_first(source, root)
+            read_first_datum(source, root)
         except DataError as error:
             where = net.where(f"layer[{index}].data_param.source")
             yield finding(

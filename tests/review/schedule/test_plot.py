@@ -144,7 +144,10 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
         (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
         (("none.prototxt", "-o", "a.svg"), "none.prototxt: no such file"),
-        (("digits-local", "zero.prototxt", "-o", "a.svg"), "a solver beside a recipe; give --images"),
+        (
+            ("digits-local", "zero.prototxt", "-o", "a.svg"),
+            "cannot be drawn beside a recipe, whose schedule is in epochs; give --images",
+        ),
         (("zero.prototxt", "-o", "a.svg"), "no iteration has a rate above 0 to draw"),
         (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
     ],
