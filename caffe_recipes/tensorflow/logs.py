@@ -23,7 +23,7 @@ _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
 class EvaluationRecord:
     """The evaluation of the model at a global step; accuracies are from 0 to 1, None if not printed.
 
-    `batches` of `batches_in_all` is the last progress that was printed; `line` is the line of the result.
+    `batches` of `batches_total` is the last progress that was printed; `line` is the line of the result.
     """
 
     line: int
@@ -32,7 +32,7 @@ class EvaluationRecord:
     top5: float | None
     loss: float | None
     batches: int | None = None
-    batches_in_all: int | None = None
+    batches_total: int | None = None
 
     @property
     def has_diverged(self) -> bool:
@@ -73,7 +73,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
                     top5=values.get("5"),
                     loss=values.get("loss"),
                     batches=done,
-                    batches_in_all=in_all,
+                    batches_total=in_all,
                 )
             )
             batches = None

@@ -22,7 +22,7 @@ from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
-from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, only_one
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, staging_lock
 from caffe_recipes.cluster.staging.plan import clean_node, probe_node, reserve_part
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
@@ -283,5 +283,5 @@ def test_a_cache_that_others_can_write_in_is_neither_believed_nor_filled(open_to
     assert load_manifest(source, cache) is None
     shutil.rmtree(cache / "manifests")
     hash_source(source, cache)
-    with only_one("/tmp/lmdb", cache):
+    with staging_lock("/tmp/lmdb", cache):
         assert list(cache.iterdir()) == []

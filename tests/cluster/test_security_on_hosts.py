@@ -93,7 +93,7 @@ def test_hydras_ssh_forwards_no_agent(cluster: Cluster, shared: Path) -> None:
     ("sshd", "locked", "said"),
     [
         ({"PubkeyAuthentication": "no"}, False, "it accepts only password, keyboard-interactive"),
-        ({"AuthenticationMethods": "publickey,password"}, False, "after a key it asks for password"),
+        ({"AuthenticationMethods": "publickey,password"}, False, "after the key, it requires password"),
         ({}, True, r"locked \(needs its passphrase: ssh-add it\); it accepts none of them"),
     ],
     ids=["password", "key and password", "locked key"],

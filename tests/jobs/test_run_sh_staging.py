@@ -160,14 +160,14 @@ def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> N
     assert done.returncode == 0, done.stderr
 
 
-def keep_manifest(bare: StandInCluster) -> None:
+def save_manifest(bare: StandInCluster) -> None:
     """Have the source hashed by `caffe-recipes stage`."""
     os.utime(bare.root / SOURCE / "data.mdb", (1_700_000_000, 1_700_000_000))
     hash_source(find_source(bare.root / SOURCE), bare.play / ".cache/caffe-recipes")
 
 
 def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     stamp = parse_stamp((lmdb(bare) / STAMP).read_text())
     with (lmdb(bare) / "data.mdb").open("rb") as file:
@@ -176,14 +176,14 @@ def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: S
 
 
 def test_a_copy_of_other_content_is_not_kept(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     source = bare.root / SOURCE / "data.mdb"
     status = source.stat()
     source.write_text(COPIED[::-1])  # a disk that returns other bytes for the same file
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert "staging failed on c401-002: what arrived is not what was sent: its digest differs" in done.stderr
+    assert "staging failed on c401-002: the digest of the copy differs from the source's" in done.stderr
     assert not lmdb(bare).exists()
     assert bare.calls("mpiexec.hydra") == []
 
@@ -196,9 +196,9 @@ def test_without_a_manifest_nothing_is_hashed_and_the_stamp_says_so(bare: StandI
 
 
 def test_a_verified_copy_of_another_source_is_refused(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     (bare.root / "resnet_50_64nodes_cyc1_iter_3750.caffemodel").unlink()
     (bare.root / SOURCE / "data.mdb").write_text(COPIED.upper())
-    keep_manifest(bare)
+    save_manifest(bare)
     assert "not a copy of LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)

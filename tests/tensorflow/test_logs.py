@@ -24,7 +24,7 @@ PUBLISHED = (
 def test_the_published_log_s_result_is_read() -> None:
     (found,) = parse_evaluations(PUBLISHED).evaluations
     assert (found.step, found.top1, found.top5, found.loss) == (14075, 0.75232, 0.9241, 1.9024274)
-    assert (found.batches, found.batches_in_all, found.line) == (250, 250, 4)
+    assert (found.batches, found.batches_total, found.line) == (250, 250, 4)
 
 
 @pytest.mark.skipif(not SEED.is_file(), reason="the source's text is not here; its lines are held above")

@@ -22,8 +22,8 @@ from caffe_recipes.cluster.staging.plan import (
     commit_part,
     hash_node,
     probe_node,
+    pull_part,
     reserve_part,
-    take_part,
 )
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
 from caffe_recipes.errors import ClusterError
@@ -53,7 +53,7 @@ def place(lmdb: Path, content: bytes) -> str:
 
 def take(lmdb: Path, source: Path, digest: str | None, room_bytes: int = 0) -> None:
     size = source.stat().st_size
-    take_part(HOST, str(lmdb), PART, str(source), size, room_bytes=room_bytes or size, digest=digest)
+    pull_part(HOST, str(lmdb), PART, str(source), size, room_bytes=room_bytes or size, digest=digest)
 
 
 def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
     source = tmp_path / "source"
     source.write_bytes(b"records")
     digest = digest_of(source)
-    with pytest.raises(NodeRefusal, match="its digest differs"):
+    with pytest.raises(NodeRefusal, match="digest of the copy differs"):
         take(lmdb, source, "0" * 64)
     assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, PART]
     take(lmdb, source, None)  # what was left is taken over
@@ -81,11 +81,11 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
 def test_what_cannot_be_taken_is_told_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"records")
-    with pytest.raises(NodeRefusal, match="no room: "):
+    with pytest.raises(NodeRefusal, match="not enough space: "):
         take(lmdb, source, digest_of(source), room_bytes=1 << 60)
     assert not lmdb.exists()
     with pytest.raises(NodeRefusal, match=r"cannot be copied: cp: .*none"):
-        take_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
+        pull_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
 
 
 @pytest.mark.parametrize("size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
@@ -152,7 +152,7 @@ def test_a_stamp_that_cannot_be_read_is_none_of_ours(lmdb: Path, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "its digest differs")]
+    ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "digest of the copy differs")]
 )
 def test_what_arrives_cut_short_or_changed_is_not_named(lmdb: Path, content: bytes, reason: str) -> None:
     reserve_part(HOST, str(lmdb), PART, 7)
@@ -215,7 +215,7 @@ def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
 
 
 def test_too_little_room_leaves_nothing_behind(lmdb: Path) -> None:
-    with pytest.raises(NodeRefusal, match=r"no room: \d+ bytes are free, 1000000000000000 are needed"):
+    with pytest.raises(NodeRefusal, match=r"not enough space: \d+ bytes free, 1000000000000000 needed"):
         reserve_part(HOST, str(lmdb), PART, 10**15)
     assert not lmdb.parent.exists()
 
@@ -232,7 +232,7 @@ def test_a_host_whose_shell_gives_no_answer_is_one_line() -> None:
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             return LocalHost().run(["sh", "-c", "echo a >&2; echo b >&2; exit 127"])
 
-    with pytest.raises(ClusterError, match=r"^gone:/a: the answer to `clean` cannot be read: 'a b'; check"):
+    with pytest.raises(ClusterError, match=r"^gone:/a: cannot parse the answer to `clean`: 'a b'; check"):
         clean_node(Silent("gone"), "/a")
 
 
