@@ -202,9 +202,12 @@ def hard_link_to_another_users_file(path: Path) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a file": (another_users_file, r"belongs to user nobody \(65534\)"),
-    "a link to a file": (link_to_another_users_file, r"is a symbolic link, of user root \(0\)"),
-    "a link to ours": (another_users_link_to_ours, r"is a symbolic link, of user nobody \(65534\)"),
-    "a dangling link": (lambda path: path.symlink_to("/nowhere"), r"is a symbolic link, of user root \(0\)"),
+    "a link to a file": (link_to_another_users_file, r"is a symbolic link owned by user root \(0\)"),
+    "a link to ours": (another_users_link_to_ours, r"is a symbolic link owned by user nobody \(65534\)"),
+    "a dangling link": (
+        lambda path: path.symlink_to("/nowhere"),
+        r"is a symbolic link owned by user root \(0\)",
+    ),
     "a hard link": (hard_link_to_another_users_file, r"belongs to user nobody \(65534\)"),
     "a folder": (lambda path: path.mkdir(), "is not a file"),
     "a pipe": (os.mkfifo, "is not a file"),
@@ -241,7 +244,7 @@ def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind
     os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(
         ClusterError,
-        match=rf"lies under {theirs}, which belongs to user nobody \(65534\), who can change what is there",
+        match=rf"is under {theirs}, which belongs to user nobody \(65534\), who can change its contents",
     ):
         place.place("theirs/f")
     assert list(place.root.iterdir()) == [place.kept]
@@ -249,7 +252,7 @@ def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind
 
 def test_nothing_is_put_where_anybody_can_exchange_it(place: Place) -> None:
     place.tmp.chmod(0o777)
-    with pytest.raises(ClusterError, match=f"n1:.*: lies under {place.tmp}, which can be changed by anybody"):
+    with pytest.raises(ClusterError, match=f"n1:.*: is under {place.tmp}, which can be changed by anybody"):
         place.place()
 
 

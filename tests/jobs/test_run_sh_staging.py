@@ -46,11 +46,11 @@ def test_it_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
 def test_without_a_source_the_nodes_that_lack_it_are_named(bare: StandInCluster) -> None:
     (bare.root / "build/tools/caffe").unlink()
     (bare.root / bare.recipe.data.test.lmdb / "data.mdb").unlink()
-    assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and LMDB_SOURCE ('') holds none" in bare.refused()
+    assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and not in LMDB_SOURCE ('')" in bare.refused()
 
 
 def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
-    says = "missing on c401-002, and LMDB_SOURCE ('/no/such/folder') holds none"
+    says = "missing on c401-002, and not in LMDB_SOURCE ('/no/such/folder')"
     assert says in bare.refused(LMDB_SOURCE="/no/such/folder")
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     bare.hook("ssh", '[[ $1 != c401-001 ]] || { echo "no route to host" >&2; exit 255; }')
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert "cannot be looked for on c401-001; check that " in done.stderr
+    assert "no answer from c401-001; check that " in done.stderr
     assert "check `ssh c401-001 true`; where its host key is not in known_hosts" in done.stderr
     assert "`ssh-keyscan c401-001 >>~/.ssh/known_hosts`" in done.stderr
     assert not (bare.root / "logs").exists()
@@ -145,8 +145,8 @@ def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, 
     lmdb(bare).mkdir()
     (lmdb(bare) / "data.mdb").write_text(COPIED)
     os.chown(lmdb(bare) / what, 4242, 4242)
-    which = "holds data.mdb, which " if what == "data.mdb" else ""
-    says = f"on c401-002: {which}belongs to user 4242, who can change what is there; have its owner remove it"
+    which = "contains data.mdb, which " if what == "data.mdb" else ""
+    says = f"on c401-002: {which}belongs to user 4242, who can change its contents; have its owner remove it"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 

@@ -207,7 +207,7 @@ def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(
     done = staging.call("--how", how)
     assert done.returncode == 3
     assert "node2: failed: " in done.stderr
-    assert "belongs to user nobody (65534), who can change what is there\n" in done.stderr
+    assert "belongs to user nobody (65534), who can change its contents\n" in done.stderr
     assert staging.on("node2", "find /tmp -printf '%p %u %m %l %T@\\n' | sort") == before
     assert staging.on("node2", "cat /tmp/victim/data.mdb") == "precious\n"
     assert set(staging.whole_on()) - {"node2"} == {"node1", "node3", "node4"}

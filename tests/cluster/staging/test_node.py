@@ -121,14 +121,14 @@ def test_a_stamp_is_believed_of_the_very_file_that_was_verified_only(lmdb: Path,
     assert callable(change)
     change(lmdb / "data.mdb")
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is None
-    assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes put it there")
+    assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes staged it")
 
 
 def test_what_a_process_reads_is_not_taken_away(lmdb: Path) -> None:
     place(lmdb, b"records")
     with (
         (lmdb / "data.mdb").open("rb"),
-        pytest.raises(NodeRefusal, match=f"in use: process {os.getpid()} reads it"),
+        pytest.raises(NodeRefusal, match=f"in use by process {os.getpid()}"),
     ):
         clean_node(HOST, str(lmdb))
     assert (lmdb / "data.mdb").read_bytes() == b"records"
@@ -147,7 +147,7 @@ def test_a_stamp_that_cannot_be_read_is_none_of_ours(lmdb: Path, text: str) -> N
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is None
     assert clean_node(HOST, str(lmdb))[0] == "kept"
     (lmdb / "data.mdb").unlink()
-    with pytest.raises(NodeRefusal, match="holds a stamp that is not ours"):
+    with pytest.raises(NodeRefusal, match="has a stamp that is not ours"):
         reserve_part(HOST, str(lmdb), PART, 7)
 
 
@@ -192,7 +192,7 @@ def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
     lmdb.mkdir(parents=True)
     for folder, said in (
         (lmdb, ": can be changed"),
-        (lmdb.parent, ": lies under .*made, which can be changed"),
+        (lmdb.parent, ": is under .*made, which can be changed"),
     ):
         folder.chmod(0o777)
         state = probe_node(HOST, str(lmdb), "/none", 7)
@@ -209,7 +209,7 @@ def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
-    what = "is not a folder" if made == "file" else "holds something other than an LMDB"
+    what = "is not a folder" if made == "file" else "contains something other than an LMDB"
     assert probe_node(HOST, str(lmdb), "/none", 7).reason == what
     assert path.read_text() == "the user's own"
 
@@ -286,7 +286,7 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
     for path, said in {
         "shared/ours/new": "trusted",
         "open": "caffe-recipes: refused can be changed by anybody",
-        "open/x": f"caffe-recipes: refused lies under {tmp_path}/open, which can be changed by anybody",
+        "open/x": f"caffe-recipes: refused is under {tmp_path}/open, which can be changed by anybody",
         "link/x": f"caffe-recipes: refused leads to {tmp_path}/open, which can be changed by anybody",
     }.items():
         assert said in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
@@ -346,9 +346,7 @@ def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, pl
     else:
         locks.mkdir()
         locks.chmod(0o755)
-    with pytest.raises(
-        NodeRefusal, match="is not a folder of our own that nobody else can open; it belongs to user"
-    ):
+    with pytest.raises(NodeRefusal, match="is not a private folder of ours; it belongs to user"):
         ask_node(HOST, "stage", str(lmdb), str(tmp_path / "source"), "7", "-")
     assert [path.name for path in lmdb.iterdir()] == [locks.name]
     assert not (tmp_path / "theirs/lock").exists()
@@ -398,7 +396,7 @@ def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
     state = probe_node(HOST, f"{checkout}/lmdb", "", 1)
     assert (state.kind, state.reason) == (
         "refused",
-        f"lies under {checkout}, which belongs to user nobody (65534), who can change what is there",
+        f"is under {checkout}, which belongs to user nobody (65534), who can change its contents",
     )
     monkeypatch.chdir(checkout)
     assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"

@@ -149,7 +149,7 @@ def test_nothing_is_cleaned_while_one_of_the_files_is_read(place: Place) -> None
     with (place.hosts[0].records / NAMES[3]).open("rb"):
         cleaned = place.clean()[0]
     assert cleaned.failed
-    assert f"in use: process {os.getpid()} reads it" in cleaned.outcome
+    assert f"in use by process {os.getpid()}" in cleaned.outcome
     assert len(place.hosts[0].names()) == 3
 
 
@@ -161,7 +161,7 @@ def test_a_file_that_has_changed_since_is_named_and_neither_replaced_nor_removed
     spoilt = file.read_bytes()
     what = f"{NAMES[0]} is a different file (same size as the source, but different content)"
     assert place.stage() == (StagedHost("n0", "failed", what), *THERE[1:])
-    assert place.clean()[0].outcome == "kept: 1 file: it has changed since caffe-recipes put it there"
+    assert place.clean()[0].outcome == "kept: 1 file: it has changed since caffe-recipes staged it"
     assert file.read_bytes() == spoilt
     assert place.hosts[0].names() == [NAMES[0]]
 
@@ -226,7 +226,7 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(place: Place, tmp_
     victim.write_text("precious")
     host.records.mkdir(parents=True)
     (host.records / f".{NAMES[1]}.caffe-recipes-staged").symlink_to(victim)
-    assert place.stage()[1].reason == f"{NAMES[1]}: holds a stamp that is not ours"
+    assert place.stage()[1].reason == f"{NAMES[1]}: has a stamp that is not ours"
     assert victim.read_text() == "precious"
 
 

@@ -126,7 +126,7 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
     assert clean(world.hosts, LMDB, world.env.cache)[1] == Cleaned(
-        "n1", "kept: it was not put there by caffe-recipes"
+        "n1", "kept: it was not staged by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -199,7 +199,7 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
     placed = stage(world.hosts, LMDB, world.source, env)
     assert placed[0].reason == "has a different LMDB (same size as the source, but different content)"
     assert clean(world.hosts, LMDB, world.env.cache)[0].outcome == (
-        "kept: it has changed since caffe-recipes put it there"
+        "kept: it has changed since caffe-recipes staged it"
     )
     assert data.exists()
 
