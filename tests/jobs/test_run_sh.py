@@ -74,7 +74,7 @@ def test_hydra_is_told_as_run_tells_it(given: dict[str, str]) -> None:
     environment = {"PATH": os.environ["PATH"], **given}
     done = subprocess.run(
         ["bash", "-s"],
-        input=f"{script}\ntell_hydra\nenv -0",
+        input=f"{script}\nconfigure_hydra\nenv -0",
         env=environment,
         capture_output=True,
         text=True,

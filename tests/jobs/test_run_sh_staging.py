@@ -57,7 +57,7 @@ def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
 def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
     shutil.rmtree(lmdb(bare, "c401-001"))
     bare.hook("ssh", "[[ $1 != c401-002 ]] || { echo caffe-recipes: absent 9 0 0; exit; }")
-    assert "missing on c401-002, and LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
+    assert "missing on c401-002, and not in LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 @pytest.mark.parametrize("text", ["", "garbage"])
@@ -106,7 +106,7 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
     assert "no answer from c401-001; check that " in done.stderr
-    assert "check `ssh c401-001 true`; where its host key is not in known_hosts" in done.stderr
+    assert "check `ssh c401-001 true`; if its host key is not in known_hosts" in done.stderr
     assert "`ssh-keyscan c401-001 >>~/.ssh/known_hosts`" in done.stderr
     assert not (bare.root / "logs").exists()
 
