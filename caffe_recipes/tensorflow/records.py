@@ -105,7 +105,7 @@ def _add_field(
 
 _HEAD, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _MASK = 0xA282EAD8
-_REBUILD = "build the records again"
+_REBUILD = "make the records again"
 
 
 class DamagedError(DataError):
