@@ -89,4 +89,4 @@ def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
     broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 working nodes now, the job needs 2")
+    assert verdict.notes[0].startswith("debug has 1 working nodes now, and the job needs 2")
