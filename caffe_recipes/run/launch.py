@@ -18,9 +18,9 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.health import Pulses
+from caffe_recipes.cluster.health import PulseMonitor
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.ranks import ask_snapshot, end_ranks
+from caffe_recipes.cluster.ranks import end_ranks, request_snapshot
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -233,7 +233,7 @@ def follow(run: Run, training: Training, launch: Launch, start: Callable[[], Tra
         with run.interrupts.held():
             trainer = start()
         # A journal of an earlier version names no launch: its ranks are heard of nowhere.
-        pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id or run.id))
+        pulses = stack.enter_context(PulseMonitor(run.setting.hosts, launch.id or run.id))
         attendant = _Attendant(run, training, launch, tail, trainer, pulses, is_read=is_read)
         while trainer.is_running() and not attendant.attend():
             ranks.take(log)
@@ -289,7 +289,7 @@ class _Attendant:
         launch: Launch,
         tail: LogTail,
         trainer: TrainerProcess,
-        pulses: Pulses,
+        pulses: PulseMonitor,
         *,
         is_read: bool,
     ) -> None:
@@ -391,7 +391,7 @@ class _Attendant:
         self.trouble = self.trouble or damaged
         if (
             damaged is None
-            and self._pulses.is_well(self.lead().name)
+            and self._pulses.is_responding(self.lead().name)
             and find_failure(self._tail, self._training) is not None
         ):
             self._keeper.take()
@@ -428,7 +428,7 @@ class _Attendant:
             run.notify(f"{run.setting.trainer.title} writes no checkpoint when it is asked for one")
             return False
         try:
-            answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
+            answer = request_snapshot(self.lead(), self._launch.id or run.id, word)
         except CaffeRecipesError as error:
             run.notify(f"no snapshot can be asked for: {error}")
             return False

@@ -21,7 +21,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.health import names_host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
-from caffe_recipes.cluster.remote import look_at
+from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
@@ -417,7 +417,7 @@ def _carry(
 
 def _stamp(run: Run, snapshot: str) -> str | None:
     """Return what lies where a snapshot is to be; raises ClusterError for what others could exchange."""
-    return look_at(run.setting.hosts[0], run.setting.path(snapshot), run.setting.root)
+    return own_file_stamp(run.setting.hosts[0], run.setting.path(snapshot), run.setting.root)
 
 
 # Each further one takes a disk that damages the model anew.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import finish_digest, start_digest
-from caffe_recipes.cluster.remote import NodeRefusal, PlacedFile, drop_files, look_at, place_files
+from caffe_recipes.cluster.remote import NodeRefusal, PlacedFile, drop_files, own_file_stamp, place_files
 from caffe_recipes.errors import (
     ClusterError,
     DiskFailed,
@@ -66,7 +66,7 @@ def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = Non
     ClusterError where it cannot be had.
     """
     try:
-        now = look_at(host, path, root)
+        now = own_file_stamp(host, path, root)
     except NodeRefusal as refusal:
         raise WeightsError(path, refusal.what, refusal.hint) from None
     if now is None:
@@ -121,7 +121,7 @@ def check_places(host: Host, paths: Iterable[str], root: Path) -> None:
     Raises ClusterError where a link, another user's file, or a folder of one, lies at a snapshot's place.
     """
     for path in paths:
-        look_at(host, path, root)
+        own_file_stamp(host, path, root)
 
 
 def verify_kept(path: Path, sha256: str, phase: str, trained: str) -> None:

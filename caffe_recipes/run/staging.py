@@ -19,7 +19,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
-from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, look_at_file
+from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, stat_source
 from caffe_recipes.cluster.staging.plan import CopyRates, How, clean_node
 from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
@@ -184,7 +184,7 @@ def _load_records(records: Records, source: Path) -> _RecordFiles:
         raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
     files = []
     for number, name in enumerate(made.counts()):
-        seen = look_at_file(source / name)
+        seen = stat_source(source / name)
         size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
         if seen.size_bytes != size:
             what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
@@ -251,8 +251,8 @@ STAGING_HINT = "make room, move it away, or repair the host"
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
     """Return the error of hosts that cannot be staged, each with why; it names the first.
 
-    >>> refusal([("a", "holds another LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
-    'a:/tmp/lmdb: holds another LMDB (and 1 more of 4 hosts failed)'
+    >>> refusal([("a", "has a different LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
+    'a:/tmp/lmdb: has a different LMDB (and 1 more of 4 hosts failed)'
     """
     host, reason = failed[0]
     others = f" (and {len(failed) - 1} more of {hosts} hosts failed)" if len(failed) > 1 else ""

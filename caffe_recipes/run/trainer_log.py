@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
-from caffe_recipes.cluster.ranks import RankEnds
+from caffe_recipes.cluster.ranks import RankExitReader
 from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_duration, write_clock
 
@@ -90,7 +90,7 @@ class LogTail:
         self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
         self.exit_string = self.no_step = ""
-        self.ends = RankEnds()
+        self.ends = RankExitReader()
         self._file = LogFile(path)
         self._heard: set[int] = set()
 
@@ -297,7 +297,7 @@ _GAP_S = 5.0
 
 
 class PulseSource(Protocol):
-    """Provides the pulses of the hosts: `Pulses`, or a test's stand-in."""
+    """Provides the pulses of the hosts: `PulseMonitor`, or a test's stand-in."""
 
     def silent(self, patience_s: float) -> Sequence[Silence]:
         """Return the hosts without a pulse for longer."""

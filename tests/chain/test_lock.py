@@ -148,7 +148,7 @@ def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
     wait_for_log(place, "Iteration 4, lr")
     done = call_script(place)
     assert done.returncode == 2
-    assert "script.lock: another run.sh or caffe-recipes run is at work" in done.stderr
+    assert "script.lock: another run.sh or caffe-recipes run is running" in done.stderr
     (place.root / "release").touch()
     first.communicate(timeout=600)
     assert first.returncode == 0
@@ -164,7 +164,7 @@ def test_run_sh_waits_for_the_trainer_of_a_killed_run(place: Place) -> None:
     assert not is_free(place.root / "logs/small/lock")
     threading.Timer(2, (place.root / "release").touch).start()
     done = call_script(place)
-    assert "the mpiexec of a killed run is still at work; waiting for its end" in done.stderr
+    assert "the mpiexec of a killed run is still running; waiting until it ends" in done.stderr
     assert place.trained()[:2] == ["init", "init"]
 
 

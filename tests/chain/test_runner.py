@@ -60,11 +60,11 @@ def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Pla
     class FullHost(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             if "take" in argv:
-                return answer_call(argv, "refused no room: 5 bytes are free, 7 are needed")
+                return answer_call(argv, "refused not enough space: 5 bytes free, 7 needed")
             return super().run(argv, timeout_s)
 
     place.connect = FullHost
-    said = r"localhost:.*/tmp/train_lmdb: no room: 5 bytes are free, 7 are needed; make room"
+    said = r"localhost:.*/tmp/train_lmdb: not enough space: 5 bytes free, 7 needed; make room"
     with pytest.raises(RunFailed, match=said):
         place.run()
     assert place.trained() == []

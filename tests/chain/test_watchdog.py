@@ -206,7 +206,7 @@ def test_a_rank_that_waits_for_a_disk_is_only_suspected_until_the_log_stalls(sce
     trouble = pass_time(scene, dog, tail, STALL_S)
     assert trouble is not None
     assert trouble.host == "node2"
-    assert trouble.what.endswith("rank 1 waits for a disk")
+    assert trouble.what.endswith("rank 1 is waiting for a disk")
 
 
 def start_ranks(scene: Scene, dog: Watchdog, tail: LogTail, beats: int) -> Trouble | None:

@@ -326,7 +326,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a /tmp too small for the LMDB": (
         lambda on: on.resize_tmp("node4", 65536), "training data", "failed", ["node4"],
-        r"node4:/tmp/looked_lmdb: no room: [\d,]+ bytes are free, [\d,]+ are needed",
+        r"node4:/tmp/looked_lmdb: not enough space: [\d,]+ bytes free, [\d,]+ needed",
     ),
     "a /tmp too small for the snapshots": (
         room_for_the_lmdb_alone, "disk", "failed", ["node1"], r"node1:/tmp: .* are free, .* are needed",
@@ -365,11 +365,11 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "an LMDB cut short on one host": (
         lambda on: on.copy_lmdb("node3", cut=4096), "training data", "failed", ["node3"],
-        r"node3:/tmp/looked_lmdb: holds another LMDB \([\d,]+ bytes",
+        r"node3:/tmp/looked_lmdb: has a different LMDB \([\d,]+ bytes",
     ),
     "an LMDB of other content on one host": (
         lambda on: on.copy_lmdb("node2", tail="other"), "training data", "failed", ["node2"],
-        r"node2:/tmp/looked_lmdb: holds another LMDB \(as large as the source",
+        r"node2:/tmp/looked_lmdb: has a different LMDB \(same size as the source",
     ),
     "an LMDB that a host lacks, and none to stage": (
         only_on_three, "training data", "failed", ["node3"], r"node3:/tmp/looked_lmdb: no LMDB there",

@@ -74,7 +74,7 @@ def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
 def test_an_answer_that_is_cut_short_is_an_error_of_its_host(records: list[str]) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(HostFailed, match=r"^n1: the answer to `facts` cannot be read: "):
+    with pytest.raises(HostFailed, match=r"^n1: cannot parse the answer to `facts`: "):
         ask_node(host, [])
 
 
