@@ -53,8 +53,8 @@ class Caffe:
     always_checkpoints: ClassVar[bool] = False
     model_suffix: ClassVar[str] = _MODEL
     file_kind: ClassVar[str] = "prototxt"
-    untrained: ClassVar[str] = "the nets' fillers"
-    another: ClassVar[str] = "give another Caffe with --caffe"
+    initialization: ClassVar[str] = "the nets' fillers"
+    failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
         *("trainer", "folders", "prototxts", "training data", "test data"),
         *("starts from", "snapshots", "disk"),
@@ -189,11 +189,11 @@ class Caffe:
         given = (word.removeprefix(_SNAPSHOT) for word in arguments if word.startswith(_SNAPSHOT))
         return next((number for word in given if (number := self.checkpoint_iter(word)) is not None), None)
 
-    def known_by(self, arguments: Sequence[str]) -> str | None:
+    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument by which rank 0's trainer is known, to be asked for a snapshot by SIGHUP."""
         return next((word for word in arguments if word.startswith(_SOLVER)), "")
 
-    def begin_log(self) -> LogSummary:
+    def new_log_summary(self) -> LogSummary:
         """Return what folds the lines of a log."""
         return LogSummary()
 
@@ -262,7 +262,7 @@ class Caffe:
         """Say what went wrong in an attempt, by its log; None if nothing did."""
         return judge(attempt, limit_s)
 
-    def world_words(self) -> tuple[str, ...]:
+    def world_arguments(self) -> tuple[str, ...]:
         """Return nothing: Caffe's ranks do not say who they are."""
         return ()
 

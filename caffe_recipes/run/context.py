@@ -476,7 +476,7 @@ class Run:
 
     def read_log(self, log: str) -> LogTail:
         """Return a log of the trainer's, of which nothing is read yet."""
-        return LogTail(self.path(log), self.setting.trainer.begin_log())
+        return LogTail(self.path(log), self.setting.trainer.new_log_summary())
 
     def snapshots(self) -> Mapping[str, tuple[str, str]]:
         """Return the SHA-256 and the phase of every snapshot that the whole run has kept, by path."""

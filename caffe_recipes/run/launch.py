@@ -423,7 +423,7 @@ class _Attendant:
     def _ask(self) -> bool:
         """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
         run, self._is_asked, self._keeper.is_wanted = self._run, True, True
-        word = run.setting.trainer.known_by(self._launch.arguments)
+        word = run.setting.trainer.snapshot_argument(self._launch.arguments)
         if word is None:
             run.notify(f"{run.setting.trainer.title} writes no checkpoint when it is asked for one")
             return False

@@ -47,7 +47,7 @@ def saving(step: int) -> list[str]:
 
 def tail_of(tmp_path: Path, *lines: str) -> LogTail:
     (tmp_path / "log").write_text("".join(f"{each}\n" for each in lines))
-    tail = LogTail(tmp_path / "log", DIGITS.begin_log())
+    tail = LogTail(tmp_path / "log", DIGITS.new_log_summary())
     tail.read(to_end=True)
     return tail
 

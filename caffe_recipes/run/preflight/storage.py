@@ -86,7 +86,7 @@ def check_start(look: NodeView) -> list[CheckResult]:
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
     troubles = unlike_here(look.hosts, [setting.path(path) for path in read])
-    return as_findings("starts from", troubles, first or setting.trainer.untrained)
+    return as_findings("starts from", troubles, first or setting.trainer.initialization)
 
 
 def unlike_here(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem]:

@@ -200,7 +200,7 @@ def check_ranks(look: NodeView) -> list[CheckResult]:
         return look.leave("ranks")
     if look.errors:
         return look.skip("ranks", list(look.errors))
-    words = setting.launch().contained((setting.program, *setting.trainer.world_words()))
+    words = setting.launch().contained((setting.program, *setting.trainer.world_arguments()))
     stdout = start_ranks(setting, look.commands, words)
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
@@ -296,7 +296,7 @@ def _try_on(
     if len(attempts) != len(trial.attempts):
         raise unreadable(host.name, "try", " ".join(records))
     by_hand = shlex.join(setting.launch().contained([setting.program]))
-    hint = f"try `{by_hand}` there by hand, or {setting.trainer.another}"
+    hint = f"try `{by_hand}` there by hand, or {setting.trainer.failure_hint}"
     judged = (setting.trainer.judge(attempt, limit_s) for attempt in attempts)
     faults = dict(zip(trial.attempts, judged, strict=True))
     return [HostProblem(host.name, what, hint, setting.program) for what in _by_attempt(faults)]

@@ -328,7 +328,7 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
     warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
     trainer = find_trainer(planned.recipe)
-    is_asked = trainer.known_by(()) is not None
+    is_asked = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if is_asked else "the run is stopped"
     yield f"at the limit: {warning} before it {end}; the job is requeued and resumes"
 
