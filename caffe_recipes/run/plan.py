@@ -16,8 +16,8 @@ from caffe_recipes.wording import did_you_mean
 def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunPlan:
     """Return the plan of a run whose folder is `folder`, up to and including the phase `until`.
 
-    A phase starts from the fetched snapshot of an earlier one. Evaluations are planned only if all phases are.
-    Raises InputError if there is no phase `until`.
+    A phase starts from the fetched snapshot of an earlier one. Evaluations are planned only if all phases
+    are. Raises InputError if there is no phase `until`.
     """
     trainer, steps = find_trainer(recipe), plan_steps(recipe, folder, until)
     is_whole = len(steps) == len(plan_steps(recipe))

@@ -14,10 +14,10 @@ class Training:
     """The training of one phase: the trainer's arguments, and the files that it writes on the first host.
 
     The trainer writes its last model to `snapshot`; once verified, a copy is kept at `fetched`. `needed` are
-    earlier snapshots from which later phases start, as pairs of paths: as written, and as kept. `snapshots_at`
-    are the iterations of those, and of the last one if the trainer is stopped there (`is_stopped`). `snapshots`
-    is the number of snapshots that it writes, one every `every_iter` iterations. `starts_from` is the phase
-    whose model it starts from. No other phase starts from one that `is_end`.
+    earlier snapshots from which later phases start, as pairs of paths: as written, and as kept.
+    `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
+    (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
+    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`.
     """
 
     phase: str
@@ -39,8 +39,8 @@ class Training:
     reported: Reported = field(default_factory=Reported)
 
     @property
-    def left(self) -> tuple[str, ...]:
-        """The files on the first host that must not be deleted with old checkpoints."""
+    def snapshot_paths(self) -> tuple[str, ...]:
+        """The paths on the first host to which the trainer writes the snapshots that are needed."""
         return (self.snapshot, *(path for path, _ in self.needed))
 
     @property

@@ -105,7 +105,7 @@ class TensorFlow:
         return found
 
     def environment(self, root: Path) -> dict[str, str]:
-        """Return the environment variables of every process; PYTHONPATH is where tf_rates.py is imported from."""
+        """Return the environment variables of every process. tf_rates.py is found by PYTHONPATH."""
         folders = [str(root / self._folder), *_own_programs(), os.environ.get("PYTHONPATH", "")]
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
         return {

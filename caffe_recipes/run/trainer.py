@@ -18,8 +18,8 @@ from caffe_recipes.run.tensorflow import TensorFlow
 class Trainer(Protocol):
     """A program that trains a recipe. Paths given as `str` are relative to the Caffe root.
 
-    A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a file
-    of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
+    A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a
+    file of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
     """
 
     @property

@@ -64,7 +64,7 @@ def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Pla
             return super().run(argv, timeout_s)
 
     place.connect = FullHost
-    said = r"localhost:.*/tmp/train_lmdb: no room: 5 bytes are free, 7 are needed; make room"
+    said = r"localhost:.*/tmp/train_lmdb: no room: 5 bytes are free, 7 are needed; free space"
     with pytest.raises(RunFailed, match=said):
         place.run()
     assert place.trained() == []

@@ -154,4 +154,4 @@ def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
         place.run(policy=Policy("replace"))
     said = place.output.getvalue()
     assert "warn    spares         127.0.0.1: is the machine that localhost is, too" in said
-    assert "looking again" not in said
+    assert "checking again" not in said
