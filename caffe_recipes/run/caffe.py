@@ -34,7 +34,7 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
-from caffe_recipes.run.snapshots import as_failure, bring, keep_parts, verify_digest
+from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 
 OUR_TRAINER = "caffe-torch"
@@ -385,11 +385,11 @@ def fetch_checkpoint(
     with keep_parts(root / state, root / model) as (state_part, model_part):
         path = at
         try:
-            state_sha256 = bring(host, root, at, state_part)
+            state_sha256 = fetch_file(host, root, at, state_part)
             message = _load_state(state_part, net, solver_last_iter)
             _check_names(root, message, int(named[1]), beside)
             path = beside
-            model_sha256 = bring(host, root, beside, model_part)
+            model_sha256 = fetch_file(host, root, beside, model_part)
             verify_weights(model_part, net)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the checkpoint") from None

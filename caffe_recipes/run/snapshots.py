@@ -52,14 +52,14 @@ def fetch_snapshot(
     """
     with keep_parts(to) as (part,):
         try:
-            digest = bring(host, root or to.parent, path, part, stamp)
+            digest = fetch_file(host, root or to.parent, path, part, stamp)
             check(part)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the snapshot") from None
     return digest
 
 
-def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
+def fetch_file(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
     """Copy a file that a training has written from a host to `part`; return its SHA-256.
 
     Raises WeightsError if the file is missing, still has the old `stamp`, is not ours, or arrives changed,

@@ -254,7 +254,7 @@ def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Plac
 def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: Place) -> None:
     place.run()
     place.behave(init="writes-nothing")
-    with pytest.raises(RunFailed, match="the snapshot is an old one"):
+    with pytest.raises(RunFailed, match="the snapshot is an old file"):
         place.run(new=True)
 
 
