@@ -281,7 +281,7 @@ def _end(
 
 
 class _LaunchMonitor:
-    """Watches a launch's log and hosts, and acts on what they show; `poll` is called at every poll."""
+    """Watches a launch's log and hosts, and acts on what they show; call `poll` repeatedly while it runs."""
 
     def __init__(
         self,

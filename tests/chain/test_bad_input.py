@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "a file where the training LMDB is staged": (
         text("tmp/train_lmdb", "the user's own"),
-        "localhost:.*/tmp/train_lmdb: is not a folder; free space, move it away",
+        "localhost:.*/tmp/train_lmdb: is not a folder; free space, move the old data away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),

@@ -319,7 +319,7 @@ def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
 def check_disk(view: NodeView, room_at: Callable[[Path], int] = _room_at) -> list[CheckResult]:
     """Check the free space for snapshots on the first host, for those kept here, and for the LMDB to stage.
 
-    Our own disk is a finding of its own, unless the first host writes to it as well. `room_at` returns the
+    Our own disk is a separate finding, unless the first host writes to it as well. `room_at` returns the
     free bytes of a local folder.
     """
     facts = view.first
