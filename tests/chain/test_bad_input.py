@@ -142,15 +142,15 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "another LMDB where the training LMDB is staged": (
         text("tmp/train_lmdb/data.mdb", "the user's own"),
-        r"localhost:.*/tmp/train_lmdb: has a different LMDB \(14 bytes; the source has [\d,]+\); make room",
+        r"localhost:.*/tmp/train_lmdb: has a different LMDB \(14 bytes; the source has [\d,]+\); free space",
     ),
     "another LMDB as large as the one that is staged there": (
         as_large("data/train_lmdb/data.mdb", "tmp/train_lmdb/data.mdb"),
-        "tmp/train_lmdb: has a different LMDB .same size as the source, but different content.; make room",
+        "tmp/train_lmdb: has a different LMDB .same size as the source, but different content.; free space",
     ),
     "a file where the training LMDB is staged": (
         text("tmp/train_lmdb", "the user's own"),
-        "localhost:.*/tmp/train_lmdb: is not a folder; make room, move it away",
+        "localhost:.*/tmp/train_lmdb: is not a folder; free space, move the old data away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),

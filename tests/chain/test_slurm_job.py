@@ -217,7 +217,7 @@ def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
     assert started["pid"] == os.getpid()
 
 
-STARTED = "Slurm has just been started and looks for its nodes"
+STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:

@@ -178,7 +178,7 @@ def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> N
 def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     stamp = file_stamp(place.host, str(place.snapshot))
-    with pytest.raises(RunFailed, match="the snapshot is an old one, from before this training"):
+    with pytest.raises(RunFailed, match="the snapshot is an old file, from before this training"):
         place.fetch(stamp)
     place.snapshot.rename(place.tmp / "real")
     place.snapshot.symlink_to(place.tmp / "real")

@@ -70,7 +70,7 @@ def test_our_own_disk_that_is_full_for_a_while_ends_no_launch(make_chain: MakeCh
     assert os.statvfs(there).f_bavail == 0
     chain.release()
     run.wait_until(lambda: "Optimization Done." in (there / "cyc1-1.log").read_text())
-    run.wait_until(lambda: "its disk is full; make room" in run.said())
+    run.wait_until(lambda: "its disk is full; free space on it" in run.said())
     (there / "full").unlink()
     run.finish()
     assert chain.trained() == ["init", "cyc1", "last"]
