@@ -370,16 +370,27 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
 
     A pipe that has a writer is read to its end; one that gets none within 2 s raises TimeoutError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    with _open_at_once(path) as file:
+        descriptor = file.fileno()
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
             raise OSError(errno.EINVAL, "it is a device, not a file")
         start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
         os.set_blocking(descriptor, True)
         return start + read_pieces(file, most_bytes - len(start))
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a file for reading; raises OSError for a pipe, which is not waited for, or anything else."""
+    file = _open_at_once(path)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    return file
+
+
+def _open_at_once(path: str | Path) -> BinaryIO:
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 @contextmanager

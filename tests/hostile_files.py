@@ -6,6 +6,7 @@ of each as JSON: the error that it ended in, or "read", with the seconds and the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
+from caffe_recipes.caffe.logs import LogFile
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
 from caffe_recipes.cluster.hostfile import load_hostfile
@@ -30,10 +32,13 @@ from caffe_recipes.data.manifest import load_manifest, manifest_path
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import find_differences
+from caffe_recipes.review.inspect.estimates import read_logs
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.tensorflow.records import read_records
+from caffe_recipes.run.monitor.files import LocalFiles, ReadRequest
+from caffe_recipes.tensorflow.records import read_records, write_records
 
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
 _SOLVER = 'base_lr: 1\nlr_policy: "fixed"\nmax_iter: 10\nsnapshot_prefix: "a"\n'
@@ -194,6 +199,54 @@ def _tfrecord(folder: Path) -> object:
     return next(read_records(folder / "x"))
 
 
+def _checked_records(name: str, manifest: str = "", example: Callable[[], bytes] = bytes) -> Attack:
+    """Check a folder of one TFRecord, with a manifest beside it."""
+
+    def attack(folder: Path) -> object:
+        from caffe_recipes.data.tfrecords import check_records
+
+        (folder / "records").mkdir()
+        write_records(folder / "records" / name, [example()])
+        if manifest:
+            (folder / "records.manifest.json").write_text(manifest)
+        return check_records(folder / "records")
+
+    return attack
+
+
+def _in(name: str, look: Callable[[Path], object]) -> Attack:
+    """Look at a folder of which a file is a link to /dev/zero, as a repository may hold one."""
+
+    def attack(folder: Path) -> object:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("/dev/zero")
+        with contextlib.chdir(folder):
+            return look(path)
+
+    return attack
+
+
+def _compare_generated(path: Path) -> object:
+    return find_differences({path.name: "base_lr: 1\n"}, path.parent)
+
+
+def _look(path: Path) -> object:
+    return LocalFiles().read([ReadRequest(str(path))])
+
+
+def _read_logs(path: Path) -> object:
+    return [list(lines) for _, lines in read_logs([path])]
+
+
+def _pipe(name: str, load: Callable[[Path], object]) -> Attack:
+    def attack(folder: Path) -> object:
+        os.mkfifo(folder / name)
+        return load(folder / name)
+
+    return attack
+
+
 def _predictions(shape: str, packed_bytes: int) -> Attack:
     def attack(folder: Path) -> object:
         from caffe_recipes.run.predictions import load_predictions
@@ -266,11 +319,30 @@ ATTACKS: dict[str, Attack] = {
     "tar: a header of 3 GB": _tar_header,
     "tar: members over the bound": _limited("tar-members=1000", _tar_members),
     "tfrecord: a record of 3 GB": _tfrecord,
+    "tfrecord: a name that claims 10^17 files": _checked_records(f"train-00000-of-{10**17}"),
+    "tfrecord: a manifest that claims 10^10 files": _checked_records(
+        "train-00000-of-00001",
+        f'{{"records": {10**10}, "shards": {10**10}, "seed": 1, "prefix": "", "classes": null, "plan": ""}}',
+    ),
+    "tfrecord: 20 million values": _checked_records(
+        "train-00000-of-00001",
+        example=lambda: _field(1, _field(1, _field(2, _field(1, b"\n\0" * 20_000_000)))),
+    ),
     "json: brackets": _manifest("[" * 1_000_000),
     "json: 4 GB": _sparse("lmdb.manifest.json", lambda path: load_manifest(path.with_name("lmdb"))),
     "classes: a list of 4 GB": _sparse("classes.txt", load_classes),
     "classes: a manifest of 4 GB": _sparse("classes.json", load_classes),
     "journal: 4 GB": _sparse("journal.jsonl", load_journal),
+    "journal: 4 GB that are watched": _sparse("journal.jsonl", _look),
+    "journal: a pipe": _pipe("journal.jsonl", _look),
+    "log: a pipe that is watched": _pipe("x.log", lambda path: list(LogFile(path).read())),
+    "log: a pipe": _pipe("x.log", _read_logs),
+    "log: /dev/zero": _in("x.log", _read_logs),
+    "generate: a solver that is /dev/zero": _in("solver_a.prototxt", _compare_generated),
+    "generate: a solver of 4 GB": _sparse("solver_a.prototxt", _compare_generated),
+    "lint: a recipe whose solver is /dev/zero": _in(
+        "prototxt/digits-local/solver_collapse.prototxt", lambda path: lint(["digits-local"], LintOptions())
+    ),
     "journal: brackets": lambda folder: (
         (folder / "journal.jsonl").write_text("[" * 1_000_000 + "\n"),
         load_journal(folder / "journal.jsonl"),

@@ -24,16 +24,16 @@ from caffe_recipes.render.nets import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
+    apply_command,
     count_records,
     find_net,
     find_training,
     is_solver,
     net_field,
-    start_by,
 )
-from caffe_recipes.review.lint.recipe_rules import find_basis
+from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
-from caffe_recipes.review.lint.snapshot_rules import name_of
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import is_prototxt_file
 from caffe_recipes.wording import describe_count
 
@@ -107,7 +107,7 @@ def phase_name(path: str | Path) -> str:
     >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
     ('cyc1', 'main', 'a-b')
     """
-    name = name_of(path)
+    name = phase_name_from_path(path)
     return _NO_PHASE.get(name) or _NAME.sub("-", name).strip("._-") or "main"
 
 
@@ -175,7 +175,7 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
     (alone,) = read_links(solver, phase_name(solver.path))
-    return start_by(replace(alone, net=net), find_training(script, solver.path))
+    return apply_command(replace(alone, net=net), find_training(script, solver.path))
 
 
 def _refuse_resumed(links: Sequence[Link]) -> None:
@@ -217,7 +217,7 @@ def _begins(links: Sequence[Link]) -> Iterator[Begin]:
             which = "the last snapshot" if is_last else f"iteration {start.iteration}"
             why = f"starts from {which} of {before.name}: a guess" if guessed else ""
             if start.is_guess:
-                why += f", of {start.choices} snapshots the one whose rate is nearest"
+                why += f", of {start.candidates} snapshots the one whose rate is nearest"
             yield Begin(before.name, None if is_last else start.iteration, why=why)
         elif link.weights:
             if not link.weights.endswith(".caffemodel"):
@@ -447,7 +447,7 @@ def find_cluster(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of `cluster`, and notes on their origins; raises InputError for partly filled nodes."""
     script, notes = found.script, []
-    basis = find_basis(found.links)
+    basis = find_epoch_size(found.links)
     counted = round(basis.batch / batch_per_rank) if basis else 0
     if options.ranks:
         ranks, origin = options.ranks, "as given"
@@ -500,7 +500,7 @@ def find_images(
     found: Adopted, options: AdoptOptions, train: str, test: str, test_batch: int
 ) -> tuple[int, int, list[str]]:
     """Return the numbers of training and test images, and notes; raises InputError for an unknown number."""
-    basis = find_basis(found.links)
+    basis = find_epoch_size(found.links)
     counts: list[int] = []
     notes: list[str] = []
     tested = next(

@@ -264,13 +264,6 @@ def _check_nets(wish: Wish, draft: Recipe) -> None:
             build_net(draft, net)
 
 
-def _prefix(wish: Wish) -> str:
-    """Return the first part of a recipe's name, which is its net's."""
-    if wish.depth:
-        return f"resnet{wish.depth}"
-    return _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
-
-
 def _nodes(wish: Wish, ranks_per_node: int) -> int | None:
     """Return the given nodes, or 1 if nothing is given and the batch is small enough for one node."""
     is_small = wish.batch <= _MOST_OF_ONE_NODE * ranks_per_node and wish.batch % ranks_per_node == 0

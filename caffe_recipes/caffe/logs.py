@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from caffe_recipes.files import open_file
+
 
 @dataclass(frozen=True)
 class Started:
@@ -395,7 +397,7 @@ class LogFile:
         are cut to LONGEST_LINE_BYTES. Raises OSError for an unreadable file.
         """
         try:
-            file = self.path.open("rb")
+            file = open_file(self.path)
         except FileNotFoundError:
             return
         with file:

@@ -220,7 +220,7 @@ def parse_message(data: bytes, cls: type[M]) -> M:
 
     Fields are counted first, since an empty layer takes 2 bytes in a file, but 700 in memory.
     """
-    _count_fields(data, cast(Descriptor, cls.DESCRIPTOR), limit("weights-fields"))
+    count_fields(data, cast(Descriptor, cls.DESCRIPTOR), limit("weights-fields"))
     try:
         return cls.FromString(data)
     except DecodeError as error:
@@ -231,7 +231,7 @@ class TooManyFieldsError(ValueError):
     """A binary message with more fields than the limit `weights-fields`."""
 
 
-def _count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
+def count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
     """Raise TooManyFieldsError if a message and those within it have more fields than `left`.
 
     Packed floats count as one field; of packed integers, which may grow from 1 byte to 8, every byte counts.

@@ -25,7 +25,7 @@ from caffe_recipes.review.inspect.estimate_tables import (
     render_tables,
     table_values,
 )
-from caffe_recipes.review.inspect.estimates import Known, estimate_shapes, sweep_shapes
+from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes, sweep_shapes
 from caffe_recipes.review.inspect.plots import format_of
 from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.run.context import find_profile
@@ -50,11 +50,11 @@ class _Speed:
     images_per_s: float | None = None
     by: Kind | None = None
 
-    def known(self, recipe: Recipe) -> Known:
+    def known(self, recipe: Recipe) -> SpeedInputs:
         """Return what is known of the speed, with the machine of the profile or the recipe."""
         found = find_profile(recipe, self.profile)
         machine = found if self.profile else None
-        return Known(self.logs, self.images_per_s, machine, find_rates(found), self.by)
+        return SpeedInputs(self.logs, self.images_per_s, machine, find_rates(found), self.by)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
+import re
 import sys
 import threading
 import traceback
@@ -16,7 +16,7 @@ import click
 from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import did_you_mean, printable
 
 # Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -106,9 +106,9 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        near = did_you_mean(args[0], COMMANDS, cutoff=0.7)
         if args[0] not in COMMANDS and near:
-            raise click.UsageError(f"No such command '{args[0]}'; did you mean '{near[0]}'?")
+            raise click.UsageError(f"No such command '{args[0]}'; {near}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -202,6 +202,7 @@ def _drop_output() -> None:
 def _one_line(error: click.ClickException) -> str:
     """Return click's error in one line; if it has no hint, it refers to --help."""
     what = " ".join(error.format_message().split()).rstrip(".")
+    what = re.sub(r"\. \(?Did you mean (.*?)\)?$", r"; did you mean \1", what)
     context = getattr(error, "ctx", None)
     return f"{what}; see {context.command_path} --help" if context and "; " not in what else what
 

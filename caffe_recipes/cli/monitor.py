@@ -20,13 +20,13 @@ from caffe_recipes.run.monitor.follow import AttachOptions
 from caffe_recipes.run.monitor.follow import attach as attach_run
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 from caffe_recipes.run.monitor.status import (
-    Standing,
+    RunStatus,
     StatusOptions,
-    detail_standing,
-    find_standing,
-    find_standings,
-    standing_as_json,
-    table_of_standings,
+    find_status,
+    find_statuses,
+    status_as_json,
+    status_details,
+    status_table,
 )
 from caffe_recipes.wording import printable
 
@@ -49,26 +49,26 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
     """
     options = StatusOptions(caffe_root, on)
     if run is not None:
-        _show_one(find_standing(run, options), as_json)
+        _show_one(find_status(run, options), as_json)
         return
-    standings = find_standings(options)
+    statuses = find_statuses(options)
     if as_json:
-        click.echo(json.dumps([standing_as_json(each) for each in standings], indent=1))
-    elif not standings:
+        click.echo(json.dumps([status_as_json(each) for each in statuses], indent=1))
+    elif not statuses:
         echo("no run: `caffe-recipes run NAME` or `caffe-recipes submit NAME` starts one")
     else:
         console = SafeConsole(highlight=False, soft_wrap=True)
         width = console.width if console.is_terminal else None
-        for line in table_of_standings(standings, time.time(), width):
+        for line in status_table(statuses, time.time(), width):
             console.print(Text.assemble(*line))
 
 
-def _show_one(standing: Standing, as_json: bool) -> None:
+def _show_one(run_status: RunStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(standing_as_json(standing), indent=1))
+        click.echo(json.dumps(status_as_json(run_status), indent=1))
         return
-    echo(standing.name)
-    details = list(detail_standing(standing, time.time()))
+    echo(run_status.name)
+    details = list(status_details(run_status, time.time()))
     width = max(len(word) for word, _ in details)
     for word, text in details:
         echo(f"  {word:{width}}  {printable(text)}")

@@ -172,11 +172,18 @@ class GivenRun:
         is_typed = source is ParameterSource.COMMANDLINE
         return self.lmdb_source if is_typed or isinstance(recipe, Recipe) else None
 
-    def find_root(self, recipe: AnyRecipe | None) -> Path:
-        """Return the Caffe root; raises InputError if it has none of the recipe's files."""
-        from caffe_recipes.run.context import find_root
+    def find_root(self, recipe: AnyRecipe | None, *, is_checked: bool = True) -> Path:
+        """Return the Caffe root.
 
-        return find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
+        Raises InputError if it has none of the recipe's files, and, if it `is_checked`, for one that others
+        can write in.
+        """
+        from caffe_recipes.run.context import check_own_root, find_root
+
+        root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
+        if is_checked:
+            check_own_root(root)
+        return root
 
     def options(self, recipe: AnyRecipe) -> RunOptions:
         """Return the options of a run; raises InputError for an unusable Caffe root."""

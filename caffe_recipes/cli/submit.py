@@ -36,7 +36,7 @@ def _read_time(context: click.Context, option: click.Parameter, text: str | None
 def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool) -> tuple[Path, str]:
     """Return the Caffe root and a note; for a dry run the root need not exist on this machine."""
     try:
-        return typed.find_root(recipe), ""
+        return typed.find_root(recipe, is_checked=False), ""
     except InputError:
         if not dry_run:
             raise

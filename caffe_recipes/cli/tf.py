@@ -12,7 +12,7 @@ from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.review.inspect.show import of_another_run
+from caffe_recipes.review.inspect.show import explain_other_run
 from caffe_recipes.tensorflow.logs import load_evaluations
 
 _RECIPE = "tf-256n-90ep"
@@ -53,7 +53,7 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
             {
                 **asdict(replace(one, loss=None) if one.has_diverged else one),
                 "has_diverged": one.has_diverged,
-                "differs": of_another_run(loaded, one.step),
+                "differs": explain_other_run(loaded, one.step),
             }
             for one in found
         ]
@@ -66,6 +66,6 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy in the log'}")
         if one.has_diverged:
             echo("  the loss is not a number: the training has diverged")
-        differs = of_another_run(loaded, one.step)
+        differs = explain_other_run(loaded, one.step)
         if differs:
             echo(f"  not this recipe's: {differs}")

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, writing
+from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import Problem, Seen, hint_of, label_range_text, order_text, order_values
@@ -30,10 +31,12 @@ from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import make_own_folder, write_whole
+from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.tensorflow.records import (
     DamagedError,
     Values,
     build_example,
+    example_class,
     parse_example,
     read_records,
     require_crc32c,
@@ -108,11 +111,15 @@ def write_record_set(out: Path, made: RecordSet) -> None:
     write_whole({records_manifest_path(out): text.encode()}, is_synced=True)
 
 
+# As of `data tfrecords --shards`. A manifest could claim any number, and each file has a name in memory.
+_MOST_FILES = 100_000
+
+
 def _is_sound(made: RecordSet) -> bool:
     counts = (made.records, made.shards, made.seed, *made.sizes_bytes)
     return (
         all(map(is_count, counts))
-        and 1 <= made.shards <= made.records
+        and 1 <= made.shards <= min(made.records, _MOST_FILES)
         and len(made.sizes_bytes) in (0, made.shards)
         and len(made.digests) in (0, made.shards)
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
@@ -469,8 +476,8 @@ def _check_names(paths: Sequence[Path], seen: Seen) -> None:
         named = " and ".join(f"{prefix} of {count:,}" for prefix, count in sets)
         seen.add("sets", f"the folder has files of several sets: {named}")
     for (prefix, count), numbers in sets.items():
-        missing = count - len(numbers & set(range(count)))
-        if missing:
+        missing = count - sum(number < count for number in numbers)
+        if missing:  # no set of all numbers: a name may claim any count
             first = next(number for number in range(count) if number not in numbers)
             name = f"{prefix}-{first:05d}-of-{count:05d}"
             seen.add("files", f"{missing:,} of {count:,} files are missing, e.g. {name}", _AGAIN)
@@ -481,7 +488,14 @@ def _look(file: Path, classes: int | None, seen: Seen) -> Iterator[None]:
         for number, data in enumerate(read_records(file)):
             where = f"{file.name}: record {number:,}"
             try:
+                if len(data) > _MIB:  # a smaller one costs little, whatever it holds
+                    count_fields(data, example_class().DESCRIPTOR, limit("weights-fields"))
                 features = parse_example(data)
+            except TooManyFieldsError:
+                what = (
+                    f"record {number:,} holds more than {limit('weights-fields'):,} values and other fields"
+                )
+                raise DataError(file, what, hint_at_limit("weights-fields")) from None
             except ValueError as error:
                 seen.add("example", f"{where} {error}")
             else:

@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.files import render_unified, write_whole
+from caffe_recipes.files import read_bytes, render_unified, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
@@ -112,11 +113,14 @@ def _is_script(path: str) -> bool:
 def _read(path: Path) -> str | None:
     """Read a file as text that keeps every byte distinct; None if it does not exist."""
     try:
-        return path.read_bytes().decode(errors="surrogateescape")
+        data = read_bytes(path, MOST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unusable(error, "read", path) from error
+    if len(data) > MOST_BYTES:
+        raise InputError(path, f"is over {MOST_BYTES:,} bytes, as no generated file is", "move it away")
+    return data.decode(errors="surrogateescape")
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -131,8 +135,7 @@ def _names_in(folder: Path) -> list[str]:
 def _head(path: Path) -> str:
     """Return the first lines of a file of any size, or "" if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            return file.read(1024).decode(errors="replace")
+        return read_bytes(path, 1024).decode(errors="replace")
     except OSError:
         return ""
 

@@ -159,7 +159,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "misnamed": (
         "solverstate",
         edit_state(lambda state: setattr(state, "iter", 5)),
-        "is of iteration 5, not of 4 as it is called",
+        "is of iteration 5, but its name says 4",
     ),
     "too late": (
         "solverstate",
@@ -183,7 +183,7 @@ def test_of_a_checkpoint_with_a_spoilt_file_nothing_is_kept(root: Root, what: st
 
 
 def test_what_is_not_named_as_a_solverstate_is_not_fetched(root: Root) -> None:
-    with pytest.raises(RunFailed, match="is not named as Caffe names a solverstate"):
+    with pytest.raises(RunFailed, match="does not have the name of a Caffe solverstate"):
         fetch_checkpoint(root.host, root.path, "init", "tmp/run_iter_4.caffemodel", "runs", root.net, 6)
 
 

@@ -49,7 +49,7 @@ def saving(step: int) -> list[str]:
 
 def tail_of(tmp_path: Path, *lines: str) -> LogTail:
     (tmp_path / "log").write_text("".join(f"{each}\n" for each in lines))
-    tail = LogTail(tmp_path / "log", DIGITS.begin_log())
+    tail = LogTail(tmp_path / "log", DIGITS.new_log_summary())
     tail.read(to_end=True)
     return tail
 
@@ -262,7 +262,7 @@ def test_programs_that_are_not_there_are_named_before_anything_is_started(
 
 
 def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
-    log = DIGITS.begin_log()
+    log = DIGITS.new_log_summary()
     log.feed("[1] FATAL Flags parsing error: Unknown command line flag 'nonsense'\n")
     assert log.fatal == "Flags parsing error: Unknown command line flag 'nonsense'"
 
@@ -271,7 +271,7 @@ def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
     ("says", "found"),
     [
         ("rank $PMI_RANK of 2", "2 ranks see each other"),
-        ("rank 0 of 1", "2 of 2 ranks answered, and saw worlds of 1; it needs the MPI of"),
+        ("rank 0 of 1", "2 of 2 ranks answered, and saw worlds of 1; build it with the MPI of"),
         ("nothing", "0 of 2 ranks answered, and saw nothing"),
     ],
 )

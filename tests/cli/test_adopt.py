@@ -59,7 +59,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ([FOLDER, "--out", "there.yaml"], "there.yaml: already exists; remove it, or give another --out"),
         ([FOLDER, "--out", "a.txt"], "a.txt: is not a name for a recipe; end it in .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),
-        ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no training command"),
+        ([FOLDER, "--script", "there.yaml"], "there.yaml: contains no training command"),
         ([FOLDER, "--name", "a/b"], "Error: --name: must start with a letter"),
         ([FOLDER, "--name", ""], "--name: is empty; give a name, or leave it out"),
         ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks do not fill whole nodes of 2"),

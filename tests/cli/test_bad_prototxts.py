@@ -136,7 +136,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
         ),
         (
             str(tmp_path),
-            "holds no prototxt"
+            "contains no prototxt"
             if "fmt" in command
             else "director"
             if command == ("upgrade",)

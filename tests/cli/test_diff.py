@@ -402,9 +402,11 @@ def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
     (driven / "nets" / "solver.prototxt").write_bytes(b"\x00\xff")
     (driven / "nets" / "new.prototxt").chmod(0o755)
     shown = git("diff")
-    assert "as text, because nets/net.prototxt:1:7: this block is never closed" in shown
+    assert "compared as text, because nets/net.prototxt:1:7: this block is never closed" in shown
     assert "\n+layer {\n" in shown
-    assert "diff nets/solver.prototxt\nas text, because nets/solver.prototxt:1:2: byte 0xff is" in shown
+    assert (
+        "diff nets/solver.prototxt\ncompared as text, because nets/solver.prototxt:1:2: byte 0xff is" in shown
+    )
     assert "diff nets/new.prototxt\nmode 100644 -> 100755\n" in shown
 
 

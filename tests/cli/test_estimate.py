@@ -75,9 +75,9 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--images-per-s", "nan"], "--images-per-s: nan is not a speed"),
         ([RECIPE, "--sweep", "nods=1"], "--sweep: unknown key 'nods'; did you mean 'nodes'?"),
         ([RECIPE, "--sweep", "nodes=0"], "--sweep nodes: '0' is not an integer of 1 or more"),
-        ([RECIPE, "--by", "log"], "no log pace is known for it"),
+        ([RECIPE, "--by", "log"], "no speed is known for --by log"),
         ([RECIPE, "--start", "soon"], "--start: 'soon' is not a time; e.g. 2026-03-01T09:00"),
-        ([RECIPE, "--start", "9999-12-31T23:00"], "are beyond the year 9999"),
+        ([RECIPE, "--start", "9999-12-31T23:00"], "it would end after the year 9999"),
         (
             [RECIPE, "--images-per-s", "1e-300"],
             "--images-per-s: 1e-300 is not a speed; give the images per second",

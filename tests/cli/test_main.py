@@ -97,7 +97,8 @@ def test_version_is_the_package_s() -> None:
     ("words", "said"),
     [
         (["generat"], "Error: No such command 'generat'; did you mean 'generate'?\n"),
-        (["zyzzyva"], "Error: No such command 'zyzzyva'; see caffe-recipes --help\n"),
+        (["bogus"], "Error: No such command 'bogus'; see caffe-recipes --help\n"),
+        (["data", "bild"], "Error: No such command 'bild'; did you mean 'build'?\n"),
         (["generate", "."], "Error: .: is a folder; give a recipe's name, or the path of its YAML\n"),
         (["generate"], "Error: Missing argument 'NAME|FILE.yaml...'; see caffe-recipes generate --help"),
         (["generate", "--cheque", "x"], "Error: No such option '--cheque'"),

@@ -30,11 +30,11 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         ),
         (
             ["stampede2-64n-72ep", "--caffe-root", "."],
-            "hostfile: no such file; write 64 hosts there, or give --hostfile",
+            "hostfile: no such file; write 64 hosts to it, or give --hostfile",
         ),
         (
             ["digits-local", "--profile", "mpihc"],
-            "Error: unknown profile 'mpihc'; did you mean 'mpich'? there",
+            "Error: unknown profile 'mpihc'; did you mean 'mpich'? known",
         ),
         (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
         (["digits-local", "--caffe-root", ".", "--caffe", "./none"], "none: no such Caffe binary"),
@@ -115,3 +115,19 @@ def test_help_names_every_option_and_imports_nothing_heavy(tmp_path: Path) -> No
     assert done.returncode == 0
     for option in ("--hostfile", "--caffe", "--caffe-root", "--lmdb-source", "--new", "--profile", "--how"):
         assert option in done.stdout
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+@pytest.mark.parametrize("command", ["preflight", "run", "stage"])
+def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
+    tmp_path: Path, command: str, mode: int
+) -> None:
+    planted = tmp_path / ".venv-tf/bin/python"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    planted.chmod(0o755)
+    tmp_path.chmod(mode)
+    done = call(tmp_path, "tf-digits-local", "--caffe-root", ".", command=command)
+    what = "can be changed by anybody; let nobody else write there, or give another --caffe-root"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {tmp_path}: {what}\n")
+    assert [path.name for path in tmp_path.iterdir()] == [".venv-tf"]

@@ -50,9 +50,9 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     ]
     assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
     assert done.stdout.splitlines()[:5] == [
-        "jobs:         1 job, for all phases that are left",
+        "jobs:         1 job, for all remaining phases",
         "nodes:        1 with 2 ranks each",
-        "time:         1 h 30 min at most, 1.5 node-hours; by --time",
+        "time:         1 h 30 min at most, 1.5 node-hours; from --time",
         "account:      your default, partition debug",
         "at the limit: 9 min before it Caffe writes a snapshot; the job is requeued and resumes",
     ]
@@ -121,11 +121,11 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
     ("words", "said"),
     [
         (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
-        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not an address; write one as"),
-        (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not an address"),
-        (["small.yaml", "--mail", ""], "Error: --mail: '' is not an address"),
-        (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is not an address"),
-        (["small.yaml", "--on-failure", "replace"], "Error: --on-failure: replace needs spares, and there"),
+        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
+        (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not a mail address"),
+        (["small.yaml", "--mail", ""], "Error: --mail: '' is not a mail address"),
+        (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is not a mail address"),
+        (["small.yaml", "--on-failure", "replace"], "Error: --on-failure: replace needs spare nodes; give"),
         (["small.yaml", "--lmdb-source", "none"], "none: no such folder; give the LMDB's folder with --lmdb"),
         (["small.yaml", "--lmdb-source", ""], "Error: --lmdb-source: '' is not a path; is a variable unset?"),
         (["small.yaml", "--time", "soon"], "Error: --time: 'soon' is not a Slurm time; write minutes"),

@@ -199,9 +199,9 @@ def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_pa
 @pytest.mark.parametrize(
     ("type_", "said"),
     [
-        ("Relu", "layer 'r' has type 'Relu', which no Caffe has; did you mean 'ReLU'?"),
-        ("Attention", "layer 'r' has type 'Attention', which no Caffe has; Caffe stops"),
-        ("R" * 10_000, "which no Caffe has; Caffe stops"),
+        ("Relu", "layer 'r' has the unknown type 'Relu'; did you mean 'ReLU'?"),
+        ("Attention", "layer 'r' has the unknown type 'Attention'; Caffe stops"),
+        ("R" * 10_000, "'; Caffe stops"),
         ("", "layer 'r' has no type"),
     ],
 )

@@ -58,7 +58,7 @@ def test_the_other_caffes_lack_more_of_the_published_net(dialect: str, extra: se
     filler = next(f for f in net if f.values["name"] == "BatchNormParameter.filler")
     assert filler.values["count"] == 53
     assert filler.where.endswith("train_val.prototxt:96:5")
-    assert "(53 times in this file, first here)" in filler.what
+    assert "(53 times in this file; this is the first)" in filler.what
     solver = check_file(AUTHORS / "resnet50_custom_lr/solver_init.prototxt", dialect)
     assert [f.values["name"] for f in solver] == [
         "poly_cyc",

@@ -153,10 +153,10 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
             'max_iter: 5\nlr_policy: "plateau"\nbase_lr: 1',
             "a.prototxt:2:1: the rate of lr_policy plateau depends on the losses; read the rate in the log",
         ),
-        ('base_lr: 1\nlr_policy: "fixed"', "a.prototxt: max_iter is missing: there is no iteration"),
+        ('base_lr: 1\nlr_policy: "fixed"', "a.prototxt: max_iter is missing, so no iteration is trained"),
         (
             'base_lr: 1\nmax_iter: -3\nlr_policy: "fixed"',
-            "a.prototxt:2:1: max_iter is -3: there is no iteration",
+            "a.prototxt:2:1: max_iter is -3, so no iteration is trained",
         ),
         (
             'base_lr: 1 max_iter: 3 lr_policy: "pol"',
@@ -210,7 +210,7 @@ def test_a_solver_without_max_iter_takes_the_iterations_of_the_command_line(tmp_
     (tmp_path / "bare.prototxt").write_text("base_lr: 0.1 lr_policy: 'step' gamma: 0.1 stepsize: 2")
     (tmp_path / "whole.prototxt").write_text("base_lr: 0.5 lr_policy: 'fixed' max_iter: 1")
     done = call(tmp_path / "bare.prototxt")
-    assert str(done.exception).endswith("give max_iter; lr takes --iterations")
+    assert str(done.exception).endswith("set max_iter, or give lr --iterations")
     done = call(tmp_path / "bare.prototxt", "--iterations", "3", "--csv")
     assert done.output == "iter,lr\n0,0.1\n1,0.1\n2,0.010000001\n"
     done = call(tmp_path / "whole.prototxt", "--iterations", "3", "--csv")
