@@ -26,7 +26,6 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.preflight.records import check_test_records, check_train_records
 from caffe_recipes.run.preflight.storage import (
     check_disk,
     check_files,
@@ -38,6 +37,7 @@ from caffe_recipes.run.preflight.storage import (
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.records import check_test_records, check_train_records
 from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {

@@ -33,6 +33,8 @@ from caffe_recipes.run.steps import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
+# All ranks import their libraries at once, from a file system that may be busy.
+_IMPORT_S = 300.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'
 # Hydra dies of SIGPIPE if its ranks end before it has closed their standard input.
 _RANK = (
@@ -109,7 +111,9 @@ def _waiting_for_slurm(
     return wait
 
 
-def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RANK) -> str:
+def start_ranks(
+    setting: Setting, commands: Commands, words: Sequence[str] = _RANK, limit_s: float = _START_S
+) -> str:
     """Start `words` on every rank, by default to print its node; return the launcher's output.
 
     Raises ClusterError with the last line of a rank's traceback, or else the first of the launcher's errors,
@@ -123,9 +127,9 @@ def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RA
         argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(words)
         try:
             # Variables go by standard input, since they may be secret and anybody can read an argv.
-            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
+            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], limit_s, os.fsencode(given))
         except ClusterError as error:
-            named = CommandTimedOut("", program, _START_S) if isinstance(error, CommandTimedOut) else error
+            named = CommandTimedOut("", program, limit_s) if isinstance(error, CommandTimedOut) else error
             raise ClusterError(program, named.what, _by_hand(setting, words)) from None
     if done.returncode != 0:
         raised = _raised(done.stderr)
@@ -144,8 +148,8 @@ def _raised(stderr: str) -> str:
     """
     lines = [split_rank(line) for line in stderr.splitlines()]
     ranks = [rank for rank, text in lines if text.startswith("Traceback (most recent call last)")]
-    said = [text for rank, text in lines if ranks and rank == ranks[0]]
-    return next((text for text in said if re.match(r"[A-Za-z_][\w.]*(:|$)", text)), "")
+    printed = [text for rank, text in lines if ranks and rank == ranks[0]]
+    return next((text for text in printed if re.match(r"[A-Za-z_][\w.]*(:|$)", text)), "")
 
 
 def parse_places(stdout: str) -> dict[int, str]:
@@ -216,7 +220,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
     if view.errors:
         return view.skip_unreachable("ranks", list(view.errors))
     words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
-    stdout = start_ranks(setting, view.commands, words)
+    stdout = start_ranks(setting, view.commands, words, _IMPORT_S)
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
         return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]
