@@ -265,6 +265,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        starts_from=None if checkpoint else training.weights,
         resumed=checkpoint.iteration if checkpoint else None,
         hosts=tuple(host.name for host in run.setting.hosts),
         job=state.job,
