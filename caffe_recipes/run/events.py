@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
+from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.plan import find_step, plan_steps
@@ -479,6 +480,13 @@ class Failed(Event):
     host: str | None = None
     log: str | None = None
     seconds: float | None = None
+
+    def error(self, log: str | None) -> RunFailed:
+        """Return the error that the run ends with if this is its last event; `log` is the launch's."""
+        hint = f"log: {log}" if log else ""
+        if self.phase is not None:
+            return RunFailed(f"phase {self.phase}", f"failed: {self.reason}", hint)
+        return RunFailed("evaluation" if log else "", self.reason, hint)
 
     def fold(self, state: RunState) -> RunState:
         """End the launch if a phase failed; otherwise the trainer of a killed run may still be running."""
