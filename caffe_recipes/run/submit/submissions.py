@@ -29,7 +29,7 @@ from caffe_recipes.run.monitor.files import HostFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
-_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
+_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
 _HINT = "fix it, or move it away once no job of the recipe waits or runs"
 
 
