@@ -61,7 +61,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),
         ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no training command"),
         ([FOLDER, "--name", "a/b"], "Error: --name: must start with a letter"),
-        ([FOLDER, "--name", ""], "--name: is empty; give a name, or leave it out"),
+        ([FOLDER, "--name", ""], "--name: is empty; give a name, or omit the option"),
         ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks do not fill whole nodes of 2"),
         ([DIGITS, "--ranks-per-node", "5"], "Error: --ranks-per-node: 2 ranks do not fill whole nodes of 5"),
         (
@@ -72,7 +72,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
             [DIGITS, "--images", "7"],
             "Error: --images: an iteration takes 64 images, but there are only 7; use fewer",
         ),
-        ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; leave it out"),
+        ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; omit it"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:

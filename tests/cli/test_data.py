@@ -245,7 +245,7 @@ def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
 def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(data, ["build", "digits", "--out", str(tmp_path / "digits"), *words])
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == f"{words[0]}: cannot be used with digits; leave it out"
+    assert str(done.exception) == f"{words[0]}: cannot be used with digits; omit it"
     assert not list(tmp_path.iterdir())
 
 

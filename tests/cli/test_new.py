@@ -130,7 +130,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
         ({"--epochs": "1000000"}, "--epochs: 1000000 epochs are more than anyone trains for; give 100000 or"),
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs are more than anyone trains for"),
-        ({"--name": ""}, "--name: is empty; give a name, or leave it out"),
+        ({"--name": ""}, "--name: is empty; give a name, or omit the option"),
         ({"--name": "a/b"}, "Error: --name: must start with a letter"),
         (
             {"--lmdb": "\udcff"},

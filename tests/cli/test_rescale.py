@@ -29,7 +29,7 @@ def test_the_recipe_is_written_and_what_is_other_is_told(tmp_path: Path) -> None
     done = run("rescale", RECIPE, "--batch", "8192", "--smooth", "--out", "a.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote a.yaml\n")
     assert done.stderr.splitlines() == [
-        "batch 4,096 -> 8,192, nodes 64 -> 128, highest rate 1.6 -> 3.2",
+        "batch 4,096 -> 8,192, nodes 64 -> 128, peak rate 1.6 -> 3.2",
         "5 phases -> 8: a warm-up is one where the rate dropped",
     ]
     assert run("lint", "a.yaml", cwd=tmp_path).returncode == 0
@@ -61,15 +61,15 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([RECIPE], "stampede2-64n-72ep: nothing is to change; give --nodes, --batch, --epochs or --smooth"),
+        ([RECIPE], "stampede2-64n-72ep: nothing to change; give --nodes, --batch, --epochs or --smooth"),
         ([RECIPE, "--epochs", "0"], "--epochs: 0 is not a valid number of epochs; give more than 0"),
         ([RECIPE, "--epochs", "inf"], "--epochs: inf is not a valid number of epochs"),
         ([RECIPE, "--epochs", "nan"], "--epochs: nan is not a valid number of epochs"),
         ([RECIPE, "--epochs", "1000000"], "--epochs: 1000000 epochs are more than anyone trains for"),
         ([RECIPE, "--epochs", "1e300"], "--epochs: 1e+300 epochs are more than anyone trains for"),
-        ([RECIPE, "--nodes", "64"], "is so already: batch 4,096 on 64 nodes, 72.29 epochs"),
+        ([RECIPE, "--nodes", "64"], "already has batch 4,096, 64 nodes and 72.29 epochs"),
         ([RECIPE, "--nodes", "32", "--name", "a/b"], "--name: must start with a letter"),
-        ([RECIPE, "--nodes", "32", "--name", ""], "--name: is empty; give a name, or leave it out"),
+        ([RECIPE, "--nodes", "32", "--name", ""], "--name: is empty; give a name, or omit the option"),
         ([RECIPE, "--nodes", "32", "--name", "\udcff"], "is not UTF-8, as a recipe has to be"),
         ([RECIPE, "--batch", "1"], "--batch: 64 nodes x 2 ranks do not divide a batch of 1; give"),
         ([RECIPE, "--batch", "100"], "2 ranks do not divide a batch of 100; use --nodes 50"),

@@ -59,5 +59,5 @@ def test_a_prefix_with_a_folder_is_refused(lmdb: Path) -> None:
 def test_a_sheet_is_drawn_of_lmdbs_alone(lmdb: Path) -> None:
     out = lmdb.parent / "records"
     call("tfrecords", lmdb, "--out", out, "--shards", 4)
-    with pytest.raises(InputError, match="--sheet: works only for LMDBs; leave it out"):
+    with pytest.raises(InputError, match="--sheet: works only for LMDBs; omit it"):
         call("check", out, "--sheet", "sheet.png")
