@@ -101,7 +101,9 @@ class CommandTimedOut(HostFailed):
     def __init__(self, host: str, program: str, limit_s: float) -> None:
         self.program = program
         self.limit_s = limit_s
-        super().__init__(host, f"{program} timed out after {limit_s:.0f} s", "check the host and its disks")
+        super().__init__(
+            host, f"{program} did not end within {limit_s:.0f} s", "check the host and its disks"
+        )
 
 
 class CheckFailed(CaffeRecipesError):

@@ -84,7 +84,7 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         hint = "lint, diff, lr, plot and summary read prototxts; a recipe is a .yaml file"
         raise RecipeError(path, "is a Caffe file, not a recipe", hint)
     if path.is_dir():
-        raise RecipeError(path, "is a folder", "give the name of a recipe, or the path of its YAML")
+        raise RecipeError(path, "is a folder", "give a recipe's name, or the path of its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
         names = ", ".join(name for name, one in shipped.items() if one.row is None)
         others = f"the recipes are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"

@@ -174,7 +174,7 @@ def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, 
 
 def test_what_only_a_builder_takes_is_refused_of_a_recipe_still(tmp_path: Path) -> None:
     path = write_recipe(tmp_path, {"prototxt": "my_net.prototxt", "zero_init": "none"})
-    with pytest.raises(CaffeRecipesError, match="zero_init: only a builder takes it"):
+    with pytest.raises(CaffeRecipesError, match="zero_init: only builders use it"):
         load_recipe(path)
 
 
