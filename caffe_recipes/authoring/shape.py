@@ -55,8 +55,8 @@ def divide_batch(
         nodes = 1 if batch_per_rank is None else None
     if nodes is None and batch_per_rank is not None:
         if batch % (ranks_per_node * batch_per_rank):
-            each = f"{describe_count(ranks_per_node, 'rank')} x {batch_per_rank:,} images"
-            what = f"a batch of {batch:,} is not a multiple of {each} per node"
+            per_node = f"{describe_count(ranks_per_node, 'rank')} x {batch_per_rank:,} images per node"
+            what = f"a batch of {batch:,} is not a multiple of {per_node}"
             sizes_of = "" if option == "--batch-per-rank" else "--batch-per-rank "
             raise InputError(option, what, _hint_divisors(batch, ranks_per_node, batch_per_rank, sizes_of))
         nodes = batch // (ranks_per_node * batch_per_rank)

@@ -265,7 +265,7 @@ def test_guesses_are_told(small: Path) -> None:
         "1 OpenMP thread per rank: guessed",
         "1,438 training images: as given",
         "359 test images: guessed: one batch (set it with --test-images)",
-        "net: equal to what the builder resnet_small makes",
+        "net: equal to the net of the builder resnet_small",
     ):
         assert guess in said
 

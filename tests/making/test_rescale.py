@@ -163,7 +163,9 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
 )
 def test_a_rate_that_is_not_the_rules_is_told(name: str, batch: int, said: str | None) -> None:
     found = [
-        note for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes if "for such a" in note
+        note
+        for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes
+        if "for this batch size" in note
     ]
     rates = [note for note in found if "peak rate" in note]
     assert len(rates) == (said is not None)
@@ -328,7 +330,7 @@ def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own:
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
     recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
-    with pytest.raises(InputError, match="4,096 images of a rank make a blob of more than"):
+    with pytest.raises(InputError, match="4,096 images per rank need a blob of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
 
@@ -349,9 +351,7 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
         for iteration in range(phase.max_iter)
     ]
     assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(rates)) < 1e-6
-    warning = (
-        "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, where that was found for a batch of"
-    )
+    warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
     assert any(warning in note for note in made.notes)
 
 
@@ -396,21 +396,21 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (
             SMALL,
             RescaleTarget(ranks_per_node=3),
-            "--ranks-per-node: 64 nodes x 3 ranks do not divide a batch of",
+            "--ranks-per-node: a batch of 4,096 cannot be divided among 64 nodes x 3 ranks",
         ),
-        (SMALL, RescaleTarget(64, 4096, batch_per_rank=9), "x 2 ranks of 9 images are not .*; leave one"),
+        (SMALL, RescaleTarget(64, 4096, batch_per_rank=9), "x 2 ranks x 9 images do not .*; omit one"),
         (
             SMALL,
             RescaleTarget(nodes=7),
-            "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; use 4 or 8",
+            "cannot be divided among 7 nodes x 2 ranks; use 4 or 8",
         ),
         (
             SMALL,
             RescaleTarget(batch=2_000_000),
-            "--batch: a batch of 2,000,000 is more than the 1,281,167 images",
+            "--batch: a batch of 2,000,000 is larger than the data set",
         ),
-        (SMALL, RescaleTarget(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
-        (SMALL, RescaleTarget(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
+        (SMALL, RescaleTarget(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is larger"),
+        (SMALL, RescaleTarget(nodes=1, batch_per_rank=4096), "4,096 images per rank need a blob"),
         (
             LARGE,
             RescaleTarget(epochs=4),

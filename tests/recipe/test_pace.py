@@ -158,7 +158,7 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
     )
     local = load_recipe("digits-local")
     (note,) = moved_pace(known, local, Shape(2, 2, 32)).notes
-    assert note.startswith("known for 1 node: ")
+    assert note.startswith("known for 1 node; ")
 
 
 def test_a_pace_moves_as_a_table_has_it_where_there_is_one(recipe: Recipe) -> None:

@@ -238,7 +238,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
     assert found.joins_s == 7 * 60
-    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs of Figure 4's")
+    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs by the paper (Figure 4's")
 
 
 def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
