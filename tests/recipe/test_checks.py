@@ -188,12 +188,12 @@ RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
         (
             "flags: {deterministic: true,",
             "flags: {file_groups: 3,",
-            "tensorflow.flags.file_groups: 2 ranks cannot be divided into 3 groups; give the number of nodes",
+            "tensorflow.flags.file_groups: 2 ranks cannot be divided into 3 groups; give",
         ),
         (
             "flags: {deterministic: true,",
             "flags: {file_groups: true,",
-            "tensorflow.flags.file_groups: 2 ranks cannot be divided into True groups; give the number of nodes",
+            "tensorflow.flags.file_groups: 2 ranks cannot be divided into True groups; give",
         ),
         (
             "flags: {deterministic: true,",
