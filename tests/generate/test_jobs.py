@@ -90,7 +90,7 @@ def test_a_tensorflow_run_beside_phases_has_a_job_of_its_own_and_the_time_of_its
 def test_no_job_of_a_recipe_that_tensorflow_trains_speaks_of_caffe() -> None:
     (text,) = render_jobs(load_any_recipe("tf-digits-local")).values()
     assert not re.search(r"\bCaffe\b", text)
-    assert "for the trainer to end" in text
+    assert "for the trainer to exit" in text
 
 
 def test_without_a_known_speed_the_partition_s_time_holds() -> None:
