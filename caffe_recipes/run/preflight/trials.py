@@ -34,7 +34,7 @@ from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
 # All ranks import their libraries at once, from a file system that may be busy.
-_IMPORT_S = 300.0
+_IMPORT_S = 180.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'
 # Hydra dies of SIGPIPE if its ranks end before it has closed their standard input.
 _RANK = (
@@ -220,7 +220,10 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
     if view.errors:
         return view.skip_unreachable("ranks", list(view.errors))
     words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
-    stdout = start_ranks(setting, view.commands, words, _IMPORT_S)
+    stdout = start_patiently(
+        lambda: start_ranks(setting, view.commands, words, _IMPORT_S),
+        _waiting_for_slurm(setting, view.commands, lambda line: None),
+    )
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
         return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]
