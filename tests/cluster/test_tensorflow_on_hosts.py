@@ -61,7 +61,7 @@ def test_a_spare_gets_the_files_of_the_host_that_it_replaces_and_the_run_resumes
         time.sleep(0.05)
     cluster.crash("node2")
     said = finish(process)
-    assert "node3 takes the place of node2" in said
+    assert "node3 replaces node2" in said
     assert "iterations from the checkpoint at" in said
     assert [made.files_on(node) for node in ("node1", "node3")] == [made.group(0), made.group(1)]
     assert len(made.events("launched")) == 2
