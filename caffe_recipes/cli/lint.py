@@ -138,7 +138,13 @@ def lint(
     chains: list[str] = []
     found = find_all(targets, options, chains.append)
     if is_fixing:
-        rewrites, fixed = plan_fixes(found, options.max_bytes)
+        rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
+        for path in generated:
+            echo(
+                f"skipped {path}: it is generated; edit its recipe and run `caffe-recipes generate`", err=True
+            )
+        if not rewrites:
+            echo("no finding here that --fix can fix", err=True)
         if is_diff:
             for rewrite in rewrites:
                 print_text(render_diff(rewrite))
