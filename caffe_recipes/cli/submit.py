@@ -41,9 +41,8 @@ def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool)
         if not dry_run:
             raise
         known = load_profile(typed.profile).caffe_root if typed.profile else None
-        return Path(
-            known or "."
-        ), "" if known else "the current folder stands for the Caffe root; --caffe-root names the cluster's"
+        note = "" if known else "the current folder stands for the Caffe root (--caffe-root)"
+        return Path(known or "."), note
 
 
 @dataclass(frozen=True)
