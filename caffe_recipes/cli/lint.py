@@ -31,13 +31,13 @@ _COUNT = Whole(min=1, max=2**31 - 1)
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        echo(render_rules())
+        echo(render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        echo(explain_rule(name))
+        echo(explain_rule(name, terminal_width()))
         ctx.exit()
 
 

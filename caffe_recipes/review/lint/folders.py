@@ -209,14 +209,14 @@ def is_at_least(found: Finding, severity: str) -> bool:
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
 
 
-def explain_rule(name: str) -> str:
+def explain_rule(name: str, width: int | None = None) -> str:
     """Explain a rule. Raises InputError, with the nearest id, for an unknown one."""
     if name not in RULES:
         near = difflib.get_close_matches(name, RULES, n=1)
         raise InputError(
             "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
         )
-    return explain(name)
+    return explain(name, width)
 
 
 def _lint_paths(
