@@ -70,8 +70,9 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool |
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal on standard output; None for a pipe or a file."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    """Return the columns of the terminal on standard output, or $COLUMNS; None for a pipe or a file else."""
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size().columns if is_known else None
 
 
 def print_text(text: str) -> None:

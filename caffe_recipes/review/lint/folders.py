@@ -141,7 +141,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
     """
     found: dict[Path, list[Document[Any]]] = {}
     for home, paths in _group_prototxts(folder).items():
-        documents = [load_document(path, max_bytes=max_bytes) for path in paths]
+        documents: list[Document[Any]] = [load_document(path, max_bytes=max_bytes) for path in paths]
         if solvers := [document for document in documents if is_solver(document)]:
             found[home] = solvers
     if not found:
