@@ -170,7 +170,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
         ),
         ('layer { name: "a" }', "a.prototxt: expected a solver, found a NetParameter; give a solver file"),
         ("max_iter: 3 lr_polcy: 1", "did you mean 'lr_policy'?"),
-        ("", "a.prototxt: holds no field"),
+        ("", "a.prototxt: is empty: it has no fields"),
     ],
 )
 def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, said: str, write: Write) -> None:

@@ -62,7 +62,7 @@ def test_a_misfit_stands_at_its_layer_and_names_those_that_made_the_blobs(check_
     found = check_text(text)["shape-misfit"]
     line = next(at for at, each in enumerate(text.splitlines(), 1) if "Eltwise" in each)
     assert found.where.startswith(f"net.prototxt:{line}:")
-    assert "layer 'sum' (Eltwise) needs bottoms of one shape" in found.what
+    assert "layer 'sum' (Eltwise) needs bottoms of the same shape" in found.what
     assert "'y' is 2x5x6x6 (from layer 'y')" in found.what
 
 
