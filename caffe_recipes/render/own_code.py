@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from caffe_recipes.cluster.staging.manifest import own_cache, write_kept
+from caffe_recipes.cluster.staging.manifest import private_cache, write_cache_file
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
 from caffe_recipes.files import read_bytes, read_pieces
 
@@ -293,9 +293,9 @@ def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, co
     try:
         if path is None:
             raise PermissionError(0, "there is no home folder")
-        own_cache(path.parent.parent)
-        own_cache(path.parent)
-        write_kept(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
+        private_cache(path.parent.parent)
+        private_cache(path.parent)
+        write_cache_file(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
     except OSError as error:
         consent.warn(f"that you allow {name} cannot be recorded: {error.strerror}")
 

@@ -278,7 +278,7 @@ class Launch(Event):
             left = step.last_iter - resumed
             return f"{step.phase}: {left:,} iterations from the checkpoint at {resumed:,}"
         weights = trainer.started_from(self.arguments) if self.arguments else step.weights
-        return f"{step.phase}: {step.last_iter:,} iterations from {weights or trainer.untrained}"
+        return f"{step.phase}: {step.last_iter:,} iterations from {weights or trainer.initialization}"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ unset CDPATH
 
 for name in RESNET_DIR VALIDATION_DIR MODEL_DIR; do
   if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the top of tf_evaluate.sh\n' "$name" >&2
+    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_evaluate.sh\n' "$name" >&2
     exit 2
   fi
 done

@@ -17,7 +17,7 @@ unset CDPATH
 
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do
   if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the top of tf_prepare.sh\n' "$name" >&2
+    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2
     exit 2
   fi
 done

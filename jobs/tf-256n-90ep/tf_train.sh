@@ -17,14 +17,14 @@ unset CDPATH
 
 for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
   if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the top of tf_train.sh\n' "$name" >&2
+    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_train.sh\n' "$name" >&2
     exit 2
   fi
 done
 [[ -f "$RESNET_DIR"/resnet_main.py ]] ||
   { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
 
-# On every node resnet_main.py finds the schedule beside this script.
+# So that resnet_main.py finds the schedule, tf_rates.py, beside this script on every node.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 

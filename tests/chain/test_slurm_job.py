@@ -123,7 +123,7 @@ class EarlierJob:
 
 
 AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
-NO_COMMAND = NoCommand("c1", "scontrol is not on its PATH", "")
+NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
     assert started["pid"] == os.getpid()
 
 
-STARTED = "Slurm has just been started and looks for its nodes"
+STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:
@@ -268,7 +268,7 @@ def test_slurm_is_not_waited_for_for_ever() -> None:
 
 def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
     def nobody(number: int) -> bool:
-        raise NoCommand("c1", "scontrol is not on its PATH", "")
+        raise NoCommand("c1", "scontrol not found on its PATH", "")
 
     def pause(seconds: float) -> None:
         raise AssertionError("nothing is waited for")

@@ -93,9 +93,9 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
     assert find_partitions(profile, 128, 48) == ["skx-normal"]
     assert find_partitions(profile, 129, 1) == []
     assert list(check_partition(profile, "skx-normal", nodes=64, hours=48.5)) == [
-        "skx-normal runs a job for at most 48 h, the recipe needs 48.5 h"
+        "skx-normal runs a job for at most 48 h, and the recipe needs 48.5 h"
     ]
-    with pytest.raises(InputError, match="no partition 'normal' is known; there are: skx-normal"):
+    with pytest.raises(InputError, match="unknown partition 'normal'; known partitions: skx-normal"):
         list(check_partition(profile, "normal", nodes=1, hours=None))
 
 
@@ -134,7 +134,7 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ('name: a\ntitle: b\nmodules: ["a\\nb"]\n', "p.yaml:3: modules[0]: control characters"),
         (
             "name: a\ntitle: b\nnode: {sockets: 1, cores_per_socket: 4}\nmlsl: {server_affinity: [3, 4]}\n",
-            "p.yaml:1: profile: mlsl.server_affinity: core 4 of a node whose cores are 0 to 3",
+            "p.yaml:1: profile: mlsl.server_affinity: core 4 does not exist; the cores of a node are 0 to 3",
         ),
         ("name: a\ntitle: b\nrates: {link_gb_per_s: 0}\n", "p.yaml:3: rates.link_gb_per_s: must be above 0"),
         ("name: a\ntitle: b\nhead: '-oProxyCommand=x'\n", "p.yaml:3: head: "),

@@ -111,7 +111,7 @@ def test_a_path_that_is_not_set_is_named(tmp_path: Path, name: str) -> None:
     missing = list(paths)[1]
     done, record = run_script(tmp_path, name, {**paths, missing: ""}, has_program=False)
     assert done.returncode == 2
-    assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the top of {name}\n"
+    assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the comment at the top of {name}\n"
     assert not record.exists()
 
 

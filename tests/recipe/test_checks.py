@@ -203,12 +203,12 @@ RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
         (
             "flags: {deterministic: true,",
             "flags: {train_steps: 9,",
-            "tensorflow: flags: train_steps follows from other keys of the recipe; remove it",
+            "tensorflow: flags: train_steps is derived from other keys of the recipe; remove it",
         ),
         (
             "kmp_blocktime: 1}",
             "kmp_blocktime: 1, flags: {num_eval_images: 9}}",
-            "tensorflow: evaluation.flags: num_eval_images follows from other keys of the recipe; remove it",
+            "tensorflow: evaluation.flags: num_eval_images is derived from other keys of the recipe; remove",
         ),
     ],
 )

@@ -170,7 +170,7 @@ class ShownRun:
         if launch is None:
             return requests
         if launch.log != self._log.name:
-            self._log = _Log(launch.log, summary=find_trainer(self.recipe).begin_log())
+            self._log = _Log(launch.log, summary=find_trainer(self.recipe).new_log_summary())
         log = f"{self.path}/logs/{posixpath.basename(launch.log)}"
         return [*requests, ReadRequest(log, self._log.offset, _MOST_BYTES)]
 

@@ -325,8 +325,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
     warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
     trainer = find_trainer(planned.recipe)
-    snapshots = trainer.known_by(()) is not None
-    end = f"{trainer.title} writes a snapshot" if snapshots else "the run is stopped"
+    has_snapshots = trainer.snapshot_argument(()) is not None
+    end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
     yield f"at the limit: {warning} before it {end}; the job is requeued and resumes"
 
 

@@ -165,7 +165,7 @@ def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> 
     known = SpeedInputs(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
     few, many = estimate_shapes(recipe, [shape_of(recipe), Shape(448, 2, 32)], known)
     assert [note.partition(",")[0] for note in few.notes] == ["skx-normal runs a job for at most 48 h"]
-    assert "skx-normal takes at most 128 nodes, the recipe needs 448" in many.notes
+    assert "skx-normal allows at most 128 nodes, and the recipe needs 448" in many.notes
 
 
 def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> None:
