@@ -112,7 +112,7 @@ def test_a_misfit_of_both_phases_is_told_once() -> None:
 
 def test_a_dilated_kernel_is_as_wide_as_its_holes(check_text: CheckText) -> None:
     wrong = INPUT + conv("x", "a").replace("kernel_size", "dilation: 300 kernel_size")
-    assert "and dilation 300, together 601 wide" in check_text(wrong)["shape-misfit"].what
+    assert "with dilation 300 (601 wide)" in check_text(wrong)["shape-misfit"].what
 
 
 def test_a_layer_that_learns_nothing_has_no_params(check_text: CheckText) -> None:
