@@ -118,7 +118,7 @@ def test_so_is_a_disk_that_is_full_only_for_the_manifest(
 
     monkeypatch.setattr("caffe_recipes.data.build.write_manifest", fail)
     with pytest.raises(
-        RunFailed, match=r"No space left on device; make room .*; run the same command again to resume"
+        RunFailed, match=r"No space left on device; free space .*; run the same command again to resume"
     ):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     monkeypatch.undo()
