@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import refuse_filler
+from caffe_recipes.caffe.refusals import find_filler_refusals
 from caffe_recipes.errors import InputError
 
 _Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
@@ -20,7 +20,7 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
     if filler.type not in FILLERS:
         known = ", ".join(sorted(FILLERS))
         raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"known are {known}")
-    for refusal in refuse_filler(filler):
+    for refusal in find_filler_refusals(filler):
         raise InputError(f"filler '{filler.type}'", refusal.what, refusal.write)
     if filler.scale != 1:
         raise InputError(f"filler '{filler.type}'", "scale is not supported", "remove it")

@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, closed_bottoms, refuse_layer
+from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_without_backward, find_refusals
 from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
 from caffe_recipes.engine.data import SOURCES, Feed, InputLayer, check_data, first_image
 from caffe_recipes.engine.fillers import fill, starting_fillers
@@ -273,7 +273,7 @@ class RunnableNet:
         for layer in split.layer:
             if not layer.HasField("phase"):
                 layer.phase = state.phase
-            for refusal in refuse_layer(layer):  # insert_splits may have cleared loss weights
+            for refusal in find_refusals(layer):  # insert_splits may have cleared loss weights
                 what = "has a loss that another layer also reads: Caffe clears its loss_weight, and stops"
                 raise fault(layer, what, refusal.write)
         self._split = split
@@ -331,7 +331,7 @@ class RunnableNet:
         for node, goes_down in reversed(ways):
             if not node.weighted and under_loss.isdisjoint(node.tops):
                 continue
-            closed = [b for b in closed_bottoms(node.param) if goes_down[b]]
+            closed = [b for b in bottoms_without_backward(node.param) if goes_down[b]]
             if closed:
                 # By index, since its name may be that of a Split layer that the user did not write.
                 what = f"has no backward pass to bottom[{closed[0]}], but the loss needs its gradient"
@@ -647,7 +647,7 @@ def _check_layers(net: pb.NetParameter) -> None:
         what = f"type {types} is not supported" if "," not in types else f"types {types} are not supported"
         raise LayerFault(where, what, f"supported are {', '.join(sorted({*SOURCES, *LAYERS}))}")
     for layer in net.layer:
-        for refusal in refuse_layer(layer, net.engine):
+        for refusal in find_refusals(layer, net.engine):
             raise fault(layer, refusal.what, refusal.write)
         if not layer.top and layer.type not in _TOPLESS:
             raise fault(layer, "has no top", f'write top: "{layer.name}"')

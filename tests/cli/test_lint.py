@@ -157,13 +157,13 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", ": holds no field at all; was it copied whole?"),
+        (b"", ": is empty: it has no fields; check that it was copied completely"),
         (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
         (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
         (b"\x89PNG", ":1:1: byte 0x89 is not UTF-8"),
         (
             b"# " + b"." * 16_000_000,
-            ": is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes",
+            ": is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes",
         ),
     ],
 )

@@ -54,7 +54,10 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
             image(1, data=bytes(cv2.imencode(".png", noise(4, 4).astype(np.uint16))[1])),
             "has more than 8 bits per channel",
         ),
-        (pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"), "is raw, says 3x2x2 and has 1 values"),
+        (
+            pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"),
+            "is a raw image of 3x2x2, but has 1 values",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(

@@ -203,7 +203,7 @@ def test_whatever_goes_wrong_while_reading_ahead_reaches_the_reader(
     datums = open_datums("lmdb")
     reader = RecordReader(layer, datums, Transform(layer.transform_param, pb.TEST), Feed(0, 1, 0, 0, QUIET))
     datums.close()
-    with pytest.raises(ValueError, match="was closed"):
+    with pytest.raises(ValueError, match="is closed"):
         reader.next()
     reader.close()
 

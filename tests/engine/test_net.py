@@ -299,7 +299,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             + dummy("b", 2, 3, 4, 4)
             + 'layer { name: "c" type: "Convolution" bottom: "a" bottom: "b" top: "c" '
             "convolution_param { num_output: 2 kernel_size: 1 } }",
-            "makes 2 tops, not 1",
+            "produces 2 tops, not 1",
         ),
         (SCORES + IP.replace('type: "xavier"', 'type: "gaussian" std: -1'), "gaussian filler of std -1"),
         (SCORES + LABELS + IP + loss('top: "l" top: "p"'), "no loss_weight and 2 tops"),
@@ -307,7 +307,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             dummy("data", 4, 5, 2, 2)
             + dummy("label", 16)
             + loss('top: "l"', 'bottom: "data" bottom: "label"'),
-            "one first dimension",
+            "the same first dimension",
         ),
         (dummy("x", 2, 3) + 'layer { name: "r" type: "ReLU" bottom: "x" }', "'r' .ReLU.: has no top"),
         (dummy("x", 3) + 'layer { name: "f" type: "Flatten" bottom: "x" top: "x" }', "over its bottom 'x'"),
@@ -320,7 +320,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             + 'layer { name: "more" type: "Power" bottom: "l" top: "m" }',
             "clears its loss_weight",
         ),
-        (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO', the net's"),
+        (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO' of the net"),
     ],
 )
 def test_what_caffe_stops_at_or_torch_would_raise_is_refused_at_set_up(text: str, part: str) -> None:
