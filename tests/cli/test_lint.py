@@ -135,7 +135,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     [
         ([], "Missing argument"),
         (["missing.prototxt"], "Error: missing.prototxt: cannot be read (No such file or directory)"),
-        (["nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
+        (["nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
         ([".", "--ranks", "2"], "Error: .: contains no .prototxt file"),
         (["digits-local", "--ranks", "2"], "Error: --ranks applies to files only: a recipe sets its own"),
