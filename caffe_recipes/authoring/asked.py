@@ -20,7 +20,7 @@ from caffe_recipes.review.lint.chain import Net
 from caffe_recipes.wording import did_you_mean
 
 _USUAL_BATCH_PER_RANK = 32
-_MOST_SCANNED = 100_000  # records whose labels are read to count classes, if there is no manifest
+_MAX_SCANNED = 100_000  # records whose labels are read to count classes, if there is no manifest
 _GREY, _COLOUR = (128.0,), (104.0, 117.0, 123.0)
 
 
@@ -109,7 +109,7 @@ def read_lmdb(path: str) -> LmdbFacts | None:
         if manifest:
             classes = len(manifest.classes or ()) or 1 + max(manifest.labels, default=-1)
         else:
-            classes = 1 + max(one.label for _, one in datums) if count <= _MOST_SCANNED else 0
+            classes = 1 + max(one.label for _, one in datums) if count <= _MAX_SCANNED else 0
     try:
         shape = datum_shape(first, _decoded_shape)
     except ValueError:
