@@ -67,7 +67,7 @@ def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, 
                 where, f"is {kind}-compressed", "decompress it, since its images are read in random order"
             ) from None
         raise DataError(where, f"is not a complete tar: {error}", _COPY_HINT) from None
-    return {name: _resolve(place, found) for name, place in found.items()}
+    return {name: _resolve(extent, found) for name, extent in found.items()}
 
 
 def _normalise(name: str) -> str:
@@ -84,16 +84,16 @@ def _locate(member: tarfile.TarInfo, base: int, found: dict[str, Extent | str | 
     return None
 
 
-def _resolve(place: Extent | str | None, found: dict[str, Extent | str | None]) -> Extent | None:
+def _resolve(extent: Extent | str | None, found: dict[str, Extent | str | None]) -> Extent | None:
     for _ in range(_MAX_LINKS):
-        if not isinstance(place, str):
-            return place
-        path = PurePosixPath(place)
+        if not isinstance(extent, str):
+            return extent
+        path = PurePosixPath(extent)
         linked = next((folder for folder in path.parents if isinstance(found.get(str(folder)), str)), None)
         if linked is None:
-            place = found.get(place)
+            extent = found.get(extent)
         else:
-            place = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
+            extent = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
     return None  # the links form a loop
 
 
@@ -112,7 +112,7 @@ class _FileSlice(io.RawIOBase):
     """A slice of a file that can be read like a separate file."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
+        self._file, self._start, self._size, self._position = file, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -121,18 +121,22 @@ class _FileSlice(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._position = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        )
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
         if size > _MAX_HEADER_BYTES:  # only headers are read, and a damaged one may claim any size
             raise tarfile.ReadError(f"a header of {size:,} bytes")
-        left = max(0, self._size - self._place)
-        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._place)
-        self._place += len(data)
+        left = max(0, self._size - self._position)
+        data = os.pread(
+            self._file.fileno(), left if size < 0 else min(size, left), self._start + self._position
+        )
+        self._position += len(data)
         return data
 
 
@@ -191,11 +195,11 @@ def _read_files(path: Path) -> Iterator[Picture]:
 
 def _list_files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, size) of the files in a tar. Raises DataError if an image is not a file in it."""
-    for name, place in load_members(where, file, base, size).items():
-        if place is None and (is_image(name) or name.endswith(".tar")):
+    for name, extent in load_members(where, file, base, size).items():
+        if extent is None and (is_image(name) or name.endswith(".tar")):
             what = f"'{name}' is not a regular file or a link to one in the archive"
             raise DataError(where, what, "pack it again with tar --dereference")
-        yield name, *(place or (0, 0))
+        yield name, *(extent or (0, 0))
 
 
 # The start-of-frame markers SOF0 to SOF15, without DHT, JPG and DAC, whose codes are in the same range.

@@ -373,9 +373,7 @@ def check_output_path(out: Path, images: Path) -> None:
     """Raise DataError if the name of `out` is too long, or if `out` is inside the folder `images`."""
     length = len(os.fsencode(out.name))
     if length > _MAX_NAME_BYTES:
-        what = (
-            f"the name has {length} bytes; at most {_MAX_NAME_BYTES} fit with its manifest's suffix"
-        )
+        what = f"the name has {length} bytes; at most {_MAX_NAME_BYTES} fit with its manifest's suffix"
         raise DataError(out, what, "shorten it")
     if images.is_dir() and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(images)):
         raise DataError(out, f"is inside {images}, whose folders are classes", "give a path outside it")

@@ -184,7 +184,7 @@ def spread_evenly(count: int, limit: int) -> list[int]:
     >>> spread_evenly(10, 4), spread_evenly(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])
     """
-    return [place * count // limit for place in range(limit)] if limit < count else list(range(count))
+    return [step * count // limit for step in range(limit)] if limit < count else list(range(count))
 
 
 def _check_record(

@@ -33,25 +33,25 @@ def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
     manifest = load_manifest(path)
     names = manifest.classes or () if manifest is not None else ()
     with open_datums(path) as datums:
-        places = spread_evenly(len(datums.keys), images)  # reading all keys first finds damaged pages
-        rows = -(-len(places) // _COLUMNS)
+        indices = spread_evenly(len(datums.keys), images)  # reading all keys first finds damaged pages
+        rows = -(-len(indices) // _COLUMNS)
         high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
         sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)
-        for number, place in enumerate(places):
+        for number, index in enumerate(indices):
             top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
             tile = sheet[top : top + high, left : left + _SIDE_PX]
-            text, colour = _draw(tile, datums, place, names)
+            text, colour = _draw(tile, datums, index, names)
             baseline = (0, _SIDE_PX + _TEXT_PX - 4)
             cv2.putText(tile, text, baseline, *_FONT, colour, 1, cv2.LINE_AA)
     return encode(sheet, "png")
 
 
 def _draw(
-    tile: NDArray[np.uint8], datums: Datums, place: int, names: Sequence[str]
+    tile: NDArray[np.uint8], datums: Datums, index: int, names: Sequence[str]
 ) -> tuple[str, tuple[int, int, int]]:
     """Draw a record's image into its tile, and return the caption and its colour."""
     try:
-        datum = datums[place]
+        datum = datums[index]
     except DataError:
         return "no Datum", _RED
     try:

@@ -35,14 +35,14 @@ def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iter
     random = None if shuffle is None else Random(shuffle)
     if random:
         random.shuffle(records)
-    place = rank
+    position = rank
     while True:
-        while place >= count:
-            place -= count
+        while position >= count:
+            position -= count
             if random:
                 random.shuffle(records)
-        yield records[place]
-        place += ranks
+        yield records[position]
+        position += ranks
 
 
 # Decoded images are cached up to this total size, so that small data sets are decoded only once.

@@ -458,7 +458,7 @@ class RunnableNet:
                 continue
             if name in owner.explicit and getattr(spec, name) != getattr(owner, name):
                 raise layer_error(
-                    layer, f"shares param '{spec.name}' but not its {name}", "give both the same"
+                    layer, f"shares param '{spec.name}' with a different {name}", "give both the same"
                 )
             setattr(owner, name, getattr(spec, name))
             owner.explicit.add(name)

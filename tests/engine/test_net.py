@@ -434,7 +434,7 @@ def shared(first: str, second: str, outputs: int = 3, trained: RunnableNet | Non
 def test_a_rate_written_where_a_param_is_shared_only_is_taken() -> None:
     [param] = shared("", "lr_mult: 3 decay_mult: 2").params
     assert (param.lr_mult, param.decay_mult) == (3, 2)
-    with pytest.raises(InputError, match="another lr_mult"):
+    with pytest.raises(InputError, match="with a different lr_mult"):
         shared("lr_mult: 1", "lr_mult: 3")
 
 
