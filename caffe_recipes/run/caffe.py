@@ -34,7 +34,7 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
-from caffe_recipes.run.snapshots import as_failure, bring, keep_parts, verify_digest
+from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 
 OUR_TRAINER = "caffe-torch"
@@ -53,8 +53,8 @@ class Caffe:
     always_checkpoints: ClassVar[bool] = False
     model_suffix: ClassVar[str] = _MODEL
     file_kind: ClassVar[str] = "prototxt"
-    untrained: ClassVar[str] = "the nets' fillers"
-    another: ClassVar[str] = "give another Caffe with --caffe"
+    initialization: ClassVar[str] = "the nets' fillers"
+    failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
         *("trainer", "folders", "prototxts", "training data", "test data"),
         *("starts from", "snapshots", "disk"),
@@ -184,21 +184,11 @@ class Caffe:
         """Yield nothing: Caffe reads only the checkpoint that it is given."""
         yield from ()
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return the weights that a launch with these arguments starts from."""
-        given = (word.partition(_WEIGHTS) for word in arguments)
-        return next((path for before, found, path in given if found and not before), None)
-
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return the iteration of the checkpoint that a launch with these arguments resumes."""
-        given = (word.removeprefix(_SNAPSHOT) for word in arguments if word.startswith(_SNAPSHOT))
-        return next((number for word in given if (number := self.checkpoint_iter(word)) is not None), None)
-
-    def known_by(self, arguments: Sequence[str]) -> str | None:
+    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies the trainer of rank 0, which writes a snapshot on SIGHUP."""
         return next((word for word in arguments if word.startswith(_SOLVER)), "")
 
-    def begin_log(self) -> LogSummary:
+    def new_log_summary(self) -> LogSummary:
         """Return an empty log summary to feed lines into."""
         return LogSummary()
 
@@ -267,7 +257,7 @@ class Caffe:
         """Return what went wrong in an attempt, according to its log; None if nothing did."""
         return judge(attempt, limit_s)
 
-    def world_words(self) -> tuple[str, ...]:
+    def world_arguments(self) -> tuple[str, ...]:
         """Return an empty tuple: Caffe's ranks do not print their rank."""
         return ()
 
@@ -392,11 +382,11 @@ def fetch_checkpoint(
     with keep_parts(root / state, root / model) as (state_part, model_part):
         path = at
         try:
-            state_sha256 = bring(host, root, at, state_part)
+            state_sha256 = fetch_file(host, root, at, state_part)
             message = _load_state(state_part, net, solver_last_iter)
             _check_names(root, message, int(named[1]), beside)
             path = beside
-            model_sha256 = bring(host, root, beside, model_part)
+            model_sha256 = fetch_file(host, root, beside, model_part)
             verify_weights(model_part, net)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the checkpoint") from None

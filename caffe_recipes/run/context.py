@@ -19,13 +19,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import find_strangers, fold_hosts, load_hostfile, slurm_hosts, take_hosts
+from caffe_recipes.cluster.hostfile import (
+    find_hosts_outside_job,
+    fold_hosts,
+    load_hostfile,
+    slurm_hosts,
+    take_hosts,
+)
 from caffe_recipes.cluster.hosts import LocalHost, open_all
 from caffe_recipes.cluster.launcher import (
     FABRIC_OPTIONS,
     HYDRA,
     RankLaunch,
-    launcher_knows,
+    launcher_accepts,
     ssh_environment,
     with_modules,
 )
@@ -167,11 +173,11 @@ class Setting:
     def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank."""
         launch = self.launch(hostfile)
-        return launch.argv(launch.contained((self.program, *arguments)))
+        return launch.argv(launch.in_container((self.program, *arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """Return the argv that starts the trainer without a launcher, on this machine."""
-        return self.launch().argv_alone((self.program, *arguments))
+        return self.launch().argv_without_launcher((self.program, *arguments))
 
     def find_launcher(self) -> str:
         """Return the path of the launcher; raises ClusterError if it is not found."""
@@ -352,7 +358,7 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
 
 def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
     """Return a sentence about the hosts that are not part of the job; empty if there are none."""
-    strangers = find_strangers(hosts, job)
+    strangers = find_hosts_outside_job(hosts, job)
     return f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
@@ -403,7 +409,7 @@ def drop_refused_options(profile: Profile, path: str) -> tuple[Profile, tuple[st
         refused = tuple(
             option
             for option in launcher.options
-            if not launcher_knows(
+            if not launcher_accepts(
                 LocalHost(), program, option, lambda argv: with_modules(argv, profile.modules, path)
             )
         )
@@ -494,7 +500,7 @@ class Run:
 
     def read_log(self, log: str) -> LogTail:
         """Return a reader of a trainer's log, positioned at its start."""
-        return LogTail(self.path(log), self.setting.trainer.begin_log())
+        return LogTail(self.path(log), self.setting.trainer.new_log_summary())
 
     def snapshots(self) -> Mapping[str, tuple[str, str]]:
         """Return the SHA-256 and the phase of every kept snapshot of the whole run, by path."""

@@ -26,7 +26,7 @@ from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
 from caffe_recipes.run.predictions import Accuracy, Member, find_members, unfinished_members
 
 if TYPE_CHECKING:
-    from caffe_recipes.run.predictions import Measured, Place, Tested
+    from caffe_recipes.run.predictions import MemberAccuracies, PredictionEnv, TestSet
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EnsembleResult:
     classes: int
     average: str
     members: tuple[Member, ...]
-    measured: Measured
+    measured: MemberAccuracies
     missing: tuple[str, ...]
     reported: Reported
     reported_of: tuple[str, ...]
@@ -101,16 +101,16 @@ def _require_numpy() -> None:
         )
 
 
-def _find_place(folder: Path) -> Place:
-    from caffe_recipes.run.predictions import Place
+def _find_place(folder: Path) -> PredictionEnv:
+    from caffe_recipes.run.predictions import PredictionEnv
 
     path = search_path(ours_first=True)
-    return Place(folder, folder.parent.parent, find_our_trainer(path), path)
+    return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path)
 
 
-def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
+def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> TestSet:
     """Return the evaluation net and the LMDB; raises InputError if the net has changed since the start."""
-    from caffe_recipes.run.predictions import Tested
+    from caffe_recipes.run.predictions import TestSet
 
     path = recipe.net_path(_tested_net(recipe))
     message = load_prototxt(place.root / path, pb.NetParameter)
@@ -121,7 +121,7 @@ def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
     where = lmdb.absolute() if lmdb else place.root / recipe.data.test.lmdb
     source = find_source(where)
     manifest = load_manifest(source, cache_folder()) or hash_source(source, cache_folder())
-    return Tested(place.root / path, message, found, where, manifest.digest)
+    return TestSet(place.root / path, message, found, where, manifest.digest)
 
 
 def _tested_net(recipe: Recipe) -> str:
@@ -157,7 +157,7 @@ def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
         (
             member.name,
             *_percent(measured.single[index]),
-            *_percent(measured.so_far[index]),
+            *_percent(measured.cumulative[index]),
             *_percent(measured.without[index]),
             *_points(measured.ensemble, measured.without[index]),
         )
@@ -195,7 +195,7 @@ def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
                 "snapshot": str(member.path),
                 "sha256": member.sha256,
                 **asdict(measured.single[index]),
-                "so_far": asdict(measured.so_far[index]),
+                "so_far": asdict(measured.cumulative[index]),
                 "without": asdict(measured.without[index]),
             }
             for index, member in enumerate(found.members)

@@ -122,7 +122,7 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
             journal.unlink()
         else:
             journal.write_text(text)
-        with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run still trains"):
+        with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run is still training"):
             place.run(new=True)
     journal.write_text(whole)
     (place.root / "release").touch()

@@ -148,7 +148,7 @@ def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(si
 
 def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) -> None:
     with pytest.raises(
-        InputError, match=r"has no folder to stage TFRecords from; write it as tensorflow\.data"
+        InputError, match=r"names no folder to stage TFRecords from; write it as tensorflow\.data"
     ):
         find_record_sets(load_recipe("digits-local"), site.root, NAMES)
 
@@ -164,7 +164,7 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
             site.recipe(file_groups=4), options, lambda name, how: LocalHost(name), said.append
         )
         assert placed == (StagedHost("localhost", outcome),)
-    assert f"{site.root}/hostfile: 1 of the recipe's 4 hosts; a run needs all" in said
+    assert f"{site.root}/hostfile: 1 of the recipe's 4 hosts; a run needs all of them" in said
     train = site.root / "node/a/train"
     found = sorted(path.name for path in train.iterdir() if "caffe-recipes" not in path.name)
     assert found == sorted([*deal_files(ALL[:-1], 4, 0, seed=3), ".manifest.json"])

@@ -126,5 +126,5 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
 )
 def test_what_is_no_answer_is_told_with_the_host(records: list[str]) -> None:
     host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(HostFailed, match=r"standin: the answer to `look` cannot be read: .*; check that"):
+    with pytest.raises(HostFailed, match=r"standin: cannot parse the answer to `look`: .*; check that"):
         HostFiles(host).read([ReadRequest("/x")])

@@ -257,7 +257,7 @@ def test_new_is_refused_while_a_branch_of_a_killed_run_trains(graph: Place) -> N
     wait_until(first, graph, lambda: AMID in log(graph, "side") and "last" in graph.state().finished)
     first.kill()
     first.wait()
-    with pytest.raises(InputError, match=r"side-1\.log: process \d+ of a killed run still trains"):
+    with pytest.raises(InputError, match=r"side-1\.log: process \d+ of a killed run is still training"):
         graph.run(hostfile=graph.root / "hosts", new=True)
     (graph.root / "release").touch()
     finish(start(graph), graph)

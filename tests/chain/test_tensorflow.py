@@ -47,7 +47,7 @@ def saving(step: int) -> list[str]:
 
 def tail_of(tmp_path: Path, *lines: str) -> LogTail:
     (tmp_path / "log").write_text("".join(f"{each}\n" for each in lines))
-    tail = LogTail(tmp_path / "log", DIGITS.begin_log())
+    tail = LogTail(tmp_path / "log", DIGITS.new_log_summary())
     tail.read(to_end=True)
     return tail
 
@@ -206,7 +206,7 @@ def test_a_host_without_the_libraries_is_said_in_one_line(attempt: Attempt, said
     ("says", "found"),
     [
         ("rank $PMI_RANK of 2", "2 ranks see each other"),
-        ("rank 0 of 1", "2 of 2 ranks answered, and saw worlds of 1; it needs the MPI of"),
+        ("rank 0 of 1", "2 of 2 ranks answered, and saw worlds of 1; build it with the MPI of"),
         ("nothing", "0 of 2 ranks answered, and saw nothing"),
     ],
 )

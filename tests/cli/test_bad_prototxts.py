@@ -124,7 +124,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
         (str(tmp_path / "missing"), "cannot be read (No such file or directory); check the path"),
         (
             str(pipe),
-            "pipe that nobody writes to"
+            "pipe without a writer"
             if "-w" not in command and command != ("fmt",)
             else "is not a regular file",
         ),

@@ -80,7 +80,7 @@ def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at
     path = write(tmp_path)
     (tmp_path / "folder.png").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
-    for name, what in (("folder.png", "Is a directory"), ("pipe.png", "Is a device, a pipe or a socket")):
+    for name, what in (("folder.png", "Is a directory"), ("pipe.png", "Is a device, pipe or socket")):
         code, out, err = call("check", path, "--sheet", tmp_path / name)
         assert (code, out) == (2, "")
         assert err.startswith(f"Error: {tmp_path / name}: cannot be written: {what}")
@@ -100,7 +100,7 @@ def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
 def test_all_images_and_some_of_them_contradict_each_other(tmp_path: Path) -> None:
     code, out, err = call("check", write(tmp_path), "--all", "--sample", 3)
     assert (code, out) == (2, "")
-    assert err == "Error: --sample: cannot be used with --all, which decodes every image; leave one out\n"
+    assert err == "Error: --sample: cannot be used with --all, which decodes every image; omit one of them\n"
 
 
 def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
     assert (code, out.endswith(", 1 left out\n")) == (0, True)
-    assert f"{folder}: left out 1 file without the suffix of an image: 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 1 file without an image suffix: 'a/.DS_Store'\n" in err
     (folder / "a/README.txt").write_text("x")
     err = call(*words, "--skip-bad")[2]
-    assert f"{folder}: left out 2 files without the suffix of an image, e.g. 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 2 files without an image suffix, e.g. 'a/.DS_Store'\n" in err
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
 def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(data, ["build", "digits", "--out", str(tmp_path / "digits"), *words])
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == f"{words[0]}: cannot be used with digits; leave it out"
+    assert str(done.exception) == f"{words[0]}: cannot be used with digits; omit it"
     assert not list(tmp_path.iterdir())
 
 

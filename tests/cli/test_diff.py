@@ -237,7 +237,7 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "a.prototxt", "more"], "unexpected argument 'more'"),
         (["nothing", "a.prototxt"], "'nothing' is not a file, folder, recipe or revision"),
         (["a" * 5000, "a.prototxt"], "is not a file, folder, recipe or revision"),
-        (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks go together"),
+        (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks must be given together"),
         (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not a number of ranks"),
         ([], "Missing argument 'A'"),
     ],

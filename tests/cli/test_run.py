@@ -34,7 +34,7 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         ),
         (
             ["digits-local", "--profile", "mpihc"],
-            "Error: unknown profile 'mpihc'; did you mean 'mpich'? there",
+            "Error: unknown profile 'mpihc'; did you mean 'mpich'? known",
         ),
         (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
         (["digits-local", "--caffe-root", ".", "--caffe", "./none"], "none: no such Caffe binary"),

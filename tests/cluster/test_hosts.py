@@ -121,7 +121,7 @@ def test_an_answer_that_cannot_be_read_is_shown(answer: str) -> None:
             return Completed(0, answer, "")
 
     for ask in (file_stamp, file_bytes, file_digest):
-        with pytest.raises(ClusterError, match=r"here:/a: the output of .* cannot be read: '") as caught:
+        with pytest.raises(ClusterError, match=r"here:/a: cannot parse the output of .*: '") as caught:
             ask(OddHost("here"), "/a")
         assert repr(answer)[1:100].rstrip("'") in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -145,7 +145,7 @@ def test_an_unknown_host_key_is_refused(ssh_server: SshServer, tmp_path: Path) -
     (tmp_path / "ssh" / "known_hosts").write_text("")
     with pytest.raises(
         ClusterError,
-        match=r"node1: its host key is not in known_hosts as \[127\.0\.0\.1\]:\d+; it shows SHA256:",
+        match=r"node1: its host key is not in known_hosts as \[127\.0\.0\.1\]:\d+; it presents SHA256:",
     ):
         SshHost("node1", tmp_path / "ssh").run(["true"])
 
@@ -292,7 +292,7 @@ def test_nothing_of_a_failed_login_reaches_the_terminal(
 )
 def test_jump_hosts_that_lead_in_a_circle_are_refused(config: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(config)
-    with pytest.raises(ClusterError, match=r"its jump host \w+ is reached over itself"):
+    with pytest.raises(ClusterError, match=r"its jump host \w+ is configured to be reached through itself"):
         SshHost("a", tmp_path).connect()
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.cluster.ranks import RankEnds
+from caffe_recipes.cluster.ranks import RankExitReader
 
 KILLED = "node2: a rank was ended by signal 9 (killed; out of memory?)"
 AT = "=   PID 3556 RUNNING AT node2"
 
 
 def said(*lines: str) -> str:
-    ends = RankEnds()
+    ends = RankExitReader()
     for line in lines:
         ends.feed(line)
     return ends.cause
@@ -31,7 +31,7 @@ def hydra(code: int, string: str = "") -> list[str]:
         (hydra(11, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
         (hydra(6, "Terminated (signal 15)"), "signal 6 (aborted)"),
         (hydra(9, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
-        (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher says: Terminated)"),
+        (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher reported: Terminated)"),
         (["=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)"], KILLED),
     ],
 )

@@ -375,7 +375,7 @@ def _draw_strips(
 def _write_between(
     axes: Axes, name: str, left: float, right: float, y: float, canvas: FigureCanvasAgg
 ) -> None:
-    """Write a name between two x positions; make a long name smaller, cut it before its number, or drop it."""
+    """Write a name between two x positions; shrink a long name, cut it before its number, or drop it."""
     (left_px, _), (right_px, _) = axes.transData.transform([(left, y), (right, y)])
     text = axes.text((left + right) / 2, y, name, ha="center", va="center", fontsize=7)
     letters = name.rstrip("0123456789")

@@ -117,5 +117,5 @@ def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
     monkeypatch.setenv("TMPDIR", str(missing))
     with pytest.raises(NodeRefusal) as caught:
         call(LocalHost("n1"), "trial", "try", "5", "0", "0")
-    said = f"n1: cannot be tried: no file can be written to {missing}: No such file or directory"
+    said = f"n1: cannot be tried: cannot write to {missing}: No such file or directory"
     assert str(caught.value) == said

@@ -38,7 +38,7 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
         with pytest.raises(InputError) as caught:
             choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
         assert str(caught.value) == (
-            f"site: debug takes at most 1 node, the recipe needs 2; use another {other}"
+            f"site: debug allows at most 1 node, and the recipe needs 2; use another {other}"
         )
         with pytest.raises(InputError, match=f"; use another {other}, or a shorter --time$"):
             choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
@@ -47,9 +47,13 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
 @pytest.mark.parametrize(
     ("partition", "nodes", "said"),
     [
-        (None, 200, "site: wide takes at most 128 nodes, the recipe needs 200; use another machine"),
-        ("wide", 200, "site: wide takes at most 128 nodes, the recipe needs 200; use another --partition"),
-        ("wdie", 4, "site: no partition 'wdie' is known; there are: wide"),
+        (None, 200, "site: wide allows at most 128 nodes, and the recipe needs 200; use another machine"),
+        (
+            "wide",
+            200,
+            "site: wide allows at most 128 nodes, and the recipe needs 200; use another --partition",
+        ),
+        ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
 )
 def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: int, said: str) -> None:
@@ -61,7 +65,7 @@ def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: in
 
 
 def test_without_a_partition_the_default_s_limits_count() -> None:
-    with pytest.raises(InputError, match="debug has 4 nodes, the job needs 5: it would never start"):
+    with pytest.raises(InputError, match="debug has 4 nodes, and the job needs 5; it would never start"):
         check_slurm(asked(5), [DEBUG, LONG], [])
     assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
     with pytest.raises(InputError, match="Slurm has no default partition; give --partition; there are: long"):
@@ -85,4 +89,4 @@ def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
     broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 working nodes now, the job needs 2")
+    assert verdict.notes[0].startswith("debug has 1 working nodes now, and the job needs 2")

@@ -150,8 +150,8 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
     ("given", "said"),
     [
         ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; there are: debug, long"),
-        ({"spares": 4}, r"debug has 4 nodes, the job needs 5: it would never start"),
-        ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, this one needs 2 h 01 min"),
+        ({"spares": 4}, r"debug has 4 nodes, and the job needs 5; it would never start"),
+        ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, and this job needs 2 h 01 min"),
         ({"profile": "none"}, "unknown profile 'none'"),
     ],
 )
@@ -184,7 +184,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
     desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
     assert desk.submit(time_s=3600.0)
     assert desk.said[0] == (
-        "debug has 0 working nodes now, the job needs 1: it waits until more work; see sinfo -R"
+        "debug has 0 working nodes now, and the job needs 1; it waits until more nodes work; see sinfo -R"
     )
     desk.slurm.jobs[12].state = "FAILED"
     desk.slurm.refuses_tests = "Invalid account"

@@ -15,13 +15,16 @@ PROGRAMS = ("sh", "env", "sleep", "timeout")
 # What is asked for, and what is said of it: of a chain for four nodes.
 REFUSED = [
     (("--partition", "nope"), "Slurm has no partition 'nope'; there are: debug, short"),
-    (("--spares", "1"), "debug has 4 nodes, the job needs 5: it would never start"),
-    (("--partition", "short"), "short gives a job at most 2 nodes, this one needs 4"),
-    (("--partition", "short", "--time", "11"), "short runs a job for at most 10 min, this one needs 11 min"),
+    (("--spares", "1"), "debug has 4 nodes, and the job needs 5; it would never start"),
+    (("--partition", "short"), "short allows at most 2 nodes per job, and this job needs 4"),
+    (
+        ("--partition", "short", "--time", "11"),
+        "short runs a job for at most 10 min, and this job needs 11 min",
+    ),
     (("--constraint", "gpu"), "Invalid feature specification"),
     (("--time", "soon"), "'soon' is not a Slurm time"),
     (("--profile", "demanding.yaml"), "site: jobs need --account on this machine; give --account"),
-    (("--profile", "small.yaml"), "few takes at most 3 nodes, the recipe needs 4"),
+    (("--profile", "small.yaml"), "few allows at most 3 nodes, and the recipe needs 4"),
 ]
 
 
