@@ -281,18 +281,12 @@ def build(
         raise click.UsageError("Missing option '--out'.", click.get_current_context())
     seed = order.find_seed()
     require_opencv(out)
-    from caffe_recipes.data.build import (
-        build_lmdb,
-        check_output_path,
-        check_settings,
-        load_pictures,
-        plan_build,
-    )
+    from caffe_recipes.data.build import build_lmdb, check_output, check_settings, load_pictures, plan_build
     from caffe_recipes.data.convert import Settings
 
     settings = Settings(**pixels.settings())
     check_settings(settings)  # before listing a million images
-    check_output_path(out, pictures.images)
+    check_output(out, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = load_pictures(pictures.images, **lists)
     if found.ignored:

@@ -369,7 +369,7 @@ def _image_error(plan: BuildPlan, index: int, error: str, *, is_decoded: bool) -
 _MAX_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_")
 
 
-def check_output_path(out: Path, images: Path) -> None:
+def check_output(out: Path, images: Path) -> None:
     """Raise DataError if the name of `out` is too long, or if `out` is inside the folder `images`."""
     length = len(os.fsencode(out.name))
     if length > _MAX_NAME_BYTES:
