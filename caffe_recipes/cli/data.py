@@ -281,16 +281,16 @@ def build(
         raise click.UsageError("Missing option '--out'.", click.get_current_context())
     seed = order.find_seed()
     require_opencv(out)
-    from caffe_recipes.data.build import build_lmdb, check_out, check_settings, load_pictures, plan_build
+    from caffe_recipes.data.build import build_lmdb, check_output, check_settings, load_pictures, plan_build
     from caffe_recipes.data.convert import Settings
 
     settings = Settings(**pixels.settings())
     check_settings(settings)  # before listing a million images
-    check_out(out, pictures.images)
+    check_output(out, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = load_pictures(pictures.images, **lists)
-    if found.left_out:
-        echo(f"{pictures.images}: {_describe_left_out(found.left_out)}", err=True)
+    if found.ignored:
+        echo(f"{pictures.images}: {_describe_left_out(found.ignored)}", err=True)
     plan = plan_build(found, settings, seed=seed, classes=pictures.classes)
     cores = len(os.sched_getaffinity(0))
     built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, on_progress=BuildProgress())

@@ -174,7 +174,7 @@ def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
 
     with pytest.raises(KeyboardInterrupt):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True, on_progress=cut_off)
-    what = r"\.lmdb\.partial: was started with --skip-bad, which left out 'b/1.JPEG'; give --skip-bad"
+    what = r"\.lmdb\.partial: was started with --skip-bad, which skipped 'b/1.JPEG'; give --skip-bad"
     with pytest.raises(DataError, match=what):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     assert build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True).skipped == ["b/1.JPEG"]
