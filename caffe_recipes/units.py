@@ -22,7 +22,7 @@ def describe_duration(seconds: float) -> str:
 
 
 def write_clock(seconds: float, *, is_short: bool = False) -> str:
-    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns whose width should not change.
+    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns of fixed width.
 
     A short one has no seconds from an hour on.
 
@@ -81,7 +81,6 @@ LONGER = (
 
 def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
     """Return the smallest of some units in which a time is at most 10,000, or else the largest.
-
 
     >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
     ['minutes', 'hours', 'days', 'years']

@@ -184,16 +184,6 @@ class Caffe:
         """Yield nothing: Caffe reads only the checkpoint that it is given."""
         yield from ()
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return the weights that a launch with these arguments starts from."""
-        given = (word.partition(_WEIGHTS) for word in arguments)
-        return next((path for before, found, path in given if found and not before), None)
-
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return the iteration of the checkpoint that a launch with these arguments resumes."""
-        given = (word.removeprefix(_SNAPSHOT) for word in arguments if word.startswith(_SNAPSHOT))
-        return next((number for word in given if (number := self.checkpoint_iter(word)) is not None), None)
-
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies the trainer of rank 0, which writes a snapshot on SIGHUP."""
         return next((word for word in arguments if word.startswith(_SOLVER)), "")

@@ -8,6 +8,7 @@ may lack fields, and those of later versions may have more; an unknown event cha
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
+from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.plan import find_step, plan_steps
@@ -224,6 +226,9 @@ class Staged(Event):
         return f"staged {what} to {self.lmdb} on {describe_names(self.hosts)}"
 
 
+_SOLVERSTATE = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Launch(Event):
     """A launch of a phase is about to start.
@@ -232,8 +237,8 @@ class Launch(Event):
     stamps for the other snapshots that later phases start from, by path. `id` identifies its ranks on any
     host, `hosts` are the hosts of the ranks, and `arguments` those of the trainer. `job` is the surrounding
     Slurm job, if any, which had been requeued `restarts` times. `weights` is the SHA-256 of the weights that
-    it starts from, by path; `resumed` is the iteration of the checkpoint that it resumes. `time_s` is the
-    time of the journal line.
+    it starts from, by path; `starts_from` is the path of those, and `resumed` the iteration of the checkpoint
+    that it resumes instead. `time_s` is the time of the journal line.
     """
 
     name = "launched"
@@ -250,7 +255,16 @@ class Launch(Event):
     job: str = ""
     restarts: int = 0
     weights: Mapping[str, str] = field(default_factory=dict)
+    starts_from: str | None = None
     resumed: int | None = None
+
+    @classmethod
+    def decode(cls, details: Mapping[str, Any]) -> Self:
+        """Return the event; earlier versions kept what Caffe starts from only in its arguments."""
+        given = dict(str(word).partition("=")[::2] for word in details.get("arguments", ()))
+        state = _SOLVERSTATE.fullmatch(given.get("--snapshot", ""))
+        earlier = {"starts_from": given.get("--weights"), "resumed": state and state[1]}
+        return super().decode({**earlier, **details})
 
     def details(self) -> dict[str, object]:
         """Return all fields, including empty ones, except the time, which each journal line has anyway."""
@@ -272,13 +286,13 @@ class Launch(Event):
 
         Journals of earlier versions have no arguments; for these the plan names the weights.
         """
-        trainer, step = find_trainer(recipe), find_step(recipe, self.phase, folder)
-        resumed = trainer.resumed_iter(self.arguments) if self.resumed is None else self.resumed
-        if resumed is not None:
-            left = step.last_iter - resumed
-            return f"{step.phase}: {left:,} iterations from the checkpoint at {resumed:,}"
-        weights = trainer.started_from(self.arguments) if self.arguments else step.weights
-        return f"{step.phase}: {step.last_iter:,} iterations from {weights or trainer.initialization}"
+        step = find_step(recipe, self.phase, folder)
+        if self.resumed is not None:
+            left = step.last_iter - self.resumed
+            return f"{step.phase}: {left:,} iterations from the checkpoint at {self.resumed:,}"
+        weights = self.starts_from if self.arguments else step.weights
+        source = weights or find_trainer(recipe).initialization
+        return f"{step.phase}: {step.last_iter:,} iterations from {source}"
 
 
 @dataclass(frozen=True)
@@ -466,6 +480,13 @@ class Failed(Event):
     host: str | None = None
     log: str | None = None
     seconds: float | None = None
+
+    def error(self, log: str | None) -> RunFailed:
+        """Return the error that the run ends with if this is its last event; `log` is the launch's."""
+        hint = f"log: {log}" if log else ""
+        if self.phase is not None:
+            return RunFailed(f"phase {self.phase}", f"failed: {self.reason}", hint)
+        return RunFailed("evaluation" if log else "", self.reason, hint)
 
     def fold(self, state: RunState) -> RunState:
         """End the launch if a phase failed; otherwise the trainer of a killed run may still be running."""

@@ -265,6 +265,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        starts_from=None if checkpoint else training.weights,
         resumed=checkpoint.iteration if checkpoint else None,
         hosts=tuple(host.name for host in run.setting.hosts),
         job=state.job,
@@ -344,10 +345,10 @@ def _find_leftover(run: Run, training: Training, state: RunState) -> Launch | No
     ours = {host.name for host in run.setting.hosts}
     if leftover.hosts[:1] and leftover.hosts[0] in ours:
         return replace(leftover, hosts=tuple(name for name in leftover.hosts if name in ours))
-    reason = f"Slurm has ended it with job {leftover.job}"
-    seconds = _unfollowed_s(run, leftover)
-    run.emit(Failed(reason, training.phase, seconds=seconds))
-    run.reporter.say(f"{training.phase}: {reason}")
+    reason, seconds = f"its Slurm job, {leftover.job}, has ended", _unfollowed_s(run, leftover)
+    failed = Failed(reason, training.phase, seconds=seconds)
+    run.emit(failed)
+    run.reporter.say(str(failed.error(leftover.log)))
     return None
 
 
@@ -366,7 +367,8 @@ def _take_over(run: Run, training: Training, leftover: Launch) -> bool:
         out_of_reach = isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace"
         if is_running or out_of_reach:
             raise
-        run.reporter.say(f"{training.phase}: {failure.what}; starting the phase over")
+        run.reporter.say(str(failure))
+        run.notify("starting the phase over", training.phase)
         return False
     return True
 
@@ -411,14 +413,15 @@ def _follow_to_end(
     except RunFailed as failure:
         run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None
-        where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
+        seconds = round(launch_s + time.monotonic() - begun, 3)
+        failed = Failed(failure.what, training.phase, host, seconds=seconds)
+        error = failed.error(launch.log)
         if isinstance(failure, SnapshotOutOfReach):  # the launch stays open, to be judged on resuming
             run.emit(Failed(f"{training.phase}: {failure.what}", host=host))
-            hint = f"{hint}; run again to fetch it, or with --on-failure replace to train it again"
-            raise SnapshotOutOfReach(what, hint, host, where) from None
-        seconds = round(launch_s + time.monotonic() - begun, 3)
-        run.emit(Failed(failure.what, training.phase, host, seconds=seconds))
-        raise LaunchFailed(what, hint, host, where) from None
+            hint = f"{error.hint}; run again to fetch it, or with --on-failure replace to train it again"
+            raise SnapshotOutOfReach(error.what, hint, host, error.where) from None
+        run.emit(failed)
+        raise LaunchFailed(error.what, error.hint, host, error.where) from None
     old = run.journal.state().checkpoints.get(training.phase, ())
     run.emit(finish)
     drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.snapshot_paths)

@@ -273,14 +273,6 @@ class TensorFlow:
         numbers = {int(match[1]) for name, match in found.items() if match and name in others}
         yield from (f"model.ckpt-{number}" for number in sorted(numbers))
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return None: the program always starts from fresh weights."""
-        return None
-
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return None: a file, not an argument, names the checkpoint to resume."""
-        return None
-
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return None: the program cannot write a checkpoint on request."""
         return None
@@ -411,7 +403,7 @@ class ProgramLog(LogSummary):
             for event in make(match)
         ]
         for event in events if rank in (None, 0) else ():
-            self._take(event, time)
+            self._apply(event, time)
         return Entry(events[-1], rank, time) if events else None
 
 

@@ -130,12 +130,6 @@ class Trainer(Protocol):
         Yields the names of those that were moved.
         """
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return the weights that a launch with these arguments starts from; None if it starts from none."""
-
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return the iteration of the checkpoint that a launch with these arguments resumes; None if none."""
-
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies rank 0's process, which is then signalled to write a snapshot.
 

@@ -31,7 +31,7 @@ readonly TRAIN=(
 # --keep: later phases start from the snapshot of that iteration.
 chain() {
   phase main train_val '' 8040 /tmp/resnet_50_448nodes --keep 7638 # 89.97 epochs
-  phase collapse train_val_noaug resnet_50_448nodes_iter_7638.caffemodel 402 /tmp/resnet_50_448nodes_coll # 4.50 epochs: Starts from iteration 7638 of main. The published file's net lies in resnet_50_448nodes, where nothing is.
+  phase collapse train_val_noaug resnet_50_448nodes_iter_7638.caffemodel 402 /tmp/resnet_50_448nodes_coll # 4.50 epochs: Starts from iteration 7638 of main. The published file names its net in resnet_50_448nodes, which does not exist.
   evaluate train_val 1000 resnet_50_448nodes_coll_iter_402.caffemodel
 }
 

@@ -4,11 +4,11 @@
 #
 # Usage: RESNET_DIR=DIR VALIDATION_DIR=DIR MODEL_DIR=DIR jobs/tf-256n-90ep/tf_evaluate.sh
 #
-#   RESNET_DIR      tensorflow_programs of caffe-recipes, or models/official/resnet of a changed tensorflow/tpu
+#   RESNET_DIR      tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu
 #   VALIDATION_DIR  validation TFRecords
-#   MODEL_DIR       folder of models; this one is model_batch_24k_90ep in it
+#   MODEL_DIR       parent folder of models; this run uses model_batch_24k_90ep
 #
-# `caffe-recipes tf log FILE` reads what it prints.
+# `caffe-recipes tf log FILE` reads its output.
 
 set -euo pipefail
 unset CDPATH

@@ -191,7 +191,7 @@ def test_a_job_that_is_queued_again_goes_on_from_other_nodes(
     state = place.run()
     assert (state.outputs is not None, state.job, state.restarts) == (True, "12", 1)
     assert state.hosts == ("localhost",)
-    assert "init: Slurm has ended it with job 12\n" in place.output.getvalue()
+    assert "phase init: failed: its Slurm job, 12, has ended; log: " in place.output.getvalue()
     assert place.trained() == ["init", "init", "cyc1", "last"]
     launched = [event for event in place.events() if event["event"] == "launched"]
     assert [(event["job"], event["restarts"]) for event in launched] == [("12", 0), *[("12", 1)] * 3]

@@ -142,7 +142,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     [
         ([], "Missing argument"),
         (["missing.prototxt"], "Error: missing.prototxt: cannot be read (No such file or directory)"),
-        (["nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
+        (["nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
         ([".", "--ranks", "2"], "Error: .: contains no .prototxt file"),
         (["digits-local", "--ranks", "2"], "Error: --ranks applies to files only: a recipe sets its own"),
@@ -164,13 +164,13 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", ": holds no field at all; was it copied whole?"),
+        (b"", ": is empty: it has no fields; check that it was copied completely"),
         (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
         (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
         (b"\x89PNG", ":1:1: byte 0x89 is not UTF-8"),
         (
             b"# " + b"." * 16_000_000,
-            ": is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes",
+            ": is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes",
         ),
     ],
 )

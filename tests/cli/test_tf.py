@@ -29,7 +29,7 @@ def test_the_published_log_is_said_to_be_of_another_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075)], catch_exceptions=False)
     assert done.output == (
         "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
-        "  not this recipe's: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
+        "  not from this recipe: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
         " 8,192: tf-256n-8k-90ep\n"
     )
 
@@ -85,5 +85,5 @@ def test_what_needs_solvers_or_nets_refuses_a_recipe_of_tensorflow(
 
 def test_another_caffe_has_nothing_to_train_of_it() -> None:
     words = ["tf-digits-local", "--dialect", "intel"]
-    with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, and no Caffe"):
+    with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, not a Caffe"):
         CliRunner().invoke(show, words, catch_exceptions=False)

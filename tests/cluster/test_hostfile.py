@@ -78,7 +78,7 @@ def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hi
 def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="pipe: cannot be read: it is a pipe that nobody writes to"):
+    with pytest.raises(InputError, match="pipe: cannot be read: it is a pipe without a writer"):
         load_hostfile(pipe)
     reader, writer = os.pipe()
     with ThreadPoolExecutor(1) as pool, os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as file:

@@ -32,7 +32,7 @@ def test_what_ships_is_read_and_called_as_its_file() -> None:
 @pytest.mark.parametrize(
     ("name", "note"),
     [
-        ("stampede2-knl", "4,200 nodes in cache-quadrant mode"),
+        ("stampede2-knl", "4,200 nodes; in all runs of the paper in cache-quadrant mode"),
         ("vlab", "flat-quadrant mode"),
         ("marenostrum4", "4,000"),
     ],
@@ -114,14 +114,14 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
             "p.yaml:3: node.tmp_gb: must be above 0",
         ),
         ("name: a\ntitle: b\nlauncher: {program: mpirun}\n", "p.yaml:3: launcher.program: must be"),
-        ("name: a\ntitle: b\nname: c\n", "p.yaml:3: key 'name' is given twice"),
+        ("name: a\ntitle: b\nname: c\n", "p.yaml:3: duplicate key 'name'"),
         (
             "name: a\ntitle: b\nomp_num_threads: '22'\n",
             "p.yaml:3: omp_num_threads: must be",
         ),
         (
             "name: a\ntitle: b\nlauncher: {environment: {'A B': c}}\n",
-            "p.yaml:3: launcher.environment.A B: as a key it must be a variable's name: letters, digits and",
+            "p.yaml:3: launcher.environment.A B: as a key it must be a variable name: letters, digits and",
         ),
         (
             "name: a\ntitle: b\nlauncher: {environment: {5: c}}\n",

@@ -399,7 +399,7 @@ def test_another_user_cannot_consent_to_code_for_us(project: Path) -> None:
     assert planted.stat().st_uid == 4242
     done = ours(project, "summary", "mine.yaml")
     assert done.returncode == 2, done.stdout
-    assert "the code of 'my_nets' beside the recipe, which you have not allowed" in done.stderr
+    assert "the code of 'my_nets' next to the recipe, which you have not allowed" in done.stderr
     assert not (project / "ran").exists()
 
 

@@ -119,6 +119,6 @@ def test_two_recipes_that_share_a_folder_of_nets_have_to_agree_on_them(make_reci
         "prototxt/shared/train_val_noaug.prototxt",
     ]
     with pytest.raises(
-        RecipeError, match=r"b: generates another prototxt/shared/train_val.* `nets_dir` of its"
+        RecipeError, match=r"b: generates a different prototxt/shared/train_val.* different `nets_dir`"
     ):
         generate_all([make("a", 10), make("b", 11)])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import telling_rates
+from caffe_recipes.caffe.rates import key_rates
 from caffe_recipes.recipe.graph import (
     find_evaluated,
     find_leaves,
@@ -27,7 +27,7 @@ from caffe_recipes.review.inspect.schedules import rate_before
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.rates import TellingRates
+    from caffe_recipes.caffe.rates import KeyRates
     from caffe_recipes.recipe.model import (
         AnyRecipe,
         Cluster,
@@ -207,7 +207,7 @@ class PhaseSummary:
     net: str
     augmentation: str
     lr_policy: str
-    rates: TellingRates | None
+    rates: KeyRates | None
     weight_decay: float | None
     iterations: int
     epochs: float
@@ -253,7 +253,7 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
         net=phase.net,
         augmentation=_describe_augmentation(recipe, phase.net),
         lr_policy=phase.lr_policy,
-        rates=telling_rates(build_solver(recipe, phase), phase.last_iter),
+        rates=key_rates(build_solver(recipe, phase), phase.last_iter),
         weight_decay=phase.weight_decay,
         iterations=phase.last_iter,
         epochs=images / recipe.data.train.images,
@@ -474,7 +474,7 @@ def _rate_rows(recipe: Recipe, phases: list[PhaseSummary]) -> Iterator[tuple[str
         yield ("all", "", *counts, "", *("" for _ in ends), "", "", *((f"{total:.1f}",) if timed else ()))
 
 
-def _rate_texts(rates: TellingRates | None, warmed: bool) -> tuple[str, ...]:
+def _rate_texts(rates: KeyRates | None, warmed: bool) -> tuple[str, ...]:
     if rates is None:
         return ("?", *(("", "") if warmed else ()), "?")
     between = (rates.warmup_end, rates.after_warmup) if warmed else ()

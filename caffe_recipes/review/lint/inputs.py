@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS
-from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, parse_document, read_prototxt
+from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, empty_file_error, parse_document, read_prototxt
 from caffe_recipes.caffe.text.writer import string_text
 from caffe_recipes.errors import DataError, PrototxtError
 from caffe_recipes.review.inspect.nets import read_first_datum
@@ -321,7 +321,7 @@ class Reader:
         text = read_prototxt(path, self.options.max_bytes)
         document = parse_text(text, path, self.options.dialect)
         if not document.message.ListFields():
-            raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+            raise empty_file_error(path)
         self.findings.extend(check_text(text, path, self.options.dialect))
         self.findings.extend(check_newer_text(document))
         if self.options.dialect != OURS:

@@ -291,11 +291,7 @@ class ShownRun:
             return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.resume_hint)
         if not isinstance(event, Failed):
             return None
-        log = event.log or dict(self.launches).get(event.phase or "")
-        hint = f"log: {log}" if log else ""
-        if event.phase is not None:
-            return RunFailed(f"phase {event.phase}", f"failed: {event.reason}", hint)
-        return RunFailed("evaluation" if log else "", event.reason, hint)
+        return event.error(event.log or dict(self.launches).get(event.phase or ""))
 
 
 # The poll intervals for files on this machine and on another host.

@@ -306,10 +306,6 @@ def build_request(
     more, environment = _warn_in_time(planned, step)
     if options.spares:
         more = (*more, "--no-kill")  # otherwise Slurm kills or requeues the job as soon as a node fails
-    if planned.unwanted:
-        # sbatch uses only its last --exclude. The short form is used here because `nodes_excluded` reads the
-        # long one, which contains only the nodes that failed.
-        more = (*more, f"-x{','.join(dict.fromkeys((*exclude, *planned.unwanted)))}")
     return Request(
         script=str(step.script),
         name=name,
@@ -319,7 +315,7 @@ def build_request(
         constraint=batch.constraint,
         time_s=step.time_s,
         nodes=planned.nodes if options.spares else None,
-        exclude=tuple(exclude),
+        exclude=tuple(dict.fromkeys((*exclude, *planned.unwanted))),  # sbatch uses only its last --exclude
         dependency=dependency,
         mail_user=options.mail_user,
         options=(f"--output={output}", *more, *batch.options),

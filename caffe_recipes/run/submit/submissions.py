@@ -29,8 +29,11 @@ from caffe_recipes.run.monitor.files import HostFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
-_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
+_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
 _HINT = "fix it, or move it away once no job of the recipe waits or runs"
+
+
+_EXCLUDE = "--exclude="
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Submission:
 
     `name` is the unique name of the job, `group` identifies the submit, `phase` is the phase that it trains,
     or None for the whole chain. `output` is the file for the script's output. `cluster` is the cluster of the
-    job, or those that may get it, separated by commas; empty for the submitter's own cluster.
+    job, or those that may get it, separated by commas; empty for the submitter's own cluster. `excluded` are
+    the nodes that it does without because they failed before.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Submission:
     job_id: int | None = None
     reason: str = ""
     cluster: str = ""
+    excluded: tuple[str, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -84,7 +89,11 @@ class Submissions:
 
 def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
     if event == "submitting":
-        fields = {**fields, "argv": tuple(fields.get("argv", ()))}
+        argv = tuple(fields.get("argv", ()))
+        # Earlier versions kept the excluded nodes only in the argv.
+        given = next((word for word in argv if word.startswith(_EXCLUDE)), _EXCLUDE).removeprefix(_EXCLUDE)
+        excluded = tuple(fields.get("excluded", filter(None, given.split(","))))
+        fields = {**fields, "argv": argv, "excluded": excluded}
         return Submissions((*state.all, Submission(**fields, time_s=time_s)))
     if event not in ("submitted", "refused", "cancelled"):
         return state

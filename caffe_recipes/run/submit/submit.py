@@ -123,9 +123,6 @@ def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:
         raise InputError(run.folder, changes, hint)
 
 
-_EXCLUDE = "--exclude="
-
-
 @dataclass(frozen=True)
 class BadNodes:
     """Nodes that failed: those that a job excludes, and those that it needs nevertheless."""
@@ -177,19 +174,13 @@ def find_bad_nodes(
     return BadNodes(tuple(excluded), tuple(needed))
 
 
-def nodes_excluded(submission: Submission) -> tuple[str, ...]:
-    """Return the nodes that a submission excluded because they had failed."""
-    words = [word.removeprefix(_EXCLUDE) for word in submission.argv if word.startswith(_EXCLUDE)]
-    return tuple(words[0].split(",")) if words else ()
-
-
 def _blamed(status: RunStatus | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
     if status is None:
         return ()
     known = {name for group in groups for name in _names(group.node_list)}
     blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
     lost = status.run.blamed if status.run is not None else ()
-    before = [name for job in status.jobs for name in nodes_excluded(job.submission)]
+    before = [name for job in status.jobs for name in job.submission.excluded]
     return tuple(dict.fromkeys(name for name in (*blamed, *lost, *before) if name in known))
 
 
@@ -394,8 +385,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
                 raise _already_submitted(live[0], recipe)
             check_unchanged(recipe, status)
             last = live[-1]
-            excluded = nodes_excluded(last.submission)
-            place = _JobPlace(last.submission.group, last.job_id, excluded, last.cluster)
+            place = _JobPlace(last.submission.group, last.job_id, last.submission.excluded, last.cluster)
         return _submit_steps(journal, planned, steps, place, say, env)
 
 
@@ -503,6 +493,7 @@ def _submit_steps(
             phase=step.phase,
             output=find_output(planned.options, request.name),
             cluster=clusters,
+            excluded=tuple(place.exclude),
         )
         journal.begin(submission)
         outcome = _submit_surely(request, submission, say, env)

@@ -150,7 +150,7 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, chang
 def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
     (place.root / "hostfile").write_text("localhost\n127.0.0.1\n")
     (place.root / "caffe").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ClusterError, match=r"\./caffe: ends with 1"):
+    with pytest.raises(ClusterError, match=r"\./caffe: exits with 1"):
         place.run(policy=Policy("replace"))
     said = place.output.getvalue()
     assert "warn    spares         127.0.0.1: is the same machine as localhost" in said

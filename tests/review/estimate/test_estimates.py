@@ -70,7 +70,7 @@ def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None
 def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     recipe = load_recipe("paper-t2-8192-256n")
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
-    assert found.pace.source == "the paper's Table VI, as of nodes with 2 x 24 cores"
+    assert found.pace.source == "the paper's Table VI (nodes with 2 x 24 cores)"
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-knl")))
     assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
@@ -172,8 +172,8 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
-    assert "pace 6,303 images/s: the recipe's reported rate" in lines
-    assert "also 5,001 images/s: the paper's Table VI, as of nodes with 2 x 24 cores" in lines
+    assert "pace 6,303 images/s: the recipe's reported images/s" in lines
+    assert "also 5,001 images/s: the paper's Table VI (nodes with 2 x 24 cores)" in lines
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
     assert "ends 2026-03-01 13:27+00:00" in lines
@@ -245,7 +245,7 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
     assert found.joins_s == 7 * 60
-    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs of Figure 4's")
+    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs by the paper (Figure 4's")
 
 
 def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
@@ -257,14 +257,10 @@ def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
 
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
     known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
-    with pytest.raises(
-        InputError, match=f"--to-accuracy: the epochs to 77 % top-1 are not known; .*{known}$"
-    ):
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77 % top-1 are unknown; .*{known}$"):
         estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
     digits = load_recipe("digits-local")
-    with pytest.raises(
-        InputError, match="--to-accuracy: digits-local trains another net, or on other images"
-    ):
+    with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
         estimate_shapes(digits, [shape_of(digits)], SpeedInputs(images_per_s=100), 76)
 
 
@@ -278,8 +274,8 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
 
 def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
-    assert text.count("* known for 64 nodes of 64 images each: in proportion to the paper's Table VI") == 1
-    assert text.count("the recipe's reported rate *") == 2
+    assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
+    assert text.count("the recipe's reported images/s *") == 2
 
 
 @pytest.mark.parametrize(
