@@ -81,7 +81,7 @@ def test_a_command_of_a_dry_run_is_wrapped_between_its_words(root: Path) -> None
     done = call(root, "small.yaml", "--dry-run", "--mail", "somebody@example.org")
     lines = done.stdout.partition("\n\n")[2].splitlines()
     assert all(line.endswith("\\") for line in lines[:-1])
-    paths = ("--output=", "env CAFFE_ROOT=", "CAFFE_RECIPES=", "RECIPE_FILE=")
+    paths = ("--output=", "CAFFE_ROOT=", "env CAFFE_ROOT=", "CAFFE_RECIPES=", "RECIPE_FILE=")
     assert all(line.lstrip().startswith(paths) for line in lines if len(line) > 80)
     (words,) = commands(done.stdout)
     name, digest = next(word for word in words if word.startswith("CAFFE_RECIPES_SUBMITTED=")).split()
