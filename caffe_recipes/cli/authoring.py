@@ -259,7 +259,11 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     says so.
     """
     target = replace(target, name=choose_name(target.name, out))
-    made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
+    by_hand = (
+        "change `cluster` and tensorflow.schedule in a copy of its YAML: steps are epochs x images / batch"
+    )
+    source = load_recipe(recipe_named(recipe), by_hand)
+    made = rescale_recipe(source, target, out.parent if out else Path())
     output_recipe(made, out)
 
 
