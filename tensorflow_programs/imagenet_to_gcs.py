@@ -7,9 +7,10 @@ validation image in the order of their names. In place of an archive there may b
 validation/. RECORDS gets train/ and validation/, and beside each its manifest. Run the same command again to
 resume after an interruption.
 
-Modification 2 a i: the name is that of tensorflow/tpu's program, and nothing goes to Google's cloud. It needs
-caffe-recipes with its extra `data`, and no TensorFlow.
+It needs caffe-recipes with its extra `data`, and no TensorFlow.
 """
+
+# 2 a i: the name is that of tensorflow/tpu's program, and nothing goes to Google's cloud.
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from caffe_recipes.data.archives import load_archive
 from caffe_recipes.data.images import Picture, Pictures, is_image, load_folder, load_labels
@@ -67,9 +69,14 @@ def make_records(given: argparse.Namespace) -> None:
         )
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags of the source, and those for other data than ImageNet."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--raw_data_dir", type=Path, required=True, help="folder of raw images")

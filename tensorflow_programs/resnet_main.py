@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import ModuleType
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -59,14 +60,18 @@ flags.DEFINE_integer("num_intra_threads", 0, "Threads of one operation [as many 
 flags.DEFINE_integer("num_inter_threads", 0, "Operations at a time [as many as there are cores].")
 flags.DEFINE_integer("kmp_blocktime", 0, "Milliseconds that an OpenMP thread waits before it sleeps.")
 flags.DEFINE_string("kmp_affinity", "granularity=fine,compact,1,0", "OpenMP's threads on cores.")
-# 2 c iii, eval_batch_size, is a flag of resnet_eval.py. 2 c iv, steps_per_eval, is not needed: nothing is
-# evaluated before the end, and then by resnet_eval.py.
+# 2 c iii: lower than tensorflow/tpu's 1024.
+flags.DEFINE_integer("eval_batch_size", 200, "Images at a time, for resnet_eval.py.", lower_bound=1)
+# 2 c iv: steps_per_eval is not needed, as nothing is evaluated before the end, and then by resnet_eval.py.
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-5  # 2 c v; tensorflow/tpu has 1e-4
 
 # The variables by which launchers tell a rank how many there are.
 WORLD_SIZES = ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+# What TensorFlow raises for a checkpoint that is damaged or missing.
+UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
@@ -119,8 +124,7 @@ def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
 def build_learning_rate(global_step: tf.Tensor) -> tf.Tensor:
     """Return the rate of the update at a global step, counted from 0, by the recipe's tf_rates.py."""
     rates = load_rates()
-    # 2 c vi: the function, in which different decays can be explored. 2 c vii: the call.
-    return rates.gradual_warmup_then_dec(
+    return rates.gradual_warmup_then_dec(  # 2 c vii
         rates.LEARNING_RATE,
         rates.WARMUP_STEPS,
         rates.END_LEARNING_RATE,
@@ -139,6 +143,7 @@ def _progress_line(values: Mapping[str, float]) -> str:
 def load_rates() -> ModuleType:
     """Import the recipe's generated rates; raises BadInput if they are not there."""
     try:
+        # 2 c vi: the function gradual_warmup_then_dec, in which different decays can be explored.
         return importlib.import_module("tf_rates")
     except ImportError:
         message = "tf_rates.py not found; put the folder of the recipe's tf_train.sh into PYTHONPATH"
@@ -208,8 +213,10 @@ def session_config() -> tf.ConfigProto:
 
 
 def is_first() -> bool:
-    """Whether this is rank 0, or a process that trains nothing."""
-    return not hvd.is_initialized() or hvd.rank() == 0
+    """Whether this is rank 0, by the launcher's variables before Horovod knows, or a single process."""
+    if hvd.is_initialized():
+        return bool(hvd.rank() == 0)
+    return not any(int(os.environ.get(name.replace("_SIZE", "_RANK"), 0)) for name in WORLD_SIZES)
 
 
 def train() -> None:
@@ -303,8 +310,8 @@ def load_step(path: str | None) -> int:
         return 0
     try:
         return int(tf.train.load_variable(path, tf.GraphKeys.GLOBAL_STEP))
-    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {_first_line(error)}; resume from an older one") from None
+    except UNREADABLE as error:
+        raise BadInput(f"{path}: cannot be read: {first_line(error)}; resume from an older one") from None
 
 
 def _log_plan(share: Share, start: int) -> None:
@@ -323,9 +330,16 @@ def _log_plan(share: Share, start: int) -> None:
 def run(program: str, work: Callable[[], None]) -> None:
     """Parse the flags and do the work; end with 2 or 3 and one line on stderr if it cannot be done."""
 
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            extra = FLAGS(argv)[1:]
+        except flags.Error as error:
+            _end(program, "; ".join(str(error).splitlines()), 2)
+        if extra:
+            _end(program, f"{extra[0]!r} is not a flag", 2)
+        return argv
+
     def main(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"{argv[1]!r} is not a flag")
         tf.disable_eager_execution()
         _log_once()
         try:
@@ -333,9 +347,9 @@ def run(program: str, work: Callable[[], None]) -> None:
         except BadInput as error:
             _end(program, str(error), 2, is_local=error.is_local)
         except (tf.errors.OpError, tf.train.NanLossDuringTrainingError) as error:
-            _end(program, _first_line(error), 3)
+            _end(program, first_line(error), 3)
 
-    app.run(main)
+    app.run(main, flags_parser=parse)
 
 
 def _log_once() -> None:
@@ -347,10 +361,12 @@ def _log_once() -> None:
     logger.setLevel("INFO")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return what an error of TensorFlow says, without where in the graph it says so."""
     text = re.sub(r"(?s)Detected at node.*?\nNode: [^\n]*\n", "", str(error))
-    return text.removeprefix("Graph execution error:").strip().partition("\n")[0]
+    line = text.removeprefix("Graph execution error:").strip().partition("\n")[0]
+    # Whatever tf.debugging.Assert is given, it writes in brackets.
+    return re.sub(r"assertion failed: \[(.*?)\]$", lambda found: found[1].replace("] [", " "), line)
 
 
 def _is_first_of_node() -> bool:
@@ -358,7 +374,7 @@ def _is_first_of_node() -> bool:
     return 0 in (hvd.local_rank(), hvd.rank() % (hvd.size() // FLAGS.file_groups))
 
 
-def _end(program: str, message: str, status: int, *, is_local: bool = False) -> None:
+def _end(program: str, message: str, status: int, *, is_local: bool = False) -> NoReturn:
     """Say why on rank 0, or where it alone is known, and end without waiting for the other ranks."""
     if message and (status == 3 or is_first() or (is_local and _is_first_of_node())):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
