@@ -1,17 +1,19 @@
-# Everything a developer or CI runs. Each target makes its own .venv if there is none.
+# Everything that a developer or CI runs. Each target creates .venv if it does not exist.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
+# Their files are not committed.
+OTHERS := tf-256n-8k-90ep tf-digits-local
 
 .PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate bench house pictures clean
 
-## install: only the environment, .venv, with all commands
+## install: create only the environment, .venv, with all commands
 install: $(STAMP)
 
-## install-tensorflow: .venv-tf, with TensorFlow, and Horovod built over the MPI of this machine; needs Python 3.11
+## install-tensorflow: create .venv-tf, with TensorFlow, and Horovod built for this machine's MPI; needs Python 3.11
 install-tensorflow:
 	@bash install-tensorflow.sh
 
@@ -23,42 +25,43 @@ demo: $(STAMP)
 demo-tensorflow: $(STAMP) install-tensorflow
 	$(BIN)/caffe-recipes run tf-digits-local
 
-## test: every test that needs neither root nor a network, and the examples in docstrings
+## test: run all tests that need neither root nor a network, and the examples in docstrings
 test: $(STAMP)
 	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests caffe_recipes
 
-## test-cluster: what runs on several hosts, network namespaces of this machine; needs root
+## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)
 	bash tests/cluster/install.sh
 	$(EXPORTS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m cluster tests/cluster
 
-## test-tensorflow: the programs of tensorflow_programs/, in .venv-tf
+## test-tensorflow: test the programs in tensorflow_programs/, in .venv-tf
 test-tensorflow: $(STAMP) install-tensorflow
 	$(EXPORTS) $(BIN)/python -m pytest -m tensorflow tests/tensorflow_programs
 
-## check: style, types, that the committed files are what the recipes generate, and what lint says of them
+## check: check style and types, that the committed files are what the recipes generate, and lint the recipes
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/caffe-recipes generate --check $(RECIPES)
 	$(BIN)/caffe-recipes fmt --check prototxt
-	$(BIN)/caffe-recipes lint $(RECIPES)
+	$(BIN)/caffe-recipes lint $(RECIPES) tf-256n-8k-90ep
+	made=$$(mktemp -d) && trap 'rm -r "$$made"' EXIT && $(BIN)/caffe-recipes generate $(OTHERS) --out "$$made"
 
 ## proto: compile caffe.proto into the descriptor set and the type stub beside it
 proto: $(STAMP)
 	$(BIN)/python caffe_recipes/caffe/compile_proto.py
 
-## generate: rewrite prototxt/ and jobs/ from the recipes that ship, and the digests of the paper's runs
+## generate: rewrite prototxt/ and jobs/ from the shipped recipes, and the digests of the paper's runs
 generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
 	$(BIN)/python -m tests.generate.family_digests
 
-## house: count the package's modules, classes and statements, beside the counts before the rebuilding
+## house: count the package's modules, classes and statements, compared with those before the rewrite
 house: $(STAMP)
 	$(BIN)/python -m tests.house
 
-## pictures: draw docs/images/ anew; the screen is that of a run of digits-local, which takes a minute
+## pictures: redraw docs/images/; the screenshot is taken from a run of digits-local, which takes a minute
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
 
@@ -68,9 +71,9 @@ bench: $(STAMP)
 clean:
 	rm -rf $(VENV) .venv-tf build dist *.egg-info runs tmp
 
-# PyTorch by its version only: its builds differ.
+# PyTorch is pinned by version only, without hashes, since its builds differ.
 $(STAMP): setup.cfg pyproject.toml constraints.txt requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "caffe-recipes needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "caffe-recipes needs Python 3.11 or newer; select one with make PYTHON=..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch

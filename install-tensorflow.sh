@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Build .venv-tf: TensorFlow 2.12 and Horovod over this machine's MPI, apart from .venv.
+# Create .venv-tf with TensorFlow 2.12 and Horovod for this machine's MPI, separate from .venv.
 #
 # Usage: install-tensorflow.sh
 #
-#   PYTHON311  Python 3.11, the newest that TensorFlow 2.12 knows [python3.11]
-#   MAKEFLAGS  of Horovod's build, such as -j4
+#   PYTHON311  path of Python 3.11, the newest that TensorFlow 2.12 supports [python3.11]
+#   MAKEFLAGS  for the build of Horovod, such as -j4
 #
-# The environment that is there is kept when it was built from these requirements, with this MPI and this Python.
+# An existing environment is kept if it was built from the same requirements, with the same MPI and Python.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -16,7 +16,7 @@ python=${PYTHON311:-python3.11}
 
 missing=()
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
-  missing+=("Python 3.11 (name it with PYTHON311=...)")
+  missing+=("Python 3.11 (set PYTHON311 to its path)")
 "$python" -c 'import ensurepip, sysconfig, pathlib; pathlib.Path(sysconfig.get_path("include"), "Python.h").stat()' 2>/dev/null ||
   missing+=("its venv and headers (Debian: python3-venv python3-dev)")
 command -v g++ >/dev/null || missing+=("g++ (Debian: g++)")
@@ -28,9 +28,9 @@ if ((${#missing[@]})); then
   exit 2
 fi
 
-# Without Gloo no rank listens on a port of its own.
+# Without Gloo, ranks do not listen on ports.
 horovod=(HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1)
-# Which MPI: its version, and the libraries that a program is linked with.
+# Identifies the MPI: its version, and the libraries that programs are linked with.
 mpi() {
   printf '#include <mpi.h>\nMPICH_VERSION OMPI_MAJOR_VERSION OMPI_MINOR_VERSION\n' | mpicxx -E -x c++ - | tail -n 1
   mpicxx -show
@@ -42,7 +42,7 @@ fi
 
 "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r <(sed '/^horovod==/,$d' "$lock")
-# The cmake of the requirements comes first in PATH: Horovod needs one below 4.
+# The cmake from the requirements comes first in PATH: Horovod needs a version below 4.
 PATH="$PWD/$venv/bin:$PATH" env "${horovod[@]}" "$venv/bin/python" -m pip install --quiet --require-hashes --no-deps \
   --no-build-isolation --no-cache-dir -r <(sed -n '/^horovod==/,$p' "$lock")
 TF_CPP_MIN_LOG_LEVEL=2 "$venv/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.mpi_built() and not hvd.gloo_built()'

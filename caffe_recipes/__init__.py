@@ -1,4 +1,5 @@
-"""caffe-recipes: large-minibatch Caffe training recipes as values; everything else is a function of them.
+"""Describe a multi-phase Caffe training once, in YAML; get its solvers, nets, job scripts, and a run that
+survives crashes.
 
 >>> import caffe_recipes as cr
 >>> max(cr.generate(cr.load_recipe("stampede2-64n-72ep")))

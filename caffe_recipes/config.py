@@ -1,7 +1,7 @@
 """Read YAML into frozen models, and report mistakes with their file and line.
 
-Errors are raised by a function of the caller, `fail(where, what, hint)`, since recipes and profiles have
-exceptions of their own. Also here: the base class of all models (`Value`), and bounded texts and numbers.
+The caller passes a function `fail(where, what, hint)` that creates the errors, since recipes and profiles
+have their own exceptions. Also here: the base class of all models (`Value`), and bounded texts and numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_SHOWN = 80
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Loader of YAML with YAML 1.2's scalars: 5e-5 is a number; `on`, `no`, 1_000 and 1:30 are text."""
+    """YAML loader with the scalars of YAML 1.2: 5e-5 is a number; `on`, `no`, 1_000 and 1:30 are text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
 
@@ -52,7 +52,7 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A mapping that was read, with the line of each value; `kind` is its name in errors, as `recipe`."""
+    """A mapping read from YAML, with the line of each value; `kind` names it in errors, e.g. `recipe`."""
 
     where: str | Path
     kind: str
@@ -94,7 +94,7 @@ def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSourc
     return YamlSource(where, kind, raw, lines, fail)
 
 
-# The explicit tags that are allowed; a recipe needs none of those that build other types.
+# The explicit tags that are allowed; recipes do not need those that build other types.
 _TAGS = frozenset((None, "!", *(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))))
 
 
@@ -103,7 +103,7 @@ _DEEPEST = 300  # levels that the recursion of libyaml and of this module can ta
 
 @dataclass
 class _Open:
-    """A collection whose end has not been read; an alias adds as many values as its target holds."""
+    """A collection whose end has not been read; an alias adds as many values as its target contains."""
 
     anchor: str | None
     is_mapping: bool
@@ -112,9 +112,9 @@ class _Open:
 
 
 def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
-    """Check depth and number of values before anything is composed: libyaml recurses without a limit.
+    """Check the depth and number of values before anything is composed, since libyaml recurses without limit.
 
-    An alias counts as many values as its target holds, since it expands to them.
+    An alias counts as many values as its target contains, since it expands to them.
     """
     deepest, most = min(limit("yaml-depth"), _DEEPEST), limit("yaml-values")
     sizes: dict[str | None, int | None] = {}  # values by anchor; None until the collection's end
@@ -138,7 +138,7 @@ def _check_bounds(text: str, where: str | Path, fail: Fail) -> None:
         if len(around) - 1 > deepest:
             raise fail(place, f"values nest more than {deepest} deep", hint_at_limit("yaml-depth"))
         if sum(each.values for each in around) > most:
-            raise fail(place, f"holds more than {most:,} values", hint_at_limit("yaml-values"))
+            raise fail(place, f"contains more than {most:,} values", hint_at_limit("yaml-values"))
 
 
 def _add_event(
@@ -148,11 +148,11 @@ def _add_event(
     place: str,
     fail: Fail,
 ) -> None:
-    """Count a value, or open a collection; `event` is PyYAML's."""
+    """Count a value, or open a collection."""
     if isinstance(event, yaml.AliasEvent):
         size = sizes.get(event.anchor, 0)
         if size is None:
-            raise fail(place, f"alias '{_short(str(event.anchor))}' contains itself", "write the values out")
+            raise fail(place, f"recursive alias '{_short(str(event.anchor))}'", "write the values out")
         around[-1].values += size
         return
     if event.tag not in _TAGS:
@@ -175,7 +175,7 @@ def validate(
 ) -> M:
     """Return what was read as a model; raises what `fail` returns, for the first mistake.
 
-    `moved` maps the location of a value that is inherited to where it stands in the file.
+    `moved` maps the location of an inherited value to its location in the file.
     """
     try:
         return model.model_validate(source.raw, context=context)
@@ -184,7 +184,7 @@ def validate(
 
 
 def write_key(location: Location) -> str:
-    """Write a location as a dotted key.
+    """Return a location as a dotted key.
 
     >>> write_key(("phases", 2, "base_lr"))
     'phases[2].base_lr'
@@ -198,7 +198,7 @@ def _short(text: str) -> str:
 
 
 def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iterator[tuple[Location, int]]:
-    """Yield each value's location and line; raises what `fail` returns for a key that is given twice."""
+    """Yield each value's location and line; raises what `fail` returns for a duplicate key."""
     yield at, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -209,7 +209,7 @@ def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iter
         for key, _ in node.value:
             if key.value in names:
                 line = key.start_mark.line + 1
-                raise fail(f"{where}:{line}", f"key '{_short(key.value)}' is given twice", "keep one")
+                raise fail(f"{where}:{line}", f"duplicate key '{_short(key.value)}'", "keep one")
             names.add(key.value)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
@@ -217,7 +217,7 @@ def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iter
 
 
 def _values(root: yaml.Node | None) -> Any:  # noqa: ANN401 - whatever the YAML held
-    """Construct plain values; sequences become tuples, since the models are frozen."""
+    """Return plain values; sequences become tuples, since the models are frozen."""
     if root is None:
         return None
     loader = Loader("")
@@ -239,14 +239,14 @@ def _first_error(
     error: ValidationError, source: YamlSource, model: type[BaseModel], moved: Callable[[Location], Location]
 ) -> Exception:
     """Turn pydantic's first error into one line that names file, line and key."""
-    # A misspelt key often leaves a required one missing: report the misspelling.
+    # A misspelled key often leaves a required one missing: report the misspelling.
     found = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     is_key = found["loc"][-1:] == (_KEY,) and found["type"] != "extra_forbidden"
     location = moved(found["loc"][:-1] if is_key else found["loc"])
     place, key = source.place(location), write_key(location) or source.kind
     if found["type"] == "extra_forbidden":
         known = _fields_at(location[:-1], model)
-        hint = did_you_mean(str(location[-1]), known, f"known here: {', '.join(known)}")
+        hint = did_you_mean(str(location[-1]), known, f"known keys: {', '.join(known)}")
         return source.fault(place, key, "unknown key", hint)
     if found["type"] == "missing":
         return source.fault(place, key, "missing", f"every {source.kind} needs it")
@@ -265,7 +265,7 @@ def _first_error(
 
 _KEY = "[key]"  # pydantic ends the location of a mapping's key with this
 
-# Pydantic's error types, in the words of people who write YAML.
+# Pydantic's error types in the words of YAML users.
 _PLAIN = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping of keys to values",
@@ -289,13 +289,13 @@ _PLAIN = {
 # What the patterns mean in words; any other pattern is shown itself.
 _PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must start with a letter or digit; `.`, `_` and `-` may follow",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable's name: letters, digits and `_`, but no digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable name: letters, digits and `_`, with no digit first",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
 }
 
 
 def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    """Say in plain words what is wrong with a value, and whether it is empty."""
+    """Describe in plain words what is wrong with a value, and whether it is empty."""
     kind, context = found["type"], found.get("ctx", {})
     if kind == "string_pattern_mismatch":
         return _PATTERNS.get(context["pattern"], f"must be of the form {context['pattern']}")
@@ -309,7 +309,7 @@ def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?0+[0-9]+", str(found["input"])):
         return "write it without leading zeros"
     if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?[\d.]+", str(found["input"])):
-        return "take the quotes off" if isinstance(found["input"], str) else ""
+        return "remove the quotes" if isinstance(found["input"], str) else ""
     if found["type"] != "literal_error":
         return ""
     choices = re.findall(r"'([^']+)'", found["ctx"]["expected"])

@@ -1,4 +1,4 @@
-"""The exceptions of caffe_recipes. Each message is one line that says where, what, and what to do next.
+"""Define the exceptions; each message is one line that says where, what, and what to do next.
 
     CaffeRecipesError               exit_code
       InputError                    2   the input is wrong; nothing on disk has changed
@@ -13,8 +13,8 @@
       RunFailed                     3   a run started and did not succeed
         DiskFailed                      a file could not be written to a disk of this machine
 
-Whoever handles an error decides by its class and its fields, never by its text. Only `cli/` and
-`engine/main.py` print them; errors of other packages are translated where they arise.
+Code that handles an error decides by its class and fields, never by its text. Only `cli/` and
+`engine/main.py` print errors; those of other packages are translated where they arise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CaffeRecipesError(Exception):
         return f"{self.where}: {self.what}" if self.where else self.what
 
     def reworded(self, where: str | Path | None = None, what: str = "", hint: str = "") -> Self:
-        """Return a copy of the error with the given texts replaced; its class and other fields stay."""
+        """Return a copy of the error with the given texts replaced; class and other fields stay the same."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__.update(self.__dict__)
         other.where = self.where if where is None else str(where)
@@ -73,7 +73,7 @@ class RecipeError(InputError):
 
 
 class DataError(InputError):
-    """An LMDB that is missing, empty or unreadable, or that holds labels outside the classes."""
+    """An LMDB that is missing, empty or unreadable, or that has labels outside the classes."""
 
 
 class WeightsError(InputError):

@@ -1,7 +1,7 @@
-"""Write files atomically, lock them, and read paths that may be pipes, devices or endless.
+"""Write files atomically, lock them, and read paths that may be pipes, devices or endless files.
 
-Folders may be shared with other users, as /tmp is. A new file is written under a random name in a folder that
-is held open, and renamed there; a symbolic link is followed only if no other user can have created it.
+Folders may be shared with other users, like /tmp. A new file is written under a random name in a folder that
+is kept open, and renamed there; a symbolic link is followed only if no other user could have created it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
 
 # The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
-# Passing through a folder does not need the permission to list it.
+# Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -49,9 +49,9 @@ def write_whole(
     """Write files into existing folders; each is replaced atomically, and none unless all could be written.
 
     A symbolic link of this user or of root is followed. An existing file keeps its mode; a new one gets
-    `mode`, or 0o777 if it is in `executable`, less the umask. `is_synced` waits until the data are on disk.
-    Raises OSError, which names the file: for a link that another user could have created, for a folder inside
-    a world-writable one where others can exchange files, and for a device or a pipe, which is never replaced.
+    `mode`, or 0o777 if it is in `executable`, minus the umask. `is_synced` waits until the data are on disk.
+    Raises OSError, which names the file, for a link that another user could have created, for a folder within
+    a world-writable one where others can replace files, and for a device or pipe, which is never replaced.
     """
     waiting: dict[Path, str] = {}
     try:
@@ -70,23 +70,23 @@ def write_whole(
                 os.unlink(part, dir_fd=place.folder)
 
 
-# The errors of a file system without room for us; not every file system can reserve space.
+# The errors of a full file system; not every file system can reserve space.
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _KEEP_SIZE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def reserve(path: Path, ahead_bytes: int) -> bool:
-    """Reserve `ahead_bytes` behind a file's end; return whether the disk is full.
+    """Reserve `ahead_bytes` after the end of a file; return whether the disk is full.
 
-    The file can then grow on a disk that others fill up; its size does not change yet. Free space is read
-    before the reservation, so that the reservation does not count.
+    The file can then grow even if others fill up the disk; its size does not change yet. Free space is read
+    before the reservation, which therefore does not count.
     """
     try:
         with path.open("rb+") as file:
             is_full = os.fstatvfs(file.fileno()).f_bavail == 0
             end = ctypes.c_int64(os.fstat(file.fileno()).st_size)
-            for part in (1, 8, 64):  # with less room, reserve less
+            for part in (1, 8, 64):  # with less free space, reserve less
                 ahead = ctypes.c_int64(ahead_bytes // part)
                 if _libc.fallocate(file.fileno(), _KEEP_SIZE, end, ahead) == 0:
                     return is_full
@@ -96,13 +96,13 @@ def reserve(path: Path, ahead_bytes: int) -> bool:
 
 
 def release(path: Path) -> None:
-    """Free the space that was reserved behind a file's end."""
+    """Free the space that was reserved after the end of a file."""
     with suppress(OSError):
         os.truncate(path, path.stat().st_size)
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise OSError, which names the path, if write_whole would; call it before work that takes long."""
+    """Raise OSError, which names the path, if write_whole would; call it before long work."""
     with _naming(path), _open_place(path) as place:
         place.look()
         if not os.access(f"/proc/self/fd/{place.folder}", os.W_OK | os.X_OK):
@@ -112,8 +112,8 @@ def check_replaceable(path: Path) -> None:
 def make_own_folder(path: Path) -> None:
     """Create a folder and its parents unless it exists; raises OSError, which names it.
 
-    Where other users can write in the parent, a symbolic link is refused, and so is an existing folder that
-    belongs to another user or that others can write in.
+    If other users can write to the parent, a symbolic link is refused, and so is an existing folder that
+    belongs to another user or that others can write to.
     """
     with _naming(path.parent):
         try:
@@ -131,20 +131,22 @@ def make_own_folder(path: Path) -> None:
             if status.st_uid != os.geteuid():
                 raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
             if _is_open(status) or is_changed_by_group(status):
-                raise _untrusted("other users can write in it; remove it or choose another folder")
+                raise _untrusted("other users can write to it; remove it or choose another folder")
 
 
 def open_lock(path: Path) -> int:
-    """Open the file of a lock, created if missing, with mode 0600; return its descriptor. Raises OSError.
+    """Open a lock file, created if missing, with mode 0600; return its descriptor. Raises OSError.
 
-    Mode 0600, since whoever can read a lock's file can hold the lock. A file of another user is refused,
-    unless this user is root. O_NONBLOCK, since opening a pipe of that name would wait for a reader for ever.
+    Mode 0600, since whoever can read a lock file can hold the lock. A file of another user is refused, unless
+    this user is root. O_NONBLOCK, since opening a pipe of that name would wait for a reader forever.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(path, flags, 0o600)
     try:
         if os.geteuid() not in (0, os.fstat(file).st_uid):
-            raise PermissionError(errno.EPERM, "it belongs to another user, who could hold it", str(path))
+            raise PermissionError(
+                errno.EPERM, "it belongs to another user, who could hold the lock", str(path)
+            )
         with suppress(OSError):  # a file system without modes
             os.fchmod(file, 0o600)  # earlier versions created it readable by all
     except OSError:
@@ -154,9 +156,9 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file without waiting; return False if another process holds it.
+    """Lock an open file without waiting; return False if another process holds the lock.
 
-    Raises OSError where the file system has no locks.
+    Raises OSError if the file system has no locks.
     """
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
@@ -169,7 +171,7 @@ def try_lock(file: int, how: int = fcntl.LOCK_EX) -> bool:
 def lock(path: Path, busy: Exception) -> Iterator[None]:
     """Hold the exclusive lock of a file, created if missing; raises `busy` if another process holds it.
 
-    Raises OSError where open_lock and try_lock do.
+    Raises OSError as open_lock and try_lock do.
     """
     file = open_lock(path)
     try:
@@ -183,8 +185,8 @@ def lock(path: Path, busy: Exception) -> Iterator[None]:
 def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
     """Wait until the reader of a pipe or socket has read everything, `at_most_s` seconds at most.
 
-    Otherwise the last lines are lost if the reader acts on the end of this process before it reads them. For
-    anything but a pipe or socket, return at once.
+    Without this, the last lines are lost if the reader reacts to the end of this process before it reads
+    them. Returns at once for anything but a pipe or socket.
     """
     until = time.monotonic() + at_most_s
     with suppress(OSError):
@@ -198,7 +200,7 @@ def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
 
 
 def is_changed_by_group(folder: os.stat_result) -> bool:
-    """Return whether a group with other members can write in a folder; private groups do not count."""
+    """Return whether a group with other members can write to a folder; private groups do not count."""
     if not folder.st_mode & stat.S_IWGRP:
         return False
     with suppress(KeyError):
@@ -208,7 +210,7 @@ def is_changed_by_group(folder: os.stat_result) -> bool:
 
 
 def render_unified(path: str, before: str | None, after: str | None) -> str:
-    """Return a file's change as a unified diff; None stands for a file that does not exist, before or after.
+    """Return the change of a file as a unified diff; None means that the file does not exist.
 
     >>> print(render_unified("n", "a\\n", None), end="")
     --- a/n
@@ -217,7 +219,7 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
     -a
     """
     lines = difflib.unified_diff(
-        list(io.StringIO(before or "")),  # splitlines would not split at line feeds only
+        list(io.StringIO(before or "")),  # splitlines would split at more than line feeds
         list(io.StringIO(after or "")),
         "/dev/null" if before is None else f"a/{path}",
         "/dev/null" if after is None else f"b/{path}",
@@ -229,7 +231,7 @@ def render_unified(path: str, before: str | None, after: str | None) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make an OSError name the intended file, not the temporary one beside it."""
+    """Make an OSError name the intended file, not the temporary one next to it."""
     try:
         yield
     except OSError as error:
@@ -252,7 +254,7 @@ class _Place:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "Is a device, a pipe or a socket, not a file")
+            raise OSError(errno.EINVAL, "Is a device, pipe or socket, not a file")
         if not os.access(self.name, os.W_OK, dir_fd=self.folder):  # a rename would ignore the file's mode
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return status
@@ -285,7 +287,7 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
             if is_shared and not status.st_mode & stat.S_ISVTX:
                 for who, can in (("anybody", _is_open(status)), ("a group", is_changed_by_group(status))):
                     if can:
-                        raise _untrusted(f"{who} can exchange files in its folder {_name_of(folder)}")
+                        raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
             is_shared = _is_open(status) or (is_shared and status.st_uid not in (0, os.geteuid()))
         yield _Place(folder, step)
     finally:
@@ -298,7 +300,7 @@ def _split(path: str) -> list[str]:
 
 
 def _step(folder: int, name: str) -> int:
-    """Open a folder in another one, and close that one."""
+    """Open a folder within another one, and close the outer one."""
     inner = os.open(name, _PASS, dir_fd=folder)
     os.close(folder)
     return inner
@@ -308,7 +310,7 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
     """Return the target of a symbolic link, None if `name` is not one; raises OSError for an untrusted link.
 
     A link is untrusted if another user could have created it. The owner of a folder that nobody else can
-    write in is trusted on the way to a file, since the user chose that path, but not for the file's own name.
+    write to is trusted on the path to a file, since the user chose that path, but not for the file itself.
     """
     try:
         link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -325,7 +327,7 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
             is_trusted = status.st_uid in own or (is_on_the_way and status.st_uid == around.st_uid)
         if not is_trusted:
             where = f"{_name_of(folder)}/{name}"
-            what = f"{where} is a symbolic link of user {status.st_uid}, and other users can exchange it"
+            what = f"{where} is a symbolic link of user {status.st_uid}, and other users can replace it"
             raise _untrusted(f"{what}; remove it or choose another folder")
         return os.readlink("", dir_fd=link)
     finally:
@@ -354,7 +356,7 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
             kept = stat.S_IMODE(before.st_mode)
             if before.st_uid != os.geteuid():  # the mode of a planted file must not open ours to its owner
                 kept &= ~(stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID)
-            # Make a script executable by all who may read it.
+            # Make a script executable for all who may read it.
             os.fchmod(file, kept | (kept & 0o444) >> 2 if mode & stat.S_IXUSR else kept)
         if is_synced:
             stream.flush()
@@ -368,7 +370,7 @@ _PIECE_BYTES = 1 << 20
 def read_bytes(path: str | Path, most_bytes: int) -> bytes:
     """Read at most `most_bytes` of a file, a pipe or a terminal; raises OSError for anything else.
 
-    A pipe that has a writer is read to its end; one that gets none within 2 s raises TimeoutError.
+    A pipe with a writer is read to its end; one without a writer for 2 s raises TimeoutError.
     """
     with _open_at_once(path) as file:
         descriptor = file.fileno()
@@ -437,7 +439,7 @@ def too_large(path: str | Path, name: str) -> OSError:
 
 
 def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
-    """Read at most `most_bytes`, and allocate memory only for what is there."""
+    """Read at most `most_bytes`, allocating memory only for existing bytes."""
     pieces: list[bytes] = []
     while most_bytes > 0:
         wanted = min(_PIECE_BYTES, most_bytes)
@@ -459,6 +461,5 @@ def _await_writer(descriptor: int, most_bytes: int) -> bytes:
         if start or not most_bytes:
             return start
         if time.monotonic() > until:
-            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that nobody writes to")
-
+            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe without a writer")
         time.sleep(0.01)

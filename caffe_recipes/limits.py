@@ -1,7 +1,8 @@
-"""Upper bounds on input, so that an oversized or malicious file cannot exhaust time or memory.
+"""Define upper bounds on input, so that an oversized or malicious file cannot exhaust time or memory.
 
 Each bound is far above what real files need. `caffe-recipes --limit NAME=N COMMAND` raises one, and so does
-the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md lists all.
+the variable `CAFFE_RECIPES_LIMITS=NAME=N,NAME=N`, which `caffe-torch` reads too. docs/reviewing.md lists all
+bounds.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def parse_limits(text: str) -> dict[str, int]:
 
 
 def raise_limits(texts: Sequence[str]) -> None:
-    """Set bounds from `NAME=N` texts, for this process and those that it starts.
+    """Set bounds from `NAME=N` texts, for this process and its children.
 
-    They override those of the environment. Raises ValueError for a malformed text or environment variable.
+    They override the environment. Raises ValueError for a malformed text or environment variable.
     """
     found = {**parse_limits(os.environ.get(LIMITS_VARIABLE, "")), **parse_limits(",".join(texts))}
     if texts:

@@ -21,14 +21,19 @@ def describe_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def write_clock(seconds: float) -> str:
-    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns whose width should not change.
+def write_clock(seconds: float, *, is_short: bool = False) -> str:
+    """Write a duration as m:ss or h:mm:ss, rounded to the second, for columns of fixed width.
 
-    >>> [write_clock(s) for s in (7.4, 125, 14_694)]
-    ['0:07', '2:05', '4:04:54']
+    A short one has no seconds from an hour on.
+
+    >>> [write_clock(s) for s in (7.4, 125, 14_694)], write_clock(14_694, is_short=True)
+    (['0:07', '2:05', '4:04:54'], '4h04m')
     """
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if is_short else f"{hours}:{minutes:02}:{rest:02}"
 
 
 def describe_bytes(count: float) -> str:
@@ -76,7 +81,6 @@ LONGER = (
 
 def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
     """Return the smallest of some units in which a time is at most 10,000, or else the largest.
-
 
     >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
     ['minutes', 'hours', 'days', 'years']

@@ -1,7 +1,7 @@
-"""ImageNet's TFRecords: a rank's records are read, and their images prepared.
+"""Read a rank's share of ImageNet's TFRecords, and preprocess the images.
 
-As tensorflow/tpu's imagenet_input.py and resnet_preprocessing.py, except for what a rank reads, which
-record_files.py decides.
+This follows tensorflow/tpu's imagenet_input.py and resnet_preprocessing.py, except for which records a rank
+reads, which record_files.py decides.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import tensorflow.compat.v1 as tf
 
 from record_files import RecordFiles, Share
 
-# Of RGB values from 0 to 1.
+# For RGB values from 0 to 1.
 MEAN_RGB = (0.485, 0.456, 0.406)
 STDDEV_RGB = (0.229, 0.224, 0.225)
-# The part of the shorter side that evaluation looks at.
+# The side of the crop used in evaluation, as a fraction of the shorter side.
 CENTER_CROP = 224 / 256
 CYCLE_LENGTH = 64
 SHUFFLE_BUFFER = 1024
 
 
 def train_records(share: Share, first_step: int, train_steps: int) -> tf.data.Dataset:
-    """Return this rank's serialized examples from a global step on, each epoch those of its own deal."""
+    """Return this rank's serialized examples from a global step on; its files are dealt anew each epoch."""
     first_epoch, done = divmod(first_step, share.steps)
     epochs = range(first_epoch, -(-train_steps // share.steps))
     deals = tf.data.Dataset.from_tensor_slices([share.deal(epoch) for epoch in epochs])
@@ -32,7 +32,7 @@ def train_records(share: Share, first_step: int, train_steps: int) -> tf.data.Da
 
 
 def _read_files(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Read whole files, many at a time, in whatever order their records come."""
+    """Read whole files, many at a time; the order of the records is not deterministic."""
     records = tf.data.Dataset.from_tensor_slices(files).interleave(
         tf.data.TFRecordDataset,
         cycle_length=min(CYCLE_LENGTH, len(share.group_files.paths) // share.group_ranks),
@@ -44,9 +44,9 @@ def _read_files(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.Dat
 
 
 def _read_records(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Read all files of the group one after the other, and keep this rank's part of the group's batches.
+    """Read all files of the group one after another, and keep this rank's part of the group's batches.
 
-    In one group, step k sees the same images whatever the number of ranks.
+    In a single group, step k gets the same images regardless of the number of ranks.
     """
     batch = share.group_batch
     in_order = tf.data.TFRecordDataset(files).take(share.steps * batch).enumerate()
@@ -60,7 +60,7 @@ def _read_records(share: Share, files: tf.Tensor, start: tf.Tensor) -> tf.data.D
 def train_input(
     share: Share, first_step: int, train_steps: int, image_size: int, labels: range
 ) -> tf.data.Dataset:
-    """Return this rank's batches: images (local batch, size, size, 3) and labels from 0 (local batch)."""
+    """Return this rank's batches: images (local batch, size, size, 3) and labels (local batch) from 0."""
     records = train_records(share, first_step, train_steps)
     is_distorted = not share.is_deterministic
     examples = records.map(
@@ -72,7 +72,7 @@ def train_input(
 
 
 def evaluation_input(files: RecordFiles, batch: int, image_size: int, labels: range) -> tf.data.Dataset:
-    """Return all images once, in their order; the last batch may be smaller."""
+    """Return batches of all images once, in order; the last batch may be smaller."""
     examples = tf.data.TFRecordDataset(list(files.paths)).map(
         lambda record: parse_record(record, image_size, labels, is_distorted=False),
         num_parallel_calls=tf.data.AUTOTUNE,
@@ -83,9 +83,9 @@ def evaluation_input(files: RecordFiles, batch: int, image_size: int, labels: ra
 def parse_record(
     record: tf.Tensor, image_size: int, labels: range, *, is_distorted: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the normalized image (size, size, 3) and the label from 0 of a serialized example.
+    """Return the normalized image (size, size, 3) and the label, counted from 0, of a serialized example.
 
-    `labels` are those that the records have.
+    `labels` is the range of labels in the records.
     """
     features = tf.io.parse_single_example(
         record,
@@ -111,14 +111,14 @@ def parse_record(
 
 
 def _center_crop(jpeg: tf.Tensor) -> tf.Tensor:
-    """Return (top, left, height, width) of the square in the middle."""
+    """Return (top, left, height, width) of the central square."""
     shape = tf.image.extract_jpeg_shape(jpeg)
     side = tf.cast(CENTER_CROP * tf.cast(tf.minimum(shape[0], shape[1]), tf.float32), tf.int32)
     return tf.stack([(shape[0] - side + 1) // 2, (shape[1] - side + 1) // 2, side, side])
 
 
 def _random_crop(jpeg: tf.Tensor) -> tf.Tensor:
-    """Return (top, left, height, width) of 8 to 100 % of the area; the middle if ten attempts find none."""
+    """Return (top, left, height, width) of a crop of 8 to 100 % of the area; central if ten attempts fail."""
     shape = tf.image.extract_jpeg_shape(jpeg)
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         shape,

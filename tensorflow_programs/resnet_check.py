@@ -1,4 +1,4 @@
-"""Read a checkpoint of resnet_main.py back: its global step, names and shapes, and that all is finite.
+"""Verify a checkpoint of resnet_main.py: its global step, names and shapes, and that all values are finite.
 
     python resnet_check.py --checkpoint=MODELS/name/model.ckpt-4680 --train_steps 4680 \
         --data_dir=. --model_dir=. --use_tpu=False
@@ -15,15 +15,17 @@ from resnet_main import UNREADABLE, check_checkpoint, first_line, load_step, run
 from resnet_model import build_logits
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("checkpoint", None, "The checkpoint, as model.ckpt-4680 in its folder.", required=True)
+flags.DEFINE_string(
+    "checkpoint", None, "Path of the checkpoint, such as MODELS/name/model.ckpt-4680.", required=True
+)
 
 
 def check() -> None:
-    """Log one line for a checkpoint of --train_steps that fits the model; raises BadInput for any other."""
+    """Log one line if the checkpoint fits the model and is of step --train_steps, else raise BadInput."""
     path = FLAGS.checkpoint
     step = load_step(path)
     if step != FLAGS.train_steps:
-        raise BadInput(f"{path}: is of global step {step:,}, not of {FLAGS.train_steps:,}")
+        raise BadInput(f"{path}: global step is {step:,}, not {FLAGS.train_steps:,}")
     with tf.Graph().as_default():
         tf.train.get_or_create_global_step()
         images = tf.placeholder(tf.float32, [1, FLAGS.image_size, FLAGS.image_size, 3])
@@ -36,9 +38,9 @@ def check() -> None:
             values = np.asarray(reader.get_tensor(name))
         except UNREADABLE as error:
             raise BadInput(f"{path}: {name} cannot be read: {first_line(error)}") from None
-        lost = int(np.sum(~np.isfinite(values)))
-        if lost:
-            raise BadInput(f"{path}: {name} has {lost:,} of {values.size:,} values that are not finite")
+        bad = int(np.sum(~np.isfinite(values)))
+        if bad:
+            raise BadInput(f"{path}: {name} has {bad:,} of {values.size:,} values that are not finite")
     tf.logging.info("Read back %s: global step %d, %d variables, all finite.", path, step, len(names))
 
 

@@ -1,12 +1,12 @@
-"""Train ResNet-50 on ImageNet with TensorFlow and Horovod, each rank a process that mpirun starts.
+"""Train ResNet-50 on ImageNet with TensorFlow and Horovod; mpirun starts one process per rank.
 
     mpirun -np 512 -ppn 2 python resnet_main.py --train_batch_size 24576 --train_steps 4680 \
         --num_intra_threads 22 --num_inter_threads 2 --data_dir=RECORDS/train --model_dir MODELS/name \
         --use_tpu=False --kmp_blocktime 1
 
-What SURFsara and Intel changed in tensorflow/tpu's models/official/resnet/resnet_main.py of April 2018 is
-marked by the number that their README gives it, 2 c i to xvi. This program needs Python 3.11, TensorFlow 2.12
-and Horovod over MPI. Its exit status is 2 for bad input, and 3 for a run that failed.
+SURFsara's and Intel's changes to tensorflow/tpu's models/official/resnet/resnet_main.py of April 2018 are
+marked with the numbers that their README gives them, 2 c i to xvi. This program needs Python 3.11,
+TensorFlow 2.12 and Horovod with MPI. The exit status is 2 for bad input, and 3 for a failed run.
 """
 
 from __future__ import annotations
@@ -33,41 +33,47 @@ from resnet_model import SIZES, build_logits
 try:
     import horovod.tensorflow as hvd  # 2 c i
 except ImportError as error:
-    print(f"resnet_main.py: {error}; build Horovod for {sys.executable} and for this MPI", file=sys.stderr)
+    print(f"resnet_main.py: {error}; build Horovod for {sys.executable} and this MPI", file=sys.stderr)
     sys.exit(2)
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_bool("use_tpu", True, "There is no TPU here: give --use_tpu=False.")
-flags.DEFINE_string("data_dir", None, "Folder of TFRecords; its manifest is beside it.", required=True)
-flags.DEFINE_string("model_dir", None, "Folder of checkpoints and summaries.", required=True)
-flags.DEFINE_enum("resnet_depth", "50", [str(depth) for depth in SIZES], "Layers; 14 for small images.")
-flags.DEFINE_integer("train_steps", 4680, "Steps in all, those before a resume among them.", lower_bound=1)
-flags.DEFINE_integer("train_batch_size", 24576, "Images of a step over all ranks.", lower_bound=1)
-flags.DEFINE_integer("num_train_images", 1281167, "Images in data_dir.", lower_bound=1)
-flags.DEFINE_integer("num_label_classes", 1000, "Classes.", lower_bound=2)
+flags.DEFINE_bool("use_tpu", True, "TPUs are not supported: give --use_tpu=False.")
+flags.DEFINE_string("data_dir", None, "Folder of TFRecords, with its manifest beside it.", required=True)
+flags.DEFINE_string("model_dir", None, "Folder for checkpoints and summaries.", required=True)
+flags.DEFINE_enum(
+    "resnet_depth", "50", [str(depth) for depth in SIZES], "Number of layers; 14 is for small images."
+)
+flags.DEFINE_integer("train_steps", 4680, "Total steps, including those before a resume.", lower_bound=1)
+flags.DEFINE_integer("train_batch_size", 24576, "Images per step over all ranks.", lower_bound=1)
+flags.DEFINE_integer("num_train_images", 1281167, "Number of images in data_dir.", lower_bound=1)
+flags.DEFINE_integer("num_label_classes", 1000, "Number of classes.", lower_bound=2)
 # imagenet_to_gcs.py counts classes from 1; 0 would be a background class.
 flags.DEFINE_integer("label_offset", 1, "Label of the first class in the records.", lower_bound=0)
-flags.DEFINE_integer("image_size", 224, "Pixels of a side that the model sees.", lower_bound=1)
-flags.DEFINE_integer("save_checkpoints_steps", None, "Steps between checkpoints [600 s].", lower_bound=1)
-flags.DEFINE_integer("log_step_count_steps", 10, "Steps between lines of the log.", lower_bound=1)
-flags.DEFINE_integer("seed", 1, "Of the initial weights, of the order of the images, and of their crops.")
-flags.DEFINE_integer("file_groups", 1, "Nodes, if each is to read files of its own only.", lower_bound=1)
-flags.DEFINE_bool("deterministic", False, "Same images for any number of ranks; no random crops.")
-flags.DEFINE_bool("frozen_batch_norm", False, "Normalize by the moving averages, and keep these.")
-# 2 c ii: MKL's and OpenMP's. The environment keeps OMP_NUM_THREADS if it has one.
-flags.DEFINE_integer("num_intra_threads", 0, "Threads of one operation [as many as there are cores].")
-flags.DEFINE_integer("num_inter_threads", 0, "Operations at a time [as many as there are cores].")
-flags.DEFINE_integer("kmp_blocktime", 0, "Milliseconds that an OpenMP thread waits before it sleeps.")
-flags.DEFINE_string("kmp_affinity", "granularity=fine,compact,1,0", "OpenMP's threads on cores.")
-# 2 c iii: lower than tensorflow/tpu's 1024.
-flags.DEFINE_integer("eval_batch_size", 200, "Images at a time, for resnet_eval.py.", lower_bound=1)
-# 2 c iv: steps_per_eval is not needed, as nothing is evaluated before the end, and then by resnet_eval.py.
+flags.DEFINE_integer("image_size", 224, "Height and width of the model's input, in pixels.", lower_bound=1)
+flags.DEFINE_integer(
+    "save_checkpoints_steps", None, "Steps between checkpoints [default: 600 s].", lower_bound=1
+)
+flags.DEFINE_integer("log_step_count_steps", 10, "Steps between log lines.", lower_bound=1)
+flags.DEFINE_integer("seed", 1, "Seed of the initial weights, the order of the images, and their crops.")
+flags.DEFINE_integer(
+    "file_groups", 1, "Number of nodes, if each should read only its own files.", lower_bound=1
+)
+flags.DEFINE_bool("deterministic", False, "Same images for any number of ranks, without random crops.")
+flags.DEFINE_bool("frozen_batch_norm", False, "Normalize with the moving averages, and do not update them.")
+# 2 c ii: settings of MKL and OpenMP. OMP_NUM_THREADS in the environment takes precedence.
+flags.DEFINE_integer("num_intra_threads", 0, "Threads per operation [default: one per core].")
+flags.DEFINE_integer("num_inter_threads", 0, "Parallel operations [default: one per core].")
+flags.DEFINE_integer("kmp_blocktime", 0, "Milliseconds that an OpenMP thread spins before it sleeps.")
+flags.DEFINE_string("kmp_affinity", "granularity=fine,compact,1,0", "Pinning of OpenMP threads to cores.")
+# 2 c iii: less than the 1024 of tensorflow/tpu.
+flags.DEFINE_integer("eval_batch_size", 200, "Images per batch of resnet_eval.py.", lower_bound=1)
+# 2 c iv: steps_per_eval is not needed: the model is evaluated only at the end, by resnet_eval.py.
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-5  # 2 c v; tensorflow/tpu has 1e-4
 
-# The variables by which launchers tell a rank how many there are.
+# The variables in which launchers pass the number of ranks.
 WORLD_SIZES = ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 # What TensorFlow raises for a checkpoint that is damaged or missing.
@@ -75,7 +81,7 @@ UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
-    """Build the graph of training or evaluation for images (batch, size, size, 3) and labels (batch)."""
+    """Build the graph for training or evaluation on images (batch, size, size, 3) and labels (batch)."""
     is_training = mode == tf.estimator.ModeKeys.TRAIN
     logits = build_logits(
         features,
@@ -84,7 +90,8 @@ def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.est
         is_training=is_training and not FLAGS.frozen_batch_norm,
     )
     cross_entropy = tf.losses.softmax_cross_entropy(tf.one_hot(labels, FLAGS.num_label_classes), logits)
-    # Everything decays but the scales and shifts of batch normalization: the classifier's bias, too.
+    # Weight decay applies to everything except the scales and shifts of batch normalization, so also to the
+    # classifier's bias.
     decayed = [one for one in tf.trainable_variables() if "batch_normalization" not in one.name]
     loss = cross_entropy + WEIGHT_DECAY * tf.add_n([tf.nn.l2_loss(variable) for variable in decayed])
     if is_training:
@@ -107,7 +114,7 @@ def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
     optimizer = tf.train.MomentumOptimizer(learning_rate, MOMENTUM, use_nesterov=True)
     optimizer = hvd.DistributedOptimizer(optimizer)  # 2 c viii
     mean_loss = hvd.allreduce(loss, name="mean_loss")
-    # The step and the rate are those of this update: read before it.
+    # Read the step and the rate before this update.
     step = tf.cast(global_step, tf.int64) + 0
     with tf.control_dependencies([*tf.get_collection(tf.GraphKeys.UPDATE_OPS), mean_loss, step]):
         train_op = optimizer.minimize(loss, global_step)
@@ -122,7 +129,7 @@ def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
 
 
 def build_learning_rate(global_step: tf.Tensor) -> tf.Tensor:
-    """Return the rate of the update at a global step, counted from 0, by the recipe's tf_rates.py."""
+    """Return the learning rate at a global step, counted from 0, from the recipe's tf_rates.py."""
     rates = load_rates()
     return rates.gradual_warmup_then_dec(  # 2 c vii
         rates.LEARNING_RATE,
@@ -135,68 +142,70 @@ def build_learning_rate(global_step: tf.Tensor) -> tf.Tensor:
 
 
 def _progress_line(values: Mapping[str, float]) -> str:
-    """Write the loss that a step, counted from 0, starts from, the mean of all ranks, and the step's rate."""
+    """Return the log line of a step, counted from 0: the mean loss of all ranks before it, and its rate."""
     loss, rate = values["loss"], values["learning_rate"]
     return f"step {values['step']}: loss = {loss:.9g}, learning_rate = {rate:.9g}"
 
 
 def load_rates() -> ModuleType:
-    """Import the recipe's generated rates; raises BadInput if they are not there."""
+    """Import the recipe's generated tf_rates.py. Raises BadInput if it is not found."""
     try:
-        # 2 c vi: the function gradual_warmup_then_dec, in which different decays can be explored.
+        # 2 c vi: the function gradual_warmup_then_dec, which can be changed to explore other schedules.
         return importlib.import_module("tf_rates")
     except ImportError:
-        message = "tf_rates.py not found; put the folder of the recipe's tf_train.sh into PYTHONPATH"
+        message = "tf_rates.py not found; add the folder of the recipe's tf_train.sh to PYTHONPATH"
         raise BadInput(message) from None
 
 
 def check_flags() -> Share:
-    """Return what this rank reads; raises BadInput for anything that training would only fail of later."""
+    """Return this rank's share of the data. Raises BadInput for any setting that would make training fail."""
     if FLAGS.use_tpu:
-        raise BadInput("there is no TPU here; give --use_tpu=False")
+        raise BadInput("this program does not support TPUs; give --use_tpu=False")
     if not hvd.mpi_built():
         raise BadInput("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
     launched = max(int(os.environ.get(name, 1)) for name in WORLD_SIZES)
     if launched != hvd.size():
-        what = f"the launcher started {launched} ranks, and Horovod sees {hvd.size()}"
+        what = f"the launcher started {launched} ranks, but Horovod sees {hvd.size()}"
         raise BadInput(f"{what}; build Horovod for the MPI of this mpirun")
     rates = load_rates()
     if FLAGS.train_steps <= rates.WARMUP_STEPS:
-        raise BadInput(f"{rates.WARMUP_STEPS:,} steps of warm-up leave none of {FLAGS.train_steps:,}")
+        raise BadInput(
+            f"--train_steps {FLAGS.train_steps} must be more than the {rates.WARMUP_STEPS} steps of warm-up"
+        )
     batch, images = FLAGS.train_batch_size, FLAGS.num_train_images
     if batch % hvd.size():
         raise BadInput(f"--train_batch_size {batch} is not divisible by {hvd.size()} ranks")
     if batch > images:
-        raise BadInput(f"--train_batch_size {batch} is more than the {images} images")
+        raise BadInput(f"--train_batch_size {batch} exceeds the {images} images")
     groups = FLAGS.file_groups
     if groups > 1 and FLAGS.deterministic:
-        what = "with files dealt to groups, the images of a step depend on the number of groups"
-        raise BadInput(f"--deterministic with --file_groups {groups}: {what}; leave one of them out")
+        what = "with groups of files, the images of a step depend on the number of groups"
+        raise BadInput(f"--deterministic with --file_groups {groups}: {what}; remove one of these flags")
     if hvd.size() % groups:
         raise BadInput(f"--file_groups {groups} does not divide {hvd.size()} ranks; give the number of nodes")
     group = hvd.rank() // (hvd.size() // groups)
     share = Share(
         load_files(FLAGS.data_dir, images, FLAGS.num_label_classes, groups, group),
-        batch=batch,  # 2 c xiv: its local_batch is split by hvd.size()
-        rank=hvd.rank(),  # 2 c xiii, very important: each rank reads other records
+        batch=batch,  # 2 c xiv: divided by hvd.size()
+        rank=hvd.rank(),  # 2 c xiii, very important: each rank reads different records
         ranks=hvd.size(),
         seed=FLAGS.seed,
         is_deterministic=FLAGS.deterministic,
         groups=groups,
     )
     if share.steps == 0:
-        what = f"a group has too few records for its {share.group_batch} images of a step"
-        raise BadInput(f"--file_groups {groups}: {what}; give fewer")
+        what = f"a group has fewer records than its {share.group_batch} images per step"
+        raise BadInput(f"--file_groups {groups}: {what}; give fewer groups")
     return share
 
 
 def record_labels() -> range:
-    """Return the labels that records have."""
+    """Return the range of labels in the records."""
     return range(FLAGS.label_offset, FLAGS.label_offset + FLAGS.num_label_classes)
 
 
 def set_threads() -> None:
-    """Set OpenMP's variables for a TensorFlow that uses it."""
+    """Set the environment variables of OpenMP, in case TensorFlow was built with it."""
     os.environ["KMP_BLOCKTIME"] = str(FLAGS.kmp_blocktime)  # 2 c xi
     os.environ["KMP_SETTINGS"] = "1"
     os.environ["KMP_AFFINITY"] = FLAGS.kmp_affinity
@@ -205,7 +214,7 @@ def set_threads() -> None:
 
 
 def session_config() -> tf.ConfigProto:
-    """Return how many threads TensorFlow starts."""
+    """Return the session configuration with the number of threads."""
     return tf.ConfigProto(
         intra_op_parallelism_threads=FLAGS.num_intra_threads,
         inter_op_parallelism_threads=FLAGS.num_inter_threads,
@@ -213,14 +222,14 @@ def session_config() -> tf.ConfigProto:
 
 
 def is_first() -> bool:
-    """Whether this is rank 0, by the launcher's variables before Horovod knows, or a single process."""
+    """Return whether this is rank 0, or a process without a launcher."""
     if hvd.is_initialized():
         return bool(hvd.rank() == 0)
     return not any(int(os.environ.get(name.replace("_SIZE", "_RANK"), 0)) for name in WORLD_SIZES)
 
 
 def train() -> None:
-    """Train to --train_steps from the latest checkpoint in --model_dir, if there is one; rank 0 writes."""
+    """Train to --train_steps from the latest checkpoint in --model_dir, if any. Only rank 0 writes there."""
     set_threads()
     hvd.init()  # 2 c x
     tf.get_logger().setLevel("INFO" if is_first() else "ERROR")
@@ -239,12 +248,12 @@ def train() -> None:
             save_checkpoints_steps=FLAGS.save_checkpoints_steps if is_first() else None,
             save_checkpoints_secs=600 if is_first() and not FLAGS.save_checkpoints_steps else None,
             log_step_count_steps=None,
-            # Another seed on each rank: other crops. What it gives the weights, xv replaces by rank 0's.
+            # A different seed, so different crops, on each rank. The broadcast replaces the initial weights.
             tf_random_seed=FLAGS.seed + hvd.rank(),
             session_config=session_config(),
         )
         classifier = tf.estimator.Estimator(resnet_model_fn, config=config)
-        broadcast = hvd.BroadcastGlobalVariablesHook(0)  # 2 c xv: rank 0's weights or checkpoint for all
+        broadcast = hvd.BroadcastGlobalVariablesHook(0)  # 2 c xv: all ranks start from rank 0's weights
         size, labels = FLAGS.image_size, record_labels()
         classifier.train(
             lambda: train_input(share, start, FLAGS.train_steps, size, labels),
@@ -256,28 +265,34 @@ def train() -> None:
 
 
 def find_checkpoint(model_dir: str) -> str | None:
-    """Return the newest checkpoint, None if there is none; raises BadInput if the named one is missing."""
+    """Return the path of the newest checkpoint, None if there is none. Raises BadInput if it is missing."""
     state = tf.train.get_checkpoint_state(model_dir)
     if state is None:
         return None
     path = str(state.model_checkpoint_path)
     if not tf.train.checkpoint_exists(path):
-        raise BadInput(f"{model_dir}/checkpoint: {path} is missing; name the newest one that is there")
+        raise BadInput(
+            f"{model_dir}/checkpoint: {path} is missing; set it to the newest checkpoint that exists"
+        )
     return path
 
 
 def check_checkpoint(path: str | None) -> None:
-    """Raise BadInput unless a checkpoint has the variables of this graph: TensorFlow compares no shapes."""
+    """Raise BadInput unless a checkpoint matches this graph; TensorFlow does not compare shapes."""
     saved = dict(tf.train.list_variables(path)) if path else None
     for variable in tf.global_variables():
         name, shape = variable.op.name, variable.shape.as_list()
         if saved is not None and saved.get(name) != shape:
-            found = "missing" if name not in saved else f"of shape {saved[name]}"
-            raise BadInput(f"{path}: {name} is {found}, not of shape {shape}; give the flags of its training")
+            found = "is missing" if name not in saved else f"has shape {saved[name]}"
+            hint = "give the same flags as in training"
+            raise BadInput(f"{path}: {name} {found}, but the model needs shape {shape}; {hint}")
 
 
 def _agree_on_share() -> Share:
-    """Return what this rank reads; raises BadInput on all ranks if one cannot, without words elsewhere."""
+    """Return this rank's share of the data.
+
+    Raises BadInput on all ranks if it is raised on one; on the others, the message is empty.
+    """
     share, refusal = None, None
     try:
         share = check_flags()
@@ -291,7 +306,10 @@ def _agree_on_share() -> Share:
 
 
 def _agree_on_start(model_dir: str) -> int:
-    """Return the step of rank 0's newest checkpoint on all ranks, of which others may not see its folder."""
+    """Return, on all ranks, the step of rank 0's newest checkpoint; other ranks may not see its folder.
+
+    Raises BadInput.
+    """
     refusal = None
     try:
         step = load_step(find_checkpoint(model_dir))
@@ -305,7 +323,7 @@ def _agree_on_start(model_dir: str) -> int:
 
 
 def load_step(path: str | None) -> int:
-    """Return the global step of a checkpoint, 0 of none; raises BadInput if it cannot be read."""
+    """Return the global step of a checkpoint, 0 if `path` is None. Raises BadInput if it cannot be read."""
     if path is None:
         return 0
     try:
@@ -328,7 +346,7 @@ def _log_plan(share: Share, start: int) -> None:
 
 
 def run(program: str, work: Callable[[], None]) -> None:
-    """Parse the flags and do the work; end with 2 or 3 and one line on stderr if it cannot be done."""
+    """Parse the flags and call `work`; if it fails, print one line to stderr and exit with 2 or 3."""
 
     def parse(argv: list[str]) -> list[str]:
         try:
@@ -353,7 +371,7 @@ def run(program: str, work: Callable[[], None]) -> None:
 
 
 def _log_once() -> None:
-    """Log each line once, with the prefix of absl, and nothing of what is deprecated."""
+    """Log each line only once, with absl's prefix, and without deprecation warnings."""
     warnings.filterwarnings("ignore", r"`tf\.layers")
     logger = tf.get_logger()
     logger.handlers.clear()
@@ -362,20 +380,20 @@ def _log_once() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of TensorFlow says, without where in the graph it says so."""
+    """Return the first line of a TensorFlow error, without its location in the graph."""
     text = re.sub(r"(?s)Detected at node.*?\nNode: [^\n]*\n", "", str(error))
     line = text.removeprefix("Graph execution error:").strip().partition("\n")[0]
-    # Whatever tf.debugging.Assert is given, it writes in brackets.
+    # tf.debugging.Assert prints each of its values in brackets.
     return re.sub(r"assertion failed: \[(.*?)\]$", lambda found: found[1].replace("] [", " "), line)
 
 
 def _is_first_of_node() -> bool:
-    """Return whether this rank speaks for its node, or for its group of files."""
+    """Return whether this rank is the one to report for its node or its group of files."""
     return 0 in (hvd.local_rank(), hvd.rank() % (hvd.size() // FLAGS.file_groups))
 
 
 def _end(program: str, message: str, status: int, *, is_local: bool = False) -> NoReturn:
-    """Say why on rank 0, or where it alone is known, and end without waiting for the other ranks."""
+    """Print why on rank 0, or where only this node knows; exit without waiting for the other ranks."""
     if message and (status == 3 or is_first() or (is_local and _is_first_of_node())):
         print(f"{program}: {message}", file=sys.stderr, flush=True)
     sys.exit(status)

@@ -1,7 +1,7 @@
-"""ResNet-50 as tensorflow/tpu had it in April 2018 (models/official/resnet/resnet_model.py), channels last.
+"""ResNet-50 as in tensorflow/tpu in April 2018 (models/official/resnet/resnet_model.py), channels last.
 
-The stride of a block stands in its 3 x 3 convolution, the last normalization of each block starts at 0, and
-padding depends on the kernel alone, not on the size of the image.
+The stride of a block is in its 3 x 3 convolution, the scale of the last normalization of each block starts at
+0, and padding depends only on the kernel, not on the size of the image.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 
 import tensorflow.compat.v1 as tf
 
-# 2 b i: moving_average_fraction in Caffe's words; tensorflow/tpu has 0.9.
+# 2 b i: Caffe's moving_average_fraction; tensorflow/tpu has 0.9.
 BATCH_NORM_DECAY = 0.95
 BATCH_NORM_EPSILON = 1e-5
 
-# Blocks in each of the four groups, and the filters that the first one begins with. 14 layers are for tests
-# and small images.
+# For each depth, the number of blocks in each of the four groups, and the filters of the first group. Depth
+# 14 is for tests and small images.
 SIZES = {
     14: ((1, 1, 1, 1), 16),
     50: ((3, 4, 6, 3), 64),
@@ -28,8 +28,8 @@ SIZES = {
 def build_logits(images: tf.Tensor, depth: int, classes: int, *, is_training: bool) -> tf.Tensor:
     """Return the logits (batch, classes) of normalized images (batch, height, width, 3).
 
-    When `is_training`, batches are normalized by their own statistics, and the moving averages updated by
-    operations of the collection UPDATE_OPS. Raises KeyError for a depth that is not in SIZES.
+    If `is_training`, batches are normalized with their own statistics, and operations in the collection
+    UPDATE_OPS update the moving averages. Raises KeyError if the depth is not in SIZES.
     """
     groups, filters = SIZES[depth]
     net = _convolve(images, filters, kernel=7, stride=2)
@@ -58,8 +58,8 @@ def _convolve(net: tf.Tensor, filters: int, *, kernel: int, stride: int = 1) -> 
         before = (kernel - 1) // 2
         sides = [before, kernel - 1 - before]
         net = tf.pad(net, [[0, 0], sides, sides, [0, 0]])
-    # TensorFlow 1.6's variance_scaling_initializer: a normal of variance 1 / fan-in, cut off at two standard
-    # deviations, of which 0.88 are left. Later versions widen it again so that the variance is 1 / fan-in.
+    # TensorFlow 1.6's variance_scaling_initializer: a normal distribution with variance 1 / fan-in, truncated
+    # at two standard deviations, which scales its standard deviation by 0.88. Later versions correct this.
     fan_in = kernel * kernel * net.shape[-1]
     return tf.layers.conv2d(
         net,

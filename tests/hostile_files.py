@@ -37,7 +37,7 @@ from caffe_recipes.review.inspect.estimates import read_logs
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.monitor.files import LocalFiles, Wanted
+from caffe_recipes.run.monitor.files import LocalFiles, ReadRequest
 from caffe_recipes.tensorflow.records import read_records, write_records
 
 MEMORY_BYTES = 1_500_000_000  # of address space, libraries and all
@@ -232,7 +232,7 @@ def _compare_generated(path: Path) -> object:
 
 
 def _look(path: Path) -> object:
-    return LocalFiles().look([Wanted(str(path))])
+    return LocalFiles().read([ReadRequest(str(path))])
 
 
 def _read_logs(path: Path) -> object:

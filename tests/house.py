@@ -1,4 +1,4 @@
-"""Measure the package: `make house` prints the table, and tests/test_house.py holds its ceilings."""
+"""Measure the package: `make house` prints the table, and tests/test_floors.py holds its ceilings."""
 
 from __future__ import annotations
 

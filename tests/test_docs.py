@@ -5,6 +5,7 @@ A listing's `...` stands for any lines; times and speeds are compared as placeho
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -17,8 +18,16 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
+from rich.console import Console
 
 from caffe_recipes.cli.main import commands
+from caffe_recipes.cluster.profiles import parse_profile
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.source import load_recipe, parse_recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.events import Finish, RunState
+from caffe_recipes.run.plan import plan_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -155,6 +164,42 @@ def test_each_command_that_is_shown_has_its_options(shown: Shown) -> None:
         command = found
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
     assert [word for word in words if word.startswith("-") and word.partition("=")[0] not in known] == []
+
+
+def test_the_end_of_the_demo_is_what_a_run_with_these_results_prints() -> None:
+    (listing,) = [text for text in read_blocks(ROOT / "README.md", "") if text.startswith("...\nphase ")]
+    recipe = load_recipe("digits-local")
+    rows = re.findall(r"^(\w+) +[\d,]+ +[\d.]+ +(\d+) s +([\d,]+) +([\d.]+)$", listing, re.MULTILINE)
+    steps = {step.phase: step.fetched for step in plan_steps(recipe, "runs/digits-local-1")}
+    finished = {
+        phase: Finish(phase, steps[phase], "", float(time), float(speed.replace(",", "")), float(loss))
+        for phase, time, speed, loss in rows
+    }
+    found = re.findall(r"^(l\S+): ([\d.]+)( %)?$", listing, re.MULTILINE)
+    outputs = {name: float(value) / (100 if percent else 1) for name, value, percent in found}
+    output = io.StringIO()
+    state = RunState(finished=finished, evaluations={"collapse": outputs})
+    Reporter(Console(file=output, width=120)).show_result(recipe, state)
+    printed = "".join(f"{line.rstrip()}\n" for line in output.getvalue().splitlines())
+    assert printed == listing.removeprefix("...\n")
+
+
+def test_the_profiles_that_the_documents_show_are_valid() -> None:
+    shown = {name: read_blocks(ROOT / f"docs/{name}.md", "yaml") for name in ("running", "submitting")}
+    whole = parse_profile(shown["running"][0], "running.md")
+    more = yaml.safe_load(shown["submitting"][0])
+    assert whole.name == "ours"
+    assert parse_profile(yaml.safe_dump({"name": "ours", "title": "Ours", **more}), "submitting.md").slurm
+
+
+def test_the_acceptance_that_is_shown_is_a_recipe_s() -> None:
+    (shown,) = [
+        text for text in read_blocks(ROOT / "docs/reviewing.md", "yaml") if text.startswith("accept:")
+    ]
+    text, accept = shipped_recipes()["stampede2-64n-72ep"].file.read_text("utf-8"), "accept:\n"
+    recipe = parse_recipe(text.replace(accept, f"{shown}\n", 1).partition("  - finding:")[0], "shown", Path())
+    (accepted,) = recipe.accept
+    assert (accepted.finding, accepted.phase) == ("warmup-end-jump", "init")
 
 
 def test_a_listing_that_is_stale_is_found() -> None:

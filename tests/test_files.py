@@ -72,7 +72,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link"):
         for write in (lambda path: write_whole({path: b"new"}), check_replaceable):
-            with pytest.raises(OSError, match="Is a device, a pipe or a socket, not a file") as caught:
+            with pytest.raises(OSError, match="Is a device, pipe or socket, not a file") as caught:
                 write(tmp_path / name)
             assert caught.value.filename == str(tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
@@ -142,7 +142,7 @@ def test_a_link_that_another_user_planted_is_not_written_through(
     planted = plant(shared / "run_iter_6.caffemodel", shared.parent / "profile")
     with pytest.raises(PermissionError) as caught:
         write(planted)
-    what = f"{planted} is a symbolic link of user {STRANGER}, and other users can exchange it"
+    what = f"{planted} is a symbolic link of user {STRANGER}, and other users can replace it"
     assert caught.value.filename == str(planted)
     assert caught.value.strerror == f"{what}; remove it or choose another folder"
     assert (shared.parent / "profile").read_text() == "mine"
@@ -186,7 +186,7 @@ def test_an_own_link_is_followed_where_only_its_owner_can_exchange_it(shared: Pa
     write_whole({shared / "link": b"new"})
     assert (shared.parent / "profile").read_bytes() == b"new"
     shared.chmod(0o777)
-    with pytest.raises(PermissionError, match="other users can exchange it"):
+    with pytest.raises(PermissionError, match="other users can replace it"):
         write_whole({shared / "link": b"theirs"})
     assert (shared.parent / "profile").read_bytes() == b"new"
 
@@ -194,7 +194,7 @@ def test_an_own_link_is_followed_where_only_its_owner_can_exchange_it(shared: Pa
 def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(shared: Path) -> None:
     (shared / "open").mkdir()
     (shared / "open").chmod(0o777)
-    with pytest.raises(PermissionError, match="anybody can exchange files in its folder"):
+    with pytest.raises(PermissionError, match="anybody can replace files in its folder"):
         write_whole({shared / "open" / "file": b""})
     assert list((shared / "open").iterdir()) == []
 
@@ -213,7 +213,7 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
     if owner == 0:  # root's own group
         write_whole({shared / "project" / "file": b"new"})
     else:
-        with pytest.raises(PermissionError, match="a group can exchange files in its folder"):
+        with pytest.raises(PermissionError, match="a group can replace files in its folder"):
             write_whole({shared / "project" / "file": b"new"})
 
 
@@ -252,7 +252,7 @@ def test_what_grows_grows_in_no_folder_that_another_user_made(shared: Path) -> N
     make_own_folder(made)
     make_own_folder(made)  # to resume there
     made.chmod(0o777)
-    with pytest.raises(PermissionError, match="other users can write in it"):
+    with pytest.raises(PermissionError, match="other users can write to it"):
         make_own_folder(made)
     made.chmod(0o755)
     os.chown(made, STRANGER, STRANGER)

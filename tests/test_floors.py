@@ -84,6 +84,12 @@ def test_no_two_modules_define_a_class_of_one_name() -> None:
     assert read_house().repeated_classes == []
 
 
+def test_no_small_module_serves_one_other_only() -> None:
+    house = read_house()
+    assert house.small_lone_modules == []
+    assert len(house.lone_modules) <= 40
+
+
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
     assert read_house().large_functions == []
 
@@ -106,6 +112,11 @@ def test_what_a_recipe_commits_in_jobs_stays_small_enough_to_read_in_a_pull_requ
 
 # Names that say nothing to a reader; what JSON calls so stands in strings.
 RIDDLES = {"said", "told", "Eyes", "Means", "insist", "Made", "Hearing", "go_on", "goes_on", "otherwise"}
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    vague = {"eyes", "given", "lines", "made", "seen", "utils", "values", "words"}
+    assert not {path.stem for path in FILES} & vague
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -1,4 +1,4 @@
-"""Turn existing solvers and nets into a recipe that generates them again, equal as messages."""
+"""Turn existing solvers and nets into a recipe that generates files equal to them as messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from caffe_recipes.authoring.adopt_files import (
     Adopted,
     AdoptOptions,
-    Begin,
+    PhaseStart,
     batch_of,
     count_classes,
     data_values,
@@ -24,7 +24,7 @@ from caffe_recipes.authoring.adopt_files import (
     find_trainer,
     guess_nets,
     has_classifier,
-    own_net,
+    prototxt_net,
     read_folder,
     variant_values,
 )
@@ -44,8 +44,8 @@ from caffe_recipes.wording import describe_count
 
 _KEYS = {*SolverSettings.model_fields, "snapshot_prefix"}
 _NEEDED = ("base_lr", "lr_policy", "max_iter", "snapshot_prefix")
-# Fields without a key in a recipe, and why the generated solvers do not need them.
-_LEFT_OUT = {
+# Fields for which recipes have no key, and why the generated solvers do not need them.
+_DROPPED = {
     "snapshot_format": "a run verifies snapshots of the default format",
     "device_id": "a run's launcher places its ranks",
 }
@@ -56,13 +56,13 @@ def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]
 
     Raises InputError, with the solver's file and field, for settings that a recipe's phase cannot have.
     """
-    link, begin = found.links[index], found.begins[index]
+    link, start = found.links[index], found.starts[index]
     settings, notes = solver_values(link)
     before = found.links[index - 1].name if index else ""
     values = {
         "name": link.name,
         "net": PurePosixPath(link.net.path).stem if link.net else "",
-        **_start(begin, before, is_first=not index),
+        **_start_keys(start, before, is_first=not index),
         **settings,
     }
     _check(link.solver, values)
@@ -70,40 +70,40 @@ def phase_values(found: Adopted, index: int) -> tuple[dict[str, Any], list[str]]
 
 
 def solver_values(link: Link) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a solver as keys of its phase, and notes on those that will differ."""
+    """Return the fields of a solver as keys of its phase, and notes on the fields that will differ."""
     solver = link.solver
     values: dict[str, Any] = {}
     notes = []
     for field, value in solver.message.ListFields():
         if field.name == "net":
             continue
-        if field.name in _LEFT_OUT:
-            notes.append(f"{link.name} is written without {field.name}: {_LEFT_OUT[field.name]}")
+        if field.name in _DROPPED:
+            notes.append(f"{link.name} drops {field.name}: {_DROPPED[field.name]}")
             continue
         if field.name not in _KEYS:
             hint = "run `caffe-recipes upgrade` on it" if field.name == "solver_type" else "remove it"
-            what = f"{field.name}: recipes have no key for it"
+            what = f"{field.name}: recipes do not support it"
             raise InputError(solver.where(_place(field)), what, hint)
         values[field.name] = _plain(solver, field, value)
     missing = [key for key in _NEEDED if key not in values]
     if missing:
-        raise InputError(solver.path, f"{missing[0]}: is missing", "every phase of a recipe has it")
+        raise InputError(solver.path, f"{missing[0]}: is missing", "every phase of a recipe needs it")
     if link.last_iter != solver.message.max_iter:
         values["stop_iter"] = link.last_iter
     if not values.get("snapshot"):
-        note = f"is written with snapshot {link.last_iter}, at which Caffe writes its last one anyway"
+        note = f"gets snapshot: {link.last_iter}, the iteration of Caffe's final snapshot"
         notes.append(f"{link.name} {note}")
     if values.get("snapshot", 0) in (0, link.last_iter):
         values.pop("snapshot", None)
     return values, notes
 
 
-def _start(begin: Begin, before: str, *, is_first: bool) -> dict[str, Any]:
-    at = {"weights_iter": begin.iteration} if begin.iteration is not None else {}
-    if begin.phase:
-        return at if begin.phase == before else {"weights": begin.phase, **at}
-    if begin.file:
-        return {"weights": begin.file}
+def _start_keys(start: PhaseStart, before: str, *, is_first: bool) -> dict[str, Any]:
+    at = {"weights_iter": start.iteration} if start.iteration is not None else {}
+    if start.phase:
+        return at if start.phase == before else {"weights": start.phase, **at}
+    if start.file:
+        return {"weights": start.file}
     return {} if is_first else {"weights": "none"}
 
 
@@ -153,14 +153,14 @@ def adopt(
     """
     found = read_folder(target, script, options.caffe_root)
     first = found.links[0].net
-    assert first is not None  # read_folder finds the net of each
+    assert first is not None  # read_folder finds the net of every solver
     values, comments, notes = _values(found, first, options, name)
     classes, counted = options.classes, count_classes(first)
     if classes and classes != counted and has_classifier(first):
-        raise InputError("--classes", f"the net has {counted:,} classes, not {classes:,}", "leave it out")
+        raise InputError("--classes", f"the net has {counted:,} classes, not {classes:,}", "omit it")
     classes = classes or counted
     if not classes:
-        raise InputError(first.path, "has no layer that scores classes", "give --classes N")
+        raise InputError(first.path, "has no classifier layer", "give --classes N")
     recipe, origin = _with_net(values, found, first, classes, home, _given_options(options))
     comments |= {("net",): [origin]}
     _check_same(recipe, found)
@@ -178,7 +178,7 @@ def _values(
     prototxt_dir, dir_notes = _prototxt_dir(found)
     phases, notes = [], [*cluster_notes, *data_notes, *dir_notes]
     comments: dict[Location, list[str]] = {
-        (): [f"Adopted from the files in {folder}; `caffe-recipes generate` makes them again."],
+        (): [f"Adopted from the files in {folder}; `caffe-recipes generate` regenerates them."],
         ("trainer",): [trainer_from],
         ("prototxt_dir",): dir_notes,
         ("cluster",): cluster_notes,
@@ -188,7 +188,7 @@ def _values(
         phase, solver_notes = phase_values(found, index)
         phases.append(phase)
         notes += solver_notes
-        why = found.begins[index].why
+        why = found.starts[index].why
         file = Path(link.solver.path).name
         comments[("phases", index)] = [f"{file}: {why}" if why else file, *solver_notes]
     phase_count = describe_count(len(phases), "phase")
@@ -209,7 +209,7 @@ def _values(
 
 
 def _name_of(found: Adopted) -> str:
-    """Return a recipe's name: that of the folder, and of the phase if a single solver was named."""
+    """Return the recipe's name: the folder's, followed by the phase's if a single solver was given."""
     folder, phase = found.folder.absolute().name, found.links[0].name
     if found.target == found.folder or phase == "main":
         return folder
@@ -217,7 +217,7 @@ def _name_of(found: Adopted) -> str:
 
 
 def _given_options(options: AdoptOptions) -> dict[str, str]:
-    """Return the option to blame if an iteration takes more images than there are, by the recipe's key."""
+    """Return the option, by recipe key, to name in the error if a batch has more images than the data set."""
     given = [option for option, value in (("--ranks", options.ranks), ("--images", options.images)) if value]
     return {"cluster.batch_per_rank": given[0]} if given else {}
 
@@ -233,14 +233,14 @@ def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, 
     )
     data["train"]["images"], data["test"]["images"] = train, test
     if tested is None:
-        notes.append("no net has data for TEST: `test` is a placeholder")
+        notes.append("no net has TEST data: `test` is a placeholder")
     return data, notes
 
 
 def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
-    """Return the folder in which the solvers name their nets, and notes.
+    """Return the folder in which the solvers look for their nets, and notes.
 
-    A solver that names another folder without a net is fixed. Raises InputError for nets in several folders.
+    A solver that names a folder without its net is fixed. Raises InputError for nets in several folders.
     """
     folders = [posixpath.dirname(link.solver.message.net) for link in found.links]
     own = found.folder.absolute().name
@@ -254,16 +254,18 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
         given = link.solver.message.net
         beside = found.folder / posixpath.basename(given)
         if is_file(Path(given)) or not is_file(beside):
-            what = f"net: lies in {folder or '.'}, but the nets of other solvers in {chosen or '.'}"
-            raise InputError(link.solver.where("net"), what, "put all nets into one folder")
-        notes.append(f"{Path(link.solver.path).name} names its net in {folder or '.'}, which has none: fixed")
+            what = f"net: is in {folder or '.'}, but the nets of other solvers are in {chosen or '.'}"
+            raise InputError(link.solver.where("net"), what, "put all nets into the same folder")
+        notes.append(
+            f"{Path(link.solver.path).name} names its net in {folder or '.'}, where it is not: fixed"
+        )
     if not chosen:
-        notes.append("the solvers name their nets without a folder: they are written with ./")
+        notes.append("the solvers name their nets without a folder: written with ./")
     return chosen or ".", notes
 
 
 def _evaluation(found: Adopted, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the evaluation: of the net that the script tests, or else the last phase's, or else any."""
+    """Return the evaluation: of the net that the script tests, else of the last phase's net, else of any."""
     able = [name for name, net in found.nets.items() if variant_values(net).get("test", True)]
     last = found.links[-1].net
     wanted = [found.tested, Path(last.path).stem if last else "", *able]
@@ -281,55 +283,55 @@ def _with_net(
     home: Path,
     options: Mapping[str, str],
 ) -> tuple[Recipe, str]:
-    """Return the recipe with a builder if one makes all nets, or else the first net's file; and a note."""
+    """Return the recipe and a note, with a builder if one builds all nets, else with the first net's file."""
     for guess in guess_nets(first, classes):
         try:
             recipe = make_recipe({**values, "net": guess}, str(found.folder))
             if all(build_net(recipe, name) == net.message for name, net in found.nets.items()):
-                return recipe, f"equal to what the builder {guess['builder']} makes"
+                return recipe, f"equal to the net of the builder {guess['builder']}"
         except CaffeRecipesError:  # only this guess is wrong; real errors are raised below
             continue
-    own = own_net(first, classes, home)
+    own = prototxt_net(first, classes, home)
     recipe = make_recipe({**values, "net": own}, str(found.folder), home, options)
-    return recipe, f"the user's own, {Path(first.path).name}; its data layers are the recipe's"
+    return recipe, f"read from {Path(first.path).name}; its data layers are replaced by the recipe's"
 
 
 def _check_same(recipe: Recipe, found: Adopted) -> None:
-    """Refuse a recipe that does not generate the files again, except for differences in the notes."""
+    """Raise InputError if the recipe generates other files, except for differences that are in the notes."""
     for name, net in found.nets.items():
         made = build_net(recipe, name)
         if made != net.message:
-            raise _other(net, net.message, made)
+            raise _difference_error(net, net.message, made)
     for link, phase in zip(found.links, recipe.phases, strict=True):
         solver = build_solver(recipe, phase)
         given = _as_generated(link, recipe)
         if solver != given:
-            raise _other(link.solver, given, solver)
+            raise _difference_error(link.solver, given, solver)
 
 
 def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
-    """Return a solver as a recipe writes it: the net in the recipe's folder, a snapshot at its end."""
+    """Return a solver as a recipe generates it: the net in the recipe's folder, a snapshot at its end."""
     solver = pb.SolverParameter()
     solver.CopyFrom(link.solver.message)
     solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
     if not solver.snapshot:
         solver.snapshot = link.last_iter
-    for field in _LEFT_OUT:
+    for field in _DROPPED:
         solver.ClearField(field)
     return solver
 
 
-def _other(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
-    """Return the error for files that a recipe generates differently, with the first such field."""
+def _difference_error(document: Any, given: Message, made: Message) -> InputError:  # noqa: ANN401 - a document of either
+    """Return the error for a file that the recipe generates differently, with the first such field."""
     if isinstance(given, pb.NetParameter) and isinstance(made, pb.NetParameter):
         changes = diff_nets(given, made, defaults=True)
     else:
         changes = diff_messages(given, made, defaults=True)
     if not changes:
         return InputError(
-            document.path, "a recipe writes it differently", "compare them by `caffe-recipes diff`"
+            document.path, "a recipe generates it differently", "compare them with `caffe-recipes diff`"
         )
     first = changes[0]
     layer = f"layer '{first.layer}' " if first.layer else ""
-    what = f"{layer}{first.field or first.kind}: {first.old.text}, but a recipe makes it {first.new.text}"
-    return InputError(document.path, what, "recipes cannot express it: write all files alike, or by hand")
+    what = f"{layer}{first.field or first.kind}: {first.old.text}, but a recipe generates {first.new.text}"
+    return InputError(document.path, what, "make the files consistent, or keep them hand-written")

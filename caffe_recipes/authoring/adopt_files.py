@@ -1,7 +1,7 @@
 """Read the solvers, nets and script of a folder that `adopt` turns into a recipe.
 
-From the solvers come the phases in their order, and what each starts from; from the nets, the keys of `data`
-and `net`; from options, script and comments, the keys of `cluster` and the numbers of images.
+The solvers give the phases, their order, and what each starts from; the nets give the keys of `data` and
+`net`; options, script and comments give the keys of `cluster` and the numbers of images.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from caffe_recipes.render.nets import OTHER_READERS
 from caffe_recipes.review.lint.chain import Chain, Link, Net, Solver, plan_starts, read_links, split_weights
 from caffe_recipes.review.lint.folders import find_script, order_solvers
 from caffe_recipes.review.lint.inputs import (
+    apply_command,
     count_records,
     find_net,
     find_training,
     is_solver,
     net_field,
-    start_by,
 )
-from caffe_recipes.review.lint.recipe_rules import find_basis
+from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
-from caffe_recipes.review.lint.snapshot_rules import name_of
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import is_prototxt_file
 from caffe_recipes.wording import describe_count
 
-_NO_PHASE = {"solver": "main"}  # the phase of a file whose name does not say one
+_NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
-class Begin:
-    """What a phase starts from: an earlier phase, by its name, or a file, or else the fillers of its net."""
+class PhaseStart:
+    """What a phase starts from: an earlier phase (its name), a weights file, or else the net's fillers."""
 
     phase: str = ""
     iteration: int | None = None
@@ -53,16 +53,16 @@ class Begin:
 
 @dataclass(frozen=True)
 class Adopted:
-    """The content of a folder: phases in order, what each starts from, and the nets by their files' names.
+    """The content of a folder: phases in order, what each starts from, and the nets by file name (stem).
 
-    `target` is the folder, or the solver in it that was named. `tested` is the name of the net that the
+    `target` is the folder, or the solver in it that was given. `tested` is the name of the net that the
     script tests; `notes` list what was guessed or left out.
     """
 
     target: Path
     folder: Path
     links: tuple[Link, ...]
-    begins: tuple[Begin, ...]
+    starts: tuple[PhaseStart, ...]
     nets: Mapping[str, Net]
     script: Script
     script_text: str = ""
@@ -91,23 +91,23 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
             raise InputError(where, f"net: {net.path} and {other} have the same name", "rename one of them")
         links.append(_link(solver, nets[name], script))
     _refuse_resumed(links)
-    begins = tuple(_begins(links))
-    notes += [f"{link.name} {begin.why}" for link, begin in zip(links, begins, strict=True) if begin.why]
+    starts = tuple(_phase_starts(links))
+    notes += [f"{link.name} {start.why}" for link, start in zip(links, starts, strict=True) if start.why]
     path = script.trainings[0].where.rpartition(":")[0] if script.trainings else ""
     text = read_prototxt(path, MOST_BYTES) if path else ""
     found = Adopted(
-        target, folder, tuple(links), begins, nets, script, text, Path(path).name, "", tuple(notes)
+        target, folder, tuple(links), starts, nets, script, text, Path(path).name, "", tuple(notes)
     )
     return _with_tested(found)
 
 
 def phase_name(path: str | Path) -> str:
-    """Return the phase's name from its solver's file, in the characters that names in recipes may have.
+    """Return the phase's name, from its solver's file, in the characters that a recipe allows.
 
     >>> phase_name("a/solver_cyc1.prototxt"), phase_name("solver.prototxt"), phase_name("solver_a b.prototxt")
     ('cyc1', 'main', 'a-b')
     """
-    name = name_of(path)
+    name = phase_name_from_path(path)
     return _NO_PHASE.get(name) or _NAME.sub("-", name).strip("._-") or "main"
 
 
@@ -124,11 +124,11 @@ def _load_solvers(target: Path) -> list[Solver]:
     documents: list[Document[Any]] = [load_document(path) for path in paths]
     for document in documents:
         if isinstance(document.message, pb.MultiPhaseSolverParameter):
-            what = "holds several solvers, but each phase of a recipe has a solver of its own"
-            raise InputError(document.path, what, "write each solver to a file of its own")
+            what = "contains several solvers, but each phase of a recipe has its own"
+            raise InputError(document.path, what, "write each solver to a separate file")
     solvers = [document for document in documents if is_solver(document)]
     if not solvers:
-        what = "is not a solver" if target.is_file() else "holds no solver"
+        what = "is not a solver" if target.is_file() else "contains no solver"
         raise InputError(target, what, "give a solver, or the folder of the solvers' .prototxt files")
     return solvers
 
@@ -136,16 +136,16 @@ def _load_solvers(target: Path) -> list[Solver]:
 def _order(
     folder: Path, solvers: Sequence[Solver], script: Script, *, is_given: bool
 ) -> tuple[list[Solver], list[str]]:
-    """Return the solvers in their order, and notes; raises InputError if they may be alternatives."""
+    """Return the solvers in training order, and notes; raises InputError if they may be alternatives."""
     if len(solvers) == 1:
         return list(solvers), []
     ordered, why = order_solvers(solvers, script)
     left = [solver for solver in solvers if solver not in ordered]
-    # A folder of several chains has a script for each.
+    # In a folder with several chains, each has its own script.
     if not ordered or (left and not is_given and find_script(folder, left).trainings):
         names = ", ".join(Path(solver.path).name for solver in solvers)
         one = f"adopt one of them (`caffe-recipes adopt {solvers[0].path}`)"
-        what = f"holds {len(solvers)} solvers, and their order is unknown: {names}"
+        what = f"contains {len(solvers)} solvers in unknown order: {names}"
         raise InputError(
             folder, what, f"{one}, or give the script that trains them as a chain (--script FILE)"
         )
@@ -159,27 +159,25 @@ def _order(
 def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     field = net_field(solver.message)
     if field != "net":
-        what = f"{field}: a recipe's solvers name their net by `net`" if field else "net: is missing"
-        raise InputError(
-            solver.where(field), what, "write the net to a file of its own, and name it in `net`"
-        )
+        what = f"{field}: the solvers of a recipe name their net in `net`" if field else "net: is missing"
+        raise InputError(solver.where(field), what, "write the net to a separate file, and name it in `net`")
     place = find_net(solver, field, caffe_root, "")
     if place.file is None:
-        what = f"net: {solver.message.net} is neither here nor beside the solver"
-        raise InputError(solver.where(field), what, "put it beside the solver, or give --caffe-root DIR")
+        what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
+        raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
     net: Net = load_document(place.file, pb.NetParameter)
     if net.message.layers:
-        raise InputError(net.path, "has layers of an old form", "run `caffe-recipes upgrade` on it first")
+        raise InputError(net.path, "has layers in the old format", "run `caffe-recipes upgrade` on it first")
     return net
 
 
 def _link(solver: Solver, net: Net, script: Script) -> Link:
     (alone,) = read_links(solver, phase_name(solver.path))
-    return start_by(replace(alone, net=net), find_training(script, solver.path))
+    return apply_command(replace(alone, net=net), find_training(script, solver.path))
 
 
 def _refuse_resumed(links: Sequence[Link]) -> None:
-    """Refuse a chain that continues with `--snapshot`; the hint gives the one solver that trains the same."""
+    """Raise InputError for a chain that continues with `--snapshot`; the hint gives an equivalent solver."""
     for link in links:
         if link.resumes:
             what = f"{link.name} resumes {link.resumes}, but a recipe's phases start from weights"
@@ -190,12 +188,12 @@ def _refuse_resumed(links: Sequence[Link]) -> None:
 
 
 def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
-    """Return the fields of one solver for phases of fixed rates that fall by equal factors; "" for others.
+    """Return the fields of one solver that replaces phases whose fixed rates fall by equal factors; else "".
 
     >>> ends = {1000: 0.1, 1500: 0.01, 1800: 0.001}
     >>> make = pb.SolverParameter
     >>> _as_one_solver([make(lr_policy="fixed", base_lr=ends[end], max_iter=end) for end in ends])
-    'make it one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 1000 stepvalue: 1500 max_iter: 1800'
+    'use one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 1000 stepvalue: 1500 max_iter: 1800'
     """
     factors = {
         f"{after.base_lr / before.base_lr:.6g}" for before, after in pairwise(solvers) if before.base_lr
@@ -204,36 +202,36 @@ def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
         return ""
     steps = " ".join(f"stepvalue: {solver.max_iter}" for solver in solvers[:-1])
     fields = f'lr_policy: "multistep" gamma: {factors.pop()} {steps} max_iter: {solvers[-1].max_iter}'
-    return f"make it one solver: {fields}"
+    return f"use one solver: {fields}"
 
 
-def _begins(links: Sequence[Link]) -> Iterator[Begin]:
+def _phase_starts(links: Sequence[Link]) -> Iterator[PhaseStart]:
     starts = plan_starts(Chain(tuple(links)))
     for index, (link, start) in enumerate(zip(links, starts, strict=True)):
         if start is not None:
             before = links[start.index]
-            guessed = link.weights is None
             is_last = start.iteration == before.last_iter
             which = "the last snapshot" if is_last else f"iteration {start.iteration}"
-            why = f"starts from {which} of {before.name}: a guess" if guessed else ""
+            how = "guessed"
             if start.is_guess:
-                why += f", of {start.choices} snapshots the one whose rate is nearest"
-            yield Begin(before.name, None if is_last else start.iteration, why=why)
+                how += f": of {start.candidates} snapshots, the one whose rate is nearest"
+            why = f"starts from {which} of {before.name} ({how})" if link.weights is None else ""
+            yield PhaseStart(before.name, None if is_last else start.iteration, why=why)
         elif link.weights:
             if not link.weights.endswith(".caffemodel"):
                 what = f"{link.name} starts from {link.weights}, which is not a .caffemodel"
                 raise InputError(link.weights_where, what, "name the file that Caffe writes")
             prefix = split_weights(link.weights)[0]
-            yield Begin(file=link.weights, why=f"starts from {prefix}, which no phase here writes")
+            yield PhaseStart(file=link.weights, why=f"starts from {prefix}, which no phase writes")
         elif index and link.weights is None:
             what = f"{links[index - 1].name} writes no snapshot for {link.name} to start from"
             raise InputError(link.solver.path, what, "fix its max_iter and snapshot")
         else:
-            yield Begin()
+            yield PhaseStart()
 
 
 def _with_tested(found: Adopted) -> Adopted:
-    """Set the net that the script tests: one of the nets, or another file in the folder, by its name."""
+    """Set the net that the script tests: one of the nets, or another file in the folder."""
     for model in found.script.tested:
         file = found.folder / Path(model).name
         if file.stem in found.nets:
@@ -252,18 +250,18 @@ def data_values(net: Net) -> dict[str, Any]:
     train, test = _data_layer(net, pb.TRAIN), _data_layer(net, pb.TEST)
     for index, layer in enumerate(net.message.layer):
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' reads {layer.type}, but a recipe's data are LMDBs"
+            what = f"layer '{layer.name}' reads {layer.type}, but recipes support only LMDBs"
             raise InputError(net.where(f"layer[{index}].type"), what, "build an LMDB and write type Data")
         if layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LEVELDB:
             where, place = (
                 f"layer[{index}].data_param",
                 "backend" if layer.data_param.HasField("backend") else "",
             )
-            what = f"layer '{layer.name}' reads a LevelDB, but a recipe's data are LMDBs"
+            what = f"layer '{layer.name}' reads a LevelDB, but recipes support only LMDBs"
             hint = "build an LMDB and write backend: LMDB"
             raise InputError(net.where(f"{where}.{place}" if place else where), what, hint)
     if train is None:
-        raise InputError(net.path, "has no layer of type Data for TRAIN", "a recipe trains on an LMDB")
+        raise InputError(net.path, "has no layer of type Data for TRAIN", "add one that reads an LMDB")
     data = train.data_param
     values: dict[str, Any] = {"train": {"lmdb": data.source}, "test": {}}
     if data.HasField("shuffle"):
@@ -308,15 +306,15 @@ def _transform_values(layer: pb.LayerParameter) -> dict[str, Any]:
 
 
 def batch_of(net: Net) -> int:
-    """Return the batch of a rank; raises InputError if the net has none."""
+    """Return the batch size per rank; raises InputError if the net gives none."""
     train = _data_layer(net, pb.TRAIN)
     if train is None or not train.data_param.batch_size:
-        raise InputError(net.path, "gives no batch_size in a Data layer for TRAIN", "give it there")
+        raise InputError(net.path, "has no batch_size in a Data layer for TRAIN", "add it there")
     return int(train.data_param.batch_size)
 
 
 def variant_values(net: Net) -> dict[str, Any]:
-    """Return the keys of an entry of `nets`: the augmentation, and whether it has data for TEST."""
+    """Return the keys of an entry of `nets`: the augmentation, and whether it has TEST data."""
     values: dict[str, Any] = {}
     train = _data_layer(net, pb.TRAIN)
     if train is not None and train.transform_param.HasField("random_aspect_ratio_param"):
@@ -333,7 +331,7 @@ def variant_values(net: Net) -> dict[str, Any]:
 
 
 def guess_nets(net: Net, classes: int) -> Iterator[dict[str, Any]]:
-    """Yield the keys of `net` for every builder, with the numbers and fillers of the given net's layers."""
+    """Yield the keys of `net` for every builder, with the given net's fillers and batch-norm fraction."""
     fillers = dict(_fillers(net.message))
     norms = [layer.batch_norm_param for layer in net.message.layer if layer.type == "BatchNorm"]
     fraction = _float(norms[0].moving_average_fraction) if norms else 0
@@ -404,8 +402,8 @@ def _float(value: float) -> float:
     return float(float_text(value))
 
 
-def own_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
-    """Return the keys of `net` for the user's own file, with its path relative to the recipe's folder."""
+def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
+    """Return the keys of `net` for a prototxt file, with its path relative to the recipe's folder."""
     path = os.path.relpath(net.path, folder).replace(os.sep, "/")
     return {"name": net.message.name or Path(net.path).stem, "classes": classes, "prototxt": path}
 
@@ -424,7 +422,7 @@ _PUBLIC_SETS = (
 
 @dataclass(frozen=True)
 class AdoptOptions:
-    """What the user states about the machine and the data; None for what is not stated."""
+    """The options about the machine and the data; None if not given."""
 
     ranks: int | None = None
     ranks_per_node: int | None = None
@@ -435,29 +433,32 @@ class AdoptOptions:
 
 
 def find_trainer(found: Adopted) -> tuple[str, str]:
-    """Return the trainer, and a note on its origin."""
+    """Return the trainer, and a note on where it comes from."""
     match = _TRAINER.search(found.script_text)
     if match and "$" not in match[1]:
-        return match[1], f"by {found.script_name}"
-    return "./build/tools/caffe", "a guess: the path of the published scripts"
+        return match[1], f"from {found.script_name}"
+    return "./build/tools/caffe", "guessed: the path in the published scripts"
 
 
 def find_cluster(
     found: Adopted, options: AdoptOptions, batch_per_rank: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of `cluster`, and notes on their origins; raises InputError for partly filled nodes."""
+    """Return the keys of `cluster`, and notes on where they come from.
+
+    Raises InputError if the ranks do not fill whole nodes.
+    """
     script, notes = found.script, []
-    basis = find_basis(found.links)
+    basis = find_epoch_size(found.links)
     counted = round(basis.batch / batch_per_rank) if basis else 0
     if options.ranks:
         ranks, origin = options.ranks, "as given"
     elif script.ranks:
-        ranks, origin = script.ranks, f"by {found.script_name}"
+        ranks, origin = script.ranks, f"from {found.script_name}"
     elif basis and counted * batch_per_rank == basis.batch:
         ranks = counted
-        origin = f"by the comments: {basis.batch:,.0f} images an iteration, {batch_per_rank} of each rank"
+        origin = f"from the comments: {basis.batch:,.0f} images per iteration, {batch_per_rank} per rank"
     else:
-        ranks, origin = 1, "a guess, since no file says how many (--ranks)"
+        ranks, origin = 1, "guessed, since no file gives the number (set it with --ranks)"
     notes.append(f"{describe_count(ranks, 'rank')}: {origin}")
     times = {max(link.solver.message.iter_size, 1) for link in found.links}
     if basis and round(basis.batch) not in {ranks * batch_per_rank * each for each in times}:
@@ -466,13 +467,13 @@ def find_cluster(
     if each is None:
         each = 1
         if ranks > 1:
-            notes.append("1 rank on each node: a guess (--ranks-per-node)")
+            notes.append("1 rank per node: guessed (set it with --ranks-per-node)")
     if ranks % each:
         given, other = ("--ranks", "--ranks-per-node") if options.ranks else ("--ranks-per-node", "--ranks")
         what = f"{ranks:,} ranks do not fill whole nodes of {each:,}"
-        raise InputError(given, what, f"give another, or another {other}")
+        raise InputError(given, what, f"use another value, or another {other}")
     if script.omp_num_threads is None:
-        notes.append("1 OpenMP thread per rank: a guess, since no file says how many")
+        notes.append("1 OpenMP thread per rank: guessed, since no file gives the number")
     values: dict[str, Any] = {
         "nodes": ranks // each,
         "ranks_per_node": each,
@@ -484,15 +485,15 @@ def find_cluster(
 
 
 def _contradiction(batch: float, ranks: int, batch_per_rank: int) -> str:
-    """Return a warning: the images of an iteration by the comments, and by the ranks.
+    """Return a warning that the comments and the ranks give different numbers of images per iteration.
 
     >>> _contradiction(4096.0, 3, 32)
-    'warning: the comments say 4,096 images an iteration, that is 128 ranks of 32; 3 make 96'
+    'warning: the comments say 4,096 images per iteration, which is 128 ranks x 32; 3 ranks give 96'
     """
     counted = round(batch / batch_per_rank)
-    are = f", that is {describe_count(counted, 'rank')} of {batch_per_rank:,}"
-    commented = f"the comments say {batch:,.0f} images an iteration"
-    made = f"{ranks:,} make{'s' if ranks == 1 else ''} {ranks * batch_per_rank:,}"
+    are = f", which is {describe_count(counted, 'rank')} x {batch_per_rank:,}"
+    commented = f"the comments say {batch:,.0f} images per iteration"
+    made = f"{describe_count(ranks, 'rank')} give{'s' if ranks == 1 else ''} {ranks * batch_per_rank:,}"
     return f"warning: {commented}{are if counted * batch_per_rank == batch else ''}; {made}"
 
 
@@ -500,7 +501,7 @@ def find_images(
     found: Adopted, options: AdoptOptions, train: str, test: str, test_batch: int
 ) -> tuple[int, int, list[str]]:
     """Return the numbers of training and test images, and notes; raises InputError for an unknown number."""
-    basis = find_basis(found.links)
+    basis = find_epoch_size(found.links)
     counts: list[int] = []
     notes: list[str] = []
     tested = next(
@@ -508,8 +509,8 @@ def find_images(
     )
     commented = round(basis.images) if basis else 0
     rows = (
-        ("training", options.images, train, commented, "by the comments"),
-        ("test", options.test_images, test, tested * test_batch, "by test_iter x batch_size"),
+        ("training", options.images, train, commented, "from the comments"),
+        ("test", options.test_images, test, tested * test_batch, "test_iter x batch_size"),
     )
     for word, given, source, other, why in rows:
         origins = (
@@ -517,15 +518,15 @@ def find_images(
             (count_records(source, options.caffe_root), f"counted in {source}"),
             (other, why),
             *(
-                (sizes[word], f"a guess: {name}'s, by {source}")
+                (sizes[word], f"guessed ({name}) from the name of {source}")
                 for name, like, sizes in _PUBLIC_SETS
                 if like.search(source)
             ),
-            (test_batch if word == "test" else 0, "a guess: one batch (--test-images)"),
+            (test_batch if word == "test" else 0, "guessed: one batch (set it with --test-images)"),
         )
         count, origin = next(((count, origin) for count, origin in origins if count), (0, ""))
         if not count:
-            raise InputError(source, "nothing says how many images it holds", "give --images N")
+            raise InputError(source, "the number of images is unknown", "give --images N")
         counts.append(count)
         if source:
             notes.append(f"{count:,} {word} images: {origin}")

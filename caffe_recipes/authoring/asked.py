@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from caffe_recipes.authoring.adopt_files import count_classes, data_values, own_net, variant_values
-from caffe_recipes.authoring.new import PUBLISHED, Images, Wish
+from caffe_recipes.authoring.adopt_files import count_classes, data_values, prototxt_net, variant_values
+from caffe_recipes.authoring.new import PUBLISHED, Images, RecipeRequest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import load_document
@@ -20,13 +20,13 @@ from caffe_recipes.review.lint.chain import Net
 from caffe_recipes.wording import did_you_mean
 
 _USUAL_BATCH_PER_RANK = 32
-_MOST_SCANNED = 100_000  # records whose labels are read to count classes, if there is no manifest
+_MOST_SCANNED = 100_000  # records whose labels are read to count classes without a manifest
 _GREY, _COLOUR = (128.0,), (104.0, 117.0, 123.0)
 
 
 @dataclass(frozen=True)
-class AskedRecipe:
-    """The options of `new` as given; those that are None follow from the net, LMDBs, rules or profile."""
+class NewOptions:
+    """The options of `new` as given; None is completed from the net, LMDBs, rules or profile."""
 
     epochs: float
     images: int | None = None
@@ -49,7 +49,7 @@ class AskedRecipe:
 
 @dataclass(frozen=True)
 class LmdbFacts:
-    """An LMDB's images and classes (0 if unknown), and its first image's (channels, height, width)."""
+    """The numbers of images and classes of an LMDB (0 if unknown), and its first image's (C, H, W)."""
 
     images: int
     classes: int
@@ -57,29 +57,33 @@ class LmdbFacts:
     is_encoded: bool
 
 
-def make_wish(asked: AskedRecipe, home: Path) -> Wish:
+def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
     """Complete the options of `new`; the recipe's YAML will be in the folder `home`.
 
     Raises InputError for a net that is not found, and for numbers that cannot be determined.
     """
-    own = _own_prototxt(asked.net, home)
+    own = _load_prototxt(asked.net, home)
     data = data_values(own) if own and any(one.type == "Data" for one in own.message.layer) else None
-    lmdb = asked.lmdb or (data["train"]["lmdb"] if data else Wish.lmdb)
+    lmdb = asked.lmdb or (data["train"]["lmdb"] if data else RecipeRequest.lmdb)
     named = data["test"].get("lmdb") if data and not asked.lmdb else None
-    test_lmdb = asked.test_lmdb or named or Wish.test_lmdb
+    test_lmdb = asked.test_lmdb or named or RecipeRequest.test_lmdb
     train, test = read_lmdb(lmdb), read_lmdb(test_lmdb)
     if asked.lmdb and train and not asked.test_lmdb:
-        raise InputError("--lmdb", "no LMDB of test images is given", "give --test-lmdb DIR")
+        raise InputError("--lmdb", "needs an LMDB of test images too", "give --test-lmdb DIR")
     images = asked.images or (train.images if train else 0)
-    of_imagenet = Wish.test_images if test_lmdb == Wish.test_lmdb else 0
+    of_imagenet = RecipeRequest.test_images if test_lmdb == RecipeRequest.test_lmdb else 0
     test_images = asked.test_images or (test.images if test else of_imagenet)
     for option, count, path in (("--images", images, lmdb), ("--test-images", test_images, test_lmdb)):
         if not count:
             raise InputError(option, f"cannot count the images: no LMDB at {path}", f"give {option} N")
     net = _net_values(asked, own, train, home)
     ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
-    given = {field.name: getattr(asked, field.name) for field in fields(asked) if hasattr(Wish, field.name)}
-    return Wish(
+    given = {
+        field.name: getattr(asked, field.name)
+        for field in fields(asked)
+        if hasattr(RecipeRequest, field.name)
+    }
+    return RecipeRequest(
         **given
         | {
             "images": images,
@@ -91,7 +95,9 @@ def make_wish(asked: AskedRecipe, home: Path) -> Wish:
             "classes": net["classes"],
             "depth": _depth(asked, net),
             "net": net if asked.net else None,
-            "transform": _own_transform(own, data, train) if own and data else _fitting(lmdb, train),
+            "transform": _prototxt_transform(own, data, train)
+            if own and data
+            else _default_transform(lmdb, train),
         }
     )
 
@@ -128,14 +134,15 @@ def _sockets(profile: Profile | None) -> int:
     return (profile.node.sockets if profile else None) or 1
 
 
-def _own_prototxt(name: str | None, home: Path) -> Net | None:
-    """Read the net of a .prototxt; None for a builder, and for a function, which is not run here."""
+def _load_prototxt(name: str | None, home: Path) -> Net | None:
+    """Return the net of a .prototxt; None for a builder, and for a function, which is not run here."""
     if not name or name in BUILDERS:
         return None
     if name.endswith(".prototxt"):
         net: Net = load_document(name, pb.NetParameter)
         if net.message.layers:
-            raise InputError(net.path, "has layers of an old form", "run `caffe-recipes upgrade` on it first")
+            what = "has layers in the old format"
+            raise InputError(net.path, what, "run `caffe-recipes upgrade` on it first")
         return net
     module, colon, function = name.partition(":")
     if not (colon and function):
@@ -143,38 +150,38 @@ def _own_prototxt(name: str | None, home: Path) -> Net | None:
         raise InputError("--net", f"'{name}' is not a net", hint)
     file = home.joinpath(*module.split(".")).with_suffix(".py")
     if not file.is_file():
-        raise InputError("--net", f"{file} does not exist", "put the module beside the recipe")
+        raise InputError("--net", f"{file} does not exist", "put the module in the recipe's folder")
     return None
 
 
-def _net_values(asked: AskedRecipe, own: Net | None, train: LmdbFacts | None, home: Path) -> dict[str, Any]:
-    """Return the keys of `net`; the classes of a prototxt are those of its last layer."""
+def _net_values(asked: NewOptions, own: Net | None, train: LmdbFacts | None, home: Path) -> dict[str, Any]:
+    """Return the keys of `net`; the classes of a prototxt are the outputs of its last layer."""
     classes = asked.classes or (count_classes(own) if own else 0) or (train.classes if train else 0)
     if own:
         if not classes:
-            raise InputError("--classes", f"{own.path} has no layer that scores classes", "give --classes N")
+            raise InputError("--classes", f"{own.path} has no classifier layer", "give --classes N")
         if train and train.classes > classes:
             what = f"{own.path} has {classes} classes, but the labels of the LMDB need {train.classes}"
             raise InputError("--net", what, "change num_output of its last layer")
-        return own_net(own, classes, home)
-    classes = classes or Wish.classes
-    name = asked.net or f"resnet{asked.depth or Wish.depth}"
+        return prototxt_net(own, classes, home)
+    classes = classes or RecipeRequest.classes
+    name = asked.net or f"resnet{asked.depth or RecipeRequest.depth}"
     if name in BUILDERS:
         title = name.replace("resnet_", "ResNet-").replace("resnet", "ResNet-")
         return {"name": title, "classes": classes, "builder": name, "zero_init": "every-block"}
     return {"name": name.rpartition(":")[2], "classes": classes, "function": name}
 
 
-def _depth(asked: AskedRecipe, net: Mapping[str, Any]) -> int:
-    """Return the depth of a ResNet, for the rules on them; 0 for another net."""
+def _depth(asked: NewOptions, net: Mapping[str, Any]) -> int:
+    """Return the depth of a ResNet, which the rules depend on; 0 for another net."""
     depth = str(net.get("builder", "")).removeprefix("resnet")
     if asked.depth and asked.net and depth != str(asked.depth):
-        raise InputError("--depth", f"--net is {asked.net}", "give only one of them")
+        raise InputError("--depth", f"contradicts --net {asked.net}", "give only one of them")
     return int(depth) if depth.isdigit() else 0
 
 
-def _own_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -> Images:
-    """Return the transformation of a prototxt's own data layers, if the images are large enough."""
+def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -> Images:
+    """Return the transformation of a prototxt's data layers; raises InputError for too small images."""
     keys = set(Transformation.model_fields)
     parts = {part: {key: data[part][key] for key in data[part] if key in keys} for part in ("train", "test")}
     parts["test"] |= {
@@ -187,12 +194,12 @@ def _own_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -
         raise InputError("--net", what, "use larger images, or a smaller crop_size")
     shared = {key: data[key] for key in data if key in keys}
     return Images(
-        shared, parts["train"], parts["test"], augmented, "The transformation is that of the net's file."
+        shared, parts["train"], parts["test"], augmented, "The transformation is taken from the net's file."
     )
 
 
-def _fitting(lmdb: str, train: LmdbFacts | None) -> Images:
-    """Return the published transformation, or for smaller images one whose crop is the same share of them."""
+def _default_transform(lmdb: str, train: LmdbFacts | None) -> Images:
+    """Return the published transformation, or for other images one with the same ratio of crop to image."""
     shape = train.shape if train else None
     side = min(shape[1:]) if shape else 256
     if not train or shape is None or (train.is_encoded and side >= 256 and shape[0] == 3):
@@ -200,7 +207,8 @@ def _fitting(lmdb: str, train: LmdbFacts | None) -> Images:
     mean = {1: _GREY, 3: _COLOUR}.get(shape[0], ())
     shared: dict[str, Any] = {"crop_size": max(side * 7 // 8, 1), "mirror": shape[0] == 3}
     shared |= {"mean_value": mean, "scale": 0.0078125}
-    why = f"The crop is 7/8 of the {side} pixels of the first image in {lmdb}, as 224 of 256."
+    why = f"The crop is 7/8 of the {side} pixels of the first image in {lmdb}, as 224 is of 256."
     if train.is_encoded:
         return Images(shared, {}, {"shorter_side_px": side}, dict(PUBLISHED.augmented), why)
-    return Images(shared, {}, {}, {}, f"{why} Raw images are not resized: this Caffe does that wrong.")
+    raw = "Raw images are not resized: this Caffe resizes them incorrectly."
+    return Images(shared, {}, {}, {}, f"{why} {raw}")

@@ -1,6 +1,6 @@
-"""Make a new recipe by the authors' rules, with the source of each number in the comments of its YAML.
+"""Write a new recipe by the authors' rules; comments in its YAML name the source of each number.
 
-The learning rate is continuous: each phase starts at the rate at which the one before ended.
+The learning rate is continuous: each phase starts at the rate at which the previous one ended.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from caffe_recipes.authoring.shape import (
     check_batch,
     check_batch_per_rank,
     check_classes,
-    find_shape,
-    find_unstated,
+    divide_batch,
+    find_uncopied,
     find_warnings,
     node_values,
 )
@@ -36,63 +36,63 @@ from caffe_recipes.wording import describe_count
 _NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."
 _HORIZON = "lr_iter: where the rate would be 0; the last update has the first rate of the next phase."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
-_LINEAR = "Ours: this share, and the end at 2/3 of the epochs before the cycles, like the paper's 30 of 45."
-_LARGE_WARMUP = "7 to 10 from 16K on (section V-C); the choice by batch is ours"
-_LARGEST_SCALED = 12_288  # of the paper's own runs
+_LINEAR = "Our choice: this share, and the end at 2/3 of the epochs before the cycles (the paper: 30 of 45)."
+_LARGE_WARMUP = "7 to 10 from 16K on (section V-C); the choice by batch size is ours"
+_LARGEST_SCALED = 12_288  # batch size whose rate follows the linear rule in the paper's own runs
 
 _Place = tuple[str, ...]
 
 
 def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
-    """Say why a recipe does not warm up.
+    """Return the note that explains why a recipe does not warm up.
 
     >>> no_warmup()
-    'no warm-up: it would start at 0.1, and the peak rate is not higher'
+    'no warm-up: the peak rate is not above its start, 0.1'
     """
-    return f"no warm-up: it would start at {start:g}, and the peak rate is not higher"
+    return f"no warm-up: the peak rate is not above its start, {start:g}"
 
 
 def rate_lines(recipe: Recipe, joins: int) -> list[str]:
-    """Explain why rises are phases of their own, or why there is no warm-up, and what joins cost."""
+    """Return comments that explain why rises are separate phases, or why none warms up, and the cost."""
     updates = 1 / (1 - rules.MOMENTUM)
     iterations = sum(phase.max_iter for phase in recipe.phases)
-    continuous = "The rate is continuous at every join; the published one jumps."
+    continuous = "The rate is continuous between phases; the published one jumps."
     if any(phase.warmup_iter for phase in recipe.phases):
         continuous = (
-            "Each rise is a phase of its own: in this Caffe the iterations of a warm-up count as those of "
-            "the policy, so that a solver's rate drops where its warm-up ends. Here it is continuous at "
-            "every join; the published one jumps."
+            "Each rise is a separate phase: in this Caffe the iterations of a warm-up count as iterations "
+            "of the policy, so that a solver's rate drops where its warm-up ends. Here it is continuous "
+            "between phases; the published one jumps."
         )
-    where = "the join" if joins == 1 else f"each of the {joins} joins"
+    where = "the start of the second phase" if joins == 1 else f"the start of each of {joins} phases"
     cost = (
-        f"The cost: the momentum history starts at 0 at {where}, and recovers within about "
-        f"{updates:.0f} updates, of {iterations:,} in all."
+        f"The cost: the momentum history is 0 at {where}, and recovers within about "
+        f"{updates:.0f} updates (of {iterations:,} in total)."
     )
     none = [] if recipe.phases[0].warmup_iter else [f"{no_warmup().capitalize()}."]
     return [*none, f"{continuous} {cost}"]
 
 
 def branch_lines(recipe: Recipe) -> list[str]:
-    """Explain the collapses that branch off, and their cost."""
+    """Return comments that explain the collapses that branch off, and their cost."""
     model, more = model_epochs(recipe), total_epochs(recipe) - model_epochs(recipe)
     return [
         f"c1 to {recipe.phases[-1].name} branch off the end of the decay and of each cycle (section VI):",
-        f"the last model is trained for {model:.2f} epochs, and the other collapses take {more:.2f} more.",
+        f"the last model is trained for {model:.2f} epochs; the other collapses take {more:.2f} epochs more.",
         "`caffe-recipes ensemble` averages the predictions of all the models.",
     ]
 
 
 def collapse_lines() -> list[str]:
-    """Explain the length of a collapse if none was given."""
+    """Return comments that explain the default length of a collapse."""
     share, (least, most) = f"{rules.COLLAPSE_SHARE:.0%}".replace("%", " %"), rules.COLLAPSE_EPOCHS
     return [
-        f"A collapse is {share} of the run, but {least} to {most} epochs: section V-B says 5 to 7 %, VI says",
-        f"{least} to {most} epochs; choosing {share} is ours.",
+        f"A collapse is {share} of the run, at least {least} and at most {most} epochs: section V-B says",
+        f"5 to 7 %, and VI says {least} to {most} epochs; {share} is our choice.",
     ]
 
 
 def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place, list[str]]:
-    """Return comments on a phase and its keys: the rules that they follow."""
+    """Return comments on a phase and its keys: the rules behind their values."""
     batch, images = recipe.cluster.global_batch, recipe.data.train.images
     epochs = f"{epochs_of(phase.max_iter, batch, images):.2f} epochs"
     peak: dict[_Place, list[str]] = {("base_lr",): _peak_lines(batch)}
@@ -100,7 +100,7 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
     about: dict[_Place, list[str]] = {}
     if name == "warmup":
         rule = "5 (section IV-D)" if batch < rules.LARGE_BATCH else _LARGE_WARMUP
-        about[()] = [f"{epochs} of warm-up: the rule is {rule}."]
+        about[()] = [f"{epochs} of warm-up; the rule is {rule}."]
         about[("warmup_start_lr",)] = ["As in both published recipes, after Goyal et al., arXiv:1706.02677."]
         return about | peak
     cycles = schedule.cycles
@@ -119,37 +119,37 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
 
 
 def _peak_lines(batch: int) -> list[str]:
-    """Explain the highest rate, and where the sources depart from its rule."""
+    """Return comments that explain the peak rate, and where the sources deviate from its rule."""
     linear, highest = rules.scaled_lr(batch), rules.HIGHEST_LR
-    rule = "0.1 for each 256 images: section IV-D, after Goyal et al., arXiv:1706.02677."
+    rule = "0.1 per 256 images: section IV-D, after Goyal et al., arXiv:1706.02677."
     if batch <= _LARGEST_SCALED:
         return [rule]
     if batch < rules.LARGE_BATCH:
         return [
             rule,
-            "The published 448-node recipe has less: 4.8 for 14,336 images, where this rule says 5.6.",
+            "The published 448-node recipe has less: 4.8 for 14,336 images, where this rule gives 5.6.",
         ]
     return [
-        f"{highest:g} from {rules.LARGE_BATCH:,} images on: section V-C; 0.1 for each 256 is {linear:g}.",
+        f"{highest:g} from {rules.LARGE_BATCH:,} images on: section V-C; 0.1 per 256 would be {linear:g}.",
         "The TensorFlow run of 24,576 images instead halved the scaled rate, from 9.6 to 4.8.",
     ]
 
 
-_LEAST_EPOCHS = 1.0  # of any part of the schedule
+_LEAST_EPOCHS = 1.0  # per part of the schedule
 _LINEAR_SHARE = 2 / 3  # of the epochs before the cycles: 30 of the paper's 45
 _MOST_CYCLES = 100
 _TEST_BATCH = 50
 _MOST_ITERATIONS = 2**31 - 1
 _PAPERS_DEPTH = 50
-_MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images of a rank
+_MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class Images:
-    """The transformation of a recipe's images: shared, of TRAIN, of TEST, and a net's augmentation.
+    """The transformation of a recipe's images: keys shared, for TRAIN, for TEST, and the augmentation.
 
-    `why` is the comment on where it comes from.
+    `why` is the comment that says where it comes from.
     """
 
     shared: Mapping[str, Any]
@@ -164,15 +164,15 @@ PUBLISHED = Images(
     {},
     {"shorter_side_px": 256},
     {"random_aspect_ratio": {"min_area_ratio": 0.08, "aspect_ratio_change": 0.75}},
-    "The transformation is that of the published nets.",
+    "The transformation is the one of the published nets.",
 )
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user wants to train; options that are None follow from the rules, or from the profile.
+class RecipeRequest:
+    """A request for a new recipe; what is None follows from the rules or from the profile.
 
-    A `collapse` follows the last cycle, or each of them: `epochs` are those of the last model, and the other
+    A `collapse` follows the last cycle, or each of them. `epochs` counts those of the last model; the other
     collapses are extra. `net` holds the keys of a recipe's net; without it, the net is a ResNet of `depth`.
     """
 
@@ -197,48 +197,45 @@ class Wish:
 
     @property
     def net_name(self) -> str:
-        """The name of the net, in titles."""
+        """The net's name in titles."""
         return str(self.net["name"]) if self.net else f"ResNet-{self.depth}"
 
 
-def make_new(wish: Wish, home: Path = Path()) -> NewRecipe:
-    """Make a recipe by the rules, with a continuous rate; its YAML will be in the folder `home`.
+def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
+    """Return a recipe by the rules, with a continuous rate; its YAML will be in the folder `home`.
 
-    Raises InputError for a batch of more images than there are, for nodes that do not divide it, and for a
-    schedule whose parts are longer than the run.
+    Raises InputError if the batch has more images than the data set or cannot be divided among the nodes, and
+    if the parts of the schedule are longer than the run.
     """
-    check_batch(wish.batch, wish.images)
-    if wish.collapse == "each" and not wish.cycles:
+    check_batch(request.batch, request.images)
+    if request.collapse == "each" and not request.cycles:
         raise InputError("--collapse", "there are no cycles to branch off from", "give --cycles too")
-    sockets = wish.profile.node.sockets if wish.profile else None
-    ranks_per_node = wish.ranks_per_node or sockets or 1
-    nodes, batch_per_rank = find_shape(
-        wish.batch, _nodes(wish, ranks_per_node), ranks_per_node, wish.batch_per_rank
+    sockets = request.profile.node.sockets if request.profile else None
+    ranks_per_node = request.ranks_per_node or sockets or 1
+    nodes, batch_per_rank = divide_batch(
+        request.batch, _nodes(request, ranks_per_node), ranks_per_node, request.batch_per_rank
     )
-    if wish.depth:
+    if request.depth:
         check_batch_per_rank(batch_per_rank)
-        check_classes(wish.classes, batch_per_rank, wish.depth)
-    schedule = find_schedule(wish)
-    planned = _plan(wish, schedule)
-    prefix = (
-        f"resnet{wish.depth}" if wish.depth else _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
-    )
-    name = wish.name or f"{prefix}-{wish.batch}-{wish.epochs:g}ep"
+        check_classes(request.classes, batch_per_rank, request.depth)
+    schedule = find_schedule(request)
+    planned = _plan(request, schedule)
+    name = request.name or f"{_prefix(request)}-{request.batch}-{request.epochs:g}ep"
     settings = join([one.settings for one in planned], _starts(planned))
-    node, node_notes = node_values(wish.profile, ranks_per_node)
+    node, node_notes = node_values(request.profile, ranks_per_node)
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
     phases = _phases(name, planned, settings)
-    values = _values(wish, name, cluster, phases)
-    draft = make_recipe(values, "--name" if wish.name else "new", home)
-    _check_nets(wish, draft)
+    values = _values(request, name, cluster, phases)
+    draft = make_recipe(values, "--name" if request.name else "new", home)
+    _check_nets(request, draft)
     title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
-    if wish.collapse == "each":
+    if request.collapse == "each":
         title += f", {len(find_leaves(draft))} collapses for an ensemble"
     recipe = make_recipe(values | {"title": title}, name, home)
-    warnings = tuple(_warnings(wish, recipe))
-    comments = _comments(wish, recipe, schedule, node_notes, warnings)
+    warnings = tuple(_warnings(request, recipe))
+    comments = _comments(request, recipe, schedule, node_notes, warnings)
     notes = () if recipe.phases[0].warmup_iter else (no_warmup(),)
-    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_unstated(wish.profile))
+    messages = (*notes, *(f"warning: {one}" for one in warnings), *find_uncopied(request.profile))
     return NewRecipe(recipe, write_recipe(recipe, comments), messages)
 
 
@@ -257,102 +254,106 @@ def _phases(
     ]
 
 
-def _check_nets(wish: Wish, draft: Recipe) -> None:
-    """Refuse a net that does not fit the images; only `generate` and `run` run the code of a function."""
-    if wish.net and "function" not in wish.net:
+def _check_nets(request: RecipeRequest, draft: Recipe) -> None:
+    """Raise an error for a net that does not fit the images; a function is not run here."""
+    if request.net and "function" not in request.net:
         for net in draft.nets:
             build_net(draft, net)
 
 
-def _prefix(wish: Wish) -> str:
-    """Return the first part of a recipe's name, which is its net's."""
-    if wish.depth:
-        return f"resnet{wish.depth}"
-    return _NAME.sub("-", wish.net_name).strip("._-").lower() or "net"
+def _prefix(request: RecipeRequest) -> str:
+    """Return the first part of the default recipe name, which names the net."""
+    if request.depth:
+        return f"resnet{request.depth}"
+    return _NAME.sub("-", request.net_name).strip("._-").lower() or "net"
 
 
-def _nodes(wish: Wish, ranks_per_node: int) -> int | None:
-    """Return the given nodes, or 1 if nothing is given and the batch is small enough for one node."""
-    is_small = wish.batch <= _MOST_OF_ONE_NODE * ranks_per_node and wish.batch % ranks_per_node == 0
-    return 1 if wish.nodes is None and wish.batch_per_rank is None and is_small else wish.nodes
+def _nodes(request: RecipeRequest, ranks_per_node: int) -> int | None:
+    """Return the given number of nodes, or 1 if none is given and the batch is small enough for one node."""
+    is_small = request.batch <= _MOST_OF_ONE_NODE * ranks_per_node and request.batch % ranks_per_node == 0
+    return 1 if request.nodes is None and request.batch_per_rank is None and is_small else request.nodes
 
 
-def _plan(wish: Wish, schedule: Schedule) -> Sequence[PlannedPhase]:
-    """Return the phases by the rules; raises InputError for epochs that are too few or too many."""
+def _plan(request: RecipeRequest, schedule: Schedule) -> Sequence[PlannedPhase]:
+    """Return the phases by the rules; raises InputError for too few or too many epochs."""
     try:
-        planned = plan_phases(schedule, wish.batch, wish.images).phases
+        planned = plan_phases(schedule, request.batch, request.images).phases
     except ValueError as error:
         raise InputError("--epochs", str(error), "use more, or a smaller batch") from None
     longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
     if longest > _MOST_ITERATIONS:
-        what = f"a phase has {longest:,} iterations, but Caffe counts only to {_MOST_ITERATIONS:,}"
+        what = f"a phase has {longest:,} iterations, more than Caffe's maximum of {_MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return planned
 
 
-def _warnings(wish: Wish, recipe: Recipe) -> Iterator[str]:
-    is_papers = wish.depth == _PAPERS_DEPTH
+def _warnings(request: RecipeRequest, recipe: Recipe) -> Iterator[str]:
+    is_papers = request.depth == _PAPERS_DEPTH
     if not is_papers:
-        yield f"{wish.net_name}: the paper and the runs with LARS trained ResNet-{_PAPERS_DEPTH}"
-    # They do not say how many epochs another net needs.
-    yield from find_warnings(wish.batch, model_epochs(recipe), wish.images if is_papers else 0)
+        net = request.net_name
+        yield f"the rules and known accuracies are for ResNet-{_PAPERS_DEPTH}; {net} may need other settings"
+    # The sources do not say how many epochs another net needs.
+    yield from find_warnings(request.batch, model_epochs(recipe), request.images if is_papers else 0)
 
 
-def find_schedule(wish: Wish) -> Schedule:
-    """Divide the epochs: warm-up, decay of power 1, with cycles also one of power 2 and the cycles, collapse.
+def find_schedule(request: RecipeRequest) -> Schedule:
+    """Divide the epochs into a warm-up, a linear decay, and a collapse.
 
-    Raises InputError for too few epochs.
+    With cycles, a quadratic decay and the cycles come before the collapse. Raises InputError for too few
+    epochs.
     """
-    collapse = wish.collapse_epochs or rules.collapse_epochs(wish.epochs)
-    # A warm-up starts at 0.1; a peak rate that is not higher needs none.
-    warmup = rules.warmup_epochs(wish.batch) if rules.peak_lr(wish.batch) > rules.WARMUP_START_LR else 0.0
+    collapse = request.collapse_epochs or rules.collapse_epochs(request.epochs)
+    # A warm-up starts at 0.1, so a peak rate that is not higher needs none.
+    warmup = (
+        rules.warmup_epochs(request.batch) if rules.peak_lr(request.batch) > rules.WARMUP_START_LR else 0.0
+    )
     cycle = Cycles()
-    in_cycles = wish.cycles * (cycle.rise_epochs + cycle.fall_epochs)
-    before = wish.epochs - in_cycles - collapse
-    linear = before * _LINEAR_SHARE if wish.cycles else before
-    square = before - linear if wish.cycles else _LEAST_EPOCHS
-    if wish.cycles > _MOST_CYCLES:
-        raise InputError("--cycles", f"{wish.cycles:,} are too many", f"use {_MOST_CYCLES} or fewer")
+    in_cycles = request.cycles * (cycle.rise_epochs + cycle.fall_epochs)
+    before = request.epochs - in_cycles - collapse
+    linear = before * _LINEAR_SHARE if request.cycles else before
+    square = before - linear if request.cycles else _LEAST_EPOCHS
+    if request.cycles > _MOST_CYCLES:
+        raise InputError("--cycles", f"{request.cycles:,} is too many", f"use {_MOST_CYCLES} or fewer")
     if linear < warmup + _LEAST_EPOCHS or square < _LEAST_EPOCHS:
-        _refuse(wish, warmup, collapse, in_cycles)
-    if not wish.cycles:
+        _refuse(request, warmup, collapse, in_cycles)
+    if not request.cycles:
         return Schedule(
-            epochs=wish.epochs,
+            epochs=request.epochs,
             warmup_epochs=warmup,
             warmup="own-phase",
             collapse=True,
             collapse_epochs=collapse,
         )
-    # As in the paper's 120 epochs: a branch from the end of the decay, and from that of each cycle.
-    branches = {"collapse_epochs": (collapse,) * (wish.cycles + 1)}
+    # As in the paper's 120 epochs, a branch starts at the end of the decay and of each cycle.
+    branches = {"collapse_epochs": (collapse,) * (request.cycles + 1)}
     line = {"last_collapse_epochs": collapse}
     cycles = Cycles(
-        count=wish.cycles,
+        count=request.cycles,
         linear_epochs=linear,
         square_epochs=square,
-        **(branches if wish.collapse == "each" else line),
+        **(branches if request.collapse == "each" else line),
     )
     return Schedule(decay="cycles", warmup="own-phase", warmup_epochs=warmup, cycles=cycles)
 
 
-def _refuse(wish: Wish, warmup: float, collapse: float, in_cycles: float) -> None:
-    """Raise InputError for too few epochs, with the least number that would do."""
+def _refuse(request: RecipeRequest, warmup: float, collapse: float, in_cycles: float) -> None:
+    """Raise InputError for too few epochs; the hint gives the smallest number that is enough."""
     parts = [
         f"{epochs:g} of {what}" for epochs, what in ((warmup, "warm-up"), (collapse, "collapse")) if epochs
     ]
-    if wish.cycles:
-        parts.insert(-1, f"{in_cycles:g} of {wish.cycles} cycles")
+    if request.cycles:
+        parts.insert(-1, f"{in_cycles:g} of {request.cycles} cycles")
     least = warmup + _LEAST_EPOCHS
-    if wish.cycles:
+    if request.cycles:
         least = max(least / _LINEAR_SHARE, _LEAST_EPOCHS / (1 - _LINEAR_SHARE))
     needed = math.ceil(least + in_cycles + collapse)
-    while needed < least + in_cycles + (wish.collapse_epochs or rules.collapse_epochs(needed)):
+    while needed < least + in_cycles + (request.collapse_epochs or rules.collapse_epochs(needed)):
         needed += 1
-    what = f"{wish.epochs:g} epochs are too few for {', '.join(parts)}, and a decay"
+    what = f"{request.epochs:g} epochs are too few for {', '.join(parts)}, and a decay"
     hint = f"use --epochs {needed}" + (
-        ", or fewer --cycles" if wish.cycles else ", or less --collapse-epochs"
+        ", or fewer --cycles" if request.cycles else ", or fewer --collapse-epochs"
     )
-    raise InputError("--cycles" if wish.cycles else "--epochs", what, hint)
+    raise InputError("--cycles" if request.cycles else "--epochs", what, hint)
 
 
 def _net(planned: PlannedPhase) -> str:
@@ -370,41 +371,54 @@ def _starts(planned: Sequence[PlannedPhase]) -> list[int | None]:
     return [None, *starts[1:]]
 
 
-def _values(wish: Wish, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]) -> dict[str, Any]:
-    test_batch = _divisor(wish.test_images)
-    transform = wish.transform
-    train = {"lmdb": wish.lmdb, "images": wish.images, "shuffle": True, "prefetch": 2, **transform.train}
-    test = {"lmdb": wish.test_lmdb, "images": wish.test_images, "batch_size": test_batch, **transform.test}
+def _values(
+    request: RecipeRequest, name: str, cluster: dict[str, Any], phases: list[dict[str, Any]]
+) -> dict[str, Any]:
+    test_batch = _divisor(request.test_images)
+    transform = request.transform
+    train = {
+        "lmdb": request.lmdb,
+        "images": request.images,
+        "shuffle": True,
+        "prefetch": 2,
+        **transform.train,
+    }
+    test = {
+        "lmdb": request.test_lmdb,
+        "images": request.test_images,
+        "batch_size": test_batch,
+        **transform.test,
+    }
     values: dict[str, Any] = {
         "name": name,
-        "title": f"{wish.net_name}, batch {wish.batch:,} of {wish.images:,} images",
+        "title": f"{request.net_name}, batch {request.batch:,} of {request.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
         "trainer": "./build/tools/caffe",
         "prototxt_dir": f"prototxt/{name}",
-        "net": wish.net
+        "net": request.net
         or {
-            "name": wish.net_name,
-            "classes": wish.classes,
-            "builder": f"resnet{wish.depth}",
+            "name": request.net_name,
+            "classes": request.classes,
+            "builder": f"resnet{request.depth}",
             "zero_init": "every-block",
         },
         "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
         "data": {
-            "train": {**train, **wish.transform.train},
-            "test": {**test, **wish.transform.test},
-            **wish.transform.shared,
+            "train": {**train, **request.transform.train},
+            "test": {**test, **request.transform.test},
+            **request.transform.shared,
         },
         "cluster": cluster,
         "solver": {"momentum": rules.MOMENTUM, "display": 40, "solver_mode": "CPU"},
         "phases": phases,
-        "evaluation": {"net": "train_val", "iterations": math.ceil(wish.test_images / test_batch)},
+        "evaluation": {"net": "train_val", "iterations": math.ceil(request.test_images / test_batch)},
     }
     accept = list(_accept(phases))
     return values | ({"accept": accept} if accept else {})
 
 
 def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield the findings of lint that follow from the rules, as accepted."""
+    """Yield `accept:` entries for the lint findings that follow from the rules."""
     if any("weights" in phase for phase in phases):
         yield {"finding": "weights-of-other-phase", "reason": "a collapse branches off the end of each cycle"}
     last = phases[-1]["max_iter"]
@@ -417,7 +431,7 @@ _END_IS_HIGH = 1e-5  # lint's own limit
 
 
 def _divisor(images: int) -> int:
-    """Return the test batch: 50, or the largest from 10 to 50 that divides the images.
+    """Return the test batch size: the largest number from 10 to 50 that divides the images, else 50.
 
     >>> _divisor(50_000), _divisor(10_010), _divisor(7)
     (50, 35, 7)
@@ -426,31 +440,35 @@ def _divisor(images: int) -> int:
     return next((size for size in sizes if images % size == 0), sizes[0])
 
 
-def _is_resnet(wish: Wish) -> bool:
-    return wish.net is None or "builder" in wish.net
+def _is_resnet(request: RecipeRequest) -> bool:
+    return request.net is None or "builder" in request.net
 
 
 def _comments(
-    wish: Wish, recipe: Recipe, schedule: Schedule, node_notes: list[str], warnings: tuple[str, ...]
+    request: RecipeRequest,
+    recipe: Recipe,
+    schedule: Schedule,
+    node_notes: list[str],
+    warnings: tuple[str, ...],
 ) -> dict[Location, list[str]]:
-    """Return the comments of the YAML: where each number comes from."""
+    """Return the comments of the YAML, which say where each number comes from."""
     joins, leaves = len(recipe.phases) - 1, find_leaves(recipe)
     ranks = describe_count(recipe.cluster.ranks, "rank")
     comments: dict[Location, list[str]] = {
         (): [
-            "Made by `caffe-recipes new` with the rules of arXiv:1711.04291; its sections are named below.",
+            "Written by `caffe-recipes new` by the rules of arXiv:1711.04291; the sections are named below.",
             *warnings,
         ],
-        ("net",): [_NET_FROM] if _is_resnet(wish) else ["As given."],
+        ("net",): [_NET_FROM] if _is_resnet(request) else ["As given."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
-        ("data",): [wish.transform.why],
+        ("data",): [request.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],
         ("solver", "momentum"): ["Section IV-B."],
-        ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice as much."],
+        ("solver", "weight_decay"): ["Half of the standard 0.0001 (V-B); the collapse has twice this value."],
         ("phases",): [
             *rate_lines(recipe, joins),
             *(branch_lines(recipe) if len(leaves) > 1 else []),
-            *(collapse_lines() if wish.collapse_epochs is None else []),
+            *(collapse_lines() if request.collapse_epochs is None else []),
         ],
     }
     for index, phase in enumerate(recipe.phases):

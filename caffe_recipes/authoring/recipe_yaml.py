@@ -1,10 +1,7 @@
 """Write a recipe's YAML as a person would: in the model's order, without defaults, with comments.
 
-A recipe as the plain values that its YAML is to hold: no defaults, and once what its phases share.
-
-Where a recipe that was made goes: a file that is not there yet, with its notes, or standard output.
-
-What `adopt`, `new` and `rescale` return.
+Settings that the phases share are written once, under `solver:`. `NewRecipe` is what `adopt`, `new` and
+`rescale` return.
 """
 
 from __future__ import annotations
@@ -33,15 +30,15 @@ from caffe_recipes.review.naming import RECIPE_SUFFIXES
 _WIDTH = 118
 _COMMENT_WIDTH = 108
 _INDENT = "  "
-_MOST_BESIDE = 70  # characters of a part that stands on its key's line
+_MOST_BESIDE = 70  # characters of a mapping that is written on its key's line
 
 Comments = Mapping[Location, Sequence[str]]
 
 
 def render_yaml(values: Mapping[str, Any], comments: Comments) -> str:
-    """Write plain values as YAML that `load_recipe` reads back; a comment stands above what it is about.
+    """Return plain values as YAML that `load_recipe` reads back, with each comment above its key.
 
-    That of the location () stands at the top.
+    The comment with the location () is at the top.
 
     >>> print(render_yaml({"name": "a", "net": {"classes": 10}}, {("net",): ["Ten digits."]}), end="")
     name: a
@@ -88,7 +85,7 @@ def _above(at: Location, indent: str, comments: Comments) -> Iterator[str]:
 
 
 def _item(value: Any, at: Location, comments: Comments) -> Iterator[str]:  # noqa: ANN401
-    """Write an item of a list; its first key follows the dash."""
+    """Yield the lines of a list item; its first key follows the dash."""
     indent = _INDENT * (len(at) - 1)
     yield from _above(at, indent, comments)
     if not isinstance(value, Mapping):
@@ -135,7 +132,7 @@ def _scalar(value: Any, *, is_inner: bool = False) -> str:  # noqa: ANN401
 
 
 def _is_read_back(text: str, is_inner: bool) -> bool:
-    """Return whether YAML reads a text without quotes as that text."""
+    """Return whether YAML reads a text as the same text without quotes."""
     written = f"[{text}, {text}]" if is_inner else f"{text}"
     try:
         read = yaml.load(written, Loader=Loader)
@@ -146,7 +143,7 @@ def _is_read_back(text: str, is_inner: bool) -> bool:
 
 
 def _number(value: float) -> str:
-    """Write a number without an exponent, unless it is very large or small.
+    """Return a number as text, without an exponent unless it is very large or small.
 
     >>> _number(0.00005), _number(1.0), _number(4.8), _number(1e-12)
     ('0.00005', '1', '4.8', '1e-12')
@@ -156,7 +153,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else format(Decimal(repr(value)), "f")
 
 
-# Keys that differ between phases stay with each phase.
+# Keys that usually differ between phases and so are never shared.
 _OWN = (
     "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "plateau_winsize", "max_iter",
     "lr_iter", "warmup_iter", "warmup_start_lr",
@@ -176,12 +173,12 @@ def recipe_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def _transform_last(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of data with the images first, and then their transformation."""
+    """Return the keys of data with those of the transformation last."""
     return {key: data[key] for key in data if key not in Transformation.model_fields} | dict(data)
 
 
 def share_settings(phases: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Take out of phases what all of them give, and most give alike; return that, and what is left of each.
+    """Move keys that all phases have, mostly with the same value, out of them; return these, and the phases.
 
     >>> share_settings([{"name": "a", "display": 1}, {"name": "b", "display": 1, "max_iter": 9}])
     ({'display': 1}, [{'name': 'a'}, {'name': 'b', 'max_iter': 9}])
@@ -212,14 +209,14 @@ def make_recipe(
     folder: Path = Path(),
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> Recipe:
-    """Make a recipe of plain values; RecipeError for what contradicts itself, with its key.
+    """Return a recipe from plain values; raises RecipeError, with the key, for contradictory values.
 
-    `options` gives, by keys, the options that their values are from, as `name` is from --name: the error
-    names the option then.
+    `options` maps keys to the options that gave their values, as `name` is given by --name; the error then
+    names the option.
     """
     text = render_yaml(values, {})
     if not _is_utf8(text):
-        raise RecipeError(where, "a name or path is not UTF-8, as a recipe has to be", "give it another name")
+        raise RecipeError(where, "a name or path is not valid UTF-8", "rename it")
     try:
         return parse_recipe(text, where, folder)
     except RecipeError as error:
@@ -227,11 +224,11 @@ def make_recipe(
             raise
         if error.key in ("name", *options):
             raise RecipeError(options.get(error.key, "--name"), error.reason, error.hint) from None
-        raise error.reworded(where=where) from None  # its line is one of a text that nobody sees
+        raise error.reworded(where=where) from None  # its line refers to a text that nobody sees
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether text can be encoded: a name that is not UTF-8 has surrogates from the command line."""
+    """Return whether text can be encoded; a name from the command line that is not UTF-8 has surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -240,15 +237,15 @@ def _is_utf8(text: str) -> bool:
 
 
 def _in_order(phase: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a phase's keys as people order them: its name and net, its rate, then all others."""
+    """Return a phase's keys in a natural order: name and net, then the rate, then all others."""
     first = {key: phase[key] for key in _FIRST if key in phase}
     return first | {key: value for key, value in phase.items() if key not in first}
 
 
 def check_output(path: Path) -> None:
-    """Refuse a file that is not named like a recipe, or that already exists; raises InputError."""
+    """Raise InputError for a file that is not named like a recipe, or that already exists."""
     if not path.name.endswith(RECIPE_SUFFIXES):
-        raise InputError(path, "is not a name for a recipe", "end it in .yaml")
+        raise InputError(path, "is not a recipe file name", "use the suffix .yaml")
     if os.path.lexists(path):
         raise InputError(path, "already exists", "remove it, or give another --out")
     if not path.absolute().parent.is_dir():
@@ -256,16 +253,16 @@ def check_output(path: Path) -> None:
 
 
 def choose_name(name: str | None, path: Path | None) -> str | None:
-    """Return a recipe's name: the given one, or else that of its file, so that its jobs find it.
+    """Return the recipe's name: the given one, else the name of its file, which its jobs look for.
 
-    None without either. Raises InputError for a file whose name no recipe can have.
+    Return None without either. Raises InputError for a file name that is not a valid recipe name.
     """
     if name is not None or path is None:
         return name
     try:
         return TypeAdapter(FileName).validate_python(path.stem)
     except ValidationError:
-        what = f"'{path.stem[:100]}' is not a name for a recipe: use letters, digits, '.', '_' and '-'"
+        what = f"'{path.stem[:100]}' is not a valid recipe name: use letters, digits, '.', '_' and '-'"
         raise InputError(path, what, "give another --out, or a --name") from None
 
 

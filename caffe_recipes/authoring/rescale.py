@@ -1,8 +1,7 @@
-"""A recipe for another machine, batch or length: the same by the authors' rules, and nothing new for lint.
+"""Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
 
-What a rescaled recipe has otherwise than its source, and than the rules, in words.
-
-What a run of other length keeps no longer of the authors' rules: its collapses, cycles and their rises.
+The notes and warnings describe how the result differs from its source and from the rules: in its rate and
+warm-up, and in the epochs of its collapses, cycles and rises.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from caffe_recipes.authoring.shape import (
     IMAGENET_IMAGES,
     check_batch,
     check_batch_per_rank,
-    find_shape,
+    divide_batch,
     find_warnings,
 )
 from caffe_recipes.caffe.dialects import OURS
@@ -53,22 +52,24 @@ from caffe_recipes.review.lint.rules import Finding
 from caffe_recipes.tensorflow.run import HorovodRun
 from caffe_recipes.wording import describe_count
 
-_SAME_EPOCHS = 0.1  # as two iterations of the largest batch may make
-_SAME_RATE = 0.001  # relative: rates are written in six digits
-_ROUNDED = 0.01  # relative: epochs that rounded iterations take away or add unnoticed
+_SAME_EPOCHS = 0.1  # about two iterations of the largest batch
+_SAME_RATE = 0.001  # relative; rates are written with six digits
+_ROUNDED = 0.01  # relative; a smaller change of the epochs by rounding is not reported
 
 
 def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
-    """Say what is other, and what the source had that this has not; `epochs` are those that were wanted."""
+    """Yield notes on what changed, and on departures from the rules; `epochs` are the requested ones."""
     changes = [*_machine(source, made), *_schedule(source, made)]
     if changes:
         yield ", ".join(changes)
-    yield from _against_rules(source, made)
+    yield from _departures_from_rules(source, made)
     yield from _rounding(source, made, epochs)
     if made.tensorflow:
-        yield from _own_share(source, made.cluster.global_batch, made.tensorflow.schedule.end_learning_rate)
+        yield from _warn_of_linear_share(
+            source, made.cluster.global_batch, made.tensorflow.schedule.end_learning_rate
+        )
     if len(made.phases) != len(source.phases):
-        yield f"{len(source.phases)} phases -> {len(made.phases)}: a warm-up is one where the rate dropped"
+        yield f"{len(source.phases)} phases -> {len(made.phases)}: split where a warm-up ended in a drop"
 
 
 def _machine(source: Recipe, made: Recipe) -> Iterator[str]:
@@ -76,8 +77,8 @@ def _machine(source: Recipe, made: Recipe) -> Iterator[str]:
     pairs = (
         ("batch", old.global_batch, new.global_batch),
         ("nodes", old.nodes, new.nodes),
-        ("ranks on each", old.ranks_per_node, new.ranks_per_node),
-        ("images of each", old.batch_per_rank, new.batch_per_rank),
+        ("ranks per node", old.ranks_per_node, new.ranks_per_node),
+        ("images per rank", old.batch_per_rank, new.batch_per_rank),
     )
     for what, before, after in pairs:
         if before != after:
@@ -90,44 +91,44 @@ def _schedule(source: Recipe, made: Recipe) -> Iterator[str]:
     if abs(epochs[0] - epochs[1]) >= 0.01:
         yield f"epochs {epochs[0]:.2f} -> {epochs[1]:.2f}"
     if rates[0] != rates[1]:
-        yield f"highest rate {rates[0]:g} -> {rates[1]:g}"
+        yield f"peak rate {rates[0]:g} -> {rates[1]:g}"
     if not _is_warmup_kept(source, made):
         yield f"warm-up {warmup[0]:.2f} -> {warmup[1]:.2f} epochs"
 
 
-def _against_rules(source: Recipe, made: Recipe) -> Iterator[str]:
-    """Say where the source departs from the rules of its batch, or the same has become another departure."""
+def _departures_from_rules(source: Recipe, made: Recipe) -> Iterator[str]:
+    """Yield notes where the warm-up or the peak rate is not what the rules give for the new batch size."""
     old, new = source.cluster.global_batch, made.cluster.global_batch
     warmup, rule = warmup_epochs(made), rules.warmup_epochs(new)
     if warmup_epochs(source) and not warmup:
         yield no_warmup(source.phases[0].warmup_start_lr or 0.0)
     elif not warmup and _highest(made) > max(_highest(source), rules.WARMUP_START_LR):
-        what = f"nothing warms up to {_highest(made):g}, as {source.name} has no warm-up"
-        yield f"warning: {what}; for such a batch the rule is {rule:.3g} epochs of it"
+        what = f"no warm-up to {_highest(made):g}, since {source.name} has none"
+        yield f"warning: {what}; the rule for this batch size is {rule:.3g} epochs"
     elif _is_warmup_kept(source, made) and warmup and rule != rules.warmup_epochs(old):
-        yield f"the warm-up stays at {warmup:.2f} epochs; for such a batch the rule is {rule:.3g}"
+        yield f"the warm-up stays at {warmup:.2f} epochs; the rule for this batch size is {rule:.3g}"
     rate, peak = _highest(made), rules.peak_lr(new)
     if old == new or made.data.train.images not in IMAGENET_IMAGES or abs(rate - peak) <= _SAME_RATE * peak:
         return
-    own = f"{source.name} has {_highest(source):g} where it is {rules.peak_lr(old):g}"
-    yield f"the highest rate is {rate:g}; for such a batch the rule is {peak:g}, and {own}"
+    own = f"{source.name} has {_highest(source):g}, and the rule gives {rules.peak_lr(old):g}"
+    yield f"the peak rate is {rate:g}; the rule for this batch size gives {peak:g} ({own})"
 
 
-def _own_share(source: Recipe, batch: int, rate: float) -> Iterator[str]:
-    """Warn of a rate that keeps the source's own share of the linear rule at a batch of its own."""
+def _warn_of_linear_share(source: Recipe, batch: int, rate: float) -> Iterator[str]:
+    """Warn if a new batch size keeps a share of the linear rule that was tuned for the source's."""
     linear, old = rules.scaled_lr(batch), source.cluster.global_batch
     if batch != old and abs(rate - linear) > _SAME_RATE * linear:
         share = f"{rate / linear:.3g} of the linear rule's {linear:g}, as in {source.name}"
-        yield f"warning: the rate is {share}, where that was found for a batch of {old:,}"
+        yield f"warning: the rate is {share}, which was tuned for a batch of {old:,}"
 
 
 def _rounding(source: Recipe, made: Recipe, epochs: float) -> Iterator[str]:
-    """Say why a run has other epochs than are wanted: iterations are whole, and so are snapshots."""
+    """Explain why the epochs differ from the requested ones: iterations and snapshots are integers."""
     trained = model_epochs(made)
     if abs(trained - epochs) <= _ROUNDED * epochs:
         return
     snapshots = [
-        f"those of {phase.name} to {phase.last_iter // phase.snapshot} times its snapshot of {phase.snapshot}"
+        f"those of {phase.name} to {phase.last_iter // phase.snapshot} x {phase.snapshot} (its snapshots)"
         for phase in made.phases
         if phase.snapshot and phase.snapshot < phase.last_iter and phase.last_iter % phase.snapshot == 0
     ]
@@ -146,28 +147,28 @@ def _highest(recipe: Recipe) -> float:
 _SAME = 0.99  # iterations are rounded
 
 
-def find_unruly(source: Recipe, made: Recipe) -> Iterator[str]:
-    """Yield which parts of a rescaled recipe are shorter or longer than in section VI and in its source."""
+def find_rule_breaks(source: Recipe, made: Recipe) -> Iterator[str]:
+    """Yield warnings for parts that are shorter or longer than both section VI and the source have them."""
     (least, most), cycles = COLLAPSE_EPOCHS, Cycles()
     rise, whole = cycles.rise_epochs, cycles.rise_epochs + cycles.fall_epochs
     rules = (
-        ("collapse", least, most, f"the rule is {least} to {most}", _collapses),
-        ("cycle", whole, whole, f"the paper's are of {whole:g}", _cycles),
-        ("rise", rise, rise, f"the paper's are of {rise:g}", _rises),
+        ("collapse", least, most, f"the paper uses {least} to {most}", _collapses),
+        ("cycle", whole, whole, f"the paper uses {whole:g}", _cycles),
+        ("rise", rise, rise, f"the paper uses {rise:g}", _rises),
     )
     for name, low, high, rule, lengths in rules:
         before, after = lengths(source), lengths(made)
         if not before or not after:
             continue
-        kept = f"{rule} (section VI), and `new` keeps that"
+        kept = f"{rule} (section VI), and so does `new`"
         if min(after) < _SAME * min(low, *before):
-            yield f"the shortest {name} is now {min(after):.3g} epochs instead of {min(before):.3g}: {kept}"
+            yield f"the shortest {name} is now {min(after):.3g} epochs instead of {min(before):.3g}; {kept}"
         if max(after) * _SAME > max(high, *before):
-            yield f"the longest {name} is now {max(after):.3g} epochs instead of {max(before):.3g}: {kept}"
+            yield f"the longest {name} is now {max(after):.3g} epochs instead of {max(before):.3g}; {kept}"
 
 
 def _collapses(recipe: Recipe) -> list[float]:
-    """Return the epochs of each collapse: a model's last phase, called so or without the augmentation."""
+    """Return the epochs of each collapse: a final phase that is named so, or that drops the augmentation."""
     result = []
     for phase in find_leaves(recipe):
         start = recipe.starts_from(phase)
@@ -213,12 +214,14 @@ def _epochs(recipe: Recipe, phase: Phase) -> float:
 
 
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept", "solver", "phases")
+# What a difference may be of that is as in the source.
+_KEPT = ("net", "nets", "data")
 _TOO_FEW = "final-rate-high"
 
 
 @dataclass(frozen=True)
 class RescaleTarget:
-    """What is to be other than in the source; None follows from the rest."""
+    """The requested changes; None follows from the others."""
 
     nodes: int | None = None
     batch: int | None = None
@@ -230,30 +233,30 @@ class RescaleTarget:
 
 
 def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRecipe:
-    """Make a recipe of another one; `home` is the folder that its YAML is to stand in.
+    """Return the rescaled recipe; its YAML will be in the folder `home`.
 
-    Raises InputError for what does not fit, and for a change that is none.
+    Raises InputError if the numbers do not fit, or if nothing would change.
     """
     if change == RescaleTarget(name=change.name):
-        raise InputError(recipe.name, "nothing is to change", "give --nodes, --batch, --epochs or --smooth")
-    cluster = _reshape(recipe, change)
+        raise InputError(recipe.name, "nothing to change", "give --nodes, --batch, --epochs or --smooth")
+    cluster = _resize_cluster(recipe, change)
     batch = cluster["nodes"] * cluster["ranks_per_node"] * cluster["batch_per_rank"]
     check_batch(batch, recipe.data.train.images, "--batch" if change.batch else "--nodes")
     name = change.name or "-".join([recipe.name, *_changed(change)])
     phases = scale_phases(recipe, find_scale(recipe, batch, change.epochs))
     if change.smooth:
         phases = smooth(phases)
-    _check_other(recipe, change, cluster, phases)
+    _check_changed(recipe, change, cluster, phases)
     values = _values(recipe, name, cluster, phases, home)
     draft = make_recipe(values, name, home)
     title = f"{_title(draft)}, {model_epochs(draft):.4g} epochs: {recipe.name} rescaled"
     draft = make_recipe(values | {"title": title}, name, home)
-    _check_places(recipe, draft)
+    _check_paths(recipe, draft)
     accept = _accept(recipe, draft)
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
     notes = tuple(describe_changes(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
-    warnings = (*known, *find_unruly(recipe, made))
+    warnings = (*known, *find_rule_breaks(recipe, made))
     comments: dict[Location, list[str]] = {
         (): [f"`caffe-recipes rescale` of {recipe.name}.", *notes, *warnings]
     }
@@ -261,8 +264,11 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     return NewRecipe(made, write_recipe(made, comments), messages)
 
 
-def _reshape(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
-    """Return the cluster's keys: a larger batch by more nodes, more nodes alone by less of each rank."""
+def _resize_cluster(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
+    """Return the keys of `cluster`.
+
+    A larger batch takes more nodes; more nodes with the same batch take fewer images per rank.
+    """
     old = recipe.cluster
     ranks_per_node = change.ranks_per_node or old.ranks_per_node
     nodes, each = change.nodes, change.batch_per_rank
@@ -280,7 +286,7 @@ def _reshape(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
         ("--ranks-per-node", change.ranks_per_node),
     )
     option = next((option for option, value in asked if value), "--nodes")
-    nodes, each = find_shape(batch, nodes, ranks_per_node, each, option=option)
+    nodes, each = divide_batch(batch, nodes, ranks_per_node, each, option=option)
     if recipe.net.builder not in (None, "resnet_small"):
         check_batch_per_rank(each, option)
     values: dict[str, Any] = old.model_dump(exclude_defaults=True, exclude_none=True)
@@ -290,32 +296,33 @@ def _reshape(recipe: Recipe, change: RescaleTarget) -> dict[str, Any]:
     return values | {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": each}
 
 
-def _check_other(
+def _check_changed(
     recipe: Recipe, change: RescaleTarget, cluster: Mapping[str, Any], phases: Sequence[Settings]
 ) -> None:
-    """Refuse a change to what the recipe is already, its epochs as they are printed; raises InputError."""
+    """Raise InputError if the recipe already is as requested, with epochs compared as printed."""
     own, batch, epochs = recipe.cluster.model_dump(), recipe.cluster.global_batch, model_epochs(recipe)
     same = all(own[key] == cluster[key] for key in ("nodes", "ranks_per_node", "batch_per_rank"))
     alike = not change.smooth and f"{change.epochs or epochs:.2f}" == f"{epochs:.2f}"
     if same and (alike or phases == scale_phases(recipe, find_scale(recipe, batch, None))):
         nodes = describe_count(recipe.cluster.nodes, "node")
-        what = f"is so already: batch {batch:,} on {nodes}, {epochs:.2f} epochs"
+        what = f"already has batch {batch:,}, {nodes} and {epochs:.2f} epochs"
         raise InputError(recipe.name, what, "give another --nodes, --batch or --epochs")
 
 
-def _check_places(recipe: Recipe, made: Recipe) -> None:
-    """Refuse a name by which a file of the new recipe would be one of the source's; raises InputError."""
+def _check_paths(recipe: Recipe, made: Recipe) -> None:
+    """Raise InputError if the new recipe would generate files at the same paths as its source."""
     ours, theirs = (
         (f"jobs/{one.name}", *one.prototxt_dirs, *(phase.snapshot_prefix for phase in one.phases))
         for one in (made, recipe)
     )
     shared = next((place for place in ours if place in theirs), None)
     if shared:
-        raise InputError("--name", f"'{made.name}' makes {shared}, as {recipe.name} does", "give another")
+        what = f"'{made.name}' and '{recipe.name}' would both use {shared}"
+        raise InputError("--name", what, "give another")
 
 
 def _changed(change: RescaleTarget) -> Iterator[str]:
-    """Name what is other, for the recipe's name."""
+    """Yield the parts that are appended to the recipe's name."""
     if change.batch:
         yield str(change.batch)
     if change.nodes:
@@ -348,45 +355,48 @@ def _values(
         "source": source,
         "prototxt_dir": posixpath.join(posixpath.dirname(recipe.prototxt_dir), name),
         "cluster": cluster,
-        "net": values["net"] | _moved_net(recipe, home),
+        "net": values["net"] | _relocated_net(recipe, home),
     }
     if recipe.ensemble:
         changed["ensemble"] = {"members": list(recipe.ensemble.members)}
     if recipe.tensorflow:
         changed["tensorflow"] = _tensorflow(recipe.tensorflow, name, phases) | _threads(recipe, cluster)
     kept = {key: value for key, value in (values | changed).items() if key not in _DROPPED}
-    return kept | ({"solver": solver} if solver else {}) | {"phases": own}
+    still = [one.model_dump() for one in recipe.differences if one.key.partition(".")[0] in _KEPT]
+    more = {"solver": solver, "phases": own, "differences": still}
+    return kept | {key: value for key, value in more.items() if value}
 
 
 def _tensorflow(run: HorovodRun, name: str, phases: Sequence[Settings]) -> dict[str, Any]:
-    """Return the keys of a TensorFlow run with the schedule of other phases, and with a model of its own."""
+    """Return the keys of a TensorFlow run with the rescaled schedule and its own model name."""
     warmup = next((phase for phase in phases if phase.get("warmup_iter")), None)
     if warmup is None:
-        what = "a TensorFlow run needs a warm-up, and its rate would not rise above where it starts"
+        what = "a TensorFlow run needs a warm-up, but the peak rate would not be above its start"
         raise InputError("--batch", what, "use a larger batch")
     changed = {
         "warmup_steps": warmup["warmup_iter"],
         "end_learning_rate": warmup["base_lr"],
         "steps": sum(map(last_iter, phases)),
     }
-    values = run.model_dump(exclude_defaults=True, exclude={"linear_share"})  # of the source's own speed
+    # The linear share is measured at the source's own speed.
+    values = run.model_dump(exclude_defaults=True, exclude={"linear_share"})
     return values | {"schedule": values["schedule"] | changed, "model": name}
 
 
 def _threads(recipe: Recipe, cluster: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many threads a TensorFlow rank has of OpenMP's, if these were as many before."""
+    """Return the threads of a TensorFlow rank: as many as OpenMP's, if they were equal before."""
     is_same = recipe.tensorflow and recipe.tensorflow.intra_threads == recipe.cluster.omp_num_threads
     return {"intra_threads": cluster["omp_num_threads"]} if is_same else {}
 
 
-def _moved_net(recipe: Recipe, home: Path) -> dict[str, Any]:
-    """Return where a net of the user's own is, seen from another folder."""
+def _relocated_net(recipe: Recipe, home: Path) -> dict[str, Any]:
+    """Return the key of a prototxt net relative to the new folder; raises InputError for a function."""
     if recipe.net.prototxt:
         path = os.path.relpath(recipe.folder / recipe.net.prototxt, home)
         return {"prototxt": path.replace(os.sep, "/")}
     if recipe.net.function and recipe.folder.absolute() != home.absolute():
-        what = f"net.function {recipe.net.function} is found from the recipe's folder, {recipe.folder}"
-        raise InputError(recipe.name, what, "write the new one beside it, by --out")
+        what = f"net.function {recipe.net.function} is looked up in the recipe's folder, {recipe.folder}"
+        raise InputError(recipe.name, what, "write the new recipe there (--out)")
     return {}
 
 
@@ -397,7 +407,7 @@ def _title(recipe: Recipe) -> str:
 
 
 def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
-    """Return what of the source's accepted findings there still is; and what few iterations bring."""
+    """Return the source's `accept:` entries that still apply, and new ones for short last phases."""
     found = _findings(made)
     accept = [one for one in recipe.accept if any(accepts(one, finding) for finding in found)]
     kept = [_renumbered(one, recipe, made).model_dump(exclude_none=True) for one in accept]
@@ -406,13 +416,13 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
         is_old = (one.id, one.phase) in before or any(accepts(each, one) for each in accept)
         if one.id == _TOO_FEW and not is_old:
             last = made.phases[-1].last_iter
-            reason = f"{last} iterations are few for a rate to go to 0"
+            reason = f"{last} iterations are too few for the rate to reach 0"
             kept.append({"finding": one.id, "phase": one.phase, "reason": reason})
     return kept
 
 
 def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
-    """Return an accepted finding whose reason has the new recipe's iterations where it has the old one's."""
+    """Return an `accept:` entry with the old iterations in its reason replaced by the new ones."""
     named = {phase.name: phase.last_iter for phase in made.phases}
     numbers = {
         str(phase.last_iter): str(named[phase.name])
@@ -424,6 +434,6 @@ def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:
 
 
 def _findings(recipe: Recipe) -> list[Finding]:
-    """Find what lint says of a recipe, accepted or not."""
+    """Return all lint findings of a recipe, accepted or not."""
     texts = {path: text for path, text in generate(recipe).items() if path.endswith(".prototxt")}
     return list(check_recipe(recipe, texts, lambda location: recipe.name, OURS))

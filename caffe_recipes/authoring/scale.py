@@ -1,11 +1,10 @@
-"""A recipe's phases for another batch and length: iterations and rates by the authors' rules.
+"""Scale a recipe's phases to another batch size and number of epochs, and make their rates continuous.
 
-Phases whose rates go on where they jumped: warm-ups of their own, and decays to the next one's start.
+Rates are continuous if the last update of each phase has the rate of the first update of the next one.
+`smooth` splits off warm-ups as separate phases, and ends each decay at the first rate of the next phase.
 
-Phases whose rates meet: the last update of each is at the rate of the next one's first.
-
-In this Caffe the iterations of a warm-up count as its policy's, and a decay never reaches the rate that it
-has at `max_iter`: the last update is one iteration short of it.
+In this Caffe the iterations of a warm-up count as iterations of the policy, and a decay never reaches the
+rate that it has at `max_iter`: the last update is one iteration before.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.rules import decay_horizon
 from caffe_recipes.review.lint.solver_rules import is_jump
+from caffe_recipes.tensorflow.run import HorovodRun
 
 Settings = dict[str, Any]
 
@@ -32,12 +32,12 @@ _DECAYING = ("poly", "poly_cyc")
 
 
 def solver_of(settings: Mapping[str, Any]) -> pb.SolverParameter:
-    """Return a solver with the keys that its rate depends on."""
+    """Return a solver with the fields that its rate depends on."""
     return pb.SolverParameter(**{key: settings[key] for key in _FIELDS if settings.get(key) is not None})
 
 
 def first_rate(settings: Mapping[str, Any]) -> float:
-    """Return the rate of a phase's first update, in six digits.
+    """Return the rate of a phase's first update.
 
     >>> first_rate({"base_lr": 1.6, "warmup_iter": 5, "warmup_start_lr": 0.1}), first_rate({"base_lr": 1.6})
     (0.1, 1.6)
@@ -47,17 +47,17 @@ def first_rate(settings: Mapping[str, Any]) -> float:
 
 
 def last_rate(settings: Mapping[str, Any], iteration: int | None = None) -> float:
-    """Return the rate of the update that a snapshot ends with, in six digits."""
+    """Return the rate of the last update before a snapshot, rounded to six digits."""
     rate = lr_at(solver_of(settings), (iteration or settings["max_iter"]) - 1)
     return float(f"{rate:.6g}")
 
 
 def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[Settings]:
-    """Make the rates of phases continuous; `before` has the index of the phase that each starts from.
+    """Return the phases with continuous rates; `before` has the index of the phase that each starts from.
 
-    A warm-up of its own reaches its peak with its last update. A decay goes to the rate at which the next
-    phase starts, if that is lower, by its `lr_iter`. What still differs, by the rounding of `lr_iter`, the
-    next phase takes over as it is.
+    A phase that only warms up reaches its peak with its last update. A decay ends at the first rate of the
+    next phase, if that is lower, by its `lr_iter`. Since `lr_iter` is rounded, the next phase then starts at
+    exactly the rate at which the decay ended.
     """
     following: dict[int, float] = {}
     for phase, index in zip(phases, before, strict=True):
@@ -77,7 +77,7 @@ def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> l
 
 
 def start_at(settings: Settings, rate: float) -> None:
-    """Change a phase's keys so that its first update is at a rate."""
+    """Change a phase's keys so that its first update has the given rate."""
     settings["warmup_start_lr" if settings.get("warmup_iter") else "base_lr"] = rate
 
 
@@ -91,7 +91,7 @@ def _reach_peak(settings: Settings) -> None:
 
 
 def _end_at(settings: Settings, rate: float) -> None:
-    """Make a decay reach a rate with its last update, if it can go that low."""
+    """Make a decay reach a rate with its last update, if it can."""
     steps = settings["max_iter"] - 1
     if settings["lr_policy"] not in _DECAYING or settings.get("warmup_iter") or steps < 1:
         return
@@ -106,15 +106,17 @@ def _end_at(settings: Settings, rate: float) -> None:
 
 
 _MOST_ITERATIONS = 2**31 - 1
-# Keys that describe the source's own run.
+# Relative: a part of a step that an epoch lacks.
+_SAME = 0.01
+# Keys that describe the source's run only.
 _DROPPED = {"comment", "reported"}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How many times as many iterations there are, of the first warm-up and of all else; and the rate.
+    """Factors for the iterations of the first warm-up, for all other iterations, and for the rate.
 
-    A run of `own_epochs` + `rest_epochs` * rest is as many epochs long.
+    The run has `own_epochs` + `rest_epochs` * `rest` epochs.
     """
 
     warmup: float
@@ -124,26 +126,26 @@ class Scale:
     rest_epochs: float = 0.0
 
     def epochs_for(self, rest: float) -> int:
-        """Return the least whole epochs of a run that takes the rest more than `rest` times."""
+        """Return the smallest whole number of epochs for which the factor `rest` is exceeded."""
         return math.floor(self.own_epochs + self.rest_epochs * rest) + 1
 
 
 def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
-    """Return how a recipe's phases change with its batch, and with the epochs behind its last model.
+    """Return the factors by which a recipe's phases change with its batch and the final model's epochs.
 
-    The first warm-up keeps its epochs, but for the rule that it is longer from 16,384 images on: of one that
-    was longer at least the rule's 5 stay. The rest takes what is left. InputError where nothing is.
+    The first warm-up keeps its epochs, except that the rule is longer from 16,384 images on; one that was
+    longer keeps at least the rule's 5. The other phases share the epochs that remain; raises InputError if
+    none do.
 
-    The phases of a TensorFlow run follow its source, section 7 b ii: any batch has as many epochs of warm-up,
-    and the rate is proportional to the batch.
+    The phases of a TensorFlow run follow the arithmetic of its source instead.
     """
+    if recipe.tensorflow:
+        return _scale_of_source(recipe, recipe.tensorflow, batch, epochs)
     old, images = recipe.cluster.global_batch, recipe.data.train.images
     by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
     rate = rules.peak_lr(batch) / rules.peak_lr(old)
     warmup = warmup_epochs(recipe)
-    if recipe.tensorflow:
-        by_rule, rate = 1.0, batch / old
-    elif warmup:
+    if warmup:
         by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
     own = sum(
@@ -156,13 +158,38 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     rest = left / rest_epochs if rest_epochs else by_batch
     scale = Scale(by_batch * by_rule, rest, rate, own * by_rule, rest_epochs)
     if left <= 0:
-        what = f"{wanted:g} epochs do not hold {own * by_rule:.3g} of warm-up"
+        what = f"{wanted:g} epochs are too few for {own * by_rule:.3g} epochs of warm-up"
         raise InputError("--epochs", what, f"use {scale.epochs_for(0)} or more")
     return scale
 
 
+def _scale_of_source(recipe: Recipe, run: HorovodRun, batch: int, epochs: float | None) -> Scale:
+    """Return how the phases of a TensorFlow run change by its source, section 7 b ii 1 to 5.
+
+    A batch has 1,280,000 / batch steps an epoch, in whole epochs of warm-up and in all, whose last part of a
+    step is left out; the rate is proportional to the batch.
+    """
+    old, before = recipe.cluster.global_batch, run.schedule
+    if batch == old and epochs is None:
+        return Scale(1.0, 1.0, 1.0)
+    warmup, whole = (_whole(run, steps * old) for steps in (before.warmup_steps, before.steps))
+    wanted = whole if epochs is None else epochs
+    rise, steps = (int(run.images_per_epoch * number / batch) for number in (warmup, wanted))
+    if not 0 < rise < steps:
+        what = f"{wanted:g} epochs are too few for {warmup:.3g} epochs of warm-up"
+        raise InputError("--epochs", what, f"use {math.floor(warmup) + 1} or more")
+    falling = before.steps - before.warmup_steps
+    return Scale(rise / before.warmup_steps, (steps - rise) / falling, batch / old)
+
+
+def _whole(run: HorovodRun, images: int) -> float:
+    """Return how many epochs images are as the source counts them: 4,680 steps of 24,576 are 90."""
+    number = images / run.images_per_epoch
+    return float(round(number)) if abs(number - round(number)) < _SAME * number else number
+
+
 def warmup_epochs(recipe: Recipe) -> float:
-    """Return the epochs of the warm-up that a recipe begins with, 0 without one."""
+    """Return the epochs of the warm-up that a recipe starts with, 0 without one."""
     first = recipe.phases[0]
     if recipe.starts_from(first) is not None:
         return 0.0
@@ -175,7 +202,7 @@ def is_all_warmup(phase: Phase) -> bool:
 
 
 def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
-    """Return the keys of a recipe's phases at another scale; no rate jumps where the source's did not.
+    """Return the keys of a recipe's phases, scaled; the rate jumps only where the source's does.
 
     Raises InputError for a phase that becomes shorter than its warm-up, and for more iterations than Caffe
     can count.
@@ -194,7 +221,7 @@ def scale_phases(recipe: Recipe, scale: Scale) -> list[Settings]:
 
 
 def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings) -> None:
-    """Start a phase at the rate of the one before, if they met in the source and no longer do."""
+    """Start a phase at the last rate of the previous one, if only the source's rates are continuous there."""
     old, own = start.model_dump(exclude_none=True), phase.model_dump(exclude_none=True)
     if "plateau" in (start.lr_policy, phase.lr_policy):
         return
@@ -206,7 +233,7 @@ def _keep_join(start: Phase, phase: Phase, before: Settings, settings: Settings)
 
 
 def last_iter(settings: Mapping[str, Any]) -> int:
-    """Return the last iteration of a phase, by its keys."""
+    """Return the last iteration of a phase, from its keys."""
     return int(settings.get("stop_iter") or settings["max_iter"])
 
 
@@ -251,20 +278,20 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
     else:
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
         _check_warmup(phase, settings, scale)
-    # The first warm-up starts at the rate of the rule; others start where the phase before ends.
+    # The first warm-up starts at the rule's rate; others start where the previous phase ends.
     settings["warmup_start_lr"] = _six_digits(start if is_first else start * scale.rate)
     if settings["warmup_iter"] < 1:
         del settings["warmup_iter"], settings["warmup_start_lr"]
 
 
 def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
-    """Raise InputError for a warm-up that lasts until the phase ends, or until its rate first steps down."""
+    """Raise InputError if a warm-up lasts until the phase ends, or until its rate first steps down."""
     assert phase.warmup_iter is not None
     warmup, old, new = settings["warmup_iter"], _first_step(phase.model_dump()), _first_step(settings)
-    outgrown = [("end", phase.last_iter, last_iter(settings))]
+    conflicts = [("end", phase.last_iter, last_iter(settings))]
     if old is not None and new is not None and phase.warmup_iter < old:
-        outgrown.append(("step down", old, new))
-    does, before, at = outgrown[-1]  # the earliest of these, which needs the most epochs
+        conflicts.append(("step down", old, new))
+    does, before, at = conflicts[-1]  # the earlier one, which needs more epochs
     if warmup < at:
         return
     # Each snapshot up to the end may be rounded down by half an iteration.
@@ -275,13 +302,13 @@ def _check_warmup(phase: Phase, settings: Settings, scale: Scale) -> None:
 
 
 def _first_step(settings: Mapping[str, Any]) -> int | None:
-    """Return the iteration at which a rate first steps down; None for one that does not."""
+    """Return the iteration at which the rate first steps down; None if it does not."""
     steps = {"step": settings.get("stepsize"), "multistep": next(iter(settings.get("stepvalue") or ()), None)}
     return steps.get(settings["lr_policy"])
 
 
 def _scale_gamma(settings: Settings, times: float) -> None:
-    """Scale the keys by which a rate falls, so that it falls as far over the new number of iterations."""
+    """Scale gamma so that the rate falls by the same factor over the new number of iterations."""
     if settings["lr_policy"] == "exp":
         settings["gamma"] **= 1 / times
     elif settings["lr_policy"] in ("inv", "sigmoid"):
@@ -296,7 +323,7 @@ def _snapshot_iter(start: Phase, before: Settings, iteration: int, scale: Scale)
 
 
 def _of_snapshots(phase: Phase, settings: Mapping[str, Any], iteration: int, times: float) -> int:
-    """Scale an iteration; one at which a snapshot fires stays the snapshot of that number."""
+    """Scale an iteration; the n-th snapshot stays the n-th snapshot."""
     if "snapshot" in settings and phase.snapshot and iteration % phase.snapshot == 0:
         return _checked(phase, iteration // phase.snapshot * int(settings["snapshot"]))
     return _count(phase, iteration, times)
@@ -308,7 +335,7 @@ def _count(phase: Phase, iterations: int, times: float) -> int:
 
 def _checked(phase: Phase, iterations: int) -> int:
     if iterations > _MOST_ITERATIONS:
-        what = f"phase '{phase.name}' has {iterations:,} iterations, but Caffe counts to {_MOST_ITERATIONS:,}"
+        what = f"phase '{phase.name}': {iterations:,} iterations exceed Caffe's maximum, {_MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return iterations
 
@@ -318,15 +345,15 @@ def _six_digits(rate: float) -> float:
 
 
 def smooth(phases: Sequence[Settings]) -> list[Settings]:
-    """Make the rates of phases continuous at every join, and where a warm-up ends.
+    """Return the phases with rates that are continuous between phases and at the end of a warm-up.
 
     A phase ends at the iteration from which later phases start. Raises InputError if they start from several
-    iterations, and for a rate that depends on the loss.
+    iterations, or if a rate depends on the loss.
     """
     unknown = next((phase["name"] for phase in phases if phase["lr_policy"] == "plateau"), None)
     if unknown is not None:
         what = f"the rate of phase '{unknown}' depends on the loss"
-        raise InputError("--smooth", what, "leave --smooth out")
+        raise InputError("--smooth", what, "run without --smooth")
     split: list[Settings] = []
     before: list[int | None] = []
     ends: dict[str, int] = {}
@@ -334,7 +361,7 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
         settings = _without(phase, ("weights_iter",))
         weights = settings.get("weights", phases[index - 1]["name"] if index else None)
         start = ends.get(weights) if weights else None
-        for part in _parts(_cut(settings, _left_at(phases, index))):
+        for part in _split_warmup(_cut(settings, _branch_iteration(phases, index))):
             split.append(part)
             before.append(start)
             start = len(split) - 1
@@ -342,8 +369,8 @@ def smooth(phases: Sequence[Settings]) -> list[Settings]:
     return join(split, before)
 
 
-def _left_at(phases: Sequence[Settings], index: int) -> int | None:
-    """Return the iteration from which all later phases start, before a phase's end; None for its end."""
+def _branch_iteration(phases: Sequence[Settings], index: int) -> int | None:
+    """Return the iteration from which later phases start; None for the phase's last one."""
     own = phases[index]
     last = last_iter(own)
     left = set()
@@ -352,13 +379,13 @@ def _left_at(phases: Sequence[Settings], index: int) -> int | None:
             left.add(phase.get("weights_iter", last))
     if len(left) > 1:
         what = f"phases start from iterations {', '.join(map(str, sorted(left)))} of {own['name']}"
-        raise InputError("--smooth", what, "only one of them can be continuous: leave --smooth out")
+        raise InputError("--smooth", what, "only one of them can be continuous: run without --smooth")
     return left.pop() if left else None
 
 
-def _cut(settings: Settings, left_at: int | None) -> Settings:
-    """End a phase where later phases start from it, or where it is stopped; its rates stay the same."""
-    end = min(left_at or last_iter(settings), last_iter(settings))
+def _cut(settings: Settings, branch_iter: int | None) -> Settings:
+    """Return a phase cut where later phases start from it or where it is stopped, at the same rates."""
+    end = min(branch_iter or last_iter(settings), last_iter(settings))
     if end == settings["max_iter"]:
         return settings
     result = _without(settings, ("stop_iter", "snapshot"))
@@ -367,8 +394,8 @@ def _cut(settings: Settings, left_at: int | None) -> Settings:
     return result | {"max_iter": end}
 
 
-def _parts(settings: Settings) -> list[Settings]:
-    """Split a phase whose rate drops where its warm-up ends into that and the rest."""
+def _split_warmup(settings: Settings) -> list[Settings]:
+    """Split a phase whose rate drops at the end of its warm-up into the warm-up and the rest."""
     warmup = settings.get("warmup_iter", 0)
     if settings["lr_policy"] not in _DECAYING or not 0 < warmup < settings["max_iter"]:
         return [settings]

@@ -1,4 +1,4 @@
-"""`caffe-recipes new`, `rescale` and `adopt`: make a recipe by rules, from another one, or from prototxts."""
+"""`caffe-recipes new`, `rescale` and `adopt`: write a recipe by rules, from another one or from prototxts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
 from caffe_recipes.authoring.adopt_files import AdoptOptions
-from caffe_recipes.authoring.asked import AskedRecipe, make_wish
-from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.asked import NewOptions, make_request
+from caffe_recipes.authoring.new import RecipeRequest, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe
@@ -29,21 +29,21 @@ _MOST_EPOCHS = 100_000
 
 
 def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:
-    """Raise InputError for epochs below `least` or not above 0, or more than anyone trains for."""
+    """Raise InputError for epochs below `least`, not above 0, or above 100,000."""
     if epochs is None:
         return
     if not (least <= epochs and 0 < epochs < math.inf):
         hint = f"give {least:g} or more" if least else "give more than 0"
         raise InputError(option, f"{epochs:g} is not a valid number of epochs", hint)
     if epochs > _MOST_EPOCHS:
-        what = f"{epochs:.10g} epochs are more than anyone trains for"
+        what = f"{epochs:.10g} epochs is too many"
         raise InputError(option, what, f"give {_MOST_EPOCHS} or fewer")
 
 
 def read_name(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
     """Return the name; raises InputError if it is empty."""
     if name == "":
-        raise InputError("--name", "is empty", "give a name, or leave it out")
+        raise InputError("--name", "is empty", "give a name, or omit the option")
     return name
 
 
@@ -58,12 +58,12 @@ out = click.option(
     metavar="FILE.yaml",
     type=PATH,
     callback=_new_file,
-    help="Write the recipe to this new file [default: print it]",
+    help="Write the recipe to this new file [default: standard output]",
 )
 
 
-def give_recipe(made: NewRecipe, path: Path | None) -> None:
-    """Write a recipe's YAML to a file, or print it; its notes go to standard error."""
+def output_recipe(made: NewRecipe, path: Path | None) -> None:
+    """Write a recipe's YAML to a new file, or print it; notes go to standard error."""
     notes = list(made.notes)
     if path is not None:
         write_new(path, made.text)
@@ -93,16 +93,16 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=PATH_TEXT,
     metavar="NAME|FILE|MODULE:FUNCTION",
     help="The net: a builder (resnet18, resnet34, resnet50, resnet101, resnet152 or resnet_small), a "
-    "prototxt, or a function of a module beside the recipe [default: resnet50]",
+    "prototxt, or a function in a module next to the recipe, as my_nets:lenet [default: resnet50]",
 )
 @click.option(
-    "--images", metavar="N", type=COUNT, help="Images in the training LMDB [default: counted in it]"
+    "--images", metavar="N", type=COUNT, help="Images in the training LMDB [default: its number of records]"
 )
 @click.option(
     "--batch",
     metavar="B",
     type=COUNT,
-    help="Images per iteration over all ranks [default: 32 per rank]",
+    help="Global batch size: images per iteration over all ranks [default: 32 per rank]",
 )
 @click.option(
     "--epochs",
@@ -116,7 +116,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--nodes",
     metavar="N",
     type=COUNT,
-    help="Nodes [default: 1; with more than 256 images per rank, as many as give each rank 32]",
+    help="Number of nodes [default: 1, or if a rank would get more than 256 images, enough for 32 per rank]",
 )
 @click.option(
     "--ranks-per-node",
@@ -151,7 +151,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--depth",
     type=click.Choice([str(depth) for depth in DEPTHS]),
     callback=lambda context, option, depth: int(depth) if depth else None,
-    help="Depth of the ResNet, as in --net resnet50.",
+    help="Depth of the ResNet; --depth 50 is the same as --net resnet50.",
 )
 @click.option(
     "--classes", metavar="N", type=COUNT, help="Number of classes [default: the LMDB's or the net's, or 1000]"
@@ -160,20 +160,20 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--test-images",
     metavar="N",
     type=COUNT,
-    help="Images in the test LMDB [default: counted in it; for ImageNet 50000]",
+    help="Images in the test LMDB [default: its number of records, or 50000 for ImageNet]",
 )
 @click.option(
     "--lmdb",
     metavar="DIR",
     type=PATH_TEXT,
     help=f"Path of the training LMDB on every node; if it exists here, images, classes and size are read "
-    f"from it [default: {Wish.lmdb}]",
+    f"from it [default: {RecipeRequest.lmdb}]",
 )
 @click.option(
     "--test-lmdb",
     metavar="DIR",
     type=PATH_TEXT,
-    help=f"Path of the test LMDB [default: {Wish.test_lmdb}]",
+    help=f"Path of the test LMDB [default: {RecipeRequest.test_lmdb}]",
 )
 @click.option(
     "--name",
@@ -187,20 +187,20 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=PATH_TEXT,
     shell_complete=run_options.complete_profile,
     callback=lambda context, option, profile: load_profile(profile) if profile else None,
-    help="The machine to write the recipe for: its cores, threads, /tmp and MLSL settings go into it. Its "
+    help="The machine to write the recipe for; its cores, threads, /tmp and MLSL settings are copied. Its "
     "launcher, modules and folders are used by `run --profile` and `submit --profile`.",
 )
 @out
-@gather(AskedRecipe, "asked")
-def new(asked: AskedRecipe, out: Path | None) -> None:
-    """Make a recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
+@gather(NewOptions, "asked")
+def new(asked: NewOptions, out: Path | None) -> None:
+    """Write a new recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
 
-    The phases are a warm-up, a linear decay, cycles if you ask for them, and a collapse. The learning rate
+    The phases are a warm-up, a linear decay, cycles if requested, and a collapse. The learning rate
     does not jump between phases.
     """
     home = out.parent if out else Path()
-    wish = make_wish(replace(asked, name=choose_name(asked.name, out)), home)
-    give_recipe(make_new(wish, home), out)
+    request = make_request(replace(asked, name=choose_name(asked.name, out)), home)
+    output_recipe(make_new(request, home), out)
 
 
 def _rescaled_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -211,17 +211,22 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 @click.command(
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
+        "caffe-recipes rescale mine.yaml --batch 8192 --epochs 90 --smooth -o w.yaml",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
 @click.option(
-    "--nodes", metavar="N", type=COUNT, help="Nodes; without --batch the batch size stays the same."
+    "--nodes",
+    metavar="N",
+    type=COUNT,
+    help="Number of nodes; without --batch the global batch size stays the same.",
 )
 @click.option(
     "--batch",
     metavar="B",
     type=COUNT,
-    help="Images per iteration over all ranks; without --nodes the number of nodes changes with it.",
+    help="Global batch size: images per iteration over all ranks; without --nodes, the number of nodes "
+    "changes with it.",
 )
 @click.option(
     "--epochs",
@@ -233,7 +238,9 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
 @click.option("--batch-per-rank", metavar="N", type=COUNT, help="Images per rank and iteration.")
 @click.option(
-    "--smooth", is_flag=True, help="Remove jumps of the rate between phases and at the end of a warm-up."
+    "--smooth",
+    is_flag=True,
+    help="Remove jumps of the learning rate between phases and at the end of a warm-up.",
 )
 @click.option(
     "--name",
@@ -248,11 +255,16 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     """Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
 
     The learning rate grows with the batch size, up to 6.4 at 16,384 images, and the number of iterations
-    falls. The first warm-up keeps its epochs. A warning reports the accuracy that is known to be lost.
+    falls. The first warm-up keeps its epochs. If published runs lost accuracy at this batch size, a warning
+    says so.
     """
     target = replace(target, name=choose_name(target.name, out))
-    made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
-    give_recipe(made, out)
+    by_hand = (
+        "change `cluster` and tensorflow.schedule in a copy of its YAML: steps are epochs x images / batch"
+    )
+    source = load_recipe(recipe_named(recipe), by_hand)
+    made = rescale_recipe(source, target, out.parent if out else Path())
+    output_recipe(made, out)
 
 
 @click.command(
@@ -273,10 +285,10 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log with the commands, which show order, weights and ranks [default: one "
-    "in the folder]",
+    help="A script, README or log with the training commands, to find order, weights and ranks [default: "
+    "one in the folder]",
 )
-@click.option("--ranks", metavar="N", type=COUNT, help="MPI ranks that train.")
+@click.option("--ranks", metavar="N", type=COUNT, help="Number of MPI ranks.")
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")
 @click.option("--images", metavar="N", type=COUNT, help="Images in the training LMDB.")
 @click.option("--test-images", metavar="N", type=COUNT, help="Images in the test LMDB.")
@@ -291,14 +303,14 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 def adopt(
     target: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None
 ) -> None:
-    """Turn existing solvers and nets into a recipe that generates them again.
+    """Turn existing solvers and nets into a recipe.
 
-    Give a folder whose solvers form one chain, or a single solver. The generated files are equal as protobuf
-    messages.
+    Give a folder whose solvers form one chain, or a single solver. The recipe generates files that are equal
+    to them as protobuf messages.
 
-    Values that are not in the files are taken from the options, then from the script, then from comments. Any
-    other is guessed, and the guess is reported.
+    Values that are not in the files are taken from the options, then from the script, then from comments. All
+    others are guessed, and each guess is reported.
     """
     home = out.parent if out else Path()
     made = adopt_folder(target, options, name=choose_name(name, out), script=script, home=home)
-    give_recipe(made, out)
+    output_recipe(made, out)

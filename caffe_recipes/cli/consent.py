@@ -1,4 +1,4 @@
-"""Consent to run a recipe's own code: `--run-code`, and the commands that imply it."""
+"""Handle the consent to run a recipe's own code: `--run-code`, and commands that imply it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _allow_once(context: click.Context, option: click.Parameter, is_given: bool)
     context.with_resource(allowing_code("once" if is_given else "recorded", shlex.join(words)))
 
 
-# For a command that builds nets only to look at them.
+# For commands that build nets only to read them.
 run_code = click.option(
     "--run-code",
     is_flag=True,

@@ -36,9 +36,9 @@ class BuildProgress:
         self._last = clock()
 
     def __call__(self, done: int, total: int) -> None:
-        """Report that `done` of `total` images are done."""
+        """Report the number of finished images."""
         now = self._clock()
-        if self._start is None:  # images of an interrupted build do not count for the pace
+        if self._start is None:  # images of an interrupted build do not count towards the speed
             self._start = done, now
             if done:
                 echo(f"resuming: {done:,} of {total:,} images are done", err=True)
@@ -55,7 +55,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def _prefix(context: click.Context, option: click.Parameter, text: str) -> str:
     if not _PREFIX.fullmatch(text):
-        raise InputError("--prefix", f"'{text[:80]}' cannot begin a file name", "e.g. train or validation")
+        raise InputError("--prefix", f"'{text[:80]}' cannot start a file name", "e.g. train or validation")
     return text
 
 
@@ -106,7 +106,7 @@ def tfrecords(lmdb: Path, out: Path, shards: int, seed: int, prefix: str, class_
 
 
 def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bool, as_json: bool) -> None:
-    """Print what a file or folder of TFRecords contains; raises CheckFailed if there are problems."""
+    """Print a summary of a file or folder of TFRecords; raises CheckFailed if there are problems."""
     from caffe_recipes.data.tfrecords import check_records, records_values, render_records_text
 
     seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
@@ -122,7 +122,13 @@ _SIDE_PX = Whole(1, 65_500)  # the limit of a JPEG
 _DIGITS = Path("examples/digits")
 
 
-@click.group()
+@click.group(
+    epilog=examples(
+        "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
+        "caffe-recipes data check train_lmdb --classes 1000 --shuffled",
+        "caffe-recipes data tfrecords train_lmdb --out train_records",
+    )
+)
 def data() -> None:
     """Build and check LMDBs of labelled images, and write TFRecords."""
 
@@ -143,7 +149,7 @@ class _Pictures:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """How each image is converted, by the names of convert_imageset's flags."""
+    """The options for converting each image, named like convert_imageset's flags."""
 
     resize_height: int | None = None
     resize_width: int | None = None
@@ -154,7 +160,7 @@ class _Pixels:
     check_size: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of `data.convert.Settings`, which is slow to import."""
+        """Return the arguments of `data.convert.Settings`, a class that is slow to import."""
         return {
             "resize_height_px": self.resize_height or 0,
             "resize_width_px": self.resize_width or 0,
@@ -174,7 +180,7 @@ class _Order:
     seed: int | None = None
 
     def find_seed(self) -> int | None:
-        """Return the seed of the shuffle, None without --shuffle; raises InputError for a seed without it."""
+        """Return the seed of the shuffle; None without --shuffle. Raises InputError for --seed without it."""
         if self.seed is not None and not self.shuffle:
             raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
         return (1 if self.seed is None else self.seed) if self.shuffle else None
@@ -206,7 +212,7 @@ class _Order:
     "--class-list",
     metavar="FILE",
     type=PATH,
-    help="Names of the classes, one a line in the order of labels, or a manifest that has them.",
+    help="File of class names, one per line in the order of the labels, or a manifest that has them.",
 )
 @click.option("--classes", metavar="N", type=Whole(1, _ANY_LABEL), help="Refuse labels outside 0 to N - 1.")
 @click.option(
@@ -219,7 +225,7 @@ class _Order:
     "--shorter-side",
     metavar="PX",
     type=_SIDE_PX,
-    help="Resize the shorter side to this; keep the aspect ratio.",
+    help="Resize the shorter side to this length, keeping the aspect ratio.",
 )
 @click.option("--gray", is_flag=True, help="Convert images to greyscale.")
 @click.option(
@@ -237,7 +243,9 @@ class _Order:
 @click.option(
     "--skip-bad", is_flag=True, help="Leave out images that do not decode, as convert_imageset does."
 )
-@click.option("--workers", metavar="N", type=Whole(1, 1024), help="Processes [default: one for each core]")
+@click.option(
+    "--workers", metavar="N", type=Whole(1, 1024), help="Number of worker processes [default: one per core]"
+)
 @click.option(
     "--backend",
     type=click.Choice(["lmdb"]),
@@ -259,7 +267,8 @@ def build(
 ) -> None:
     """Build an LMDB of labelled images, or two LMDBs of scikit-learn's 1,797 digits.
 
-    LIST has lines `path label`, FOLDER has a subfolder for each class, and TAR is one of ImageNet's archives.
+    LIST has a line `path label` per image, FOLDER has a subfolder per class, and TAR is one of ImageNet's
+    archives.
     An LMDB that already exists is kept. After an interruption, run the same command again to resume.
     LMDB.manifest.json records what the LMDB was built from.
     """
@@ -269,19 +278,19 @@ def build(
         _build_digits(out)
         return
     if out is None:
-        raise click.UsageError("Missing option '--out'.")
+        raise click.UsageError("Missing option '--out'.", click.get_current_context())
     seed = order.find_seed()
     require_opencv(out)
-    from caffe_recipes.data.build import build_lmdb, check_out, check_settings, load_pictures, plan_build
+    from caffe_recipes.data.build import build_lmdb, check_output, check_settings, load_pictures, plan_build
     from caffe_recipes.data.convert import Settings
 
     settings = Settings(**pixels.settings())
     check_settings(settings)  # before listing a million images
-    check_out(out, pictures.images)
+    check_output(out, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = load_pictures(pictures.images, **lists)
-    if found.left_out:
-        echo(f"{pictures.images}: {_describe_left_out(found.left_out)}", err=True)
+    if found.ignored:
+        echo(f"{pictures.images}: {_describe_left_out(found.ignored)}", err=True)
     plan = plan_build(found, settings, seed=seed, classes=pictures.classes)
     cores = len(os.sched_getaffinity(0))
     built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, on_progress=BuildProgress())
@@ -304,14 +313,14 @@ def _refuse_options(what: str, besides: Sequence[str]) -> None:
         if option.name not in besides and source is ParameterSource.COMMANDLINE:
             is_off = context.params.get(str(option.name)) is False
             word = (option.secondary_opts if is_off else option.opts)[0]
-            raise InputError(word, f"cannot be used with {what}", "leave it out")
+            raise InputError(word, f"cannot be used with {what}", "omit it")
 
 
 def _describe_left_out(names: Sequence[str]) -> str:
     first = str(names[0])
     if len(names) == 1:
-        return f"left out 1 file without the suffix of an image: '{first}'"
-    return f"left out {len(names):,} files without the suffix of an image, e.g. '{first}'"
+        return f"left out 1 file without an image suffix: '{first}'"
+    return f"left out {len(names):,} files without an image suffix, e.g. '{first}'"
 
 
 @data.command(
@@ -364,10 +373,12 @@ def check(
     """
     given = click.get_current_context().get_parameter_source("sample")
     if decodes_all and given is ParameterSource.COMMANDLINE:
-        raise InputError("--sample", "cannot be used with --all, which decodes every image", "leave one out")
+        raise InputError(
+            "--sample", "cannot be used with --all, which decodes every image", "omit one of them"
+        )
     if is_records(lmdb):
         if sheet is not None:
-            raise InputError("--sheet", "works only for LMDBs", "leave it out")
+            raise InputError("--sheet", "works only for LMDBs", "omit it")
         check_tfrecords(lmdb, classes, batch, shuffled=shuffled, as_json=as_json)
         return
     if sheet is not None:
@@ -390,7 +401,7 @@ def check(
 
 
 def _check_sheet(sheet: Path) -> None:
-    """Raise InputError unless the sheet can be written, before the LMDB is read."""
+    """Raise InputError unless the sheet can be written; called before the LMDB is read."""
     if sheet.suffix != ".png":
         raise InputError(sheet, "is not a .png file", "sheets are drawn as PNG")
     if not sheet.parent.is_dir():

@@ -1,4 +1,4 @@
-"""`caffe-recipes diff`: compare prototxts, recipes, folders or git revisions by their meaning."""
+"""`caffe-recipes diff`: compare prototxts, recipes, folders or git revisions by meaning."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
     "--ranks",
     metavar="N[,N]",
     callback=_read_ranks,
-    help="MPI ranks that train; N,M if A and B have different numbers.",
+    help="Number of MPI ranks; N,M if A and B have different numbers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code is the result.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; only set the exit code.")
 @click.option("--git", is_flag=True, help="Act as git's diff driver; must come last (see docs/reviewing.md).")
 @consent.run_code
 @max_bytes_option
@@ -72,7 +72,7 @@ def diff(
     quiet: bool,
     git: bool,
 ) -> None:
-    """Compare prototxts, recipes, folders or git revisions by what they mean; exit 1 if they differ.
+    """Compare prototxts, recipes, folders or git revisions by meaning; exit 1 if they differ.
 
     A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
     comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs.
@@ -86,7 +86,7 @@ def diff(
     if not sides:
         raise click.UsageError("Missing argument 'A'.", ctx)
     if (options.images is None) != (options.ranks is None):
-        raise InputError("", "--images and --ranks go together", "give both, or none")
+        raise InputError("", "--images and --ranks must be given together", "give both, or neither")
     comparison = compare_sides(open_sides(sides, rest, max_bytes=options.max_bytes), options)
     if as_json and not quiet:
         click.echo(render_json(comparison))
@@ -97,5 +97,5 @@ def diff(
 
 
 def _is_shown() -> bool:
-    """Return whether a person sees git's output: its pager shows colours, although we write to a pipe."""
+    """Return whether the output is shown to a person: git's pager shows colours, although it is a pipe."""
     return os.environ.get("GIT_PAGER_IN_USE") in ("1", "true") or sys.stdout.isatty()

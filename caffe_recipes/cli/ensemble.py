@@ -1,4 +1,4 @@
-"""`caffe-recipes ensemble`: measure the models of a run, each by itself and averaged."""
+"""`caffe-recipes ensemble`: measure the models of a run, individually and averaged."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _names(context: click.Context, option: click.Parameter, text: str | None) ->
 def ensemble(
     run: str, caffe_root: str, members: tuple[str, ...] | None, lmdb: Path | None, average: str, as_json: bool
 ) -> None:
-    """Measure the models of a run on a test LMDB: each by itself, all averaged, and what each one adds.
+    """Measure the models of a run on a test LMDB: individually, averaged, and what each one adds.
 
-    RUN is the folder or name of a run (digits-cyclic-1), or the name or YAML of a recipe, which stands for
-    its latest run. caffe-torch computes the predictions of each model once, and stores them beside the
+    RUN is the folder or name of a run (digits-cyclic-1), or the name or YAML of a recipe, meaning its latest
+    run. caffe-torch computes the predictions of each model once, and stores them beside the
     snapshots.
     """
     options = EnsembleOptions(Path(caffe_root), members, lmdb, average)

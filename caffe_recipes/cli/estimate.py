@@ -25,7 +25,7 @@ from caffe_recipes.review.inspect.estimate_tables import (
     render_tables,
     table_values,
 )
-from caffe_recipes.review.inspect.estimates import Known, estimate_shapes, sweep_shapes
+from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes, sweep_shapes
 from caffe_recipes.review.inspect.plots import format_of
 from caffe_recipes.review.naming import recipe_named
 from caffe_recipes.run.context import find_profile
@@ -50,16 +50,16 @@ class _Speed:
     images_per_s: float | None = None
     by: Kind | None = None
 
-    def known(self, recipe: Recipe) -> Known:
-        """Return what is known of the speed, with the machine of the profile or the recipe."""
+    def known(self, recipe: Recipe) -> SpeedInputs:
+        """Return the known speeds, with the machine of the profile or the recipe."""
         found = find_profile(recipe, self.profile)
         machine = found if self.profile else None
-        return Known(self.logs, self.images_per_s, machine, find_rates(found), self.by)
+        return SpeedInputs(self.logs, self.images_per_s, machine, find_rates(found), self.by)
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """The options for estimating other shapes than the recipe's own."""
+    """The options for estimating other nodes or batch sizes than the recipe's own."""
 
     nodes: tuple[int, ...] = ()
     sweeps: tuple[str, ...] = ()
@@ -82,19 +82,20 @@ class _Sweep:
     type=PATH,
     metavar="FILE|DIR",
     multiple=True,
-    help="Use the speed in this Caffe log or run folder, of a run with the recipe's own shape.",
+    help="Take the speed from this Caffe log or run folder; the run must have the recipe's nodes, ranks and "
+    "batch size. May be repeated.",
 )
 @click.option(
     "--images-per-s",
     metavar="N",
     type=NUMBER,
     callback=run_options.read_speed,
-    help="Use this speed for the recipe's own shape.",
+    help="The speed with the recipe's nodes, ranks and batch size.",
 )
 @click.option(
     "--by",
     type=click.Choice(list(KINDS)),
-    help="Which source of the speed to use [default: the first of these that is known]",
+    help="Source of the speed [default: the first of these that is known]",
 )
 @click.option(
     "--nodes",
@@ -108,14 +109,14 @@ class _Sweep:
     "sweeps",
     metavar="KEY=VALUES",
     multiple=True,
-    help="Estimate many shapes. KEY is nodes, batch_per_rank or global_batch; VALUES are e.g. 64,128 or "
+    help="Estimate a range of values. KEY is nodes, batch_per_rank or global_batch; VALUES are 64,128 or "
     "64..512:64 or 64..1024:x2.",
 )
 @click.option(
     "--to-accuracy",
     metavar="PERCENT",
     type=NUMBER,
-    help="Estimate the time to this top-1 of ResNet-50 by the paper's epochs: 75.5, 76 or 76.5.",
+    help="Estimate the time to this top-1 accuracy of ResNet-50 from the paper's epochs: 75.5, 76 or 76.5.",
 )
 @click.option("--plot", type=PATH, metavar="FILE", help="Draw the sweep to this .svg, .png or .pdf file.")
 @click.option(
@@ -125,7 +126,9 @@ class _Sweep:
     help="Time when the run starts, e.g. 2026-03-01T09:00 [default: now]",
 )
 @consent.run_code
-@click.option("--paper-tables", is_flag=True, help="Recompute the paper's tables, beside its own numbers.")
+@click.option(
+    "--paper-tables", is_flag=True, help="Recompute the paper's tables, next to the published numbers."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all values unrounded.")
 @gather(_Speed, "speed")
 @gather(_Sweep, "sweep")
@@ -140,22 +143,21 @@ def estimate(
 ) -> None:
     """Estimate a recipe's time and cost: training, staging, evaluation, node-hours, and when it ends.
 
-    The speed comes from the first of these that is known: --log, --images-per-s, the images/s that the
-    recipe's source reports, the paper's measurements on such a machine, and the minutes that the source
-    reports.
+    The speed is the first of these that is known: --log, --images-per-s, the images/s that the recipe's
+    source reports, the paper's measurements on such a machine, and the minutes that the source reports.
     """
     if paper_tables:
         if name or speed != _Speed() or sweep != _Sweep() or to_accuracy is not None:
             hint = "give it alone, or with --json"
-            raise InputError("--paper-tables", "stands for the paper's own recipes and speeds", hint)
+            raise InputError("--paper-tables", "uses the paper's own recipes and speeds", hint)
         _print_tables(as_json=as_json)
         return
     if name is None:
-        raise InputError("", "no recipe is given", "name one, or give --paper-tables")
+        raise InputError("", "no recipe given", "give one, or --paper-tables")
     kind = format_of(sweep.plot) if sweep.plot else ""
     if sweep.plot and not (sweep.sweeps or sweep.nodes):
-        raise InputError("--plot", "draws a sweep, but none is given", "give --sweep or --nodes too")
-    recipe = load_recipe(recipe_named(name))
+        raise InputError("--plot", "needs a sweep to draw", "give --sweep or --nodes too")
+    recipe = load_recipe(recipe_named(name), "start it, and see its images/s and the time left with `status`")
     shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
     estimates = estimate_shapes(recipe, shapes, speed.known(recipe), to_accuracy)
     if sweep.plot:

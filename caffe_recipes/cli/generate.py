@@ -40,7 +40,7 @@ from caffe_recipes.render.tree import find_differences, find_foreign, find_stale
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe to write for; for others than the default, files go to prototxt/<recipe>-<dialect>/.",
+    help="The Caffe to generate for; with any but the default, files go to prototxt/<recipe>-<dialect>/.",
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/."""
@@ -53,7 +53,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     if inexact:
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
-        raise RecipeError("", what, "nothing is written")
+        raise RecipeError("", what, "nothing was written")
     files = generate_all(translate_whole(recipe, dialect) for recipe in loaded)
     if check:
         differences = find_differences(files, out)
@@ -62,13 +62,13 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
             raise CheckFailed("", paths, "run caffe-recipes generate, and remove stale files")
-        echo(f"{len(files)} files are as generated")
+        echo(f"{len(files)} files are up to date")
         return
     foreign = [] if overwrite else find_foreign(files, out)
     if foreign:
-        others = f", nor {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        what = f"was not written by generate{others}"
-        raise InputError(out / foreign[0], what, "move it away, or give --overwrite")
+        others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        what = f"was not written by `generate`{others}"
+        raise InputError(out / foreign[0], what, "move it, or give --overwrite")
     written = write_files(files, out)
     for path in written:
         echo(f"wrote {out / path}")

@@ -61,7 +61,7 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     required=True,
     type=RECIPE_OR_PROTOTXT,
 )
-@click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks that train.")
+@click.option("--ranks", metavar="N", type=_COUNT, help="Number of MPI ranks.")
 @click.option("--images", metavar="N", type=_COUNT, help="Images in the training LMDB.")
 @click.option("--test-images", metavar="N", type=_COUNT, help="Images in the test LMDB.")
 @click.option("--classes", metavar="N", type=_COUNT, help="Number of classes.")
@@ -75,7 +75,8 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     "--script",
     metavar="FILE",
     type=PATH,
-    help="A script, README or log with the commands, which show order, weights, ranks and MLSL's cores.",
+    help="A script, README or log with the training commands, to find order, weights, ranks and MLSL's "
+    "cores.",
 )
 @click.option(
     "--dialect",
@@ -103,7 +104,7 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     type=click.Choice([*SEVERITIES, "never"]),
     default="warning",
     show_default=True,
-    help="Exit 1 if a finding that is not accepted is at least this severe.",
+    help="Exit 1 if a finding is at least this severe and not accepted.",
 )
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_show_rules, help="List all rules."
@@ -129,8 +130,8 @@ def lint(
 ) -> None:
     """Check recipes, solvers and nets for mistakes.
 
-    Several solvers are read as a chain, in the order given. A folder stands for the prototxts in it. --fix
-    edits prototxts in place, and changes nothing in them but the mistakes.
+    Several solvers are checked as a chain, in the given order. For a folder, all prototxts in it are checked.
+    --fix edits prototxts in place, and changes nothing else in them.
     """
     form = "json" if as_json else form
     if is_diff and not is_fixing:

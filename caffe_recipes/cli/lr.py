@@ -1,4 +1,4 @@
-"""`caffe-recipes lr`: the learning rate of solvers, iteration by iteration."""
+"""`caffe-recipes lr`: print the learning rate of solvers, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from caffe_recipes.review.inspect.schedules import load_chain, render_rates
 def lr(solvers: tuple[str, ...], every: int, iterations: int | None, as_csv: bool, max_bytes: int) -> None:
     """Print a solver's learning rate at each iteration, as Caffe computes it in float32.
 
-    Any solver can be read, whether it can be trained or not. Rates are printed with the fewest digits that
+    Any solver can be read, even one that cannot be trained. Rates are printed with the fewest digits that
     give the same float32 value.
     """
     chain = load_chain(solvers, max_bytes, iterations)

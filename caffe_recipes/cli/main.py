@@ -1,10 +1,10 @@
-"""`caffe-recipes`: the group of commands, each imported when it is called; all errors are printed here."""
+"""`caffe-recipes`: the group of commands, which are imported when called; prints all errors."""
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
+import re
 import sys
 import threading
 import traceback
@@ -16,7 +16,7 @@ import click
 from caffe_recipes.cli.options import examples
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import did_you_mean, printable
 
 # Errors of the machine, not of the input.
 _FAILED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
@@ -32,8 +32,8 @@ class _Lazy(NamedTuple):
 TASKS = {
     "Recipes": {
         "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
-        "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe on a page."),
-        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Make a ResNet recipe by the authors' rules."),
+        "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe on one page."),
+        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Write a new recipe by the authors' rules."),
         "rescale": _Lazy(
             "caffe_recipes.cli.authoring", "rescale", "Rescale a recipe to other nodes, batch size or epochs."
         ),
@@ -51,19 +51,21 @@ TASKS = {
         "diff": _Lazy(
             "caffe_recipes.cli.diff", "diff", "Compare prototxts, recipes, folders or git revisions."
         ),
-        "summary": _Lazy("caffe_recipes.cli.summary", "summary", "Count a net's layers, and draw its graph."),
+        "summary": _Lazy(
+            "caffe_recipes.cli.summary", "summary", "Print a net layer by layer, and draw its graph."
+        ),
         "plot": _Lazy("caffe_recipes.cli.plot", "plot", "Draw learning rate and weight decay over epochs."),
         "lr": _Lazy("caffe_recipes.cli.lr", "lr", "Print a solver's learning rate at each iteration."),
         "fmt": _Lazy("caffe_recipes.cli.prototxts", "fmt", "Format prototxts."),
         "upgrade": _Lazy(
-            "caffe_recipes.cli.prototxts", "upgrade", "Upgrade old nets and solvers to today's form."
+            "caffe_recipes.cli.prototxts", "upgrade", "Upgrade old nets and solvers to the current format."
         ),
     },
     "Run": {
         "preflight": _Lazy(
             "caffe_recipes.cli.preflight", "preflight", "Check hosts, files and launcher before a run."
         ),
-        "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Copy a recipe's training LMDB to every host."),
+        "stage": _Lazy("caffe_recipes.cli.stage", "stage", "Copy a recipe's training data to every host."),
         "run": _Lazy("caffe_recipes.cli.run", "run", "Train a recipe's chain, or resume it."),
         "ensemble": _Lazy(
             "caffe_recipes.cli.ensemble", "ensemble", "Average the predictions of a run's models."
@@ -74,7 +76,7 @@ TASKS = {
         "cancel": _Lazy("caffe_recipes.cli.monitor", "cancel", "Stop a run, and cancel its jobs."),
     },
     "Watch": {
-        "status": _Lazy("caffe_recipes.cli.monitor", "status", "Show where runs and their jobs stand."),
+        "status": _Lazy("caffe_recipes.cli.monitor", "status", "Show the state of runs and their jobs."),
         "attach": _Lazy("caffe_recipes.cli.monitor", "attach", "Watch a run until it ends."),
         "logs": _Lazy("caffe_recipes.cli.monitor", "logs", "Print a run's log, and follow it."),
     },
@@ -84,8 +86,10 @@ TASKS = {
     },
     "Setup": {
         "doctor": _Lazy("caffe_recipes.cli.setup", "doctor", "Check what is installed on this machine."),
-        "profiles": _Lazy("caffe_recipes.cli.setup", "profiles", "List the machines that ship as profiles."),
-        "completion": _Lazy("caffe_recipes.cli.setup", "completion", "Print a shell's completion script."),
+        "profiles": _Lazy("caffe_recipes.cli.setup", "profiles", "List the cluster profiles, or print one."),
+        "completion": _Lazy(
+            "caffe_recipes.cli.setup", "completion", "Print a completion script for a shell."
+        ),
     },
 }
 COMMANDS = {name: lazy for commands_of in TASKS.values() for name, lazy in commands_of.items()}
@@ -106,9 +110,9 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        near = did_you_mean(args[0], COMMANDS, cutoff=0.7)
         if args[0] not in COMMANDS and near:
-            raise click.UsageError(f"No such command '{args[0]}'; did you mean '{near[0]}'?")
+            raise click.UsageError(f"No such command '{args[0]}'; {near}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,7 +133,7 @@ class _LazyGroup(click.Group):
     "limits",
     metavar="NAME=N",
     multiple=True,
-    help="Raise a limit on what is read, e.g. yaml-values=100000 (see docs/reviewing.md).",
+    help="Raise a limit on input, e.g. yaml-values=100000 (see docs/reviewing.md); may be repeated.",
 )
 def commands(limits: tuple[str, ...]) -> None:
     """Describe a multi-phase Caffe training once, in YAML; get its solvers, nets, job scripts, and a run that
@@ -142,7 +146,7 @@ def commands(limits: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """Run the command line; exit 2 for bad input, 1 for a failed check, 3 for a failed run."""
+    """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
     _open_standard_files()
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
@@ -160,7 +164,7 @@ def main() -> None:
     except RuntimeError as error:
         if not _lacks_threads(error):
             raise
-        _fail("no more threads can be started; raise the limit on processes (ulimit -u), or the job's", 3)
+        _fail("cannot start more threads; raise `ulimit -u`, or the job's limit on processes", 3)
     except BrokenPipeError:
         _drop_output()
         sys.exit(1)
@@ -168,13 +172,13 @@ def main() -> None:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         if not error.filename:
             is_output = _raised_in(error) in (click.utils.__file__, __file__)
-            what = f"standard output cannot be written to: {error.strerror}" if is_output else what
+            what = f"cannot write to standard output: {error.strerror}" if is_output else what
             _drop_output()
         _fail(what, 3 if error.errno in _FAILED else 2)
 
 
 def _open_standard_files() -> None:
-    """Open standard streams that are closed (`>&-`), so that no other file gets their descriptors."""
+    """Open closed standard streams (`>&-`), so that no other file gets their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -184,12 +188,12 @@ def _open_standard_files() -> None:
 
 
 def _raised_in(error: OSError) -> str:
-    """Return the source file that raised an error; click's and this file write only to standard output."""
+    """Return the source file that raised an error: click's and this one write only to standard output."""
     return traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def _lacks_threads(error: RuntimeError) -> bool:
-    """Return whether Python could not start a thread; this error has no type of its own."""
+    """Return whether Python could not start a thread; this error has no specific type."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return (last.filename, last.name) == (threading.__file__, "start")
 
@@ -200,10 +204,12 @@ def _drop_output() -> None:
 
 
 def _one_line(error: click.ClickException) -> str:
-    """Return click's error in one line; if it has no hint, it refers to --help."""
+    """Return click's error in one line, with a reference to --help if it has no hint."""
     what = " ".join(error.format_message().split()).rstrip(".")
+    what = re.sub(r"\. \(?Did you mean (.*?)\)?$", r"; did you mean \1", what)
     context = getattr(error, "ctx", None)
-    return f"{what}; see {context.command_path} --help" if context and "; " not in what else what
+    has_hint = "; " in what or what.endswith("?")
+    return f"{what}; see {context.command_path} --help" if context and not has_hint else what
 
 
 def _fail(text: str, exit_code: int) -> None:

@@ -1,4 +1,4 @@
-"""`caffe-recipes status`, `attach`, `logs` and `cancel`: look at runs and jobs, and stop them."""
+"""`caffe-recipes status`, `attach`, `logs` and `cancel`: monitor runs and jobs, and stop them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from caffe_recipes.run.monitor.follow import AttachOptions
 from caffe_recipes.run.monitor.follow import attach as attach_run
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 from caffe_recipes.run.monitor.status import (
-    Standing,
+    RunStatus,
     StatusOptions,
-    detail_standing,
-    find_standing,
-    find_standings,
-    standing_as_json,
-    table_of_standings,
+    find_status,
+    find_statuses,
+    status_as_json,
+    status_details,
+    status_table,
 )
 from caffe_recipes.wording import printable
 
@@ -40,35 +40,35 @@ from caffe_recipes.wording import printable
 @click.argument("run", type=RUN, required=False)
 @run_options.runs_root
 @run_options.on
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of runs, or the one that is named.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of runs, or the given run.")
 def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> None:
     """Show the state of all runs and their Slurm jobs, or everything about one run.
 
-    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
-    latest run. Nothing is written or locked.
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
+    run. Nothing is written or locked.
     """
     options = StatusOptions(caffe_root, on)
     if run is not None:
-        _show_one(find_standing(run, options), as_json)
+        _show_one(find_status(run, options), as_json)
         return
-    standings = find_standings(options)
+    statuses = find_statuses(options)
     if as_json:
-        click.echo(json.dumps([standing_as_json(each) for each in standings], indent=1))
-    elif not standings:
-        echo("no run: `caffe-recipes run NAME` or `caffe-recipes submit NAME` starts one")
+        click.echo(json.dumps([status_as_json(each) for each in statuses], indent=1))
+    elif not statuses:
+        echo("no runs; start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`")
     else:
         console = SafeConsole(highlight=False, soft_wrap=True)
         width = console.width if console.is_terminal else None
-        for line in table_of_standings(standings, time.time(), width):
+        for line in status_table(statuses, time.time(), width):
             console.print(Text.assemble(*line))
 
 
-def _show_one(standing: Standing, as_json: bool) -> None:
+def _show_one(run_status: RunStatus, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(standing_as_json(standing), indent=1))
+        click.echo(json.dumps(status_as_json(run_status), indent=1))
         return
-    echo(standing.name)
-    details = list(detail_standing(standing, time.time()))
+    echo(run_status.name)
+    details = list(status_details(run_status, time.time()))
     width = max(len(word) for word, _ in details)
     for word, text in details:
         echo(f"  {word:{width}}  {printable(text)}")
@@ -83,12 +83,12 @@ def _show_one(standing: Standing, as_json: bool) -> None:
 @click.argument("run", type=RUN)
 @run_options.runs_root
 @run_options.on
-@click.option("--once", is_flag=True, help="Print the present state of the run, and exit.")
+@click.option("--once", is_flag=True, help="Print the current state of the run and exit.")
 def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     """Watch a run until it ends; Ctrl-C stops watching, not the run.
 
-    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
-    latest run. If its job is waiting in Slurm's queue, `attach` shows that, and waits too. Nothing is
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
+    run. If its job is waiting in Slurm's queue, `attach` shows that, and waits too. Nothing is
     written.
     """
     try:
@@ -117,10 +117,10 @@ def attach(run: str, caffe_root: str, on: str | None, once: bool) -> None:
     "--phase",
     metavar="NAME",
     shell_complete=complete_phase,
-    help="Print the log of this phase [default: the phase that is training, or the last one that did]",
+    help="Print the log of this phase [default: the phase that is training, or else the last one]",
 )
 @click.option("--rank", type=Whole(min=0), metavar="N", help="Print only the lines of this rank.")
-@click.option("--job", is_flag=True, help="Print the output of the Slurm job that is running, or ran last.")
+@click.option("--job", is_flag=True, help="Print the output of the running Slurm job, or of the last one.")
 def logs(
     run: str,
     caffe_root: str,
@@ -130,10 +130,10 @@ def logs(
     rank: int | None,
     job: bool,
 ) -> None:
-    """Print the log of the phase that is training, or of the last one that did.
+    """Print the log of the phase that is training, or else of the last one.
 
-    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, which stands for its
-    latest run. Nothing is written or locked.
+    RUN is the folder or name of a run (digits-local-1), or the name or YAML of a recipe, meaning its latest
+    run. Nothing is written or locked.
     """
     options = LogOptions(caffe_root, on, follow, phase, rank)
     try:
@@ -169,7 +169,7 @@ def _printer() -> Callable[[bytes], None]:
     help="Time that a running job has to stop before Slurm kills it.",
 )
 def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
-    """Stop a run, here or in Slurm, as Ctrl-C does: take a snapshot, and wait until the run has ended.
+    """Stop a run, local or in Slurm, as Ctrl-C does: take a snapshot, and wait until the run has ended.
 
     Jobs of the run that are still in the queue are cancelled first. To resume, run the same command as
     before.
@@ -177,5 +177,5 @@ def cancel(run: str, caffe_root: str, now: bool, grace_s: float) -> None:
     try:
         cancel_run(run, CancelOptions(caffe_root, now, grace_s), echo)
     except KeyboardInterrupt:
-        echo("no longer waiting; the run was asked to stop", err=True)
+        echo("stopped waiting; the run is still stopping", err=True)
         sys.exit(130)

@@ -1,7 +1,7 @@
-"""Types of arguments and options that several commands share: names, numbers, paths.
+"""Define types of arguments and options that several commands share: names, numbers, paths.
 
-Names are completed by the shell. Numbers are written in ASCII digits, as in a recipe's YAML, while Python
-also reads `6_0`. A path must not be empty: `"$DIR"` with DIR unset would be the current folder.
+Names are completed by the shell. Numbers are written in ASCII digits, as in a recipe's YAML, although Python
+also accepts `6_0`. A path must not be empty: `"$DIR"` with DIR unset would be the current folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 class GivenPath(click.Path):
     """A path, as a Path, or as text if `as_text`; with `is_folder` it must be an existing folder.
 
-    Code that reads the file reports in one line if it cannot.
+    The code that reads the file reports errors.
     """
 
     def __init__(self, *, is_folder: bool = False, as_text: bool = False) -> None:
@@ -249,14 +249,14 @@ NUMBER = Number()
 
 
 def examples(*lines: str) -> str:
-    """Return the examples for the end of a command's help; the lines can be typed as they are."""
+    """Return the examples for the end of a command's help; each line is a complete command."""
     return "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
 def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that passes a command's options as one dataclass `kind` in the parameter `name`.
 
-    It goes below the options. A field without an option keeps its default.
+    Put it below the options. A field without an option keeps its default.
     """
     known = {field.name for field in fields(kind)}
 

@@ -36,16 +36,18 @@ _COUNT = Whole(1, 2**31 - 1)
     required=True,
     help="The .svg, .png or .pdf file to write.",
 )
-@click.option("--log", is_flag=True, help="Use a logarithmic axis for the rate, of at most four decades.")
+@click.option("--log", is_flag=True, help="Draw the rate on a logarithmic axis (four decades at most).")
 @click.option("--images", metavar="N", type=_COUNT, help="Images in an epoch, for solver files.")
 @click.option("--ranks", metavar="N", type=_COUNT, help="MPI ranks, for solver files [default: 1]")
 @click.option(
     "--batch",
     metavar="N",
     type=_COUNT,
-    help="Images per rank and iteration [default: read from the nets beside the solvers]",
+    help="Images per rank and iteration [default: read from the nets next to the solvers]",
 )
-@click.option("--apart", is_flag=True, help="Draw each solver file from 0, instead of one after another.")
+@click.option(
+    "--apart", is_flag=True, help="Draw each solver file from iteration 0, instead of one after another."
+)
 @max_bytes_option
 def plot(
     names: tuple[str, ...],

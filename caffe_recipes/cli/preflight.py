@@ -36,9 +36,9 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
     "--checkpoint-every",
     type=Whole(min=1),
     metavar="N",
-    help="Also check for the disk space that `run --checkpoint-every N` needs.",
+    help="Also check the disk space that `run --checkpoint-every N` needs.",
 )
-@click.option("--new", is_flag=True, help="Check for a new run, as `run --new` would start.")
+@click.option("--new", is_flag=True, help="Check as for `run --new`.")
 @click.option("--overwrite", is_flag=True, help="Accept prototxts that differ, as `run --overwrite` does.")
 @consent.run_code
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -46,7 +46,7 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 def preflight(
     typed: run_options.GivenRun, checkpoint_every: int | None, new: bool, overwrite: bool, as_json: bool
 ) -> None:
-    """Check hosts, files and launcher, as `run` does before it trains; exit 1 if a check fails.
+    """Check hosts, files and launcher, as `run` does before training; exit 1 if a check fails.
 
     Nothing is changed on any host.
     """

@@ -36,8 +36,8 @@ from caffe_recipes.review.rewrites import (
 def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None:
     """Format prototxts in place, in one canonical form; comments stay with their fields.
 
-    A folder stands for every *.prototxt below it, and - stands for standard input and output. If any file
-    cannot be read, no file is written.
+    For a folder, every *.prototxt below it is formatted; - formats standard input to standard output. If any
+    file cannot be read, no file is written.
     """
     if paths == ("-",):
         text = read_stdin(max_bytes)
@@ -83,7 +83,9 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
     )
 )
 @click.argument("paths", metavar="FILE|-...", nargs=-1, required=True, type=PROTOTXT)
-@click.option("--write", "-w", is_flag=True, help="Upgrade files in place; files that are up to date stay.")
+@click.option(
+    "--write", "-w", is_flag=True, help="Upgrade files in place; up-to-date files are left unchanged."
+)
 @click.option(
     "--out",
     "-o",
@@ -97,14 +99,14 @@ def _show(rewrites: list[Rewrite], *, check: bool, diff: bool) -> None:
 def upgrade(
     paths: tuple[str, ...], write: bool, out: str | None, check: bool, diff: bool, max_bytes: int
 ) -> None:
-    """Upgrade V0 and V1 nets and old solvers to today's form, as Caffe does when it reads them.
+    """Upgrade V0 and V1 nets and old solvers to the current format, as Caffe does when it reads them.
 
     A single file is printed to standard output; several files need --write. Comments are kept, and changes
     are reported on standard error. If any file cannot be upgraded, no file is written.
     """
     _check_options(paths, write=write, out=out, check=check or diff)
     rewrites, outdated = [], 0
-    # Read all files before printing, since a file that is reported seems to have been written.
+    # Read all files before printing, since a reported file would seem to have been written.
     for rewrite, changes in [_plan(path, max_bytes) for path in paths]:
         outdated += bool(changes)
         for change in changes or ("up to date",):
@@ -134,7 +136,7 @@ def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, chec
     if len(paths) > 1 and not write and not check:
         raise click.UsageError("several files need --write, --check or --diff")
     if "-" in paths and (write or len(paths) > 1):
-        raise click.UsageError("give - alone: it stands for standard input")
+        raise click.UsageError("give - alone: it means standard input")
     for path in (*(paths if write else ()), *([out] if out and out != "-" else ())):
         check_writable(path, "without --write and --out the text goes to standard output")
 

@@ -23,7 +23,7 @@ from caffe_recipes.review.naming import recipe_named
     )
 )
 def recipes() -> None:
-    """List the recipes that ship; other commands accept these names."""
+    """List the shipped recipes; other commands accept these names."""
     echo(render_list(map(load_any_recipe, shipped_recipes())))
 
 
@@ -64,5 +64,5 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
     )
 )
 def schema() -> None:
-    """Print the JSON schema of a recipe's YAML, with which editors can complete and check recipes."""
+    """Print the JSON schema of a recipe's YAML, for editors that complete and check recipes."""
     click.echo(json.dumps(recipe_schema(), indent=2))

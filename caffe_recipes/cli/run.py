@@ -26,7 +26,7 @@ from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_j
 
 @dataclass(frozen=True)
 class GivenChain:
-    """The options of the command that are fields of RunOptions."""
+    """The options of `run` that are fields of RunOptions."""
 
     stop_grace_s: float
     side_by_side: bool
@@ -58,7 +58,7 @@ class GivenChain:
     default=float(STOP_GRACE_S),
     show_default=True,
     show_envvar=True,
-    help="Time that Caffe has to exit when it is stopped before the end of its schedule; then it is killed.",
+    help="Time that Caffe has to exit when it is stopped early, before it is killed.",
 )
 @click.option(
     "--on-failure",
@@ -74,7 +74,7 @@ class GivenChain:
     metavar="N",
     default=RETRIES,
     show_default=True,
-    help="Maximum number of retries of each phase.",
+    help="Maximum number of retries per phase.",
 )
 @click.option(
     "--checkpoint-every",
@@ -86,7 +86,8 @@ class GivenChain:
     "--stall-s",
     type=Seconds(min=1),
     metavar="SECONDS",
-    help="End a launch after this time without progress in the log [default: depends on the pace of the log]",
+    help="End a launch after this time without progress in the log [default: depends on the time between "
+    "log lines]",
 )
 @click.option(
     "--side-by-side",
@@ -125,7 +126,7 @@ def run(
     consent.allow_code()
     begun_s, kept, options, loaded = time.monotonic(), frozenset[tuple[str, int]](), None, None
     try:
-        # By default SIGUSR1 ends a process silently. The other signals may do so until a run exists.
+        # By default SIGUSR1 ends a process silently. Other signals may do so until a run exists.
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
             options = replace(typed.options(loaded), policy=policy, **vars(chain))

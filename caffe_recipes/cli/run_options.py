@@ -1,4 +1,4 @@
-"""Options of the commands that work on hosts: hostfile, profile, folders, staging, Caffe."""
+"""Define the options of commands that work on hosts: hostfile, profile, folders, staging, Caffe."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    """Return `--images-per-s`; raises InputError for a speed that no machine can have."""
+    """Return `--images-per-s`; raises InputError for an impossible speed."""
     from caffe_recipes.recipe.model import FASTEST, SLOWEST  # slow: imports pydantic
 
     if value is not None and not SLOWEST <= value <= FASTEST:
         hint = f"give the images per second of all ranks, {SLOWEST:g} to {FASTEST:g}"
-        raise InputError("--images-per-s", f"{value:g} is not a speed", hint)
+        raise InputError("--images-per-s", f"{value:g} is not a plausible speed", hint)
     return value
 
 
 def complete_profile(context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Return the matching profiles that ship; if there are none, let the shell complete a file."""
+    """Return the matching shipped profiles; if there are none, let the shell complete a file."""
     from caffe_recipes.cluster.profiles import shipped_profiles  # slow, and needed only for completion
 
     items = [CompletionItem(name) for name in shipped_profiles() if name.startswith(typed)]
@@ -43,7 +43,8 @@ hostfile = click.option(
     "--hostfile",
     type=PATH,
     metavar="FILE",
-    help="File of hosts, one a line or as c[1-4] [default: ./hostfile, else the Slurm job's hosts]",
+    help="Hostfile: one host per line, or a range such as c[1-4] [default: ./hostfile, else the Slurm job's "
+    "hosts]",
 )
 
 
@@ -67,7 +68,7 @@ caffe_root = click.option(
     metavar="DIR",
     envvar="CAFFE_ROOT",
     show_envvar=True,
-    help="Working directory of the trainer, on a file system that all hosts see [default: the profile's, "
+    help="Working directory of the trainer, on a file system that all hosts share [default: the profile's, "
     "else the current folder]",
 )
 
@@ -100,17 +101,17 @@ lmdb_source = click.option(
 
 
 class _StagingWay(click.Choice[str]):
-    """A way of staging; `sftp`, an older name of `ssh`, is accepted too."""
+    """A method of staging; `sftp`, the former name of `ssh`, is accepted too."""
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Return the way by its present name."""
+        """Return the current name of the method."""
         return super().convert("ssh" if value == "sftp" else value, param, context)
 
 
 how = click.option(
     "--how",
     type=_StagingWay(list(WAYS)),
-    help="The way to copy the LMDB to the hosts [default: the quickest]",
+    help="How to copy the training data to the hosts [default: the quickest method]",
 )
 
 
@@ -119,14 +120,14 @@ dialect = click.option(
     type=click.Choice(list(load_dialects())),
     default=OURS,
     show_default=True,
-    help="The Caffe that trains; for others than the default, the recipe is named <recipe>-<dialect>.",
+    help="The Caffe to train with; with any but the default, the recipe is called <recipe>-<dialect>.",
 )
 
 
 trainer = click.option(
     "--trainer",
     type=click.Choice(["tensorflow"]),
-    help="Train the recipe's TensorFlow run instead of its phases; it is named <recipe>-tensorflow.",
+    help="Train the recipe's TensorFlow run instead of its phases; the run is called <recipe>-tensorflow.",
 )
 
 
@@ -157,12 +158,12 @@ class GivenRun:
             return loaded
         if isinstance(loaded, TensorFlowRecipe):
             what = f"{loaded.name} is trained by TensorFlow, not by a Caffe"
-            raise InputError("--caffe", what, "leave it out, or name a Python in the profile")
+            raise InputError("--caffe", what, "omit it, or set `python` in the profile")
         trainer = str(Path(shutil.which(self.caffe) or self.caffe).absolute())
         return loaded.model_copy(update={"trainer": trainer})
 
     def find_source(self, recipe: AnyRecipe) -> Path | None:
-        """Return the training data to copy from `--lmdb-source`; None if the recipe's own source counts.
+        """Return the training data to copy, from `--lmdb-source`; None to use the recipe's own source.
 
         $LMDB_SOURCE is the path of an LMDB, so recipes without an LMDB ignore it, unlike the option.
         """

@@ -27,9 +27,9 @@ SHELLS = ("bash", "zsh", "fish")
 def doctor(commands: tuple[str, ...], as_json: bool) -> None:
     """Check this machine: launcher, MPI, Caffe, torch, threads, /tmp, ssh, Slurm.
 
-    For each missing part, it names the commands that need it, and the command line that installs it. If
-    COMMANDs are given, only their needs are checked, and the exit code is 1 if they cannot work. `preflight`
-    checks the hosts of a run.
+    For each missing part, print the commands that need it, and the command line that installs it. With
+    COMMANDs, check only what these need, and exit 1 if they cannot work. To check the hosts of a run, use
+    `preflight`.
     """
     symptoms = list(examine(Machine(LocalHost()), commands))
     if as_json:
@@ -52,7 +52,7 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
 @click.command(epilog=examples("caffe-recipes profiles", "caffe-recipes profiles slurm > cluster.yaml"))
 @click.argument("name", required=False, type=PATH_TEXT, shell_complete=run_options.complete_profile)
 def profiles(name: str | None) -> None:
-    """List the profiles that ship, or print the YAML of one, which you can edit for your own machine."""
+    """List the shipped profiles, or print the YAML of one, to edit for your own machine."""
     if name is not None:
         echo(find_shipped(name).read_text("utf-8"), nl=False)
         return

@@ -31,16 +31,16 @@ from caffe_recipes.run.staging import clean_recipe, stage_recipe
 @run_options.how
 @run_options.trainer
 @click.option(
-    "--whole", is_flag=True, help="Give every host, spares included, all files of a set of TFRecords."
+    "--whole", is_flag=True, help="Copy all files of a set of TFRecords to every host, including spares."
 )
 @click.option("--clean", is_flag=True, help="Remove staged copies that are not in use, and nothing else.")
 @gather(run_options.GivenRun, "typed")
 def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
     """Copy a recipe's training data to every host that lacks it.
 
-    An LMDB goes to all hosts, spares included. Of TFRecords each host gets the files that its ranks read, and
-    a spare those of the host that it replaces. Each copy is verified, and is put in place whole or not at
-    all. A copy that is right is not sent again; a file that `stage` did not put there is never replaced.
+    An LMDB is copied to all hosts, including spares. Of TFRecords, each host gets the files that its ranks
+    read, and a spare gets those of the host that it replaces. Each copy is verified, and renamed into place
+    atomically. A correct copy is not sent again; a file that `stage` did not write is never replaced.
     """
     loaded = load_tensorflow_run(typed.recipe) if typed.trainer else load_any_recipe(typed.recipe)
     root = typed.find_root(loaded if isinstance(loaded, Recipe) and not clean else None)
@@ -58,11 +58,13 @@ def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
         echo(f"{lost.host}: failed: {lost.reason}", err=True)
     count = Counter(each.outcome for each in placed)
     echo(f"{count['there']} had it, {count['sent']} received it, {count['failed']} failed")
-    _fail_for([lost.host for lost in failed], len(placed), "lack the LMDB")
+    _fail_for([lost.host for lost in failed], len(placed), "lack the training data")
 
 
 def _fail_for(hosts: list[str], of: int, what: str) -> None:
-    """Raise RunFailed, naming the first hosts, unless there are none."""
+    """Raise RunFailed, which names the first hosts, if there are any."""
     if hosts:
         names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
-        raise RunFailed("stage", f"{len(hosts)} of {of} hosts {what}: {names}", "fix them, and run it again")
+        raise RunFailed(
+            "stage", f"{len(hosts)} of {of} hosts {what}: {names}", "fix them, and run the same command again"
+        )

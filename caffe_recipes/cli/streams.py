@@ -29,12 +29,12 @@ max_bytes_option = click.option(
     type=Whole(1),
     default=MOST_BYTES,
     show_default=True,
-    help="Refuse files over N bytes.",
+    help="Refuse files larger than N bytes.",
 )
 
 
 def read_stdin(max_bytes: int) -> str:
-    """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes` long."""
+    """Return the text of standard input; raises PrototxtError if it is not text, or over `max_bytes`."""
     return decode_prototxt(read_pieces(sys.stdin.buffer, max_bytes + 1), STDIN, max_bytes)
 
 
@@ -46,7 +46,7 @@ _PAINT = re.compile(f"\x1b{_WORD}:(\\w*)\x1b")
 
 
 def paint(text: str, colour: str) -> str:
-    """Return text that `echo` prints in a colour, or in bold."""
+    """Mark a text so that `echo` prints it in a colour, or in bold."""
     return f"\x1b{_WORD}:{colour}\x1b{text}\x1b{_WORD}:\x1b"
 
 

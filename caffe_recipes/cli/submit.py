@@ -18,13 +18,13 @@ from caffe_recipes.cluster.slurm_jobs import parse_limit
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.run.context import ON_FAILURE, OnFailure
+from caffe_recipes.run.context import ON_FAILURE, RETRIES, OnFailure
 from caffe_recipes.run.submit.plan import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
 
 def _read_time(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
-    """Return a time limit in seconds, in the forms of sbatch; raises InputError, also for `unlimited`."""
+    """Return a time limit in seconds, from sbatch's formats; raises InputError, also for `unlimited`."""
     if text is None:
         return None
     seconds = parse_limit(text, "--time")
@@ -41,13 +41,12 @@ def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool)
         if not dry_run:
             raise
         known = load_profile(typed.profile).caffe_root if typed.profile else None
-        return Path(
-            known or "."
-        ), "" if known else "the current folder stands for the Caffe root; --caffe-root names the cluster's"
+        hint = "using the current folder as the Caffe root; give the cluster's path with --caffe-root"
+        return Path(known or "."), "" if known else hint
 
 
 @dataclass(frozen=True)
-class _Handed:
+class _RunArguments:
     """The options that are passed on to `run` in the job."""
 
     on_failure: OnFailure | None = None
@@ -65,7 +64,7 @@ class _Handed:
             "--stall-s": self.stall_s,
             "--caffe": recipe.trainer if given.caffe else None,
             "--trainer": given.trainer,
-            # $LMDB_SOURCE, which a job gets of an LMDB, is not for other data.
+            # For an LMDB, the job gets $LMDB_SOURCE instead.
             "--lmdb-source": None if isinstance(recipe, Recipe) else given.find_source(recipe),
         }
         return tuple(
@@ -88,14 +87,14 @@ class _Handed:
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option("--show-scripts", is_flag=True, help="With --dry-run: also print the job scripts.")
 @consent.run_code
-@click.option("--split", is_flag=True, help="Submit one job per phase, each dependent on the one before.")
+@click.option("--split", is_flag=True, help="Submit one job per phase, each dependent on the previous one.")
 @click.option(
     "--time",
     "time_s",
     metavar="LIMIT",
     envvar="SBATCH_TIMELIMIT",
     callback=_read_time,
-    help="Time limit of each job, in the forms of sbatch: minutes, or days-hours:minutes:seconds "
+    help="Time limit of each job, in sbatch's formats: minutes, or days-hours:minutes:seconds "
     "[default: estimated from the recipe's images/s]",
 )
 @click.option(
@@ -141,31 +140,49 @@ class _Handed:
 @click.option(
     "--on-failure",
     type=click.Choice(ON_FAILURE),
-    help="As for `run` [default: replace if --spares is given, else stop]",
+    help="What to do after a failed launch: stop, retry, or replace a dead host with a spare and retry "
+    "[default: replace if --spares is given, else stop]",
 )
-@click.option("--retries", type=Whole(min=0), metavar="N", help="As for `run`.")
-@click.option("--checkpoint-every", type=Whole(min=1), metavar="N", help="As for `run`.")
-@click.option("--stall-s", type=Seconds(min=1), metavar="SECONDS", help="As for `run`.")
+@click.option(
+    "--retries",
+    type=Whole(min=0),
+    metavar="N",
+    help=f"Maximum number of retries per phase [default: {RETRIES}]",
+)
+@click.option(
+    "--checkpoint-every",
+    type=Whole(min=1),
+    metavar="N",
+    help="Take a snapshot every N iterations, keep the newest two, and resume from them.",
+)
+@click.option(
+    "--stall-s",
+    type=Seconds(min=1),
+    metavar="SECONDS",
+    help="End a launch after this time without progress in the log [default: depends on the time between "
+    "log lines]",
+)
 @click.option(
     "--sbatch-option",
     "sbatch_options",
     metavar="OPTION",
     multiple=True,
-    help="A further option for sbatch, e.g. --sbatch-option=--reservation=course; may be repeated.",
+    help="Another option for sbatch, e.g. --sbatch-option=--reservation=course; may be repeated.",
 )
 @click.option(
     "--out",
     "jobs_in",
     type=PATH,
     metavar="DIR",
-    help="The folder with jobs/, as for `generate` [default: the current folder, else the Caffe root]",
+    help="The folder that contains jobs/, as for `generate` [default: the current folder, else the Caffe "
+    "root]",
 )
 @gather(run_options.GivenRun, "typed")
-@gather(_Handed, "handed")
+@gather(_RunArguments, "handed")
 @gather(SubmitOptions, "options")
 def submit(
     typed: run_options.GivenRun,
-    handed: _Handed,
+    handed: _RunArguments,
     options: SubmitOptions,
     jobs_in: Path | None,
     dry_run: bool,

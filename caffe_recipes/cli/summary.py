@@ -1,4 +1,4 @@
-"""`caffe-recipes summary`: print a net's shapes and the cost of its layers, and draw its graph."""
+"""`caffe-recipes summary`: print the shapes and costs of a net's layers, and draw its graph."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "--phase",
     type=click.Choice(["TRAIN", "TEST"]),
     callback=lambda context, option, phase: pb.Phase.Value(phase) if phase else None,
-    help="The phase to count [default: TRAIN, or TEST of a deployed net]",
+    help="The phase to summarize [default: TRAIN, or TEST for a deploy net]",
 )
 @click.option(
     "--level",
@@ -66,7 +66,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "image",
     callback=_image,
     metavar="C,H,W",
-    help="Size of the images, e.g. 3,256,256, if it is in no file on this machine.",
+    help="Size of the images, e.g. 3,256,256, if no file on this machine gives it.",
 )
 @click.option("--caffe-root", type=PATH, metavar="DIR", help="The folder that Caffe is started in.")
 @click.option(
@@ -81,7 +81,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
     "--graph",
     type=PATH,
     metavar="FILE.svg|.png|.pdf",
-    help="Also draw the graph, of both phases unless --phase is given.",
+    help="Also draw the graph: of both phases, unless --phase is given.",
 )
 @consent.run_code
 @max_bytes_option
@@ -90,14 +90,14 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
     """Print a net layer by layer: kernel, output, parameters and multiply-adds; then the totals.
 
     FILE is the prototxt of a net, or of a solver, whose net is then read. NAME is the name of a recipe, and
-    NAME:NET one of its nets.
+    NAME:NET is one of its nets.
     """
     if graph is not None:
         from caffe_recipes.review.inspect.plots import format_of
 
         kind = format_of(graph)
     if graph is not None and not graph.parent.is_dir():
-        raise InputError(graph.parent, "is not a folder", "create it, or name a file in one that exists")
+        raise InputError(graph.parent, "is not a folder", "create it, or give a file in an existing one")
     read = read_net(net, options)
     found = summarize(read)
     render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}

@@ -12,13 +12,13 @@ from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.review.inspect.show import of_another_run
+from caffe_recipes.review.inspect.show import explain_other_run
 from caffe_recipes.tensorflow.logs import load_evaluations
 
 _RECIPE = "tf-256n-90ep"
 
 
-@click.group()
+@click.group(epilog=examples("caffe-recipes tf log evaluation.log"))
 def tf() -> None:
     """Read the logs of TensorFlow and Horovod runs."""
 
@@ -35,17 +35,17 @@ def tf() -> None:
     type=RECIPE,
     default=_RECIPE,
     show_default=True,
-    help="The recipe whose run this is.",
+    help="The recipe that the log belongs to.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with all evaluations.")
 def log(log: Path, recipe: str, as_json: bool) -> None:
-    """Print the accuracies in the log of an evaluation.
+    """Print the accuracies from the log of an evaluation.
 
     Evaluations that do not belong to the recipe's run are marked.
     """
     loaded = load_any_recipe(recipe)
     if loaded.tensorflow is None:
-        raise InputError(recipe, "has no TensorFlow run", f"give one that has, e.g. {_RECIPE}")
+        raise InputError(recipe, "has no TensorFlow run", f"give a recipe that has one, e.g. {_RECIPE}")
     found = load_evaluations(log)
     if as_json:
         # JSON has no nan.
@@ -53,7 +53,7 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
             {
                 **asdict(replace(one, loss=None) if one.has_diverged else one),
                 "has_diverged": one.has_diverged,
-                "differs": of_another_run(loaded, one.step),
+                "differs": explain_other_run(loaded, one.step),
             }
             for one in found
         ]
@@ -66,6 +66,6 @@ def log(log: Path, recipe: str, as_json: bool) -> None:
         echo(f"step {one.step:,}: {', '.join(parts) or 'no accuracy in the log'}")
         if one.has_diverged:
             echo("  the loss is not a number: the training has diverged")
-        differs = of_another_run(loaded, one.step)
+        differs = explain_other_run(loaded, one.step)
         if differs:
-            echo(f"  not this recipe's: {differs}")
+            echo(f"  not from this recipe: {differs}")

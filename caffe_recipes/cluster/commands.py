@@ -1,13 +1,13 @@
-"""Run commands on a host so that none outlives this program, and copy files to and from a host.
+"""Run commands on a host so that none outlives this program, and copy files to and from the host.
 
-Every command runs under a supervisor, a few lines of sh, both on this machine and over ssh. `timeout` of
-coreutils limits its time and gives it a process group of its own. The supervisor ends that group on SIGTERM,
-and when its parent has gone: this process, or on another host the sshd process of our connection. So no
-process is left behind by a stop, by a kill of this program or by a lost connection. A host needs sh and
-coreutils.
+Every command runs under a supervisor, a few lines of sh, both on this machine and over ssh. `timeout` from
+coreutils limits its time and puts it in its own process group. The supervisor ends that group on SIGTERM, and
+when the supervisor's parent has gone: this process or, on another host, the sshd process of our connection.
+So no process is left behind when a command is stopped, this program is killed or a connection is lost. A host
+needs sh and coreutils.
 
-A copied file is written to a new file of mode 0600 beside its destination, its size is compared, and then it
-is renamed. A link or file that somebody else has put at the destination is replaced, never written through.
+A copy is written to a new file of mode 0600 beside its destination; its size is checked, and then it is
+renamed. A link or file that somebody else has put at the destination is replaced, never written through.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, Host
 from caffe_recipes.files import name_beside
 
 COMMAND_S = 60.0
-# From SIGTERM to SIGKILL.
+# Seconds from SIGTERM to SIGKILL.
 GRACE_S = 2
-# The host itself ends a command this much later than we do, in case the connection is dead.
-_LATER_S = 5
+# The host itself ends a command this much later than we would, in case the connection is dead.
+_HOST_MARGIN_S = 5
 _CHUNK = 1 << 16
 _NOT_STARTED = "timeout: failed to run command"
 
-# $1 is a word after which the command's own output begins: a login shell may print something before it.
-# `wait` returns early when a trap has run, hence the loop. A forked child inherits the traps until it
-# executes its program, and loses a signal meanwhile. So the guard starts before our traps are set, and ends
+# $1 is a mark after which the command's own output begins: a login shell may print something before it.
+# `wait` returns early when a trap has run, so it is in a loop. A forked child inherits the traps until it
+# execs its program, and loses any signal until then. So the guard starts before our traps are set, and exits
 # by itself if no signal reaches it; and SIGKILL follows every SIGTERM.
 _SUPERVISOR = f"""\
 mark=$1 limit=$2 init=$3 ending=0 job= guard=
@@ -79,7 +79,7 @@ exit "$code"
 
 @dataclass(frozen=True)
 class Completed:
-    """The exit code and the output of a command that has ended."""
+    """The exit code and output of a finished command."""
 
     returncode: int
     stdout: str
@@ -87,13 +87,13 @@ class Completed:
 
 
 class ByteStream(Protocol):
-    """The standard streams of a supervisor, here or over ssh; each method may raise ClusterError."""
+    """The standard streams of a supervisor, local or over ssh; each method may raise ClusterError."""
 
     def read(self, most: int) -> bytes:
-        """Return up to `most` bytes of its standard output; b"" at the end."""
+        """Return up to `most` bytes of its standard output, or b"" at the end."""
 
     def read_errors(self, most: int) -> bytes:
-        """Return up to `most` bytes of its standard error; b"" at the end."""
+        """Return up to `most` bytes of its standard error, or b"" at the end."""
 
     def send(self, data: bytes) -> None:
         """Write to its standard input."""
@@ -102,10 +102,10 @@ class ByteStream(Protocol):
         """Close its standard input."""
 
     def code(self) -> int:
-        """Wait until it ends, and return its exit code."""
+        """Wait until the process ends, and return its exit code."""
 
     def end(self, pid: int | None) -> None:
-        """Send it SIGTERM; `pid` is its process id on the host, None if it has not reported that yet."""
+        """Send SIGTERM to the process; `pid` is its process id on the host, None if not yet reported."""
 
     def close(self) -> None:
         """Close the streams."""
@@ -114,22 +114,24 @@ class ByteStream(Protocol):
 def supervise(argv: Sequence[str], limit_s: float | None) -> tuple[str, list[str]]:
     """Return a mark, and the argv of a supervisor that prints this mark and then runs `argv`.
 
-    The host ends the command a few seconds after `limit_s`; None is no limit. Raises ClusterError for a word
-    with a zero byte.
+    The host ends the command a few seconds after `limit_s`; None means no limit. Raises ClusterError if an
+    argument contains a null byte.
     """
     if any("\0" in word for word in argv):
-        raise ClusterError("", f"{argv[0]!r}: a word of the command holds a zero byte", "remove it")
+        raise ClusterError("", f"{argv[0]!r}: an argument contains a null byte", "remove it")
     mark = f"caffe-recipes-{secrets.token_hex(8)}"
-    limit = "0" if limit_s is None else str(math.ceil(limit_s) + _LATER_S)  # 0: no limit
-    init = "1" if os.getpid() == 1 else "0"  # in a container we may be process 1: its child is not an orphan
+    limit = "0" if limit_s is None else str(math.ceil(limit_s) + _HOST_MARGIN_S)  # 0: no limit
+    init = (
+        "1" if os.getpid() == 1 else "0"
+    )  # in a container we may be process 1, whose child is not an orphan
     return mark, ["sh", "-c", _SUPERVISOR, "sh", mark, limit, init, *argv]
 
 
 def quote_command(argv: Sequence[str]) -> str:
     """Return `argv` as text for the login shell that sshd starts, whichever shell that is.
 
-    The words are quoted for sh and sent in base64, so that csh and fish have nothing to interpret. Each shell
-    execs the next program: the command is a child of sshd, and notices when sshd has gone.
+    The words are quoted for sh and encoded in base64, so that csh and fish have nothing to interpret. Each
+    shell execs the next program, so the command is a child of sshd and notices when sshd has gone.
 
     >>> quote_command(["echo", "it's"])
     'exec sh -c \\'eval "$(printf %s ZXhlYyBlY2hvICdpdCciJyIncyc= | base64 -d)"\\''
@@ -139,10 +141,10 @@ def quote_command(argv: Sequence[str]) -> str:
 
 
 class Running:
-    """A command that runs on a host; leaving its `with` block ends it if it still runs."""
+    """A command running on a host; leaving its `with` block ends it."""
 
     def __init__(self, host: str, argv: Sequence[str], mark: str, wire: ByteStream) -> None:
-        """Read from a supervisor that was started with `mark`."""
+        """Attach to a supervisor that was started with `mark`."""
         self.host, self.argv, self.mark = host, tuple(argv), mark
         self._mark, self._wire = mark.encode(), wire
         self._head: bytes | None = b""
@@ -157,10 +159,10 @@ class Running:
         self.stop()
 
     def read(self, most: int = _CHUNK) -> bytes:
-        """Return up to `most` bytes of its standard output, as soon as there are any; b"" at its end."""
+        """Return up to `most` bytes of its standard output, as soon as any arrive; b"" at its end."""
         while self._head is not None:
             more = self._wire.read(most)
-            found = _behind_mark(self._head + more, self._mark)
+            found = _after_mark(self._head + more, self._mark)
             if found is not None:
                 self._head = None
                 if found[1]:
@@ -180,34 +182,34 @@ class Running:
         self._wire.end_input()
 
     def wait(self) -> int:
-        """Return its exit code, once its output has been read to the end; raises ClusterError."""
+        """Return its exit code; its output must have been read to the end. Raises ClusterError."""
         self._listener.join()
         code = self._wire.code()
         errors = self.errors()
         self._wire.close()
         if code in (126, 127) and errors.startswith(_NOT_STARTED):
             reason = errors.strip().rpartition(": ")[2]
-            raise HostFailed(self.host, f"{self.argv[0]} does not start: {reason}", "check it")
+            raise HostFailed(self.host, f"{self.argv[0]} does not start: {reason}", "check its path")
         return code
 
     def errors(self) -> str:
-        """Return all that it has written to its standard error so far."""
-        found = _behind_mark(bytes(self._errors), self._mark)
+        """Return what it has written to its standard error so far."""
+        found = _after_mark(bytes(self._errors), self._mark)
         return (bytes(self._errors) if found is None else found[1]).decode(errors="replace")
 
     def stop(self) -> None:
-        """End it and its process group if they still run: SIGTERM, and SIGKILL after GRACE_S."""
-        found = _behind_mark(bytes(self._errors), self._mark)
+        """End it and its process group if still running, with SIGTERM, and SIGKILL after GRACE_S."""
+        found = _after_mark(bytes(self._errors), self._mark)
         self._wire.end(found[0] if found else None)
         self._wire.close()
 
     def finish(self, timeout_s: float, stdin: bytes = b"") -> Completed:
-        """Write its input, read its output, and wait for its end; raises ClusterError after `timeout_s`."""
+        """Write its input, read its output, and wait until it ends. Raises ClusterError after `timeout_s`."""
         stdout = bytearray()
         failed: list[Exception] = []
         deadline = time.monotonic() + timeout_s
         threads = [
-            threading.Thread(target=_catch, args=(act, failed), daemon=True)
+            threading.Thread(target=_collect_error, args=(act, failed), daemon=True)
             for act in (lambda: self._feed(stdin), lambda: self._collect(stdout))
         ]
         try:
@@ -239,29 +241,29 @@ class Running:
             while chunk := self._wire.read_errors(_CHUNK):
                 self._errors += chunk
         except (ClusterError, OSError, ValueError):
-            return  # whoever waits for the end reports what broke the connection
+            return  # `wait` reports what broke the connection
 
 
-def _catch(act: Callable[[], None], failed: list[Exception]) -> None:
+def _collect_error(act: Callable[[], None], failed: list[Exception]) -> None:
     try:
         act()
     except Exception as error:
         failed.append(error)
 
 
-def _behind_mark(output: bytes, mark: bytes) -> tuple[int, bytes] | None:
-    """Return the supervisor's process id, and the output after the marked line; None before that line."""
+def _after_mark(output: bytes, mark: bytes) -> tuple[int, bytes] | None:
+    """Return the supervisor's process id and the output after the marked line; None without that line."""
     _, found, rest = output.partition(mark)
     line, end, rest = rest.partition(b"\n")
     return (int(line), rest) if found and end else None
 
 
-# A copy that moves no byte for this long has stalled: the disk or the host hangs.
+# A copy that transfers no byte for this long has stalled: the disk or the host hangs.
 STALL_S = 120.0
-_LONGEST_S = 86400.0
+_MAX_TRANSFER_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
 
-# set -C makes `>` create a new file or fail. The host itself removes the rest of an interrupted copy.
+# set -C makes `>` create a new file or fail. The host itself removes an interrupted copy.
 _RECEIVE = """\
 umask 077
 set -C
@@ -280,31 +282,31 @@ stat -L -c %s /dev/fd/3 && exec cat <&3
 
 
 def put_file(host: Host, path: Path, to: str) -> None:
-    """Copy a file to a host; raises ClusterError, in which case nothing has changed on the host."""
+    """Copy a file to a host. Raises ClusterError, in which case nothing has changed on the host."""
     part = f"{to}.{secrets.token_hex(4)}.part"
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             argv = ["sh", "-c", _RECEIVE, "sh", to, part, str(size)]
-            with host.start(argv, _LONGEST_S) as command, _moving(command, to) as moved:
+            with host.start(argv, _MAX_TRANSFER_S) as command, _watch_progress(command, to) as moved:
                 _send(command, file, moved)
                 _check(command, to)
     except OSError as error:
-        raise ClusterError(path, f"cannot be copied: {error.strerror}", "check it") from None
+        raise ClusterError(path, f"cannot be copied: {error.strerror}", "check the file") from None
 
 
 def fetch_file(host: Host, path: str, to: Path) -> None:
-    """Copy a file from a host; raises ClusterError or DiskFailed, in which case nothing has changed here."""
+    """Copy a file from a host. Raises ClusterError or DiskFailed, in which case nothing has changed here."""
     part = name_beside(to)
     try:
-        with host.start(["sh", "-c", _SEND, "sh", path], _LONGEST_S) as command:
+        with host.start(["sh", "-c", _SEND, "sh", path], _MAX_TRANSFER_S) as command:
             command.end_input()
-            with _moving(command, path) as moved, private_file(part) as file:
+            with _watch_progress(command, path) as moved, create_private_file(part) as file:
                 expected, arrived = _receive(command, file, moved)
             _check(command, path)
         if expected != arrived:
             what = f"cannot be copied: {arrived} of {expected} bytes arrived"
-            raise HostFailed(host.name, what, "is something still writing it?", path)
+            raise HostFailed(host.name, what, "is the file still being written?", path)
         part.replace(to)
     except OSError as error:
         raise DiskFailed(to, f"cannot be written: {error.strerror}") from None
@@ -313,8 +315,8 @@ def fetch_file(host: Host, path: str, to: Path) -> None:
 
 
 @contextmanager
-def private_file(path: Path) -> Iterator[IO[bytes]]:
-    """Create a new file that only this user can read, and yield it for writing; raises OSError."""
+def create_private_file(path: Path) -> Iterator[IO[bytes]]:
+    """Create a new file that only this user can read, and yield it for writing. Raises OSError."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(number, "wb") as file:
         yield file
@@ -326,14 +328,14 @@ def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
             command.send(chunk)
             moved()
     except ClusterError:
-        pass  # it ended before it had read everything; its own message, which comes next, says why
+        pass  # the command ended early; its own message, read next, says why
     command.end_input()
     while command.read():
         moved()
 
 
 def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
-    """Write what a command sends to `file`; return the size that it announced and the bytes that arrived."""
+    """Write a command's output to `file`; return the size that it announced and the bytes received."""
     head, arrived = b"", 0
     while chunk := command.read():
         moved()
@@ -348,14 +350,14 @@ def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tu
 def _check(command: Running, place: str) -> None:
     code = command.wait()
     if code != 0:
-        reason = " ".join(command.errors().split()) or f"its copy ended with {code}"
+        reason = " ".join(command.errors().split()) or f"exit code {code}"
         what = f"cannot be copied: {reason.rpartition(': ')[2]}"
-        raise HostFailed(command.host, what, "check its path and disk", place)
+        raise HostFailed(command.host, what, "check the path and the disk", place)
 
 
 @contextmanager
-def _moving(command: Running, place: str) -> Iterator[Callable[[], None]]:
-    """Yield a function to call for each chunk; without a call for STALL_S, stop and raise ClusterError."""
+def _watch_progress(command: Running, place: str) -> Iterator[Callable[[], None]]:
+    """Yield a function to call for each chunk. Without a call for STALL_S, raises ClusterError."""
     last = time.monotonic()
     over = threading.Event()
     stalled = False
@@ -383,12 +385,12 @@ def _moving(command: Running, place: str) -> Iterator[Callable[[], None]]:
         over.set()
         watching.join()
     if stalled:
-        what = f"no byte moved in {STALL_S:.0f} s"
+        what = f"no data transferred for {STALL_S:.0f} s"
         raise HostFailed(command.host, what, "check the host and its disks", place)
 
 
 class Host(Protocol):
-    """A machine that ranks run on. Paths are absolute, since each host has its own working directory."""
+    """A machine that ranks run on. Paths are absolute, since each host has a different working directory."""
 
     @property
     def name(self) -> str:
@@ -396,22 +398,25 @@ class Host(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether it is reached without ssh."""
+        """Whether it is accessed without ssh."""
 
     def connect(self) -> None:
-        """Connect, unless a connection is open; raises ClusterError."""
+        """Open a connection, unless one is open. Raises ClusterError."""
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
-        """Run a command to its end; raises ClusterError if it cannot start or takes longer."""
+        """Run a command to its end. Raises ClusterError if it cannot start or exceeds `timeout_s`."""
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        """Start a command; it never outlives us, the connection, or `limit_s`. Raises ClusterError."""
+        """Start a command, which ends at the latest with this process, the connection or `limit_s`.
+
+        Raises ClusterError.
+        """
 
     def fetch(self, path: str, to: Path) -> None:
-        """Copy a file from the host, whole or not at all, with mode 0600; raises ClusterError, DiskFailed."""
+        """Copy a file from the host atomically, with mode 0600. Raises ClusterError or DiskFailed."""
 
     def put(self, path: Path, to: str) -> None:
-        """Copy a file to the host, whole or not at all, with mode 0600; raises ClusterError."""
+        """Copy a file to the host atomically, with mode 0600. Raises ClusterError."""
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,7 +1,7 @@
-"""Watch every host while a launch runs, and find the host or rank that holds the others up.
+"""Monitor every host during a launch, and find the host or rank that holds the others up.
 
-One command stays on each host (`ranks.sh`, verb `beat`) and answers every few seconds with a pulse: the state
-of each rank there. A broken connection is opened again until the host answers.
+One command keeps running on each host (`ranks.sh`, verb `beat`) and answers every few seconds with a pulse:
+the state of each rank there. A broken connection is reopened until the host answers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from caffe_recipes.cluster.remote import Conversation, unreadable
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.wording import describe_count, plural
 
-# How many pulses are kept of each host.
-KEPT = 12
-AGAIN_S = 2.0
-# The command on a host ends after this long without a question.
-_UNASKED_S = 30.0
-# How long closing waits for the hosts at most: a dead one would never answer.
+# How many pulses are kept per host.
+MAX_PULSES = 12
+RETRY_S = 2.0
+# The command on a host exits after this long without a request.
+_IDLE_LIMIT_S = 30.0
+# How long `close` waits for the hosts at most: a dead host would never answer.
 _CLOSE_S = 2.0
 _RANK = re.compile(r"rank (\d+) (\d+) (\S) (\d+) (\d+)")
 _NO_ANSWER = "no answer"
@@ -34,7 +34,7 @@ _NO_ANSWER = "no answer"
 
 @dataclass(frozen=True)
 class RankPulse:
-    """One process of a rank; `state` is the kernel's letter. A rank may have several processes."""
+    """One process of a rank; `state` is the kernel's state letter. A rank may have several processes."""
 
     rank: int
     pid: int
@@ -45,7 +45,7 @@ class RankPulse:
 
 @dataclass(frozen=True)
 class Pulse:
-    """The ranks that a host reports, and the time of the report on our clock; `ended` ran there before."""
+    """A host's report of its ranks, and when it arrived, on our clock; `ended` ranks ran there before."""
 
     host: str
     heard_at_s: float
@@ -60,17 +60,17 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Silence:
-    """A host without a pulse for so many seconds, and the reason as far as it is known."""
+    """A host that has sent no pulse for that many seconds, and the reason, if known."""
 
     host: str
     seconds: float
     reason: str
 
 
-class Pulses:
-    """Asks every host for a pulse every few seconds, in threads of its own, until it is closed.
+class PulseMonitor:
+    """Polls every host for a pulse every few seconds, in background threads, until it is closed.
 
-    It shares the hosts' connections with other commands. No method waits for a host.
+    It shares the hosts' connections with other commands. Its methods never wait for a host.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Pulses:
         launch: str,
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
-        again_s: float = AGAIN_S,
+        retry_s: float = RETRY_S,
     ) -> None:
-        """Start to ask; retry `again_s` after each failure. Raises ClusterError for a bad launch name."""
-        self._words = (check_launch(launch), f"{max(_UNASKED_S, 2 * every_s):.0f}")
-        self._every_s, self._again_s, self._clock = every_s, again_s, clock
+        """Start polling; retry `retry_s` after each failure. Raises ClusterError if `launch` is not valid."""
+        self._words = (check_launch(launch), f"{max(_IDLE_LIMIT_S, 2 * every_s):.0f}")
+        self._every_s, self._again_s, self._clock = every_s, retry_s, clock
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._kept: dict[str, deque[Pulse]] = {host.name: deque(maxlen=KEPT) for host in hosts}
+        self._kept: dict[str, deque[Pulse]] = {host.name: deque(maxlen=MAX_PULSES) for host in hosts}
         self._local = {host.name for host in hosts if host.is_local}
         self._errors: dict[str, str] = {}
         self._opened_at_s = clock()
@@ -97,36 +97,36 @@ class Pulses:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> Pulses:
+    def __enter__(self) -> PulseMonitor:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def latest(self) -> Mapping[str, Pulse]:
-        """Return the last pulse of every host that has sent one."""
+        """Return the latest pulse of every host that has sent one."""
         with self._lock:
             return {name: kept[-1] for name, kept in self._kept.items() if kept}
 
     def history(self, host: str) -> tuple[Pulse, ...]:
-        """Return a host's last pulses, the newest last."""
+        """Return a host's recent pulses, newest last."""
         with self._lock:
             return tuple(self._kept[host])
 
     def histories(self) -> dict[str, tuple[Pulse, ...]]:
-        """Return every host's last pulses, the newest last."""
+        """Return every host's recent pulses, newest last."""
         with self._lock:
             return {name: tuple(kept) for name, kept in self._kept.items()}
 
-    def is_well(self, host: str) -> bool:
-        """Return whether a host has sent a pulse, and its connection has not broken since."""
+    def is_responding(self, host: str) -> bool:
+        """Return whether a host has sent a pulse and its connection has not broken since."""
         with self._lock:
             return bool(self._kept[host]) and host not in self._errors
 
     def silent(self, patience_s: float) -> tuple[Silence, ...]:
-        """Return the hosts without a pulse for longer than `patience_s`, in their order.
+        """Return the hosts without a pulse for more than `patience_s`, in their order.
 
-        This machine is never among them, however busy it is: no network link to it can fail.
+        This machine is never among them, however busy it is, since there is no network link to fail.
         """
         now = self._clock()
         with self._lock:
@@ -140,7 +140,7 @@ class Pulses:
             )
 
     def close(self) -> None:
-        """End the commands on all hosts at once; on an unreachable host it ends with its connection."""
+        """End the commands on all hosts; on an unreachable host, the command ends with its connection."""
         self._closing.set()
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._threads:
@@ -156,14 +156,14 @@ class Pulses:
                 self._closing.wait(self._again_s)
 
     def _follow(self, host: Host) -> None:
-        """Ask a host for pulses until we are closed; raises ClusterError when the connection breaks."""
-        with Conversation(host, "ranks", "beat", *self._words) as talk:
+        """Poll a host until the monitor is closed. Raises ClusterError when the connection breaks."""
+        with Conversation(host, "ranks", "beat", *self._words) as conversation:
             while not self._closing.is_set():
                 asked_at = time.monotonic()
-                records = talk.ask()
+                records = conversation.ask()
                 self._keep(Pulse(host.name, self._clock(), parse_beat(host.name, records)))
                 self._closing.wait(max(0.0, asked_at + self._every_s - time.monotonic()))
-            talk.finish()
+            conversation.finish()
 
     def _keep(self, pulse: Pulse) -> None:
         with self._lock:
@@ -174,7 +174,7 @@ class Pulses:
 
 
 def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
-    """Return the processes in the records of one pulse; raises HostFailed for a malformed record."""
+    """Return the processes in the records of one pulse. Raises HostFailed if a record is malformed."""
     ranks = []
     for record in records:
         match = _RANK.fullmatch(record)
@@ -185,25 +185,25 @@ def parse_beat(host: str, records: Sequence[str]) -> tuple[RankPulse, ...]:
     return tuple(ranks)
 
 
-# A state or an absence counts if this many pulses in a row show it.
+# A state or an absence counts once this many consecutive pulses show it.
 BEATS = 3
-# A host that is slow to start its ranks gets more time, unless ssh has printed an error.
+# Hosts that are slow to start their ranks get more time, unless ssh has printed an error.
 UNSTARTED_BEATS = 8
-# CPUs in use: a rank that waits for a file or socket uses hardly any, one that computes or polls uses one.
+# CPUs in use: a rank that waits for a file or socket uses almost none, one that computes or polls uses one.
 IDLE = 0.05
 BUSY = 0.5
-# A host is compared with others unless its last pulse is older than this many typical intervals.
+# A host is not compared with others if its last pulse is older than this many typical intervals.
 _STALE = 3.0
-_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits for a disk"}
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is waiting for a disk"}
 _Rank = tuple[str, int]
 _Key = TypeVar("_Key", str, _Rank)
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The host or rank that holds the others up; `rank` is None if it is all ranks of the host.
+    """The host or rank that holds the others up; `rank` is None if it is the whole host.
 
-    `is_certain` is true for a rank that is stopped; any other may still continue.
+    `is_certain` is true if it will not continue by itself, such as a stopped rank.
     """
 
     host: str
@@ -213,29 +213,29 @@ class Straggler:
 
 
 def find_straggler(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Return the rank or host that the others wait for; None if that is unclear.
+    """Return the rank or host that the others are waiting for; None if it is unclear.
 
-    `histories` holds each host's last pulses, the newest last. A silent host is not a straggler.
+    `histories` holds each host's recent pulses, newest last. A silent host is not a straggler.
     """
-    heard = _still_heard(histories)
-    return _find_stuck(heard) or _find_gone(heard) or _find_odd(heard)
+    heard = _recent(histories)
+    return _find_stuck(heard) or _find_gone(heard) or _find_outlier(heard)
 
 
 def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str] = ()) -> Straggler | None:
-    """Return the host where no rank has started while other hosts have theirs; None if that is unclear.
+    """Return a host where no rank has started although ranks run on other hosts; None if it is unclear.
 
-    It takes UNSTARTED_BEATS pulses; only BEATS if ssh's error lines `words` name the host, or if there are
-    such lines and it is the only host without ranks.
+    The verdict takes UNSTARTED_BEATS pulses, but only BEATS if one of ssh's error lines in `words` names the
+    host, or if there are such lines and it is the only host without ranks.
     """
-    lack = [host for host, pulses in histories.items() if _lacks(pulses, BEATS)]
+    without = [host for host, pulses in histories.items() if _has_no_rank(pulses, BEATS)]
     have = [host for host, pulses in histories.items() if pulses and pulses[-1].ranks]
-    named = [(host, line) for host in lack for line in words if names_host(line, host)]
-    if not named and words and len(lack) == 1 and (have or len(histories) == 1):
-        named = [(lack[0], words[-1])]
+    named = [(host, line) for host in without for line in words if names_host(line, host)]
+    if not named and words and len(without) == 1 and (have or len(histories) == 1):
+        named = [(without[0], words[-1])]
     if named:
         host, line = named[0]
         return Straggler(host, None, f"no rank has started there: {line}", is_certain=True)
-    late = [host for host in lack if _lacks(histories[host], UNSTARTED_BEATS)]
+    late = [host for host in without if _has_no_rank(histories[host], UNSTARTED_BEATS)]
     began = [host for host in have if all(pulse.ranks for pulse in histories[host][-UNSTARTED_BEATS:])]
     if not late or not any(len(histories[host]) >= UNSTARTED_BEATS for host in began):
         return None
@@ -247,17 +247,17 @@ def find_unstarted(histories: Mapping[str, Sequence[Pulse]], words: Sequence[str
     )
 
 
-def _lacks(pulses: Sequence[Pulse], beats: int) -> bool:
-    """Return whether a host has shown no rank in at least `beats` pulses."""
+def _has_no_rank(pulses: Sequence[Pulse], beats: int) -> bool:
+    """Return whether a host has sent at least `beats` pulses, none of which shows a rank."""
     return len(pulses) >= beats and not any(pulse.ranks or pulse.ended for pulse in pulses)
 
 
 def names_host(line: str, host: str) -> bool:
-    """Return whether a line contains a host's name as a whole word, not as a part of another name."""
+    """Return whether a line contains a host's name as a whole word, not as part of another name."""
     return re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", line) is not None
 
 
-def _still_heard(histories: Mapping[str, Sequence[Pulse]]) -> dict[str, Sequence[Pulse]]:
+def _recent(histories: Mapping[str, Sequence[Pulse]]) -> dict[str, Sequence[Pulse]]:
     whole = {host: pulses for host, pulses in histories.items() if len(pulses) >= BEATS}
     if not whole:
         return {}
@@ -271,24 +271,26 @@ def _still_heard(histories: Mapping[str, Sequence[Pulse]]) -> dict[str, Sequence
 
 
 def _find_stuck(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find a rank that stays stopped, or that alone keeps waiting for its disk."""
+    """Return a rank that stays stopped, or that keeps waiting for a disk while most hosts do not."""
     for letters in ("Tt", "D"):
         stuck = {
             (host, rank): state
             for host, pulses in histories.items()
-            for rank, state in _states(pulses[-BEATS:], letters)
+            for rank, state in _ranks_in_state(pulses[-BEATS:], letters)
         }
         hosts = {host for host, _ in stuck}
         if hosts and (letters == "Tt" or 2 * len(hosts) <= len(histories)):
             (host, rank), state = min(stuck.items())
             everybody = sum(len(pulses[-1].living) for pulses in histories.values())
-            is_alone = letters == "Tt" and len(stuck) < everybody  # if all are, a scheduler suspended the job
+            is_alone = (
+                letters == "Tt" and len(stuck) < everybody
+            )  # if all are, the scheduler suspended the job
             return Straggler(host, rank, f"rank {rank} {_STATES[state]}", is_alone)
     return None
 
 
-def _states(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
-    """Yield each rank with a process that is in one of these states in every pulse."""
+def _ranks_in_state(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
+    """Yield the rank and state of each process that is in one of these states in every pulse."""
     for last in pulses[-1].ranks:
         seen = [{process.pid: process.state for process in pulse.ranks}.get(last.pid, "") for pulse in pulses]
         if all(state and state in letters for state in seen):
@@ -296,22 +298,22 @@ def _states(pulses: Sequence[Pulse], letters: str) -> Iterable[tuple[int, str]]:
 
 
 def _find_gone(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find a rank that has ended while most continue, or that alone continues."""
-    ended = _through(histories, lambda pulse: pulse.ended)
-    living = _through(histories, lambda pulse: pulse.living)
+    """Return a rank that has ended while most continue, or the only one that continues."""
+    ended = _ranks_throughout(histories, lambda pulse: pulse.ended)
+    living = _ranks_throughout(histories, lambda pulse: pulse.living)
     if ended and len(ended) <= len(living):
         host, rank = ended[0]
-        return Straggler(host, rank, f"rank {rank} has ended, while others continue")
+        return Straggler(host, rank, f"rank {rank} has ended while others continue")
     if ended and len(living) == 1:
         host, rank = living[0]
-        return Straggler(host, rank, f"only rank {rank} continues, the others have ended")
+        return Straggler(host, rank, f"only rank {rank} continues; the others have ended")
     return None
 
 
-def _through(
+def _ranks_throughout(
     histories: Mapping[str, Sequence[Pulse]], ranks_in: Callable[[Pulse], frozenset[int]]
 ) -> list[_Rank]:
-    """Return the ranks that `ranks_in` gives for every one of the last pulses of their host."""
+    """Return the ranks that `ranks_in` returns for each of their host's last BEATS pulses."""
     return [
         (host, rank)
         for host, pulses in sorted(histories.items())
@@ -319,26 +321,26 @@ def _through(
     ]
 
 
-def _find_odd(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
-    """Find the only rank or host that computes, or the only one that does not."""
+def _find_outlier(histories: Mapping[str, Sequence[Pulse]]) -> Straggler | None:
+    """Return the only rank or host that computes, or the only one that does not."""
     rates = {
         (host, rank): rate
         for host, pulses in histories.items()
-        for rank, rate in _rates(pulses[-BEATS - 1 :]).items()
+        for rank, rate in _cpu_rates(pulses[-BEATS - 1 :]).items()
     }
-    odd = _odd_one(rates)
+    odd = _single_outlier(rates)
     if odd is not None:
         (host, rank), doing = odd
         return Straggler(host, rank, f"rank {rank} {doing}")
     by_host: dict[str, float] = {}
     for (host, _), rate in rates.items():
         by_host[host] = by_host.get(host, 0.0) + rate
-    odd_host = _odd_one(by_host)
+    odd_host = _single_outlier(by_host)
     return None if odd_host is None else Straggler(odd_host[0], None, odd_host[1])
 
 
-def _rates(pulses: Sequence[Pulse]) -> dict[int, float]:
-    """Return the CPUs that each rank used between the first and the last pulse, by its lasting processes."""
+def _cpu_rates(pulses: Sequence[Pulse]) -> dict[int, float]:
+    """Return the CPUs that each rank used from the first to the last pulse, by processes present in both."""
     first = {process.pid: process for process in pulses[0].ranks}
     seconds = pulses[-1].heard_at_s - pulses[0].heard_at_s
     rates: dict[int, float] = {}
@@ -351,8 +353,8 @@ def _rates(pulses: Sequence[Pulse]) -> dict[int, float]:
     return rates
 
 
-def _odd_one(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
-    """Return the one that differs from all others, and what it does; None if unclear or fewer than three."""
+def _single_outlier(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
+    """Return the key that differs from all others, and how; None if unclear, or for fewer than three."""
     if len(rates) < 3:
         return None
     busy = [key for key, rate in rates.items() if rate >= BUSY]
@@ -363,11 +365,11 @@ def _odd_one(rates: Mapping[_Key, float]) -> tuple[_Key, str] | None:
         others = max(rates[key] for key in idle)
         return (
             busy[0],
-            f"is the only one that works ({rates[busy[0]]:.2f} CPUs), the others wait ({others:.2f} at most)",
+            f"is the only one computing ({rates[busy[0]]:.2f} CPUs); the others wait (at most {others:.2f})",
         )
     if len(idle) == 1:
         others = min(rates[key] for key in busy)
         return idle[
             0
-        ], f"is the only idle one ({rates[idle[0]]:.2f} CPUs), the others work ({others:.2f} or more)"
+        ], f"is the only idle one ({rates[idle[0]]:.2f} CPUs); the others compute ({others:.2f} or more)"
     return None

@@ -1,12 +1,12 @@
-"""Read hostfiles as mpiexec.hydra does (`host` or `host:ranks` a line, `#` comments), and node lists.
+"""Read node lists, and hostfiles as mpiexec.hydra does (`host` or `host:ranks` per line, `#` comments).
 
-The first line holds rank 0. A line may also be a node list, `c401-[001-064]`, as Slurm and ClusterShell write
-it. Hydra does not read those, so it gets what `render_hostfile` writes. Hydra crashes on `host:x`, refuses a
-comment after a host, counts a host that appears twice as two, and silently reuses hosts if there are too few;
-here each of these is an error of one line that names the place.
+The first line is the host of rank 0. A line may also be a node list, `c401-[001-064]`, in the syntax of Slurm
+and ClusterShell. Hydra does not understand node lists, so it gets the output of `render_hostfile`. Hydra also
+crashes on `host:x`, rejects a comment after a host, counts a host that appears twice as two, and silently
+reuses hosts if there are too few; here each of these is a one-line error that names the place.
 
-ClusterShell's NodeSet is a set: it sorts, and drops duplicates. The order of hosts is the order of ranks, so
-each piece is expanded on its own, and duplicates are kept for the caller to judge.
+ClusterShell's NodeSet is a set: it sorts, and drops duplicates. The order of hosts determines the order of
+ranks, so each piece is expanded separately, and duplicates are kept for the caller to check.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from caffe_recipes.files import read_bytes, reading
 from caffe_recipes.wording import describe_count
 
 SLURM_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
-MOST_HOSTS = 100_000
+MAX_HOSTS = 100_000
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# A resolver reads these as addresses, not as names, which nobody intends: `0` is this machine.
+# A resolver takes these for addresses, which nobody intends: `0` is this machine.
 _NUMBER = re.compile(r"[0-9]+|0+(?:\.0+)+")
-_MOST_LETTERS = 255
+_MAX_NAME_LENGTH = 255
 _RANGE = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15})(?:/([1-9][0-9]{0,5}))?)?")
 # A comma within brackets does not separate entries.
 _LIST_ENTRY = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
@@ -37,27 +37,27 @@ _LIST_HINT = "write hosts as in c401-[001-064,070]"
 
 
 def is_host_name(text: str) -> bool:
-    """Return whether a text can be a host's name; one that starts with a dash would be an option of ssh.
+    """Return whether a text can be a host name. ssh would take one with a leading dash for an option.
 
     >>> is_host_name("c401-001.example.org"), is_host_name("-oProxyCommand=x"), is_host_name("0")
     (True, False, False)
     """
-    return len(text) <= _MOST_LETTERS and _HOST.fullmatch(text) is not None and not _NUMBER.fullmatch(text)
+    return len(text) <= _MAX_NAME_LENGTH and _HOST.fullmatch(text) is not None and not _NUMBER.fullmatch(text)
 
 
-def describe_no_host(text: str, hint: str) -> str:
-    """Return the hint for a text that is not a host name: `hint`, unless a better one is known."""
-    if len(text) > _MOST_LETTERS:
-        return f"it is too long: a name has at most {_MOST_LETTERS} letters"
+def explain_bad_host_name(text: str, hint: str) -> str:
+    """Return a specific hint for a text that is not a host name, or `hint` if there is none."""
+    if len(text) > _MAX_NAME_LENGTH:
+        return f"host names have at most {_MAX_NAME_LENGTH} characters"
     if _HOST.fullmatch(text.rstrip(".")):
-        return "leave out the dot at its end" if text.endswith(".") else "a host's name cannot be a number"
+        return "remove the trailing dot" if text.endswith(".") else "a host name cannot be a number"
     return hint
 
 
 def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
-    """Return the hosts of a node list in its order, repeated ones included.
+    """Return the hosts of a node list in order, including duplicates.
 
-    Raises InputError for a text that is not a node list, or that has no hosts or more than MOST_HOSTS.
+    Raises InputError if the text is not a node list, is empty, or has more than MAX_HOSTS hosts.
 
     >>> parse_nodelist("c402-001,c401-[003,001-002]", "nodes")
     ('c402-001', 'c401-003', 'c401-001', 'c401-002')
@@ -69,27 +69,27 @@ def parse_nodelist(text: str, where: str | Path) -> tuple[str, ...]:
     hosts: list[str] = []
     for entry in entries:
         hosts += expand_entry(entry, where)
-        if len(hosts) > MOST_HOSTS:
+        if len(hosts) > MAX_HOSTS:
             raise _too_many(where, entry)
     return tuple(hosts)
 
 
 def expand_entry(entry: str, where: str | Path) -> tuple[str, ...]:
-    """Return the hosts of one entry in the order of its brackets; the last bracket varies fastest.
+    """Return the hosts of one entry; the last bracket varies fastest.
 
     >>> expand_entry("r[2,1]-n[09-10]", "nodes")
     ('r2-n09', 'r2-n10', 'r1-n09', 'r1-n10')
     """
     pieces = _BRACKET.split(entry)  # text, bracket, text, bracket, ..., text
     if not is_host_name("".join(pieces[::2] if len(pieces) == 1 else _with_digits(pieces))):
-        raise InputError(where, f"{entry[:80]!r} is not a host", describe_no_host(entry, _LIST_HINT))
+        raise InputError(where, f"{entry[:80]!r} is not a host", explain_bad_host_name(entry, _LIST_HINT))
     if len(pieces) == 1:
         return (entry,)
     brackets = [[_check_range(item, entry, where) for item in bracket.split(",")] for bracket in pieces[1::2]]
     total = 1
     for bracket in brackets:
         total *= sum(count for _, count in bracket)
-    if total > MOST_HOSTS:
+    if total > MAX_HOSTS:
         raise _too_many(where, entry)
     hosts: list[str] = []
     for choice in itertools.product(*brackets):
@@ -117,7 +117,7 @@ def fold_hosts(hosts: Sequence[str]) -> str:
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the hosts of the Slurm job that this process runs in, in their order; None outside a job.
+    """Return the hosts of the Slurm job that this process runs in, in order; None outside a job.
 
     Raises InputError if a host appears twice, since hydra would count it once and reuse hosts.
 
@@ -127,17 +127,17 @@ def slurm_hosts(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     for name in SLURM_VARIABLES:
         if environment.get(name):
             hosts = parse_nodelist(environment[name], f"${name}")
-            again = find_twice(hosts)
-            if again is not None:
-                raise InputError(f"${name}", f"host {hosts[again]} appears twice", "give a --hostfile")
+            duplicate = find_duplicate(hosts)
+            if duplicate is not None:
+                raise InputError(f"${name}", f"host {hosts[duplicate]} appears twice", "give a --hostfile")
             return hosts
     return None
 
 
-def find_twice(hosts: Sequence[str]) -> int | None:
-    """Return the index of the first host that appeared before; None if there is none. Case is ignored.
+def find_duplicate(hosts: Sequence[str]) -> int | None:
+    """Return the index of the first host that repeats an earlier one; None if none does. Ignores case.
 
-    >>> find_twice(["c1", "c2", "C1"]), find_twice(["c1", "c2"])
+    >>> find_duplicate(["c1", "c2", "C1"]), find_duplicate(["c1", "c2"])
     (2, None)
     """
     seen: set[str] = set()
@@ -153,7 +153,7 @@ def _with_digits(pieces: list[str]) -> list[str]:
 
 
 def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
-    """Return a range unchanged, with the number of its hosts; raises InputError for a malformed one."""
+    """Return a range unchanged, with the number of its hosts. Raises InputError if it is malformed."""
     found = _RANGE.fullmatch(item)
     if found is None:
         raise InputError(where, f"{item[:40]!r} in {entry[:80]!r} is not a range", _LIST_HINT)
@@ -167,7 +167,7 @@ def _check_range(item: str, entry: str, where: str | Path) -> tuple[str, int]:
 
 
 def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
-    """Expand a node list with one range in each bracket, for which NodeSet keeps the written order."""
+    """Expand a node list with one range per bracket, for which NodeSet preserves the order."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     try:
@@ -178,7 +178,7 @@ def _expand(folded: str, entry: str, where: str | Path) -> Iterator[str]:
 
 
 def _comes_after(previous: str, host: str) -> bool:
-    """Return whether two hosts differ only in their last number, and the second number is larger."""
+    """Return whether two hosts differ only in their last number, which is larger in the second host."""
     one, other = _LAST_NUMBER.fullmatch(previous), _LAST_NUMBER.fullmatch(host)
     if one is None or other is None or (one[1], one[3]) != (other[1], other[3]):
         return False
@@ -186,7 +186,7 @@ def _comes_after(previous: str, host: str) -> bool:
 
 
 def _fold(run: list[str]) -> str:
-    """Fold ascending hosts with NodeSet; if that would not expand to the same hosts, list them one by one."""
+    """Fold ascending hosts with NodeSet; list them one by one if the result would expand differently."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
     if len(run) == 1:
@@ -197,25 +197,25 @@ def _fold(run: list[str]) -> str:
 
 
 def _too_many(where: str | Path, entry: str) -> InputError:
-    return InputError(where, f"{entry[:80]!r} names more than {MOST_HOSTS:,} hosts", "check its ranges")
+    return InputError(where, f"{entry[:80]!r} names more than {MAX_HOSTS:,} hosts", "check its ranges")
 
 
 _LINE = re.compile(r"(?P<hosts>[A-Za-z0-9._\[\],/-]+?)(?::(?P<ranks>[1-9][0-9]{0,5}))?")
-_HERE = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
-_MOST_BYTES = 10_000_000
-_LINE_HINT = "write `host` or `host:ranks`, one a line"
-_RANKS_HINT = "ranks are an integer of 1 or more, which -ppn overrides"
-# Lines that other programs accept and hydra does not, with a hint for each; the first match counts.
+_LOOPBACK = re.compile(r"localhost(?:\..*)?|127(?:\.[0-9]+){3}", re.IGNORECASE)
+_MAX_BYTES = 10_000_000
+_LINE_HINT = "write one `host` or `host:ranks` per line"
+_RANKS_HINT = "write the number of ranks as an integer of at least 1; -ppn overrides it"
+# Lines that other programs accept but hydra does not, with a hint for each; the first match applies.
 _MISTAKES = (
     (re.compile(r".*\s#.*"), "write the comment on a line of its own, as hydra requires"),
-    (re.compile(r"\S+@\S+.*"), "write the host alone, and its user in ~/.ssh/config"),
-    (re.compile(r".*\bslots\s*=.*"), "that is for Open MPI; for hydra write `host:ranks`"),
+    (re.compile(r"\S+@\S+.*"), "write only the host; set its user in ~/.ssh/config"),
+    (re.compile(r".*\bslots\s*=.*"), "this is the syntax of Open MPI; for hydra write `host:ranks`"),
     (
         re.compile(r"\[?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,}(?:%\w+)?\]?(?::[0-9]+)?"),
-        "hydra reads ranks after a colon: write the host's name, and its address in /etc/hosts"
-        " or as HostName in ~/.ssh/config",
+        "hydra takes what follows a colon for ranks; write the host's name, and its address in"
+        " /etc/hosts or as HostName in ~/.ssh/config",
     ),
-    (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write `host:ranks`, one a line"),
+    (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write one `host:ranks` per line"),
     (re.compile(r".*\s(?:binding|ifname)\s*=.*"), "options of a host are not supported; write `host:ranks`"),
     (re.compile(r"[^\s:\"'/]+\s*:\s*[^\s:\"'/]*"), _RANKS_HINT),
 )
@@ -223,7 +223,7 @@ _MISTAKES = (
 
 @dataclass(frozen=True)
 class HostLine:
-    """A host of a hostfile, its line number, and the ranks that the line gives, which -ppn overrides."""
+    """A host in a hostfile, with its line number and the ranks given there, which -ppn overrides."""
 
     name: str
     ranks: int | None
@@ -231,44 +231,44 @@ class HostLine:
 
 
 def load_hostfile(path: str | Path) -> tuple[str, ...]:
-    """Return the names of the hosts in a file, in order.
+    """Return the names of the hosts in a hostfile, in order.
 
-    Raises InputError, with `file:line` as its `where`, for a file that parse_hostfile refuses.
+    Raises InputError, with `file:line` as its `where`, if the file is not valid.
     """
-    with reading(path, InputError, "write one host a line, or give --hostfile"):
-        data = read_bytes(path, _MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise InputError(path, f"is over {_MOST_BYTES:,} bytes", "is it a hostfile?")
+    with reading(path, InputError, "write one host per line, or give --hostfile"):
+        data = read_bytes(path, _MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise InputError(path, f"is over {_MAX_BYTES:,} bytes", "is it a hostfile?")
     try:
         return parse_hostfile(data.decode("utf-8-sig"), path)
     except UnicodeDecodeError:
-        raise InputError(path, "is not text", "a hostfile holds one host a line") from None
+        raise InputError(path, "is not a text file", "give a hostfile with one host per line") from None
 
 
 def parse_hostfile(text: str, where: str | Path) -> tuple[str, ...]:
-    r"""Return the names of the hosts, in order; `host:ranks` counts as `host`, since -ppn overrides it.
+    r"""Return the names of the hosts, in order; ranks in `host:ranks` are ignored, since -ppn overrides them.
 
-    Raises InputError for a text without hosts, a host that appears twice, and a line that is not a host.
+    Raises InputError if there are no hosts, a host appears twice, or a line is not a host.
 
     >>> parse_hostfile("# two racks\nc401-001\nc402-[002,001]:2\n", "hostfile")
     ('c401-001', 'c402-002', 'c402-001')
     """
     hosts = parse_host_lines(text, where)
     names = tuple(host.name for host in hosts)
-    again = find_twice(names)
-    if again is not None:
-        first = next(host.line for host in hosts if host.name.lower() == names[again].lower())
-        what = f"host {names[again]} appears twice (first on line {first})"
-        raise InputError(f"{where}:{hosts[again].line}", what, "remove one: -ppn sets the ranks of each")
+    duplicate = find_duplicate(names)
+    if duplicate is not None:
+        first = next(host.line for host in hosts if host.name.lower() == names[duplicate].lower())
+        what = f"host {names[duplicate]} appears twice (first on line {first})"
+        raise InputError(f"{where}:{hosts[duplicate].line}", what, "remove one; -ppn sets the ranks per host")
     if not names:
-        raise InputError(where, "contains no hosts", "write one host a line")
+        raise InputError(where, "contains no hosts", "write one host per line")
     return names
 
 
 def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
-    r"""Return the hosts in their order, repeated ones included.
+    r"""Return the hosts in order, including duplicates.
 
-    Raises InputError for a line that is not a host.
+    Raises InputError if a line is not a host.
 
     >>> parse_host_lines("b:4\na\nb\n", "hostfile")[0]
     HostLine(name='b', ranks=4, line=1)
@@ -284,13 +284,13 @@ def parse_host_lines(text: str, where: str | Path) -> tuple[HostLine, ...]:
             raise InputError(at, f"{entry[:80]!r} is not a host", _hint(entry[:80]))
         ranks = int(found["ranks"]) if found["ranks"] else None
         hosts += (HostLine(name, ranks, number) for name in parse_nodelist(found["hosts"], at))
-        if len(hosts) > MOST_HOSTS:
-            raise InputError(at, f"the file has more than {MOST_HOSTS:,} hosts", "check its ranges")
+        if len(hosts) > MAX_HOSTS:
+            raise InputError(at, f"the file has more than {MAX_HOSTS:,} hosts", "check its ranges")
     return tuple(hosts)
 
 
 def render_hostfile(hosts: Sequence[str]) -> str:
-    r"""Return the text of a hostfile that every hydra reads: one host a line, in the order of ranks.
+    r"""Return the text of a hostfile that every hydra can read: one host per line, in the order of ranks.
 
     >>> render_hostfile(("c401-002", "c401-001"))
     'c401-002\nc401-001\n'
@@ -298,10 +298,10 @@ def render_hostfile(hosts: Sequence[str]) -> str:
     return "".join(f"{host}\n" for host in hosts)
 
 
-def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
-    """Return the hosts that are not among a job's hosts; both may have short or full names.
+def find_hosts_outside_job(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
+    """Return the hosts that are not among a job's hosts; both may be short or fully qualified names.
 
-    >>> find_strangers(["c1", "C2.example.org", "c3", "c4.a.org"], ["c1.example.org", "c2", "c4.b.org"])
+    >>> find_hosts_outside_job(["c1", "C2.a.org", "c3", "c4.a.org"], ["c1.a.org", "c2", "c4.b.org"])
     ('c3', 'c4.a.org')
     """
     names = {name.lower() for name in job}
@@ -311,28 +311,28 @@ def find_strangers(hosts: Iterable[str], job: Iterable[str]) -> tuple[str, ...]:
         if host.lower() in names:
             return True
         first, dot, _ = host.lower().partition(".")
-        there = short.get(first, "")
-        return there != "" and not (dot and "." in there)
+        match = short.get(first, "")
+        return match != "" and not (dot and "." in match)
 
     return tuple(host for host in hosts if not is_inside(host))
 
 
 def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: str | Path) -> tuple[str, ...]:
-    """Return the hosts that hydra fills with ranks: the first `nodes`.
+    """Return the hosts that get ranks: the first `nodes`.
 
-    Raises InputError if there are fewer, since hydra would put the remaining ranks on the first hosts again,
-    and for localhost beside other hosts, since it would name another machine on each of them.
+    Raises InputError if there are fewer, since hydra would start the other ranks on the first hosts again.
+    Also raises it if localhost appears beside other hosts, since it is a different machine on each of them.
     """
     if len(hosts) < nodes:
         room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
         what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
         raise InputError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]
-    here = next((name for name in taken if _HERE.fullmatch(name)), None)
-    other = next((name for name in taken if not _HERE.fullmatch(name)), None)
+    here = next((name for name in taken if _LOOPBACK.fullmatch(name)), None)
+    other = next((name for name in taken if not _LOOPBACK.fullmatch(name)), None)
     if here and other:
-        what = f"lists {here} beside {other}, but {here} names another machine on each host"
-        raise InputError(where, what, f"write the name of this machine instead of {here}")
+        what = f"lists {here} beside {other}, but {here} is a different machine on each host"
+        raise InputError(where, what, f"replace {here} by the name of this machine")
     return taken
 
 

@@ -30,7 +30,7 @@ from caffe_recipes.cluster.commands import (
     put_file,
     supervise,
 )
-from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
+from caffe_recipes.cluster.hostfile import explain_bad_host_name, is_host_name
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed, InputError
 
 _DIGEST_S = 600.0
@@ -51,7 +51,7 @@ class LocalHost:
         return self.start(argv, timeout_s).finish(timeout_s)
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        """Start a command; it never outlives us, or `limit_s`."""
+        """Start a command, which ends at the latest with this process or after `limit_s`."""
         mark, supervised = supervise(argv, limit_s)
         try:
             process = subprocess.Popen(
@@ -60,10 +60,12 @@ class LocalHost:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # so that a Ctrl-C reaches only us
+                start_new_session=True,  # so that Ctrl-C reaches only us
             )
         except OSError as error:
-            raise HostFailed(self.name, f"{argv[0]} does not start: {error.strerror}", "check it") from None
+            raise HostFailed(
+                self.name, f"{argv[0]} does not start: {error.strerror}", "check its path"
+            ) from None
         return Running(self.name, argv, mark, _Pipes(process))
 
     def fetch(self, path: str, to: Path) -> None:
@@ -116,17 +118,17 @@ class _Pipes:
             self.process.wait(2 * GRACE_S)
 
     def close(self) -> None:
-        """Close its input; the output streams end with the command."""
+        """Close the input; the output streams end with the command."""
         self.end_input()
 
 
 def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
-    """Return the host of that name, without ssh if it is this machine and `copy_with` is not ssh.
+    """Return the host with that name; this machine is accessed without ssh, unless `copy_with` is ssh.
 
-    Raises InputError for a text that is not a host name.
+    Raises InputError if the name is not a host name.
     """
     if not is_host_name(name):
-        hint = describe_no_host(name, "write a name or an address")
+        hint = explain_bad_host_name(name, "write a name or an address")
         raise InputError("", f"{name[:80]!r} is not a host name", hint)
     if copy_with == "auto" and is_this_machine(name):
         return LocalHost(name)
@@ -136,7 +138,7 @@ def open_host(name: str, copy_with: Literal["ssh", "auto"] = "auto") -> Host:
 
 
 def is_this_machine(name: str) -> bool:
-    """Return whether a host name is this machine's, by name or by an address of one of its interfaces."""
+    """Return whether a host name refers to this machine, by its name or an address of its interfaces."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().split(".")[0]):
         return True
     try:
@@ -147,47 +149,38 @@ def is_this_machine(name: str) -> bool:
 
 
 def file_stamp(host: Host, path: str) -> str | None:
-    """Return a file's type, inode, size and time, which change whenever it is written; None if not a file.
+    """Return a file's mode, inode, size and mtime, which change whenever it is written; None if not a file.
 
-    A link is not followed, since whoever made it decides where it leads.
+    Links are not followed, since whoever made the link decides where it leads.
     """
     return _stamp(host, path)
 
 
 def file_bytes(host: Host, path: str) -> int | None:
-    """Return the size in bytes of a file, or of the file that a link leads to; None if there is no file."""
+    """Return the size of a file in bytes, following links; None if there is no file."""
     stamp = _stamp(host, path, "-L")
     return None if stamp is None else int(stamp.split()[2])
 
 
 def file_digest(host: Host, path: str) -> str:
-    """Return a file's SHA-256; raises ClusterError if it cannot be read."""
+    """Return a file's SHA-256. Raises ClusterError if the file cannot be read."""
     return _read_digest(host, path, host.run(["sha256sum", "--", path], _DIGEST_S))
 
 
 def start_digest(host: Host, path: str) -> Running:
-    """Start to hash a file on a host, which takes a while; `finish_digest` returns the result."""
+    """Start hashing a file on a host, which takes a while; `finish_digest` returns the result."""
     return host.start(["sha256sum", "--", path], _DIGEST_S)
 
 
-def finish_digest(host: Host, path: str, summing: Running) -> str:
-    """Return the SHA-256 that `start_digest` began; raises ClusterError if the file cannot be read."""
-    return _read_digest(host, path, summing.finish(_DIGEST_S))
+def finish_digest(host: Host, path: str, command: Running) -> str:
+    """Return the SHA-256 from `start_digest`. Raises ClusterError if the file cannot be read."""
+    return _read_digest(host, path, command.finish(_DIGEST_S))
 
 
 def _read_digest(host: Host, path: str, done: Completed) -> str:
     if done.returncode != 0:
-        raise HostFailed(host.name, "cannot be read", done.stderr.strip() or "check it", path)
+        raise HostFailed(host.name, "cannot be read", done.stderr.strip() or "check the file", path)
     return _match_answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
-
-
-def free_bytes(host: Host, path: str) -> int:
-    """Return the free bytes on the disk that holds `path`, or will hold it once its folders exist."""
-    for folder in (Path(path), *Path(path).parents):
-        done = host.run(["df", "-P", "-B1", "--", str(folder)])
-        if done.returncode == 0:
-            return int(_match_answer(host, path, "df", done, r".*\s(-?\d+)\s+(?:\d+%|-)\s+/.*")[1])
-    raise HostFailed(host.name, "df finds no disk for it", "check the path", path)
 
 
 def _stamp(host: Host, path: str, *options: str) -> str | None:
@@ -195,15 +188,15 @@ def _stamp(host: Host, path: str, *options: str) -> str | None:
     if done.returncode != 0:
         return None
     found = _match_answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
-    return found[0].replace(",", ".") if stat.S_ISREG(int(found[1], 16)) else None  # some write 1,5
+    return found[0].replace(",", ".") if stat.S_ISREG(int(found[1], 16)) else None  # some locales print 1,5
 
 
 def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:
-    """Match the last line of a program's output: a login shell may have printed the lines before it."""
+    """Match the last line of a program's output; a login shell may have printed lines before it."""
     found = re.fullmatch(pattern, done.stdout.rstrip("\n").rpartition("\n")[2])
     if found is None:
-        what = f"the output of {program} cannot be read: {done.stdout[:200]!r}"
-        hint = "remove what the login shell of this host prints when it starts"
+        what = f"cannot parse the output of {program}: {done.stdout[:200]!r}"
+        hint = "keep the login shell of this host from printing anything"
         raise HostFailed(host.name, what, hint, path)
     return found
 
@@ -225,7 +218,7 @@ CONNECT_ALL_S = 120.0
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """The result of an action on one host: a value, or the error that it raised."""
+    """The result of a call for one host: a value, or the error that was raised."""
 
     host: Host
     value: T | None = None
@@ -233,7 +226,7 @@ class Answer(Generic[T]):
 
 
 def open_all(names: Sequence[str], connect: Callable[[str], Host]) -> tuple[Host, ...]:
-    """Return the hosts of these names, in their order; the names are looked up at the same time."""
+    """Return the hosts with these names, in their order; the names are looked up in parallel."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(names))), thread_name_prefix="names") as pool:
         return tuple(pool.map(connect, names))
 
@@ -243,8 +236,8 @@ def ask_all(
 ) -> tuple[Answer[T], ...]:
     """Call `act` on all hosts, `at_once` at a time; return the answers in the order of the hosts.
 
-    If a host takes longer than `timeout_s` from its own start, its connection is closed, which ends all waits
-    for it, and its answer is an error. Exceptions that are not a CaffeRecipesError are raised.
+    If a call takes longer than `timeout_s`, the host's connection is closed, which ends all waits for it, and
+    its answer is an error. Exceptions other than CaffeRecipesError are raised.
     """
     begun: dict[int, float] = {}
     lock = threading.Lock()
@@ -259,7 +252,7 @@ def ask_all(
         futures = [pool.submit(timed, index) for index in range(len(hosts))]
         late: set[int] = set()
         while left := {index for index, future in enumerate(futures) if not future.done()} - late:
-            wait([futures[index] for index in left], timeout=_until_next(begun, left, timeout_s))
+            wait([futures[index] for index in left], timeout=_next_deadline_s(begun, left, timeout_s))
             for index in left:
                 if (
                     not futures[index].done()
@@ -268,7 +261,7 @@ def ask_all(
                     late.add(index)
                     hosts[index].close()
         return tuple(
-            _late(host, timeout_s) if index in late else _answer(host, future.result)
+            _timed_out(host, timeout_s) if index in late else _answer(host, future.result)
             for index, (host, future) in enumerate(zip(hosts, futures, strict=True))
         )
     finally:
@@ -276,16 +269,16 @@ def ask_all(
 
 
 def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: float) -> dict[str, str]:
-    """Call `act` on every host at once; return a reason by host, for each one that did not return None.
+    """Call `act` on all hosts at once; return reasons by host, for the hosts that did not return None.
 
-    A reason is the text that `act` returned, its error, or that it took longer than `limit_s`. A thread that
-    waits for a dead host is left running; it delays neither the caller nor the end of the program.
+    A reason is the text or error of `act`, or says that it took longer than `limit_s`. A thread that waits
+    for a dead host is left running; it delays neither the caller nor the end of the program.
     """
     late = f"gave no answer within {limit_s:.0f} s"
     outcomes: dict[str, str | None] = {host.name: late for host in hosts}
     left = threading.Semaphore(0)
 
-    def ask(host: Host) -> None:
+    def attempt(host: Host) -> None:
         try:
             outcomes[host.name] = act(host)
         except CaffeRecipesError as error:
@@ -295,14 +288,14 @@ def try_each(hosts: Sequence[Host], act: Callable[[Host], str | None], limit_s: 
 
     deadline = time.monotonic() + limit_s
     for host in hosts:
-        threading.Thread(target=ask, args=(host,), daemon=True, name=f"each-{host.name}").start()
+        threading.Thread(target=attempt, args=(host,), daemon=True, name=f"each-{host.name}").start()
     for _ in hosts:
         left.acquire(timeout=max(0.0, deadline - time.monotonic()))
     return {name: reason for name, reason in dict(outcomes).items() if reason is not None}
 
 
 def first_error(answers: Sequence[Answer[T]]) -> CaffeRecipesError | None:
-    """Return the first error, with the number of hosts that failed too; None if all hosts answered."""
+    """Return the first error, extended with the number of other hosts that failed; None if none failed."""
     failed = [answer.error for answer in answers if answer.error is not None]
     if len(failed) < 2:
         return failed[0] if failed else None
@@ -317,12 +310,12 @@ def _answer(host: Host, result: Callable[[], T]) -> Answer[T]:
         return Answer(host, error=error)
 
 
-def _late(host: Host, timeout_s: float) -> Answer[T]:
+def _timed_out(host: Host, timeout_s: float) -> Answer[T]:
     what = f"gave no answer within {timeout_s:.0f} s"
     return Answer(host, error=HostFailed(host.name, what, "check the host and its disks"))
 
 
-def _until_next(begun: dict[int, float], left: set[int], timeout_s: float) -> float:
-    """Return the seconds until the first of the hosts that have begun is late."""
+def _next_deadline_s(begun: dict[int, float], left: set[int], timeout_s: float) -> float:
+    """Return the seconds until the first of the started hosts exceeds its time."""
     starts = [begun[index] for index in left if index in begun]
     return max(0.01, min(starts) + timeout_s - time.monotonic() + 0.01) if starts else min(1.0, timeout_s)

@@ -1,8 +1,9 @@
-"""Build the argv and the environment of the programs that start ranks: mpiexec.hydra, srun, ibrun.
+"""Build the argv and environment of the programs that start ranks: mpiexec.hydra, srun and ibrun.
 
-Hydra starts `ssh -x` with the user's own configuration. Without a terminal this ssh would still ask for
-passwords through SSH_ASKPASS in a graphical session, and add host keys if ~/.ssh/config says `accept-new` or
-`no`. `ssh_environment` makes it strict: no questions, no new host keys, no agent forwarding.
+Hydra starts `ssh -x` with the user's own configuration. Even without a terminal, this ssh would prompt for
+passwords through SSH_ASKPASS in a graphical session, and add host keys if ~/.ssh/config sets
+StrictHostKeyChecking to `accept-new` or `no`. `ssh_environment` makes it strict: no prompts, no new host
+keys, no agent forwarding.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 HYDRA = "mpiexec.hydra"
 
-# The option of Intel MPI's hydra for each fabric. Other hydras refuse it, so by default none is passed.
+# The option of Intel MPI's hydra for each fabric. Other hydras reject it, so none is passed by default.
 FABRIC_OPTIONS: Mapping[str, tuple[str, ...]] = {"psm2": ("-PSM2",)}
-# Arguments: PATH, number of modules, modules, command. What a module puts on PATH comes first. The profile's
-# variables are set once more, since the login shell and modules may set them too.
+# Arguments: PATH, number of modules, modules, command. What modules add to PATH comes first. The profile's
+# variables are set again, since the login shell and the modules may have changed them.
 _AFTER_MODULES = "CAFFE_RECIPES_AFTER_MODULES"
 _WITH_MODULES = (
     'path=$1 count=$2; shift 2; module load "${@:1:count}" || exit 126; shift "$count"; '
@@ -33,7 +34,7 @@ _WITH_MODULES = (
 
 
 def thread_environment(omp_num_threads: int, kmp_affinity: str | None = None) -> dict[str, str]:
-    """Return the OpenMP variables of a rank, in the order in which they are written.
+    """Return the OpenMP variables of a rank, in the order in which they are rendered.
 
     >>> thread_environment(22)
     {'OMP_NUM_THREADS': '22'}
@@ -43,7 +44,7 @@ def thread_environment(omp_num_threads: int, kmp_affinity: str | None = None) ->
 
 
 def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) -> dict[str, str]:
-    """Return the variables of Intel MLSL's communication servers and their cores, as far as given.
+    """Return the variables that set the number and cores of Intel MLSL's communication servers, if given.
 
     >>> mlsl_environment(2, (39, 38, 43, 42))
     {'MLSL_NUM_SERVERS': '2', 'MLSL_SERVER_AFFINITY': '39,38,43,42'}
@@ -55,12 +56,12 @@ def mlsl_environment(num_servers: int | None, server_affinity: Sequence[int]) ->
 
 @dataclass(frozen=True)
 class RankLaunch:
-    """How ranks are started on hosts; gives the launcher's argv, its lines in run.sh and its environment.
+    """How ranks are started on hosts: the source of the launcher's argv, environment and lines in run.sh.
 
-    The hostfile lists `hosts`, one a line; rank 0 runs on the first. Each of `options` may be several words.
-    `variables` go into hydra's argv as -genv, where every user of the node can read them. `environment` goes
-    into the environment of the launcher, which passes it on to the ranks. `modules` are loaded before the
-    launcher starts, and `path` is searched after theirs. Each rank runs in the `container`, if there is one.
+    The hostfile lists `hosts`, one per line; rank 0 runs on the first. Each option may be several words.
+    `variables` are passed to hydra as -genv arguments, which every user of the node can read. `environment`
+    is added to the environment of the launcher, which passes it on to the ranks. `modules` are loaded before
+    the launcher starts, and `path` is searched after their PATH. Each rank runs in `container`, if given.
     """
 
     program: str = HYDRA
@@ -75,26 +76,27 @@ class RankLaunch:
     container: Container | None = None
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Return the argv with which the launcher starts `command` on every rank.
+        """Return the argv that starts `command` on every rank.
 
         >>> launch = RankLaunch(hosts=("a", "b"), ranks_per_node=2, variables={"A": "1"}, options=("-PSM2",))
         >>> " ".join(launch.argv(["caffe"]))
         'mpiexec.hydra -PSM2 -l -n 4 -ppn 2 -f hostfile -genv A 1 caffe'
         """
-        return with_modules((*_WORDS[self.program](self), *command), self.modules, self.path)
+        return with_modules((*_LAUNCHER_ARGV[self.program](self), *command), self.modules, self.path)
 
-    def argv_alone(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Return the argv that starts `command` as a rank would, on this machine and without a launcher."""
-        return with_modules(self.contained(command), self.modules, self.path)
+    def argv_without_launcher(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs `command` on this machine as a rank would, but without a launcher."""
+        return with_modules(self.in_container(command), self.modules, self.path)
 
-    def contained(self, command: Sequence[str]) -> tuple[str, ...]:
-        """Return a rank's command within the container, if there is one.
+    def in_container(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the argv that runs a rank's command in the container; `command` if there is no container.
 
-        Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` passes its environment on, which
-        includes the variable that identifies ranks. It keeps the working directory, shares the host's process
-        ids, so that signals reach the program, and mounts /tmp and the home. Options bind other folders.
+        From Apptainer's user guide: `apptainer exec [OPTION]... IMAGE PROGRAM...` passes on its environment,
+        including the variable that identifies ranks. It keeps the working directory, shares the host's
+        process ids, so that signals reach the program, and mounts /tmp and the home folder. Options bind
+        other folders.
 
-        >>> RankLaunch().contained(["./caffe", "train"])
+        >>> RankLaunch().in_container(["./caffe", "train"])
         ('./caffe', 'train')
         """
         if self.container is None:
@@ -102,17 +104,17 @@ class RankLaunch:
         return (self.container.program, "exec", *self.container.options, self.container.image, *command)
 
     def shell_lines(self) -> list[str]:
-        """Return hydra's argv up to the command, quoted for a shell: its options, then a variable a line."""
-        words, count = _WORDS[self.program](self), 3 * len(self.variables)
+        """Return hydra's argv up to the command, as shell lines: its options, then one line per variable."""
+        words, count = _LAUNCHER_ARGV[self.program](self), 3 * len(self.variables)
         starts = [0, *range(len(words) - count, len(words), 3)]
         return [shlex.join(words[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
     def process_environment(self) -> dict[str, str]:
         """Return the variables to set for the launcher's process, which passes them on to every rank.
 
-        Values may be secrets, and anybody can read an argv, so they go through the environment. All launchers
-        pass it on, hydra unless -genvlist is given. Variables that modules may change are set once more
-        after them. For ibrun, MY_MPIRUN_OPTIONS puts `[rank] ` before each line of output.
+        Values may be secrets, and any user can read an argv, so they are passed in the environment. All
+        launchers pass it on, hydra unless -genvlist is given. If modules are loaded, the variables are set
+        again afterwards. For ibrun, MY_MPIRUN_OPTIONS prefixes each line of output with `[rank] `.
 
         >>> RankLaunch(program="ibrun", environment={"A": "1"}).process_environment()
         {'A': '1', 'MY_MPIRUN_OPTIONS': '-l'}
@@ -128,20 +130,20 @@ class RankLaunch:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that are started."""
+        """The total number of ranks."""
         return len(self.hosts) * self.ranks_per_node
 
     @property
     def option_words(self) -> list[str]:
-        """The options, word by word."""
+        """The options, split into words."""
         return [word for option in self.options for word in option.split()]
 
 
 def _hydra_words(launch: RankLaunch) -> tuple[str, ...]:
     """Return hydra's argv up to the command.
 
-    `-l` puts `[rank] ` before each line of output. The hostfile must hold all hosts: with fewer, hydra
-    silently reuses them.
+    `-l` prefixes each line of output with `[rank] `. The hostfile must list all hosts: if there are too few,
+    hydra silently reuses them.
     """
     shape = ("-l", "-n", str(launch.ranks), "-ppn", str(launch.ranks_per_node), "-f", launch.hostfile)
     genv = (word for name, value in launch.variables.items() for word in ("-genv", name, value))
@@ -151,12 +153,12 @@ def _hydra_words(launch: RankLaunch) -> tuple[str, ...]:
 def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
     """Return srun's argv up to the command; the ranks are in the order of the hosts.
 
-    From srun(1): an arbitrary distribution assigns tasks in the order of a node list that names a host once
-    for each of its tasks; `--label` puts `rank: ` before each line of output; MPICH and Intel MPI use PMI-2
-    with Slurm. A rank gets srun's own environment, since `--export` would split a value at its commas.
-    A rank may use all cores that the job has on its node, and the threads' own affinity decides, as with the
-    other launchers: `--cpus-per-task` would imply `--exact`, and deny MLSL's servers the other cores.
-    Without `--disable-status` srun answers a first SIGINT with its status, and stops no rank.
+    From srun(1): an arbitrary distribution assigns tasks in the order of a node list that names each host
+    once per task; `--label` prefixes each line of output with `rank: `; MPICH and Intel MPI use PMI-2 with
+    Slurm. Ranks inherit srun's own environment, since `--export` would split values at commas. As with the
+    other launchers, a rank may use all cores that the job has on its node, and thread affinity pins its
+    threads: `--cpus-per-task` would imply `--exact`, and deny MLSL's servers the other cores. Without
+    `--disable-status`, srun responds to a first SIGINT by printing its status, and stops no rank.
 
     >>> " ".join(_srun_words(RankLaunch("srun", ("c2", "c1"), 2)))
     'srun --mpi=pmi2 --label --export=ALL --disable-status --cpu-bind=none --ntasks=4 --nodes=2 \
@@ -172,8 +174,8 @@ def _srun_words(launch: RankLaunch) -> tuple[str, ...]:
 def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
     """Return ibrun's argv up to the command, for the first ranks of the surrounding job.
 
-    TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. It takes the hosts and the ranks per node from the
-    Slurm job, and options for its MPI's own mpiexec from MY_MPIRUN_OPTIONS.
+    From TACC's user guides: `ibrun -n RANKS -o 0 PROGRAM`. ibrun takes the hosts and the ranks per node from
+    the Slurm job, and options for the underlying mpiexec from MY_MPIRUN_OPTIONS.
 
     >>> " ".join(_ibrun_words(RankLaunch("ibrun", ("c1", "c2"), 2)))
     'ibrun -n 4 -o 0'
@@ -181,7 +183,7 @@ def _ibrun_words(launch: RankLaunch) -> tuple[str, ...]:
     return ("ibrun", *launch.option_words, "-n", str(launch.ranks), "-o", "0")
 
 
-_WORDS: Mapping[str, Callable[[RankLaunch], tuple[str, ...]]] = {
+_LAUNCHER_ARGV: Mapping[str, Callable[[RankLaunch], tuple[str, ...]]] = {
     HYDRA: _hydra_words,
     "srun": _srun_words,
     "ibrun": _ibrun_words,
@@ -189,7 +191,7 @@ _WORDS: Mapping[str, Callable[[RankLaunch], tuple[str, ...]]] = {
 
 
 def render_exports(environment: Mapping[str, str]) -> str:
-    """Return `export` lines for sh, one for each variable.
+    """Return `export` lines for sh, one per variable.
 
     >>> print(render_exports({"A": "b c"}))
     export A='b c'
@@ -198,9 +200,9 @@ def render_exports(environment: Mapping[str, str]) -> str:
 
 
 def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tuple[str, ...]:
-    """Return the argv that loads modules and then execs `argv`; `path` is searched after theirs.
+    """Return the argv that loads modules and then execs `argv`; `path` is appended to their PATH.
 
-    `module` is a function of login shells. Without modules no shell is needed.
+    `module` is a function of login shells. Without modules, no shell is needed.
 
     >>> with_modules(["caffe", "train"], (), "/usr/bin")
     ('caffe', 'train')
@@ -210,66 +212,66 @@ def with_modules(argv: Sequence[str], modules: Sequence[str], path: str) -> tupl
     return ("bash", "-lc", _WITH_MODULES, "caffe-recipes", path, str(len(modules)), *modules, *argv)
 
 
-# The option that prints a launcher's version. After another option, it shows whether that one is refused.
+# The option that prints a launcher's version. Given after another option, it shows whether that is accepted.
 _VERSION: Mapping[str, str] = {"mpiexec.hydra": "-version", "srun": "--version"}
-_REFUSALS = ("unrecognized argument", "unrecognized option", "invalid option")
+_REFUSED_OPTION = ("unrecognized argument", "unrecognized option", "invalid option")
 _ASK_S = 20.0
 
 
-def launcher_knows(
+def launcher_accepts(
     host: Host,
     program: str,
     option: str,
     within: Callable[[Sequence[str]], Sequence[str]] = lambda argv: argv,
 ) -> bool:
-    """Return whether a launcher accepts an option, without starting any rank; raises ClusterError.
+    """Return whether a launcher accepts an option, without starting any rank. Raises ClusterError.
 
-    For example, only Intel MPI 2018 accepts -PSM2; MPICH never did. `within` wraps the argv of the launcher,
-    for example to load modules.
+    For example, only Intel MPI 2018 accepts -PSM2; MPICH never did. `within` wraps the launcher's argv, for
+    example to load modules.
     """
-    done = host.run(within([program, *option.split(), _asks_version(program)]), _ASK_S)
+    done = host.run(within([program, *option.split(), _version_option(program)]), _ASK_S)
     if done.returncode == 0:
         return True
     output = f"{done.stdout}\n{done.stderr}"
-    if any(refusal in output for refusal in _REFUSALS):
+    if any(refusal in output for refusal in _REFUSED_OPTION):
         return False
     reason = next((line.strip() for line in output.splitlines() if line.strip()), f"code {done.returncode}")
-    raise HostFailed(host.name, f"{program} {option} fails: {reason[:200]}", f"try `{program} -version`")
+    raise HostFailed(host.name, f"{program} {option} failed: {reason[:200]}", f"try `{program} -version`")
 
 
-def _asks_version(program: str) -> str:
+def _version_option(program: str) -> str:
     return _VERSION.get(program.rpartition("/")[2], "-version")
 
 
-# UpdateHostKeys would add further keys of a known host to known_hosts. ssh uses the first value of an option.
+# UpdateHostKeys would add other keys of a known host to known_hosts. ssh uses the first value of an option.
 _STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
-# For MPICH's and Intel's hydra: the variable with options for the program that starts the proxies, and those
-# that name this program.
-_WORDS_AND_PROGRAM: Mapping[str, tuple[str, ...]] = {
+# For MPICH's and Intel's hydra: the variable with options for the program that starts the proxies, and the
+# variables that select this program.
+_SSH_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "HYDRA_LAUNCHER_EXTRA_ARGS": ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
     "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ("I_MPI_HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER"),
 }
-# Within a batch job hydra starts its proxies by srun, blaunch, qrsh or llspawn, for which the options would
-# have another meaning: for srun, `-o` is a file to write.
+# Within a batch job hydra starts its proxies with srun, blaunch, qrsh or llspawn, for which the ssh options
+# would have another meaning: for srun, `-o` names an output file.
 _BATCH_SYSTEMS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "LSB_MCPU_HOSTS", "PE_HOSTFILE", "LOADL_HOSTFILE")
 
 
 def ssh_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make hydra's ssh strict; its options only if ssh is what hydra starts.
+    """Return the variables that make hydra's ssh strict; ssh options are included only if hydra uses ssh.
 
-    Options that `environment` already has are kept, after ours.
+    Options that are already in `environment` are kept, after ours.
 
     >>> ssh_environment({"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 2222"})["HYDRA_LAUNCHER_EXTRA_ARGS"][-7:]
     '-p 2222'
     >>> ssh_environment({"SLURM_JOB_NODELIST": "c401-[001-064]"})
     {'SSH_ASKPASS_REQUIRE': 'never'}
     """
-    words_of = {
+    options = {
         words: " ".join(filter(None, (_STRICT, environment.get(words))))
-        for words, programs in _WORDS_AND_PROGRAM.items()
+        for words, programs in _SSH_VARIABLES.items()
         if _starts_ssh(environment, programs)
     }
-    return {"SSH_ASKPASS_REQUIRE": "never", **words_of}
+    return {"SSH_ASKPASS_REQUIRE": "never", **options}
 
 
 def _starts_ssh(environment: Mapping[str, str], programs: tuple[str, ...]) -> bool:

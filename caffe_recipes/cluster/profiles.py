@@ -1,6 +1,6 @@
-"""Read cluster profiles: the particulars of a machine, as frozen values from YAML.
+"""Read cluster profiles: descriptions of machines, as frozen values from YAML.
 
-A value that a profile does not give is None; code that needs it asks the hosts themselves.
+A value that a profile does not give is None; code that needs it queries the hosts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from caffe_recipes.wording import describe_count, did_you_mean
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=100)]
 
-# A name, or an expression of names, as Slurm takes it: without blanks.
+# A name, or an expression of names, as Slurm accepts it: without blanks.
 Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=200)]
 
 
 class Launcher(Value):
-    """The program that starts ranks, and the options that are placed before all others."""
+    """The program that starts ranks, and the options that precede all others."""
 
     program: Literal["mpiexec.hydra", "srun", "ibrun"] = "mpiexec.hydra"
     options: tuple[Text, ...] = Field((), description="such as -PSM2, which only Intel MPI 2018 accepts")
@@ -54,13 +54,13 @@ class PartitionLimits(Value):
 
 
 class SbatchDefaults(Value):
-    """Options of sbatch for every job on the machine, in addition to those that follow from the recipe."""
+    """Options of sbatch for every job on the machine, besides those derived from the recipe."""
 
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
     constraint: Word | None = Field(None, description="features of the nodes, such as `skx|icx`")
-    options: tuple[Text, ...] = Field((), description="further options, a word each, such as --exclusive")
+    options: tuple[Text, ...] = Field((), description="further options, one word each, such as --exclusive")
     requires: tuple[Literal["partition", "account", "qos", "constraint"], ...] = Field(
         (), description="options that the site requires: the profile or the command line must give them"
     )
@@ -69,13 +69,17 @@ class SbatchDefaults(Value):
 class Container(Value):
     """The image in which each rank's trainer runs; the launcher itself runs outside."""
 
-    image: PathText = Field(description="the path on every node; the recipe's trainer is a path in it")
+    image: PathText = Field(
+        description="path of the image on every node; the recipe's trainer is a path inside it"
+    )
     program: Literal["apptainer", "singularity"] = "apptainer"
-    options: tuple[Text, ...] = Field((), description="options of `exec`, a word each, such as --bind, /work")
+    options: tuple[Text, ...] = Field(
+        (), description="options of `exec`, one word each, such as --bind, /work"
+    )
 
 
 class Node(Value):
-    """One node; `core_numbering` is `alternate` if successive core numbers alternate over the sockets."""
+    """One node; `core_numbering` is `alternate` if successive core numbers alternate between the sockets."""
 
     sockets: Count | None = None
     cores_per_socket: Count | None = None
@@ -85,7 +89,7 @@ class Node(Value):
 
     @property
     def cores(self) -> int | None:
-        """The number of cores; None unless sockets and cores per socket are known."""
+        """The number of cores; None unless both sockets and cores per socket are known."""
         known = self.sockets is not None and self.cores_per_socket is not None
         return (self.sockets or 0) * (self.cores_per_socket or 0) if known else None
 
@@ -98,11 +102,13 @@ class MlslDefaults(Value):
 
 
 class MachineRates(Value):
-    """Transfer rates in 10^9 bytes a second, from which staging estimates its ways."""
+    """Transfer rates in 10^9 bytes per second, from which staging times are estimated."""
 
     link_gb_per_s: Positive | None = Field(None, description="between two nodes")
-    shared_gb_per_s: Positive | None = Field(None, description="the shared file system, to all nodes at once")
-    disk_gb_per_s: Positive | None = Field(None, description="writing to a node's /tmp")
+    shared_gb_per_s: Positive | None = Field(
+        None, description="from the shared file system to all nodes together"
+    )
+    disk_gb_per_s: Positive | None = Field(None, description="of writes to a node's /tmp")
 
 
 class Profile(Value):
@@ -111,14 +117,14 @@ class Profile(Value):
     name: FileName
     title: Text
     source: Text | None = Field(None, description="where these values come from")
-    notes: tuple[Text, ...] = Field((), description="what else is to be known of the machine, a line each")
+    notes: tuple[Text, ...] = Field((), description="what else to know about the machine, one line each")
     launcher: Launcher = Launcher()
     fabric: Text | None = None
     modules: tuple[Text, ...] = Field((), description="loaded before the launcher starts")
     container: Container | None = None
     slurm: SbatchDefaults = SbatchDefaults()
     partitions: Frozen[FileName, PartitionLimits] = Field(
-        {}, validate_default=True, description="queues by their names"
+        {}, validate_default=True, description="queues by name"
     )
     node: Node = Node()
     omp_num_threads: Count | None = Field(None, description="OpenMP threads of a rank")
@@ -131,20 +137,20 @@ class Profile(Value):
     caffe_root: PathText | None = None
     copy_with: Literal["ssh", "auto"] = "auto"
     rates: MachineRates = MachineRates()
-    head: HostName | None = Field(None, description="the name by which the nodes reach this machine")
+    head: HostName | None = Field(None, description="the host name by which the nodes reach this machine")
 
     @model_validator(mode="after")
     def _cores_exist(self) -> Profile:
         cores = self.node.cores
         for core in self.mlsl.server_affinity if self.mlsl and cores else ():
             if core >= (cores or 0):
-                what = f"core {core} of a node whose cores are 0 to {(cores or 0) - 1}"
+                what = f"core {core} does not exist; the cores of a node are 0 to {(cores or 0) - 1}"
                 raise ValueError(f"mlsl.server_affinity: {what}")
         return self
 
 
 def shipped_profiles() -> dict[str, Traversable]:
-    """Return the profiles that ship with the package, by name."""
+    """Return the files of the profiles that ship with the package, by name."""
     files = resources.files("caffe_recipes").joinpath("profiles").iterdir()
     return {
         file.name.removesuffix(".yaml"): file
@@ -154,9 +160,9 @@ def shipped_profiles() -> dict[str, Traversable]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """Return a profile that ships, by its name, or one of the user's, by the path of its file.
+    """Return a shipped profile by its name, or the user's own profile by its path.
 
-    Raises InputError for an unknown name, and with `file:line` for a file that is not a valid profile.
+    Raises InputError if the name is unknown or, with `file:line`, if the file is not a valid profile.
 
     >>> load_profile("stampede2-skx").mlsl.server_affinity
     (39, 38, 43, 42)
@@ -165,7 +171,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def find_shipped(name: str) -> Traversable:
-    """Return the file of a profile that ships; raises InputError for an unknown name."""
+    """Return the file of a shipped profile. Raises InputError if the name is unknown."""
     shipped = shipped_profiles()
     if name not in shipped:
         raise _refuse_unknown(name, "")
@@ -174,22 +180,22 @@ def find_shipped(name: str) -> Traversable:
 
 def _refuse_unknown(name: str, also: str) -> InputError:
     shipped = shipped_profiles()
-    hint = f"{did_you_mean(name, shipped)} there are {', '.join(shipped)}{also}"
+    hint = f"{did_you_mean(name, shipped)} known profiles: {', '.join(shipped)}{also}"
     return InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
 
 
 def find_key(name_or_path: str | Path, key: str) -> str:
-    """Return the `file:line` of a key of a profile; raises InputError if it cannot be read."""
+    """Return the `file:line` of a key of a profile. Raises InputError if the profile cannot be read."""
     return parse_yaml(*_read(str(name_or_path)), "profile", InputError).place((key,))
 
 
 def parse_profile(text: str, where: str | Path) -> Profile:
-    """Return the profile in a YAML text; raises InputError if it is not valid."""
+    """Return the profile in a YAML text. Raises InputError if it is not valid."""
     return validate(parse_yaml(text, where, "profile", InputError), Profile)
 
 
 def find_partitions(profile: Profile, nodes: int, hours: float | None = None) -> list[str]:
-    """Return the partitions that accept a job of so many nodes and hours.
+    """Return the partitions that accept a job with that many nodes and hours.
 
     >>> find_partitions(load_profile("stampede2-skx"), nodes=64, hours=4)
     ['skx-normal']
@@ -204,24 +210,26 @@ def find_partitions(profile: Profile, nodes: int, hours: float | None = None) ->
 
 
 def check_partition(profile: Profile, name: str, *, nodes: int, hours: float | None) -> Iterator[str]:
-    """Yield each limit of a partition that a job exceeds; raises InputError for an unknown partition.
+    """Yield a line for each limit of a partition that a job exceeds.
+
+    Raises InputError if the partition is unknown.
 
     >>> list(check_partition(load_profile("stampede2-skx"), "skx-normal", nodes=448, hours=1))
-    ['skx-normal takes at most 128 nodes, the recipe needs 448']
+    ['skx-normal allows at most 128 nodes, and the recipe needs 448']
     """
     if name not in profile.partitions:
-        there = ", ".join(profile.partitions) or "none"
-        raise InputError(profile.name, f"no partition '{name}' is known", f"there are: {there}")
+        known = ", ".join(profile.partitions) or "none"
+        raise InputError(profile.name, f"unknown partition '{name}'", f"known partitions: {known}")
     limits = profile.partitions[name]
     if limits.nodes is not None and nodes > limits.nodes:
         most = describe_count(limits.nodes, "node")
-        yield f"{name} takes at most {most}, the recipe needs {nodes}"
+        yield f"{name} allows at most {most}, and the recipe needs {nodes}"
     if limits.hours is not None and hours is not None and hours > limits.hours:
-        yield f"{name} runs a job for at most {limits.hours:g} h, the recipe needs {hours:.1f} h"
+        yield f"{name} runs a job for at most {limits.hours:g} h, and the recipe needs {hours:.1f} h"
 
 
 def _read(name: str) -> tuple[str, str | Path]:
-    """Return a profile's text, and its name in error messages."""
+    """Return a profile's text, and the name to use for it in error messages."""
     shipped = shipped_profiles()
     if name in shipped:
         return shipped[name].read_text("utf-8"), f"{name}.yaml"

@@ -1,12 +1,12 @@
 """Call our shell functions on a host, and place files safely in folders that other users share.
 
-A program of `sh/` is sent after `prelude.sh`, with the name of a function and its arguments. The answer is a
-list of records: lines that begin with the token of the call. The token is random, since the output of a login
-shell or a trainer could look like any fixed mark. Binary data is sent in base64.
+A program from `sh/` is sent after `prelude.sh`, with the name of a function and its arguments. The answer is
+a list of records: lines that begin with the token of the call. The token is random, since the output of a
+login shell or a trainer could contain any fixed mark. Binary data is encoded in base64.
 
-In a shared /tmp any user can create a link or a file under the name that we are about to use. Nothing is
-written through a link, read from another user's file, or put over one: each is an error that names host and
-path.
+In a shared /tmp, any user can create a link or a file with the name that we are about to use. We never write
+through a link, and never read or replace another user's file; finding one is an error that names the host and
+the path.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.files import reading
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
-# Runs an argv on a host, within seconds.
+# A function that runs an argv on a host, with a limit in seconds.
 Run = Callable[[Host, Sequence[str], float], Completed]
 
-# Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is taken to have stopped.
+# Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is assumed to hang.
 SLOWEST_BYTES_PER_S = 10e6
-_ALL_S = 86400.0
-_BLOCK_BYTES = 4096  # the unit in which a disk allocates space
+_MAX_COPY_S = 86400.0
+_BLOCK_BYTES = 4096  # the unit in which disk space is allocated
 
 
 class NodeRefusal(HostFailed):
-    """A function on a host refused, usually because another user could change the files there."""
+    """Raised when a function on a host refuses, usually because another user could change the files there."""
 
 
 @cache
@@ -47,10 +47,10 @@ def program_text(name: Program | Literal["prelude", "manage"]) -> str:
     return resources.files(__package__).joinpath("sh", f"{name}.sh").read_text("utf-8")
 
 
-def sent_text(program: Program) -> str:
-    """Return the whole shell text that is sent to a host for a program."""
-    before = program_text("prelude") + (program_text("manage") if program == "node" else "")
-    return before + program_text(program)
+def full_program_text(program: Program) -> str:
+    """Return the complete shell text that is sent to a host for a program."""
+    preceding = program_text("prelude") + (program_text("manage") if program == "node" else "")
+    return preceding + program_text(program)
 
 
 def call(
@@ -66,7 +66,7 @@ def call(
     """Call a function of a program on a host; return its records, at least one.
 
     Raises NodeRefusal, with `hint`, if the last record begins with `refused`, and HostFailed if the program
-    failed or gave no record. Both errors name `place`, a path on the host.
+    fails or returns no records. Both errors name `place`, a path on the host.
     """
     token, argv = _command(program, function, words)
     done = run(host, argv, timeout_s)
@@ -76,7 +76,7 @@ def call(
         raise unreadable(host.name, function, output, place)
     verdict, _, reason = records[-1].partition(" ")
     if verdict == "refused":
-        what = reason.strip() or f"`{function}` failed, and gave no reason"
+        what = reason.strip() or f"`{function}` failed without a reason"
         raise NodeRefusal(host.name, what, hint, place)
     return records
 
@@ -84,7 +84,7 @@ def call(
 def call_to_end(
     host: Host, program: Program, function: str, *words: str, timeout_s: float = COMMAND_S
 ) -> list[str]:
-    """Call a function whose last record is `end`, and return the records before it; raises HostFailed."""
+    """Call a function whose last record is `end`, and return the records before it. Raises HostFailed."""
     *records, end = call(host, program, function, *words, timeout_s=timeout_s)
     if end != "end":
         raise unreadable(host.name, function, end)
@@ -92,10 +92,10 @@ def call_to_end(
 
 
 class Conversation:
-    """A function on a host that answers each time it is sent a line; methods raise ClusterError."""
+    """A running function on a host that answers each line it is sent. All methods raise ClusterError."""
 
     def __init__(self, host: Host, program: Program, function: str, *words: str) -> None:
-        """Start it; each of its answers ends with the record `end`."""
+        """Start the function; each of its answers ends with the record `end`."""
         self._host, self._function = host, function
         self._token, argv = _command(program, function, words)
         self._command = host.start(argv)
@@ -108,7 +108,7 @@ class Conversation:
         self._command.stop()
 
     def ask(self) -> list[str]:
-        """Return the records of the next answer, without its end."""
+        """Request and return the records of the next answer, without `end`."""
         self._command.send(b"\n")
         end = f"{self._token} end\n".encode()
         while end not in self._rest:
@@ -121,7 +121,7 @@ class Conversation:
         return _records(self._token, answer.decode(errors="replace"))
 
     def finish(self) -> None:
-        """Close its input, and wait until it ends."""
+        """Close the function's input, and wait until it ends."""
         self._command.end_input()
         while self._command.read():
             pass
@@ -129,18 +129,18 @@ class Conversation:
 
 
 def unreadable(host: str, function: str, answer: str, place: str = "") -> HostFailed:
-    """Return the error for an answer of a function that cannot be read."""
-    what = f"the answer to `{function}` cannot be read: {' '.join(answer.split())[:200]!r}"
-    return HostFailed(host, what, "check that it has sh, /proc and GNU coreutils", place)
+    """Return the error for a malformed answer from a function."""
+    what = f"cannot parse the answer to `{function}`: {' '.join(answer.split())[:200]!r}"
+    return HostFailed(host, what, "check that the host has sh, /proc and GNU coreutils", place)
 
 
 def _command(program: Program, function: str, words: Sequence[str]) -> tuple[str, list[str]]:
     token = f"caffe-recipes-{secrets.token_hex(8)}:"
-    return token, ["sh", "-c", sent_text(program), "caffe-recipes", token, function, *words]
+    return token, ["sh", "-c", full_program_text(program), "caffe-recipes", token, function, *words]
 
 
 def _records(token: str, stdout: str) -> list[str]:
-    """Return the complete lines that begin with the token, without the token."""
+    """Return the complete lines that begin with the token, stripped of it."""
     start = f"{token} "
     return [line.removeprefix(start) for line in stdout.split("\n")[:-1] if line.startswith(start)]
 
@@ -150,58 +150,57 @@ def ask_node(
     verb: str,
     *words: str,
     timeout_s: float = COMMAND_S,
-    hint: str = "have it removed, or stage elsewhere",
+    hint: str = "have it removed, or stage to another folder",
 ) -> list[str]:
     """Call a verb of `node.sh` on a host and return the words of its answer; the first of `words` is a path.
 
-    Raises NodeRefusal if the node refuses, HostFailed if it gives no answer.
+    Raises NodeRefusal if the node refuses, and HostFailed if there is no answer.
     """
     return call(host, "node", verb, *words, timeout_s=timeout_s, place=words[0], hint=hint)[-1].split()
 
 
 def seconds_for(size_bytes: int) -> float:
-    """Return the seconds that reading or copying so many bytes may take."""
+    """Return the time limit, in seconds, for reading or copying that many bytes."""
     return COMMAND_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True)
 class PlacedFile:
-    """A file to place at `to` on hosts; `kept` is our copy of it."""
+    """A file to place at `to` on hosts; `kept` is the path of our copy."""
 
     kept: Path
     to: str
     sha256: str
 
 
-def look_at(host: Host, path: str, root: Path) -> str | None:
-    """Return the stamp of our file on a host, as `file_stamp` does; None if it does not exist.
+def own_file_stamp(host: Host, path: str, root: Path) -> str | None:
+    """Return the stamp of this user's file on a host, as `file_stamp` does; None if it does not exist.
 
-    Raises ClusterError for a link, another user's file or folder, or a folder whose files anybody may change.
-    `root` is the Caffe root, whose owner is trusted.
+    Raises ClusterError if the path is a link, if the file or a folder belongs to another user, or if anybody
+    may change files in the folder. `root` is the Caffe root, whose owner is trusted.
     """
     words = _ask(host, "look", path, root)
     return " ".join(words[1:]) if words[0] == "present" else None
 
 
 def place_files(hosts: Sequence[Host], root: Path, files: Sequence[PlacedFile]) -> None:
-    """Place the files on every host that lacks them; a correct copy is not sent again.
+    """Copy the files to every host that lacks them; correct copies are not sent again.
 
-    Raises ClusterError, which names the host. A file that could not be placed is left as it was.
+    Raises ClusterError, which names the host; a file that could not be placed is then left unchanged.
     """
     sizes = [_size(file.kept) for file in files]
-    several = {host.name: host for host in hosts}.values()
-    groups = [list(several)]
+    groups = [list({host.name: host for host in hosts}.values())]
     if any(Path(file.to).is_relative_to(root) for file in files):
-        # The hosts may share this folder: then the others find what the first one has written.
+        # If the hosts share this folder, the others find the files written by the first one.
         groups = [groups[0][:1], groups[0][1:]]
     for group in groups:
-        error = first_error(ask_all(group, lambda host: _place(host, root, files, sizes), _ALL_S))
+        error = first_error(ask_all(group, lambda host: _place(host, root, files, sizes), _MAX_COPY_S))
         if error is not None:
             raise error
 
 
 def drop_files(hosts: Sequence[Host], root: Path, files: Sequence[tuple[str, str]]) -> None:
-    """Delete files from hosts if they are ours and still have their digest; errors are ignored.
+    """Delete files from hosts if they are ours and their digest is unchanged; errors are ignored.
 
     `files` are (path, SHA-256) pairs.
     """
@@ -210,7 +209,7 @@ def drop_files(hosts: Sequence[Host], root: Path, files: Sequence[tuple[str, str
         for path, sha256 in files:
             _ask(host, "drop", path, root, sha256, limit_s=600)
 
-    ask_all(list({host.name: host for host in hosts}.values()), drop, _ALL_S)
+    ask_all(list({host.name: host for host in hosts}.values()), drop, _MAX_COPY_S)
 
 
 def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[int]) -> None:
@@ -224,16 +223,16 @@ def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[
         if answer[0] == "absent"
     ]
     needed = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for _, size, _ in missing)
-    rooms = [int(answer[1]) for answer in answers if answer[0] == "absent"]
-    if missing and min(rooms) < needed:
-        what = f"no room: {min(rooms):,} bytes are free, {needed:,} are needed"
-        raise HostFailed(host.name, what, "make room there", posixpath.dirname(missing[0][0].to))
+    free = [int(answer[1]) for answer in answers if answer[0] == "absent"]
+    if missing and min(free) < needed:
+        what = f"not enough space: {min(free):,} bytes free, {needed:,} needed"
+        raise HostFailed(host.name, what, "free space there", posixpath.dirname(missing[0][0].to))
     for file, size, sees in missing:
         _send(host, root, file, size, sees)
 
 
 def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> None:
-    """Let the host copy the file itself; if it cannot, or sees another file, send it."""
+    """Let the host copy the file itself; if it cannot, or sees a different file, send it."""
     stem = f".caffe-recipes-{host.name}-{hashlib.sha256(file.to.encode()).hexdigest()[:12]}-"
     part = f"{stem}{secrets.token_hex(4)}"
     limit_s = 2 * seconds_for(size)
@@ -252,8 +251,8 @@ def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> No
             raise HostFailed(host.name, error.what, error.hint, file.to) from None
         raise
     if words[0] != "placed":
-        what = f"what arrived is not {file.kept}: its digest differs"
-        raise HostFailed(host.name, what, "run again", file.to)
+        what = f"the digest of the copy differs from that of {file.kept}"
+        raise HostFailed(host.name, what, "run the command again", file.to)
 
 
 def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: float = COMMAND_S) -> list[str]:

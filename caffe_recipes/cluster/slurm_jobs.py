@@ -1,7 +1,7 @@
-"""Describe Slurm jobs: their states and the reasons that Slurm gives, in plain words with what to do.
+"""Describe Slurm jobs: what their states and reasons mean, and what to do about them.
 
-Also reads and writes Slurm's times: limits such as `2-03:04:05`, `UNLIMITED` or minutes, and timestamps on
-the clock of the machine that was asked.
+Also parses and renders Slurm's times: limits such as `2-03:04:05`, `UNLIMITED` or minutes, and timestamps on
+the clock of the queried machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from caffe_recipes.errors import ClusterError, InputError
 
 
 class State(Enum):
-    """The state of a job as Slurm names it; REQUEUED to STOPPED are flags that it shows instead of one."""
+    """A job state as Slurm names it; REQUEUED to STOPPED are flags that Slurm shows in place of a state."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -51,14 +51,14 @@ class State(Enum):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no nodes and may still get some, perhaps only after somebody releases it."""
+        """Whether the job has no nodes yet but may still get some, perhaps only after it is released."""
         return self in _WAITING_STATES
 
     @property
     def is_over(self) -> bool:
-        """Whether Slurm will not change it again by itself. A COMPLETING job may still be requeued.
+        """Whether the state is final. A COMPLETING job may still be requeued.
 
-        A REVOKED job is not over: another cluster of the federation has it.
+        A REVOKED job is not over: it runs on another cluster of the federation.
         """
         return self in _OVER_STATES
 
@@ -89,18 +89,18 @@ _OVER_STATES = frozenset(
         State.RECONFIG_FAIL,
     )
 )
-# The states in which sinfo shows a node that no job should be given.
+# States of nodes, as shown by sinfo, that no job should be given.
 _BROKEN = frozenset(("down", "drained", "draining", "drain", "fail", "failing", "error", "unknown"))
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as one of Slurm's commands reports it; fields that it does not report are None or empty.
+    """A job as reported by one of Slurm's commands; fields that it does not report are None or empty.
 
-    `label` names one task of an array (`12_3`) or one component of a heterogeneous job (`12+1`); each has a
-    `job_id` of its own. Times are on the clock of the machine that was asked; `limit_s` is infinite for no
-    limit. `cancelled_by` is a user id, `failed_node` the node whose failure ended or requeued the job.
-    `cluster` is the cluster that was asked, empty for the host's own.
+    `label` names one task of an array (`12_3`) or one component of a heterogeneous job (`12+1`); each has its
+    own `job_id`. Times are on the clock of the queried machine; `limit_s` is infinite for no limit.
+    `cancelled_by` is a user id, `failed_node` the node whose failure ended or requeued the job. `cluster` is
+    the queried cluster, empty for the host's own.
     """
 
     job_id: int
@@ -128,7 +128,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a partition in one state, as sinfo lists them; it marks those that do not respond with `*`."""
+    """Nodes of a partition in the same state, as listed by sinfo, which marks unresponsive nodes with `*`."""
 
     partition: str
     limit_s: float | None
@@ -139,15 +139,15 @@ class NodeGroup:
 
     @property
     def is_broken(self) -> bool:
-        """Whether no job gets these nodes until somebody repairs them."""
+        """Whether no job can get these nodes until they are repaired."""
         return self.state in _BROKEN or not self.responds
 
 
 def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
     """Return the nodes that the next attempt should exclude, in the job's order.
 
-    These are the node that Slurm blames and, if a node failure ended the job, those of its nodes that sinfo
-    shows as broken now. A requeued job has lost its node list, but still names the blamed node.
+    These are the node that Slurm reports as failed and, if a node failure ended the job, its nodes that sinfo
+    now shows as broken. A requeued job has lost its node list, but still names the failed node.
     """
     blamed = _hosts(job.failed_node)
     if job.state not in (State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED) and not blamed:
@@ -158,14 +158,14 @@ def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
 
 
 def _hosts(node_list: str) -> tuple[str, ...]:
-    """Return the hosts of a node list of Slurm's; () for a text that is not a node list."""
+    """Return the hosts of a Slurm node list; () if the text is not a node list."""
     try:
         return parse_nodelist(node_list, "") if node_list else ()
     except InputError:
         return ()
 
 
-_MOST_S = 10 * 366 * 86_400
+_MAX_S = 10 * 366 * 86_400
 _UNLIMITED = ("unlimited", "infinite")
 _NOT_SET = ("", "none", "n/a", "(null)", "partition_limit", "not_set", "invalid", "unknown")
 _DAYS = re.compile(r"(\d{1,6})-(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?")
@@ -176,8 +176,8 @@ _HINT = "write minutes, e.g. 90, or days-hours:minutes:seconds, e.g. 1-12:00:00"
 def parse_limit(text: str, where: str) -> float | None:
     """Return a time limit in seconds: infinity for no limit, None if Slurm reports it as not set.
 
-    sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
-    days-hours:minutes:seconds. Raises ClusterError for anything else.
+    The formats are those of sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours,
+    days-hours:minutes and days-hours:minutes:seconds. Raises ClusterError for any other text.
 
     >>> [parse_limit(text, "") for text in ("90", "90:30", "1:30:00", "2-03", "2-03:04", "2-03:04:05")]
     [5400.0, 5430.0, 5400.0, 183600.0, 183840.0, 183845.0]
@@ -201,16 +201,16 @@ def parse_limit(text: str, where: str) -> float | None:
 
 
 def render_limit(seconds: float, where: str = "--time") -> str:
-    """Return a time limit for sbatch, rounded up to whole minutes, in which Slurm counts.
+    """Return a time limit for sbatch, rounded up to whole minutes, the unit that Slurm uses.
 
-    Raises ClusterError for 0, which Slurm would read as unlimited, and for over ten years.
+    Raises ClusterError for 0, which Slurm would read as unlimited, and for more than ten years.
 
     >>> [render_limit(seconds) for seconds in (30, 5400, 183_845)]
     ['00:01:00', '01:30:00', '2-03:05:00']
     """
-    if not 0 < seconds <= _MOST_S:
+    if not 0 < seconds <= _MAX_S:
         raise ClusterError(
-            where, f"{seconds:g} s is not a time limit", "give more than 0 and at most ten years"
+            where, f"{seconds:g} s is not a time limit", "give more than 0 s and at most ten years"
         )
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     days, hours = divmod(hours, 24)
@@ -218,7 +218,7 @@ def render_limit(seconds: float, where: str = "--time") -> str:
 
 
 def describe_limit(seconds: float | None) -> str:
-    """Return a time limit in words with at most two units, rounded down.
+    """Return a time limit as text with at most two units, rounded down.
 
     >>> [describe_limit(seconds) for seconds in (45, 1800, 5400, 183_845, float("inf"), None)]
     ['45 s', '30 min', '1 h 30 min', '2 d 03 h', 'no limit', 'no time set']
@@ -237,9 +237,9 @@ def describe_limit(seconds: float | None) -> str:
 
 
 def parse_moment(text: str, where: str) -> datetime | None:
-    """Return a timestamp on the clock of the machine that was asked; None if Slurm does not know it.
+    """Return a timestamp on the clock of the queried machine; None if Slurm does not know it.
 
-    Raises ClusterError for any other format than that of SLURM_TIME_FORMAT=standard.
+    Raises ClusterError for any format other than SLURM_TIME_FORMAT=standard.
 
     >>> parse_moment("2026-11-20T20:56:50", "")
     datetime.datetime(2026, 11, 20, 20, 56, 50)
@@ -249,25 +249,28 @@ def parse_moment(text: str, where: str) -> datetime | None:
     try:
         return datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S")
     except ValueError:
-        raise ClusterError(where, f"{text[:80]!r} is not a Slurm timestamp", "report what it wrote") from None
+        raise ClusterError(where, f"{text[:80]!r} is not a Slurm timestamp", "report this output") from None
 
 
-# For each of Slurm's reasons: what keeps the job waiting, and what to do; empty if it only has to wait.
+# For each of Slurm's reasons: why the job waits or ended, and what to do; empty if there is nothing to do.
 REASONS: Mapping[str, tuple[str, str]] = {
     "Priority": ("jobs of higher priority start first", ""),
     "Resources": ("its nodes are still in use", ""),
     "Dependency": ("a job that it depends on has not ended", ""),
     "DependencyNeverSatisfied": (
         "a job that it depends on has failed, so it never starts",
-        "cancel it, fix the other and submit again",
+        "cancel it, fix the other job and submit again",
     ),
-    "BeginTime": ("its begin time is not reached; a requeued job waits like this for some minutes", ""),
+    "BeginTime": ("its begin time has not been reached; a requeued job waits like this for some minutes", ""),
     "Prolog": ("its nodes are being prepared", ""),
     "Cleaning": ("its last attempt is being cleaned up on the nodes", ""),
-    "Licenses": ("a licence that it asks for is in use", ""),
+    "Licenses": ("a license that it requests is in use", ""),
     "Reservation": ("its reservation has not begun", ""),
-    "ReservationDeleted": ("its reservation was deleted", "submit it without one"),
-    "InvalidReservation": ("its reservation is not valid", "submit it without one, or with another"),
+    "ReservationDeleted": ("its reservation was deleted", "submit it without a reservation"),
+    "InvalidReservation": (
+        "its reservation is not valid",
+        "submit it without a reservation, or with another one",
+    ),
     "ReqNodeNotAvail": (
         "a node that it needs is down, drained, or reserved, e.g. for maintenance",
         "see scontrol show reservation; a shorter --time may fit before it",
@@ -276,15 +279,15 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "NodeDown": ("a node that it needs is down", "exclude it, or ask the administrators"),
     "FrontEndDown": ("the front end is down", "ask the administrators"),
     "BadConstraints": (
-        "no nodes can ever meet its request",
+        "no nodes can ever satisfy its request",
         "cancel it and ask for fewer nodes or another --constraint",
     ),
     "PartitionNodeLimit": (
-        "it asks for more or fewer nodes than its partition allows, or has",
+        "it requests more or fewer nodes than its partition allows, or has",
         "cancel it and submit to another partition",
     ),
     "PartitionTimeLimit": (
-        "it asks for more time than its partition allows",
+        "it requests more time than its partition allows",
         "cancel it and give a shorter --time or another partition",
     ),
     "PartitionDown": ("its partition is down and starts no jobs", "wait, or submit to another partition"),
@@ -295,7 +298,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "QOSNotAllowed": ("its QOS is not allowed in the partition", "give another --qos or partition"),
     "InvalidQOS": ("its QOS is not valid", "give a valid --qos"),
     "JobHeldUser": ("it is held by its user", "release it: scontrol release"),
-    "JobHeldAdmin": ("it is held by the administrators", "ask them"),
+    "JobHeldAdmin": ("it is held by the administrators", "ask the administrators"),
     "JobHoldMaxRequeue": ("it was requeued too often and is held", "see its log, then scontrol release"),
     "launch failed requeued held": (
         "a node could not start it, so it is held",
@@ -318,12 +321,12 @@ REASONS: Mapping[str, tuple[str, str]] = {
     "BurstBufferResources": ("the burst buffer has no room yet", ""),
     "BurstBufferStageIn": ("its burst buffer is being filled", ""),
     "SchedDefer": ("Slurm defers the start of jobs", ""),
-    "None": ("Slurm has not looked at it yet", ""),
+    "None": ("Slurm has not considered it yet", ""),
 }
 # QOSMaxNodePerUserLimit, AssocGrpCPUMinutesLimit, MaxNodePerAccount, ...
 _LIMIT = re.compile(r"(QOS|Assoc|Assn?)?(Grp|Max|Min)([A-Za-z/]+?)(Per(?:User|Account|Job|Node))?(?:Limit)?")
 _WHOSE = {"QOS": "the QOS", "Assoc": "your account", "Ass": "your account", "Assn": "your account"}
-_SPENT = ("Minutes", "Mins")
+_USED_UP = ("Minutes", "Mins")
 
 _OVER_WORDS: Mapping[State, str] = {
     State.COMPLETED: "has completed",
@@ -335,7 +338,7 @@ _OVER_WORDS: Mapping[State, str] = {
     State.LAUNCH_FAILED: "could not be started on its nodes",
     State.RECONFIG_FAIL: "was ended because a node could not be reconfigured",
 }
-_NEXT: Mapping[State, str] = {
+_NEXT_STEP: Mapping[State, str] = {
     State.TIMEOUT: "submit again: it resumes from the last snapshot",
     State.OUT_OF_MEMORY: "give it more --mem, or a smaller batch",
     State.PREEMPTED: "submit again: it resumes from the last snapshot",
@@ -344,17 +347,17 @@ _NEXT: Mapping[State, str] = {
     State.LAUNCH_FAILED: "submit again without that node",
     State.FAILED: "see its log",
 }
-_GOING: Mapping[State, str] = {
+_ACTIVE_WORDS: Mapping[State, str] = {
     State.RUNNING: "is running",
-    State.CONFIGURING: "has its nodes, which are being prepared",
-    State.POWER_UP_NODE: "has its nodes, which are being switched on",
+    State.CONFIGURING: "has been given nodes, which are being prepared",
+    State.POWER_UP_NODE: "has been given nodes, which are being powered up",
     State.COMPLETING: "is ending: its nodes are being cleaned up",
-    State.STAGE_OUT: "has ended, its burst buffer is being emptied",
-    State.RESIZING: "is running, its size is being changed",
+    State.STAGE_OUT: "has ended; its burst buffer is being emptied",
+    State.RESIZING: "is running; it is being resized",
     State.SIGNALING: "is running and is being sent a signal",
     State.SUSPENDED: "is suspended and keeps its nodes",
     State.STOPPED: "is stopped (SIGSTOP) and keeps its nodes",
-    State.REVOKED: "was moved to another cluster of the federation; ask there",
+    State.REVOKED: "was moved to another cluster of the federation; query that cluster",
 }
 _WAITING_WORDS: Mapping[State, str] = {
     State.REQUEUED: "is being requeued",
@@ -367,7 +370,7 @@ _HELD = (State.REQUEUE_HOLD, State.SPECIAL_EXIT, State.RESV_DEL_HOLD)
 
 
 def describe_state(job: Job) -> str:
-    """Return one line: what a job is doing or how it ended, why, and what to do if anything.
+    """Return one line with what a job is doing or how it ended, why, and what to do, if anything.
 
     >>> describe_state(Job(7, "chain", State.PENDING, reason="Resources"))
     'waits: its nodes are still in use (Resources)'
@@ -376,33 +379,33 @@ def describe_state(job: Job) -> str:
 
 
 def explain_state(job: Job) -> tuple[str, str]:
-    """Return what a job is doing, or how it ended and why; and what to do, "" for nothing."""
+    """Return what a job is doing or how it ended and why, and what to do, or "" if nothing."""
     if job.state.is_waiting:
         return _describe_waiting(job)
     if job.state.is_over:
         return _describe_end(job)
     restarts = f" (started again {_times(job.restarts)})" if job.restarts else ""
-    return f"{_GOING[job.state]}{restarts}", ""
+    return f"{_ACTIVE_WORDS[job.state]}{restarts}", ""
 
 
 def explain_reason(reason: str) -> tuple[str, str]:
-    """Return what a reason of Slurm's means, and what to do; an unknown reason is returned as it is.
+    """Return what a Slurm reason means, and what to do; an unknown reason is returned as is.
 
     >>> explain_reason("QOSMaxNodePerUserLimit")[0]
-    'a limit of the QOS on nodes for each user is reached'
+    'a limit of the QOS on nodes per user is reached'
     >>> explain_reason("AssocGrpCPUMinutesLimit")
-    ('the CPU minutes that your account was granted are used up', 'ask for more, or give another --account')
+    ('the CPU minutes granted to your account are used up', 'request more, or give another --account')
     """
-    words = _plain_words(reason)
+    words = _normalize_reason(reason)
     return _find_meaning(words) or (f"Slurm says: {words[:200]}", "")
 
 
-def _plain_words(reason: str) -> str:
+def _normalize_reason(reason: str) -> str:
     return " ".join(reason.replace("_", " ").strip(" ()").split())
 
 
 def _find_meaning(words: str) -> tuple[str, str] | None:
-    """Return the meaning of a reason, and what to do; None for an unknown reason."""
+    """Return the meaning of a normalized reason, and what to do; None if it is unknown."""
     for known in sorted(REASONS, key=len, reverse=True):
         if re.match(rf"{re.escape(known)}(?![A-Za-z])", words, re.IGNORECASE):
             return REASONS[known]
@@ -413,12 +416,12 @@ def _find_meaning(words: str) -> tuple[str, str] | None:
     owner = _WHOSE.get(whose or "", "the site")
     thing = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", what)
     things = " ".join(word if word.isupper() else word.lower() for word in thing.split())
-    if what.endswith(_SPENT):
-        verb = "was granted are" if owner == "your account" else "grants are"
-        return f"the {things} that {owner} {verb} used up", "ask for more, or give another --account"
+    if what.endswith(_USED_UP):
+        how = "granted to" if owner == "your account" else "granted by"
+        return f"the {things} {how} {owner} are used up", "request more, or give another --account"
     plural = things if things.endswith("s") else f"{things}s"
-    per = f" for each {each.removeprefix('Per').lower()}" if each else ""
-    hint = "" if each in ("PerUser", "PerAccount", None) else "cancel it and ask for less"
+    per = f" per {each.removeprefix('Per').lower()}" if each else ""
+    hint = "" if each in ("PerUser", "PerAccount", None) else "cancel it and request less"
     return f"a limit of {owner} on {plural}{per} is reached", hint
 
 
@@ -429,7 +432,7 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
         text = f"waits to start again ({_times(job.restarts)} so far)"
     if job.reason and (job.reason != "None" or not hint):
         meaning, todo = explain_reason(job.reason)
-        text += f": {meaning}{_named(job)}"
+        text += f": {meaning}{_raw_reason(job)}"
         hint = todo or hint
     if job.failed_node:
         text += f"; node {job.failed_node} had failed"
@@ -437,7 +440,7 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
 
 
 def _describe_end(job: Job) -> tuple[str, str]:
-    hint = _NEXT.get(job.state, "")
+    hint = _NEXT_STEP.get(job.state, "")
     if job.state is State.NODE_FAIL:
         node = f"node {job.failed_node}" if job.failed_node else "one of its nodes"
         return f"was ended because {node} failed", hint
@@ -451,7 +454,7 @@ def _describe_end(job: Job) -> tuple[str, str]:
             text += f" with exit code {job.exit_code}"
         if job.reason not in ("", "None", "NonZeroExitCode", "RaisedSignal"):
             meaning, todo = explain_reason(job.reason)
-            return f"{text}: {meaning}{_named(job)}", todo or hint
+            return f"{text}: {meaning}{_raw_reason(job)}", todo or hint
         return text, hint
     text = _OVER_WORDS[job.state]
     if job.state is State.TIMEOUT and job.limit_s is not None:
@@ -462,23 +465,23 @@ def _describe_end(job: Job) -> tuple[str, str]:
 def _describe_cancelled(job: Job) -> tuple[str, str]:
     if job.reason.startswith(
         "DependencyNever"
-    ):  # --kill-on-invalid-dep; with a mere Dependency a user did it
+    ):  # by --kill-on-invalid-dep; the reason Dependency alone means that a user cancelled it
         return (
             "was cancelled by Slurm because a job that it depends on failed",
-            "fix that one and submit again",
+            "fix that job and submit again",
         )
     by = {None: "", 0: " by root: by an administrator, or by Slurm itself"}.get(
         job.cancelled_by, f" by user {job.cancelled_by}"
     )
     when = "" if job.start is not None else " before it started"
     if job.end is not None and job.start is not None and job.end <= job.start and not job.node_list:
-        when = " before it started"  # Slurm writes the end for both
+        when = " before it started"  # Slurm then sets the start to the end
     return f"was cancelled{when}{by}", ""
 
 
-def _named(job: Job) -> str:
-    """Return Slurm's own word in parentheses, so that it can be looked up; "" for an unknown reason."""
-    words = _plain_words(job.reason)
+def _raw_reason(job: Job) -> str:
+    """Return Slurm's own reason in parentheses, so that it can be looked up; "" if it is unknown."""
+    words = _normalize_reason(job.reason)
     return f" ({words[:120]})" if _find_meaning(words) else ""
 
 

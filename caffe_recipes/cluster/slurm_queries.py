@@ -1,7 +1,7 @@
-"""Ask Slurm for jobs, partitions and nodes, and check a job against a partition's limits.
+"""Query Slurm for jobs, partitions and nodes, and check a job against a partition's limits.
 
-Output of Slurm's commands is read strictly: text that cannot be read raises a ClusterError that quotes it. A
-command that gets no answer raises SchedulerAway, which says nothing about any job.
+The output of Slurm's commands is parsed strictly: text that cannot be parsed raises a ClusterError that
+quotes it. A command that gets no answer raises SchedulerAway, which implies nothing about any job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.slurm_jobs import Job, NodeGroup, State, describe_limit, parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 
-# The job's name comes last, since only it may contain the separator. No widths, so that nothing is truncated.
+# The job name comes last, since only it may contain the separator. Without widths nothing is truncated.
 SQUEUE_FORMAT = "%A|%i|%T|%D|%P|%l|%V|%S|%e|%N|%r|%j"
 SACCT_FIELDS = (
     "JobIDRaw,JobID,State,ExitCode,NNodes,Partition,Timelimit,Submit,Start,End,NodeList,Reason,JobName"
@@ -31,25 +31,27 @@ _STDOUT = re.compile(r" StdOut=(.*?)(?= [A-Z][A-Za-z]*=|$)")
 _EXIT = re.compile(r"(\d+):(\d+)(?:\s.*)?")
 _CANCELLED = re.compile(r"CANCELLED by (\d+)")
 _STEP = re.compile(r"(\d+(?:_\d+|\+\d+)?)\.(\w+)")
-# The columns of both formats by scontrol's field names; the last is the job's name.
+# The columns of both formats, by scontrol's field names; the job name is last.
 _SACCT_ROW = (
     *("JobId", "Label", "JobState", "ExitCode", "NumNodes", "Partition", "TimeLimit"),
     *("SubmitTime", "StartTime", "EndTime", "NodeList", "Reason", "JobName"),
 )
 _SQUEUE_ROW = tuple(name for name in _SACCT_ROW if name != "ExitCode")
 _NO_JOB = "No jobs in the system"
-_EMPTY = ("(null)", "None assigned", "N/A", "None")
+_NO_VALUE = ("(null)", "None assigned", "N/A", "None")
 
 
 def parse_squeue(stdout: str) -> tuple[Job, ...]:
-    """Return the jobs in the output of `squeue --noheader --format=SQUEUE_FORMAT`; raises ClusterError."""
-    return tuple(_build_job("squeue", line, fields) for line, fields in _rows(stdout, "squeue", _SQUEUE_ROW))
+    """Return the jobs in the output of `squeue --noheader --format=SQUEUE_FORMAT`. Raises ClusterError."""
+    return tuple(
+        _build_job("squeue", line, fields) for line, fields in _split_rows(stdout, "squeue", _SQUEUE_ROW)
+    )
 
 
 def parse_scontrol_jobs(stdout: str) -> tuple[Job, ...]:
-    """Return the jobs in the output of `scontrol --oneliner show job`, also with --details.
+    """Return the jobs in the output of `scontrol --oneliner show job`, with or without --details.
 
-    Each task of an array is a job, and so is each component of a heterogeneous job. Raises ClusterError.
+    Each task of an array, and each component of a heterogeneous job, is a job. Raises ClusterError.
     """
     lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_scontrol(line) for line in lines if line.strip() != _NO_JOB)
@@ -61,7 +63,7 @@ def parse_sacct(stdout: str) -> tuple[Job, ...]:
     Job steps are skipped. Without --duplicates a requeued job appears once, in its latest state. Raises
     ClusterError.
     """
-    rows = _rows(stdout, "sacct", _SACCT_ROW)
+    rows = _split_rows(stdout, "sacct", _SACCT_ROW)
     return tuple(
         _build_job("sacct", line, fields) for line, fields in rows if not _STEP.fullmatch(fields["Label"])
     )
@@ -82,16 +84,16 @@ def _read_scontrol(line: str) -> Job:
 
 
 def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
-    """Return the job with these `fields`, by scontrol's names; raises ClusterError."""
+    """Return the job with these `fields`, keyed by scontrol's names. Raises ClusterError."""
     known = defaultdict(str, fields)
     exit_code, signal = _exit(fields["ExitCode"], command) if "ExitCode" in fields else (None, None)
     by = _CANCELLED.match(known["JobState"])
     return Job(
-        job_id=_whole(known["JobId"], line, command),
+        job_id=_integer(known["JobId"], line, command),
         name=known["JobName"],
         state=_state(known["JobState"], command),
         label=known["Label"],
-        reason=_text(known["Reason"], but=("None",)),
+        reason=_text(known["Reason"], keep=("None",)),
         partition=known["Partition"],
         nodes=_count(known["NumNodes"]),
         node_list=_text(known["NodeList"]),
@@ -111,7 +113,7 @@ def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
 
 
 def parse_fields(line: str) -> Mapping[str, str]:
-    """Return the first value of each `Key=value` in a line of scontrol; other words are skipped.
+    """Return the first value of each `Key=value` in a line from scontrol; other words are skipped.
 
     >>> parse_fields("UserId=a(1) GroupId=domain users(2) Reason=None NodeList=n[1-2] NodeList=x")["NodeList"]
     'n[1-2]'
@@ -124,8 +126,8 @@ def parse_fields(line: str) -> Mapping[str, str]:
     return fields
 
 
-def _rows(stdout: str, command: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each non-empty line and its fields by name; the last field may contain the separator."""
+def _split_rows(stdout: str, command: str, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each non-empty line with its fields by name; the last field may contain the separator."""
     for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|", len(names) - 1)
         if len(row) != len(names):
@@ -137,8 +139,8 @@ def _state(word: str, command: str) -> State:
     try:
         return State(word.split()[0])
     except (ValueError, IndexError):
-        what = f"{command} writes {word[:80]!r}, which is not a known state"
-        raise ClusterError(command, what, "report it with the version of Slurm") from None
+        what = f"{command} reports the unknown state {word[:80]!r}"
+        raise ClusterError(command, what, "report this, with the version of Slurm") from None
 
 
 def _exit(text: str, command: str) -> tuple[int, int]:
@@ -148,27 +150,27 @@ def _exit(text: str, command: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _whole(text: str, line: str, command: str) -> int:
+def _integer(text: str, line: str, command: str) -> int:
     if not re.fullmatch(r"\d{1,10}", text.strip()):
         _unreadable(command, line)
     return int(text)
 
 
 def _count(text: str) -> int | None:
-    """Return a count, or the first number of a range; None for a rounded count such as `1K`."""
+    """Return a count, or the first number of a range; None if it is rounded, such as `1K`."""
     found = re.fullmatch(r"(\d{1,10})(?:-\d+)?", text.strip())
     return int(found[1]) if found else None
 
 
-def _text(value: str, but: tuple[str, ...] = ()) -> str:
-    """Return a value without blanks; "" for one of Slurm's words for no value, unless it is in `but`."""
+def _text(value: str, keep: tuple[str, ...] = ()) -> str:
+    """Return a value without outer blanks; "" for Slurm's words for no value, except those in `keep`."""
     stripped = value.strip()
-    return "" if stripped in _EMPTY and stripped not in but else stripped
+    return "" if stripped in _NO_VALUE and stripped not in keep else stripped
 
 
 def _unreadable(command: str, line: str) -> NoReturn:
-    what = f"its output cannot be read: {line[:300]!r}"
-    raise ClusterError(command, what, "report it with the version of Slurm")
+    what = f"its output cannot be parsed: {line[:300]!r}"
+    raise ClusterError(command, what, "report this, with the version of Slurm")
 
 
 SINFO_FORMAT = "%R|%a|%l|%D|%T|%N"
@@ -179,7 +181,7 @@ _MARKS = "*~#!%$@^+-"
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition and its limits; None is no limit, and an `allow_...` of None admits everyone.
+    """A partition and its limits; None means no limit, and an `allow_...` of None admits everyone.
 
     `total_nodes` includes broken nodes. `default_s` is the time limit of a job without --time.
     """
@@ -199,13 +201,13 @@ class Partition:
 
 
 def parse_partitions(stdout: str) -> tuple[Partition, ...]:
-    """Return the partitions in the output of `scontrol --oneliner show partition`; raises ClusterError."""
+    """Return the partitions in the output of `scontrol --oneliner show partition`. Raises ClusterError."""
     lines = [line for line in stdout.splitlines() if line.strip()]
     return tuple(_read_partition(line) for line in lines if "No partitions in the system" not in line)
 
 
 def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
-    """Return the nodes in the output of `sinfo --noheader --format=SINFO_FORMAT`; raises ClusterError."""
+    """Return the nodes in the output of `sinfo --noheader --format=SINFO_FORMAT`. Raises ClusterError."""
     groups = []
     for line in filter(str.strip, stdout.splitlines()):
         row = line.split("|")
@@ -226,7 +228,7 @@ def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
 
 
 def default_partition(partitions: Iterable[Partition]) -> Partition | None:
-    """Return the partition of a job that names none; None if the site has no default."""
+    """Return the partition used for jobs that name none; None if the site has no default."""
     return next((partition for partition in partitions if partition.is_default), None)
 
 
@@ -255,14 +257,14 @@ def _names(text: str) -> frozenset[str] | None:
 
 
 def _number(fields: Mapping[str, str], key: str) -> int | None:
-    """Return the number that a value begins with, as in `300 sec`; None for other values, e.g. UNLIMITED."""
+    """Return the number at the start of a value, such as `300 sec`; None for others, such as UNLIMITED."""
     found = re.match(r"\d{1,10}(?!\d)", fields.get(key, ""))
     return int(found[0]) if found else None
 
 
-# A command itself retries a controller that does not answer for up to 18 s.
+# The commands themselves retry for up to 18 s if the controller does not answer.
 ASK_S = 20.0
-# Variables that users may have set for these commands, and that would narrow or change their output.
+# Variables that users may have set for these commands, and that would filter or change their output.
 _UNSET = (
     *(f"SQUEUE_{name}" for name in ("ARRAY", "FORMAT", "FORMAT2", "LICENSES", "NAMES", "PARTITION", "QOS")),
     *(
@@ -282,9 +284,9 @@ _ENVIRONMENT = (
     *(word for name in _UNSET for word in ("-u", name)),
     *("LC_ALL=C", "SLURM_TIME_FORMAT=standard"),
 )
-# A job inherits the environment of its sbatch. Within a job that includes the job's own variables, which the
-# srun of the new job would use. The user's variables, such as SLURM_CONF, stay.
-_OF_A_JOB = (
+# A job inherits the environment of sbatch. If sbatch runs inside a job, that includes the variables of this
+# job, which the srun of the new job would use. Variables set by the user, such as SLURM_CONF, are kept.
+_JOB_VARIABLES = (
     *(f"ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_ID", "TASK_MAX", "TASK_MIN", "TASK_STEP")),
     *("CPU_BIND", "CPU_BIND_LIST", "CPU_BIND_TYPE", "CPU_BIND_VERBOSE", "CPUS_PER_GPU", "CPUS_PER_TASK"),
     *("DISTRIBUTION", "DIST_PLANESIZE", "EXPORT_ENV", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "HET_SIZE"),
@@ -292,8 +294,8 @@ _OF_A_JOB = (
     *("NPROCS", "NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET"),
     *("OVERCOMMIT", "RESTART_COUNT", "STEPID", "STEP_ID", "THREADS_PER_CORE"),
 )
-# These would make sbatch wait for the job's end, or change its exit code.
-SBATCH_UNSET = ("SBATCH_WAIT", "SLURM_EXIT_ERROR", *(f"SLURM_{name}" for name in _OF_A_JOB))
+# The first two would make sbatch wait for the job to end, or change its exit code.
+SBATCH_UNSET = ("SBATCH_WAIT", "SLURM_EXIT_ERROR", *(f"SLURM_{name}" for name in _JOB_VARIABLES))
 SBATCH_ENVIRONMENT = ("env", *(word for name in SBATCH_UNSET for word in ("-u", name)))
 _AWAY = re.compile(
     r"unable to contact|unable to establish|could not establish|timed out|connection (?:refused|reset)"
@@ -311,20 +313,20 @@ _ACCOUNTED_SINCE = "--starttime=now-30days"
 
 
 class SchedulerAway(ClusterError):
-    """Slurm gave no answer; nothing is known about any job, except those in `known`."""
+    """Raised when Slurm gives no answer; nothing is known about any job except those in `known`."""
 
     def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
-        """Keep the jobs that another source reported."""
+        """Store the jobs that another source reported as `known`."""
         self.known = known
         super().__init__(where, what, hint)
 
 
 class NoCommand(SchedulerAway):
-    """The command does not exist on the host that was asked."""
+    """Raised when the command does not exist on the queried host."""
 
 
 def has_slurm(host: Host) -> bool:
-    """Return whether a host has Slurm's commands; raises ClusterError if the host gives no answer."""
+    """Return whether a host has Slurm's commands. Raises ClusterError if the host gives no answer."""
     return host.run(["sh", "-c", "command -v sbatch"], ASK_S).returncode == 0
 
 
@@ -336,38 +338,38 @@ def find_jobs(
     since: datetime | None = None,
     cluster: str = "",
 ) -> tuple[Job, ...]:
-    """Return the jobs with these ids, and those with exactly these names, the latest submission first.
+    """Return the jobs with these ids, and those with exactly these names, latest submission first.
 
-    The controller knows live jobs, and ended ones for some minutes (MinJobAge). Accounting, if there is any,
-    knows the rest, and who cancelled a job. A job that neither knows is left out. `since` is how far back
-    accounting searches for names, on the clock of the host's Slurm; the default is 30 days. `cluster` names a
-    cluster other than the host's own. Raises SchedulerAway if the source that may know a missing job gave no
-    answer.
+    The controller knows live jobs, and ended jobs for some minutes (MinJobAge). Accounting, if the site has
+    it, knows the rest, and who cancelled a job. Jobs unknown to both are omitted. `since` is the time from
+    which accounting is searched for names, on the clock of the host's Slurm; the default is 30 days ago.
+    `cluster` names a cluster other than the host's own. Raises SchedulerAway if a source that may know a
+    missing job gave no answer.
     """
     live = _ask_controller(host, ids, names, cluster)
     found = _merge([*live, *_ask_accounting(host, live, ids, names, since, cluster)])
-    there = [replace(job, cluster=cluster) for job in found]
-    return tuple(sorted(there, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
+    jobs = [replace(job, cluster=cluster) for job in found]
+    return tuple(sorted(jobs, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
 
 
 def ask_partitions(host: Host, cluster: str = "") -> tuple[Partition, ...]:
-    """Return all partitions, including hidden ones; raises SchedulerAway."""
+    """Return all partitions, including hidden ones. Raises SchedulerAway."""
     argv = on_cluster(["scontrol", "--all", "--oneliner", "show", "partition"], cluster)
     return parse_partitions(_ask(host, argv))
 
 
 def ask_node_groups(host: Host, partition: str | None = None, cluster: str = "") -> tuple[NodeGroup, ...]:
-    """Return the nodes of one partition or of all, by their states; none for an unknown partition.
+    """Return the nodes of one partition or of all, grouped by state; empty for an unknown partition.
 
     Raises SchedulerAway.
     """
-    which = "--all" if partition is None else f"--partition={partition}"  # sinfo takes only one of them
+    which = "--all" if partition is None else f"--partition={partition}"  # sinfo accepts only one of the two
     argv = on_cluster(["sinfo", "--noheader", f"--format={SINFO_FORMAT}", which], cluster)
     return parse_sinfo(_ask(host, argv))
 
 
 def on_cluster(argv: Sequence[str], cluster: str) -> tuple[str, ...]:
-    """Return a command with the option for a cluster of that name; "" is the host's own.
+    """Return a command with the option that selects a cluster; "" is the host's own.
 
     >>> on_cluster(["squeue", "--noheader"], "cm4"), on_cluster(["sinfo"], "")
     (('squeue', '--clusters=cm4', '--noheader'), ('sinfo',))
@@ -380,8 +382,8 @@ def run_command(
 ) -> Completed:
     """Run one of Slurm's commands in an environment that keeps its output parsable, and return the result.
 
-    Raises NoCommand if it does not exist, SchedulerAway if the host gives no answer or the command does not
-    end.
+    Raises NoCommand if the command does not exist, and SchedulerAway if the host gives no answer or the
+    command does not end.
     """
     try:
         done = host.run([*environment, *argv], timeout_s)
@@ -390,13 +392,13 @@ def run_command(
         what = (named if isinstance(error, CommandTimedOut) else error).what
         raise SchedulerAway(host.name, what, "try again later") from None
     if done.returncode == 127:
-        what = f"{argv[0]} is not on its PATH"
+        what = f"{argv[0]} not found on its PATH"
         raise NoCommand(host.name, what, "use a host that has Slurm's commands")
     return done
 
 
 def is_away(complaint: str) -> bool:
-    """Return whether a command's error means that the controller or the database gave no answer.
+    """Return whether an error message means that the controller or the database gave no answer.
 
     >>> is_away("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     True
@@ -407,7 +409,7 @@ def is_away(complaint: str) -> bool:
 
 
 def join_complaints(stderr: str) -> str:
-    r"""Return the errors that one of Slurm's commands printed, in one line and without repetition.
+    r"""Return the errors printed by one of Slurm's commands, on one line and without repetition.
 
     >>> join_complaints("sbatch: error: No --time\nsbatch: error: Batch job submission failed: No --time\n")
     'No --time; Batch job submission failed: No --time'
@@ -419,7 +421,7 @@ def join_complaints(stderr: str) -> str:
 def _ask_controller(
     host: Host, ids: Collection[int], names: Collection[str], cluster: str
 ) -> tuple[Job, ...]:
-    """Return the jobs that the controller knows, with the fields of `scontrol show job`."""
+    """Return the jobs known to the controller, with the fields of `scontrol show job`."""
     listed = {job.job_id: job for job in _list_named(host, names, cluster)}
     found = []
     for job_id in dict.fromkeys([*ids, *listed]):
@@ -451,9 +453,9 @@ def _ask_accounting(
     since: datetime | None,
     cluster: str,
 ) -> tuple[Job, ...]:
-    """Return the jobs in accounting with these names, or with ids that the controller does not know fully."""
-    whole = {job.job_id for job in live if job.state is not State.CANCELLED}
-    wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in whole]
+    """Return the jobs in accounting with these names, or with ids not fully known to the controller."""
+    complete = {job.job_id for job in live if job.state is not State.CANCELLED}
+    wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in complete]
     start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
     try:
         by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
@@ -479,12 +481,12 @@ def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
 
 
 def _by_name(names: Collection[str]) -> tuple[str, ...]:
-    """Return the option that selects names; no option, which selects all jobs, if a name has a comma."""
+    """Return the option that selects jobs by name; () if a name has a comma, which selects all jobs."""
     return () if any("," in name for name in names) else (f"--name={','.join(names)}",)
 
 
 def _merge(jobs: Iterable[Job]) -> Iterable[Job]:
-    """Return each job once, as first reported, with the canceller from a later report."""
+    """Return each job once, as first reported, with `cancelled_by` from a later report."""
     found: dict[int, Job] = {}
     for job in jobs:
         first = found.setdefault(job.job_id, job)
@@ -498,15 +500,15 @@ def _ask(host: Host, argv: Sequence[str]) -> str:
 
 
 def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
-    """Return a command's output; raises SchedulerAway if it failed, which says nothing about any job."""
+    """Return a command's output. Raises SchedulerAway if the command failed."""
     if done.returncode != 0:
         reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
-        raise SchedulerAway(host.name, f"Slurm gives {argv[0]} no answer: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"{argv[0]} got no answer from Slurm: {reason}", "try again later")
     return _CLUSTER.sub("", done.stdout)
 
 
 _CLOSED = {
-    "DOWN": "accepts jobs but starts none now",
+    "DOWN": "accepts jobs but does not start them now",
     "DRAIN": "accepts no new jobs",
     "INACTIVE": "neither accepts nor starts jobs",
 }
@@ -520,9 +522,9 @@ def check_limits(
     account: str | None = None,
     qos: str | None = None,
 ) -> tuple[str, ...]:
-    """Return a line for each limit of the partition that a job exceeds; `time_s` is its --time, or None.
+    """Return a line for each limit of the partition that a job exceeds; `time_s` is its --time, if any.
 
-    If no account or QOS is given, Slurm uses the user's default, which only `sbatch --test-only` can check.
+    Without an account or QOS, Slurm uses the user's default, which only `sbatch --test-only` can check.
     """
     return (
         *_check_state(partition),
@@ -533,39 +535,40 @@ def check_limits(
 
 
 def check_nodes_now(partition: Partition, groups: Iterable[NodeGroup], nodes: int) -> tuple[str, ...]:
-    """Return a line if too few of the partition's nodes work now, so that the job waits for repairs."""
+    """Return a line if the job would have to wait because too few of the partition's nodes work now."""
     broken = sum(group.nodes for group in groups if group.partition == partition.name and group.is_broken)
     left = partition.total_nodes - broken
     if not left < nodes <= partition.total_nodes:
         return ()
     return (
-        f"{partition.name} has {left} working nodes now, the job needs {nodes}: it waits until more work; "
-        "see sinfo -R",
+        f"{partition.name} has {left} working nodes now, and the job needs {nodes}; it waits until more "
+        "nodes work; see sinfo -R",
     )
 
 
 def _check_state(partition: Partition) -> Iterator[str]:
     if partition.state in _CLOSED:
-        yield f"{partition.name} {_CLOSED[partition.state]} (it is {partition.state}); wait or use another"
+        doing = f"{_CLOSED[partition.state]} (state {partition.state})"
+        yield f"{partition.name} {doing}; wait, or use another partition"
 
 
 def _check_nodes(partition: Partition, nodes: int) -> Iterator[str]:
     name = partition.name
     if nodes > partition.total_nodes:
-        yield f"{name} has {partition.total_nodes} nodes, the job needs {nodes}: it would never start"
+        yield f"{name} has {partition.total_nodes} nodes, and the job needs {nodes}; it would never start"
     if partition.max_nodes is not None and partition.max_nodes < nodes <= partition.total_nodes:
-        yield f"{name} gives a job at most {partition.max_nodes} nodes, this one needs {nodes}"
+        yield f"{name} allows at most {partition.max_nodes} nodes per job, and this job needs {nodes}"
     if nodes < partition.min_nodes:
-        yield f"{name} gives a job at least {partition.min_nodes} nodes, this one needs {nodes}"
+        yield f"{name} requires at least {partition.min_nodes} nodes per job, and this job needs {nodes}"
 
 
 def _check_time(partition: Partition, time_s: float | None) -> Iterator[str]:
     if partition.max_s is not None and time_s is not None and time_s > partition.max_s:
         most, needs = describe_limit(partition.max_s), describe_limit(time_s)
-        yield f"{partition.name} runs a job for at most {most}, this one needs {needs}"
+        yield f"{partition.name} runs a job for at most {most}, and this job needs {needs}"
     if partition.default_s is not None and time_s is None:
         yield (
-            f"{partition.name} gives a job without --time only {describe_limit(partition.default_s)}; "
+            f"{partition.name} limits jobs without --time to {describe_limit(partition.default_s)}; "
             "give --time"
         )
 

@@ -1,4 +1,4 @@
-"""Submit a script to Slurm, and distinguish jobs that were refused from those that may be submitted."""
+"""Submit a script to Slurm, and distinguish a refused job from one that may have been submitted."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from caffe_recipes.cluster.slurm_queries import (
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 
-# While the controller is busy, sbatch itself retries for a while.
+# sbatch itself retries for a while if the controller is busy.
 SUBMIT_S = 60.0
 MAIL_TYPES = "END,FAIL,REQUEUE"
 _JOB_ID = re.compile(r"(\d{1,10})(?:;(\S+))?")
 _REFUSED = re.compile(
     r"error: |fatal: |allocation failure|unrecognized option|invalid option|requires an argument|ambiguous"
 )
-# sbatch's own exit codes are 1 and 255; these are those of `timeout`, and of a shell whose child was killed.
+# Exit codes of `timeout`, and of a shell whose child was killed; sbatch's own are 1 and 255.
 _KILLED = range(124, 255)
 _ENDED = re.compile(r"invalid job id|already completing or completed|job not found", re.IGNORECASE)
 
@@ -39,8 +39,8 @@ class Request:
     """A job to submit; None and empty values leave the choice to the site, or to the script's #SBATCH lines.
 
     `dependency` is the id of the job that must succeed first. `options` are passed to sbatch unchanged, after
-    ours. `environment` is added to that of the submitter, all of which the job inherits. `arguments` are
-    those of the script.
+    ours. The job inherits the submitter's environment, to which `environment` is added. `arguments` are the
+    arguments of the script.
     """
 
     script: str
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Submitted:
-    """Slurm accepted the job; sbatch names the `cluster` if it chose one, or was given one."""
+    """Slurm accepted the job; `cluster` is set if sbatch chose a cluster, or was given one."""
 
     job_id: int
     cluster: str = ""
@@ -69,22 +69,22 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Refused:
-    """The job was certainly not submitted; `text` is Slurm's reason, in one line."""
+    """The job was certainly not submitted; `text` is Slurm's reason, on one line."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Unsure:
-    """The job may have been submitted: look for its name before another attempt; `text` is what is known."""
+    """The job may have been submitted; search for its name before a retry. `text` says what is known."""
 
     text: str
 
 
 def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]:
-    """Return the command that submits a script, or only tests the submission; raises ClusterError.
+    """Return the command that submits a script, or only tests the submission. Raises ClusterError.
 
-    Variables go into the environment of sbatch, since --export splits values at their commas.
+    Variables are set in the environment of sbatch, since --export splits values at commas.
 
     >>> " ".join(sbatch_argv(Request("chain.sbatch", "chain-0123", partition="normal", time_s=5400, nodes=4)))
     'sbatch --parsable --job-name=chain-0123 --partition=normal --time=01:30:00 --nodes=4 -- chain.sbatch'
@@ -101,21 +101,21 @@ def sbatch_argv(request: Request, *, test_only: bool = False) -> tuple[str, ...]
 
 
 def try_submission(host: Host, request: Request) -> str | None:
-    """Return None if Slurm would accept a job, else its reason in one line; nothing is submitted.
+    """Return None if Slurm would accept a job, else its reason on one line; nothing is submitted.
 
-    Slurm also accepts jobs that can never start: see check_limits. Raises SchedulerAway.
+    Slurm also accepts jobs that can never start; see check_limits. Raises SchedulerAway.
     """
     done = run_command(host, sbatch_argv(request, test_only=True), ASK_S, SBATCH_ENVIRONMENT)
     if done.returncode == 0:
         return None
     reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
     if is_away(done.stderr) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"Slurm gives sbatch no answer: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"sbatch got no answer from Slurm: {reason}", "try again later")
     return reason
 
 
 def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
-    """Submit a job, in one attempt; raises ClusterError for a request that cannot be a command."""
+    """Submit a job, in one attempt. Raises ClusterError if the request is not valid."""
     argv = sbatch_argv(request)
     try:
         host.connect()
@@ -130,10 +130,10 @@ def submit(host: Host, request: Request) -> Submitted | Refused | Unsure:
 
 
 def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
-    """Return the job of a name that is used only once; None if Slurm knows no such job.
+    """Return the job with a name that is used only once; None if Slurm knows no such job.
 
-    Without accounting Slurm forgets a job some minutes after its end (MinJobAge), and a busy controller may
-    accept a job shortly after sbatch gave up. Raises SchedulerAway.
+    Without accounting, Slurm forgets a job some minutes after it ends (MinJobAge). A busy controller may
+    accept a job shortly after sbatch has given up. Raises SchedulerAway.
     """
     return next(iter(find_jobs(host, names=(name,), cluster=cluster)), None)
 
@@ -141,24 +141,23 @@ def find_submission(host: Host, name: str, cluster: str = "") -> Job | None:
 def cancel_jobs(
     host: Host, ids: Iterable[int], *, signal: str | None = None, batch: bool = False, cluster: str = ""
 ) -> None:
-    """Cancel jobs, or send a signal to their steps, or with `batch` to their scripts only.
+    """Cancel jobs, or send a signal to their steps, or with `batch` only to their scripts.
 
-    Jobs that have ended or are unknown are skipped. Raises SchedulerAway, and ClusterError if Slurm does not
-    allow it.
+    Jobs that have ended or are unknown are skipped. Raises SchedulerAway, and ClusterError if Slurm refuses.
     """
     words = [str(job_id) for job_id in dict.fromkeys(ids)]
     if not words:
         return  # without ids scancel would cancel all jobs
-    how = [*([f"--signal={signal}"] if signal else []), *(["--batch"] if batch else [])]
-    done = run_command(host, on_cluster(["scancel", *how, *words], cluster))
+    options = [*([f"--signal={signal}"] if signal else []), *(["--batch"] if batch else [])]
+    done = run_command(host, on_cluster(["scancel", *options, *words], cluster))
     if done.returncode == 0:
         return
     left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
     reason = join_complaints(left)
     if is_away(left) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"Slurm gives scancel no answer: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"scancel got no answer from Slurm: {reason}", "try again later")
     if reason:
-        raise HostFailed(host.name, f"scancel says: {reason}", "see scontrol show job")
+        raise HostFailed(host.name, f"scancel failed: {reason}", "see scontrol show job")
 
 
 def _options(request: Request) -> Iterator[str]:
@@ -175,7 +174,7 @@ def _options(request: Request) -> Iterator[str]:
         yield f"--exclude={','.join(request.exclude)}"
     if request.dependency is not None:
         yield f"--dependency=afterok:{request.dependency}"
-        yield "--kill-on-invalid-dep=yes"  # without it the job waits for ever after the other has failed
+        yield "--kill-on-invalid-dep=yes"  # else the job waits forever if that job fails
     if request.mail_user is not None:
         yield f"--mail-user={request.mail_user}"
         yield f"--mail-type={MAIL_TYPES}"
@@ -184,12 +183,12 @@ def _options(request: Request) -> Iterator[str]:
 def _check(request: Request) -> None:
     """Raise ClusterError for values that sbatch would misread."""
     if not request.script:
-        raise ClusterError("sbatch", "no script is given", "name one")
+        raise ClusterError("sbatch", "no script given", "name one")
     if not request.name or not request.name.isprintable():
         raise ClusterError("--job-name", f"{request.name[:80]!r} is not a job name", "use letters and digits")
     if request.options and not request.options[0].startswith("-"):
-        what = f"{request.options[0][:80]!r} is not an option of sbatch: it would be read as the script"
-        raise ClusterError("sbatch", what, "begin it with --")
+        what = f"{request.options[0][:80]!r} is not an option; sbatch would read it as the script"
+        raise ClusterError("sbatch", what, "start it with --")
     for name in request.environment:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise ClusterError(
@@ -197,11 +196,11 @@ def _check(request: Request) -> None:
             )
     for host in request.exclude:
         if not is_host_name(host):
-            raise ClusterError("--exclude", f"{host[:80]!r} is not a host name", "write a host's name")
+            raise ClusterError("--exclude", f"{host[:80]!r} is not a host name", "write the name of a host")
 
 
 def _judge(done: Completed) -> Submitted | Refused | Unsure:
-    # Whatever else a site's wrapper prints, the job's number is on a line of its own.
+    # A site's wrapper may print other lines, but the job number is alone on its line.
     numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
     if done.returncode == 0 and numbers:
         return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
@@ -209,4 +208,4 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
     if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
         return Refused(reason)
-    return Unsure(reason or f"sbatch printed no job number, and exited with {done.returncode}")
+    return Unsure(reason or f"sbatch printed no job number and exited with {done.returncode}")

@@ -1,9 +1,9 @@
 """Run commands on another machine over ssh, as configured in `~/.ssh/config`.
 
-One connection per host is opened when it is first needed, and is shared by all commands. Logins go over jump
-hosts, use public keys only (of the configured files and the agent), and reach only hosts whose keys are
-known. A run has nobody to answer questions, so no password or passphrase is asked for. No host key is added,
-and no agent is forwarded. `ssh_config` lists the options that are read.
+One connection per host is opened when it is first needed, and is shared by all commands. Logins support jump
+hosts, use public keys only (from the configured files and the agent), and require known host keys. Nobody is
+there to answer prompts during a run, so none for a password or passphrase is shown. No host key is added, and
+no agent is forwarded. `ssh_config` lists the options that are read.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from caffe_recipes.cluster.ssh_config import (
     fingerprint,
     is_revoked,
     judge_key,
-    keys_of,
-    known_name,
+    keys_for_host,
+    known_hosts_name,
     load_known_hosts,
     load_ssh_options,
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 
-# An sshd that restarts, or gets too many logins at once, refuses connections for a while.
+# An sshd that is restarting, or gets too many logins at once, refuses connections for a while.
 PATIENCE_S = 20.0
 _OPEN_S = 30.0
 
 
 @dataclass
 class SshHost:
-    """A host reached by ssh, as configured in `ssh_folder`; a refused login is retried for `patience_s`."""
+    """A host reached by ssh, as configured in `ssh_folder`; refused logins are retried for `patience_s`."""
 
     name: str
     ssh_folder: Path = field(default_factory=default_folder)
@@ -69,7 +69,7 @@ class SshHost:
     _changing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def connect(self) -> None:
-        """Open the connection unless it is open; raises ClusterError."""
+        """Open the connection unless it is open. Raises ClusterError."""
         self._connected()
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
@@ -77,7 +77,7 @@ class SshHost:
         return self.start(argv, timeout_s).finish(timeout_s)
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
-        """Start a command; the host ends it after `limit_s`, or when this connection ends."""
+        """Start a command; the host ends it after `limit_s`, or when the connection ends."""
         mark, supervised = supervise(argv, limit_s)
         return Running(self.name, argv, mark, self._execute(quote_command(supervised)))
 
@@ -90,8 +90,8 @@ class SshHost:
         put_file(self, path, to)
 
     def close(self) -> None:
-        """Close all connections, also one that is being opened; the next command opens a new one."""
-        with self._changing:  # not `_connecting`, which is held for long while a host does not answer
+        """Close all connections, including one being opened; the next command opens a new one."""
+        with self._changing:  # not `_connecting`, which is held while an unresponsive host is contacted
             logins = [*self._single_use, *([self._login] if self._login is not None else [])]
             self._login, self._single_use = None, []
             self._closed += 1
@@ -102,11 +102,11 @@ class SshHost:
         """Close a connection that served a single command."""
         with self._changing:
             if login not in self._single_use:
-                return  # closed with all others
+                return  # closed already, with all others
             self._single_use.remove(login)
         login.close()
 
-    def lost(self) -> ClusterError:
+    def connection_lost(self) -> ClusterError:
         """Return the error for the lost connection."""
         login = self._login
         if login is not None and login.went_silent:
@@ -118,47 +118,47 @@ class SshHost:
     def _execute(self, command: str) -> _Channel:
         """Start a command in a new session, over a new connection if the old one has ended.
 
-        If sshd allows no further session on the connection (MaxSessions), the command gets one of its own.
+        If sshd allows no more sessions on the connection (MaxSessions), the command gets its own connection.
         """
         for again in (True, False):
             login = self._connected()
             try:
                 return _Channel(self, _open_session(login.transport, command))
             except paramiko.ChannelException:
-                return self.execute_alone(command)
+                return self.execute_over_new_connection(command)
             except FAILURES as error:
                 if again and not login.is_alive():
                     continue
-                raise self._no_session(error) from None
+                raise self._session_failed(error) from None
         raise AssertionError("unreachable")
 
-    def execute_alone(self, command: str) -> _Channel:
-        """Start a command over a connection of its own; raises ClusterError."""
+    def execute_over_new_connection(self, command: str) -> _Channel:
+        """Start a command over its own, new connection. Raises ClusterError."""
         login, closed = None, self._closed
         try:
             login = log_in(self.name, self.ssh_folder, self.patience_s)
             channel = _Channel(self, _open_session(login.transport, command), login)
-            self._keep(login, closed)
+            self._register(login, closed)
         except BaseException as error:
             if login is not None:
                 login.close()
             if isinstance(error, FAILURES):
-                raise self._no_session(error) from None
+                raise self._session_failed(error) from None
             raise
         return channel
 
-    def _keep(self, login: Login, closed: int) -> None:
+    def _register(self, login: Login, closed: int) -> None:
         with self._changing:
             if self._closed != closed:
-                raise _closed_meanwhile(self.name)
+                raise _closed_while_opening(self.name)
             self._single_use.append(login)
 
-    def _no_session(self, error: BaseException) -> ClusterError:
-        what = f"starts no session: {reason_of(error)}"
+    def _session_failed(self, error: BaseException) -> ClusterError:
+        what = f"cannot start a session: {reason_of(error)}"
         return HostFailed(self.name, what, f"check `ssh {self.name} true`")
 
     def _connected(self) -> Login:
-        """Return the shared connection, since a login takes about 0.3 s; raises ClusterError."""
+        """Return the shared connection, which saves 0.3 s per login. Raises ClusterError."""
         with self._connecting:
             with self._changing:
                 login, closed = self._login, self._closed
@@ -173,16 +173,16 @@ class SshHost:
                     self._login = login
                     return login
             login.close()
-            raise _closed_meanwhile(self.name)
+            raise _closed_while_opening(self.name)
 
 
-def _closed_meanwhile(host: str) -> HostFailed:
+def _closed_while_opening(host: str) -> HostFailed:
     return HostFailed(host, "the connection was closed while it was being opened", "see the earlier error")
 
 
 @dataclass
 class _Channel:
-    """The standard streams of one session; `login` is a connection that serves this session only."""
+    """The standard streams of one session; `login` is set if the connection serves only this session."""
 
     host: SshHost
     channel: paramiko.Channel
@@ -199,7 +199,7 @@ class _Channel:
             self.channel.sendall(data)
         except FAILURES:
             if not self.channel.get_transport().is_active():
-                raise self.host.lost() from None
+                raise self.host.connection_lost() from None
             what = "the command no longer reads its input"
             raise HostFailed(self.host.name, what, "read its output") from None
 
@@ -209,8 +209,8 @@ class _Channel:
 
     def code(self) -> int:
         code = self.channel.recv_exit_status()
-        if code < 0:  # none has come
-            raise self.host.lost()
+        if code < 0:  # no exit status was received
+            raise self.host.connection_lost()
         return code
 
     def end(self, pid: int | None) -> None:
@@ -225,19 +225,19 @@ class _Channel:
             pass
         if self.channel.exit_status_ready():
             return
-        # Its parent on the host ends with the connection, and then the supervisor ends the command.
+        # Closing the connection ends its parent on the host, and then the supervisor ends the command.
         if self.login is not None:
             self.host.release(self.login)
         else:
             self.host.close()
 
     def _execute_beside(self, command: str) -> _Channel:
-        """Start a command on the same connection, or on a new one if sshd allows no further session."""
+        """Start a command on the same connection, or on a new one if sshd allows no further sessions."""
         transport = self.channel.get_transport()
         try:
             return _Channel(self.host, _open_session(transport, command, GRACE_S))
         except paramiko.ChannelException:
-            return self.host.execute_alone(command)
+            return self.host.execute_over_new_connection(command)
 
     def close(self) -> None:
         self.channel.close()
@@ -259,34 +259,38 @@ def _ssh_exception() -> type[Exception]:
     return paramiko.SSHException
 
 
-# The message of paramiko if a host has neither accepted nor refused a key in time.
-_TIMEOUT = "Authentication timeout"
+# Paramiko's message if a host has neither accepted nor refused a key in time.
+_AUTH_TIMEOUT = "Authentication timeout"
 FAILURES = (paramiko.SSHException, OSError, EOFError, ValueError)
 
 
 def authenticate(transport: paramiko.Transport, options: SshOptions) -> None:
-    """Offer keys until the host accepts one; raises ClusterError that lists the keys that were offered."""
+    """Offer keys until the host accepts one. Raises ClusterError with the list of offered keys."""
     tried: list[str] = []
     for label, key in _keys(options, tried):
         try:
             more = transport.auth_publickey(options.user, key)
         except paramiko.BadAuthenticationType as error:
-            raise _refused(options, tried, f"it accepts only {', '.join(error.allowed_types)}") from None
+            raise _login_refused(
+                options, tried, f"it accepts only {', '.join(error.allowed_types)}"
+            ) from None
         except paramiko.AuthenticationException as error:
             tried.append(label)
-            if str(error).startswith(_TIMEOUT):
-                raise _refused(options, tried, f"no answer within {transport.auth_timeout:.0f} s") from None
+            if str(error).startswith(_AUTH_TIMEOUT):
+                raise _login_refused(
+                    options, tried, f"no answer within {transport.auth_timeout:.0f} s"
+                ) from None
             if not transport.is_active():
                 break
             continue
         if not more:
             return
-        raise _refused(options, [*tried, label], f"after a key it asks for {', '.join(more)}")
-    raise _refused(options, tried, "it accepts none of them")
+        raise _login_refused(options, [*tried, label], f"after the key, it requires {', '.join(more)}")
+    raise _login_refused(options, tried, "it accepts none of them")
 
 
 def _keys(options: SshOptions, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Yield the keys of the configured files, from the agent if it holds them, then its other keys."""
+    """Yield the configured keys, from the agent if it holds them, then the agent's other keys."""
     held = {key.asbytes(): key for key in _agent_keys()} if options.agent else {}
     for path in options.keys:
         public = _public_blob(path)
@@ -313,35 +317,35 @@ def _agent_keys() -> tuple[paramiko.AgentKey, ...]:
 
 
 def _public_blob(path: Path) -> bytes | None:
-    """Return the public key in the `.pub` file beside a private key; None if there is none."""
+    """Return the public key in the `.pub` file beside a private key; None if it cannot be read."""
     try:
         return base64.b64decode(path.with_name(f"{path.name}.pub").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _refused(options: SshOptions, tried: list[str], reason: str) -> ClusterError:
+def _login_refused(options: SshOptions, tried: list[str], reason: str) -> ClusterError:
     offered = ", ".join(tried) or "no key"
     return unreachable(options, f"offered {offered}; {reason}")
 
 
 def unreachable(options: SshOptions, reason: str) -> ClusterError:
-    """Return the error for a host that cannot be logged in to."""
+    """Return the error for a host that we cannot log in to."""
     what = f"cannot be reached by ssh as {options.user} at {options.host}:{options.port}: {reason}"
     return HostFailed(options.name, what, f"make `ssh {options.name} true` work without a password")
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of an exception in one line."""
+    """Return the message of an exception on one line."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno and error.strerror:
         text = os.strerror(error.errno) if error.errno > 0 else error.strerror
     return text or type(error).__name__
 
 
-# After this many keepalive requests without an answer the connection counts as dead.
+# After this many unanswered keepalive requests the connection counts as dead.
 KEEPALIVE_COUNT = 3
-# Before a host answers, it may look up the user and the client in a slow directory or name server.
+# Before it answers, a host may look up the user and the client in a slow directory or name server.
 _AUTH_S = 60.0
 _KEY_TYPES = {
     "ssh-ed25519": ("ssh-ed25519",),
@@ -350,59 +354,61 @@ _KEY_TYPES = {
     "ecdsa-sha2-nistp521": ("ecdsa-sha2-nistp521",),
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
-# The algorithms of paramiko, in its order; its type stubs lack some of them.
+# Paramiko's algorithms, in its order; its type stubs lack some of them.
 _ALGORITHMS: Mapping[str, Sequence[str]] = {
     kind: vars(paramiko.Transport)[f"_preferred_{kind}"] for kind in ("ciphers", "macs", "kex", "pubkeys")
 } | {"keys": [name for names in _KEY_TYPES.values() for name in names]}
-# The messages of paramiko if a server closes the connection before it has identified itself.
-_HUNG_UP = ("Error reading SSH protocol banner", "Negotiation failed")
-# Errors of a server that restarts or is overloaded, which pass; an unknown host name does not.
-_PASSING = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH})
+# Paramiko's messages if a server closes the connection before it has identified itself.
+_HANDSHAKE_ERRORS = ("Error reading SSH protocol banner", "Negotiation failed")
+# Errors of a server that is restarting or overloaded, which go away; an unknown host name does not.
+_TRANSIENT_ERRNOS = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH}
+)
 
-# The threads of paramiko would print tracebacks; the errors that we raise have the same information.
+# Paramiko's threads would log tracebacks; the errors that we raise have the same information.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class Busy(Exception):
-    """A failure that may pass: the server refused, or closed the connection before it identified itself."""
+class TransientFailure(Exception):
+    """Raised when a retry may succeed: the server refused or closed the connection early."""
 
 
 @dataclass
 class Login:
-    """An authenticated connection, through the connection `over` if that is set; `users` counts its users."""
+    """An authenticated connection, tunneled through `over` if that is set; `users` counts its users."""
 
     transport: paramiko.Transport
     options: SshOptions
     over: Login | None = None
     proxy: subprocess.Popen[bytes] | None = None
     users: int = 1
-    _heard: float = field(default_factory=time.monotonic)
+    _last_answer_s: float = field(default_factory=time.monotonic)
     _closed: threading.Event = field(default_factory=threading.Event)
     went_silent: bool = False
 
     def is_alive(self) -> bool:
-        """Return whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as we know."""
         return self.transport.is_active() and not self._closed.is_set()
 
     def watch(self) -> None:
-        """Send keepalive requests from now on, and close the connection if they are not answered.
+        """Start to send keepalive requests, and close the connection if they are not answered.
 
-        All waits on a closed connection end at once, while TCP would give up only after many minutes.
+        All waits on a closed connection end at once, whereas TCP would give up only after many minutes.
         """
-        for act in (self._ask, self._judge):
+        for act in (self._send_keepalives, self._check_keepalives):
             threading.Thread(target=act, daemon=True, name=f"ssh-{self.options.name}").start()
 
     def close(self) -> None:
-        """Give up one use of it; the last user closes the connection."""
-        with _JUMPS_LOCK:
+        """Release the connection; it is closed when its last user releases it."""
+        with _JUMP_LOGINS_LOCK:
             self.users -= 1
             last = self.users <= 0
         if last:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Close it for all users, and give up the use of the connection that it runs through."""
-        with _JUMPS_LOCK:
+        """Close the connection for all users, and release the connection that it runs through."""
+        with _JUMP_LOGINS_LOCK:
             if self._closed.is_set():
                 return
             self._closed.set()
@@ -416,19 +422,19 @@ class Login:
         if self.over is not None:
             self.over.close()
 
-    def _ask(self) -> None:
+    def _send_keepalives(self) -> None:
         while not self._closed.wait(self.options.keepalive_s) and self.transport.is_active():
             with suppress(*FAILURES):
                 self.transport.global_request("keepalive@openssh.com", wait=True)
                 if self.transport.is_active():
-                    self._heard = time.monotonic()
+                    self._last_answer_s = time.monotonic()
 
-    def _judge(self) -> None:
+    def _check_keepalives(self) -> None:
         longest_s = self.options.keepalive_s * KEEPALIVE_COUNT
         while not self._closed.wait(self.options.keepalive_s / 4):
             if not self.transport.is_active():
                 return
-            if time.monotonic() - self._heard > longest_s:
+            if time.monotonic() - self._last_answer_s > longest_s:
                 self.went_silent = True
                 self.hang_up()
 
@@ -436,36 +442,36 @@ class Login:
 def log_in(name: str, folder: Path, patience_s: float) -> Login:
     """Open a connection to a host as configured in `folder`.
 
-    A refusal that may pass is retried for `patience_s`, with growing pauses. Raises ClusterError.
+    Transient failures are retried for `patience_s`, with growing pauses. Raises ClusterError.
     """
     deadline = time.monotonic() + patience_s
     pause_s = 0.25
     options = load_ssh_options(name, folder)
-    _refuse_circle(options, folder)
+    _check_jump_loop(options, folder)
     while True:
         try:
             login = _log_in(options, folder)
             login.watch()
             return login
-        except Busy as error:
+        except TransientFailure as error:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise unreachable(options, str(error)) from None
             time.sleep(
                 min(left_s, pause_s * random.uniform(0.75, 1.25))
-            )  # so that hosts spread their retries
+            )  # random, to spread the retries of many hosts
             pause_s = min(2 * pause_s, 3.0)
 
 
 def _log_in(options: SshOptions, folder: Path) -> Login:
     login, disabled = None, _disabled_algorithms(options)
     try:
-        connection, over, proxy = _reach(options, folder)
+        connection, over, proxy = _open_connection(options, folder)
         transport = paramiko.Transport(connection, disabled_algorithms=disabled)
         login = Login(transport, options, over, proxy)
-        lines = keys_of(load_known_hosts(options.known_hosts), _known_name(options))
+        lines = keys_for_host(load_known_hosts(options.known_hosts), _known_hosts_name(options))
         _prefer_known(transport, {line.kind for line in lines if not line.marker})
-        _shake_hands(transport, options)
+        _handshake(transport, options)
         _check_key(options, lines, transport.get_remote_server_key().asbytes())
         _check_revoked(options, transport.get_remote_server_key())
         authenticate(transport, options)
@@ -478,20 +484,20 @@ def _log_in(options: SshOptions, folder: Path) -> Login:
     return login
 
 
-def _reach(
+def _open_connection(
     options: SshOptions, folder: Path
 ) -> tuple[socket.socket | paramiko.Channel, Login | None, subprocess.Popen[bytes] | None]:
     """Open a connection to a host's sshd: directly, over jump hosts, or through ProxyCommand."""
     if options.proxy_command and not options.jumps:
         ours, theirs = socket.socketpair()
         with theirs:
-            # As ssh does, a shell runs the command that the user has configured.
+            # As in ssh, a shell runs the command that the user configured.
             argv = ["/bin/sh", "-c", f"exec {options.proxy_command}"]
             proxy = subprocess.Popen(
                 argv,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                start_new_session=True,  # no terminal, so that it cannot ask
+                start_new_session=True,  # no terminal, so that it cannot prompt
                 env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
             )
         return ours, None, proxy
@@ -504,98 +510,102 @@ def _reach(
         except BaseException as error:
             over.close()
             if isinstance(error, paramiko.ChannelException):
-                raise Busy(f"{over.options.name} cannot reach it: {reason_of(error)}") from None
+                raise TransientFailure(
+                    f"jump host {over.options.name} cannot reach it: {reason_of(error)}"
+                ) from None
             raise
         return channel, over, None
     try:
         connection = socket.create_connection((options.host, options.port), options.connect_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # commands are small and many
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # many small commands
         return connection, None, None
     except OSError as error:
-        if isinstance(error, TimeoutError) or error.errno in _PASSING:
-            raise Busy(reason_of(error)) from None
+        if isinstance(error, TimeoutError) or error.errno in _TRANSIENT_ERRNOS:
+            raise TransientFailure(reason_of(error)) from None
         raise
 
 
-# Connections to jump hosts, by folder and hops: 64 hosts behind a jump host need only one login to it.
-_JUMPS: dict[tuple[Path, tuple[str, ...]], Login] = {}
-_JUMPS_LOCK = threading.Lock()
-_JUMPING: dict[tuple[Path, tuple[str, ...]], threading.Lock] = {}
+# Logins to jump hosts, by folder and hops: 64 hosts behind a jump host need only one login to it.
+_JUMP_LOGINS: dict[tuple[Path, tuple[str, ...]], Login] = {}
+_JUMP_LOGINS_LOCK = threading.Lock()
+_JUMP_LOGIN_LOCKS: dict[tuple[Path, tuple[str, ...]], threading.Lock] = {}
 
 
 def _jump(options: SshOptions, folder: Path) -> Login:
-    """Return a login to the last jump host, over those before it; one that is open is shared."""
+    """Return a login to the last jump host, through those before it; an open login is shared."""
     place = (folder, options.jumps)
-    with _JUMPS_LOCK:
-        jumping = _JUMPING.setdefault(place, threading.Lock())
-    with jumping:
-        with _JUMPS_LOCK:
-            shared = _JUMPS.get(place)
+    with _JUMP_LOGINS_LOCK:
+        lock = _JUMP_LOGIN_LOCKS.setdefault(place, threading.Lock())
+    with lock:
+        with _JUMP_LOGINS_LOCK:
+            shared = _JUMP_LOGINS.get(place)
             if shared is not None and shared.users > 0 and shared.is_alive():
                 shared.users += 1
                 return shared
         *before, last = options.jumps
-        hop = load_ssh_options("", folder, last)  # the first hop's own configuration holds
+        hop = load_ssh_options("", folder, last)  # the first hop follows its own configuration
         login = _log_in(_with_jumps(hop, tuple(before)) if before else hop, folder)
         login.watch()
-        with _JUMPS_LOCK:
-            _JUMPS[place] = login
+        with _JUMP_LOGINS_LOCK:
+            _JUMP_LOGINS[place] = login
         return login
 
 
-def _refuse_circle(options: SshOptions, folder: Path, before: tuple[tuple[str, ...], ...] = ()) -> None:
-    """Raise ClusterError if the configured jump hosts form a circle; nothing is connected."""
+def _check_jump_loop(options: SshOptions, folder: Path, before: tuple[tuple[str, ...], ...] = ()) -> None:
+    """Raise ClusterError if the configured jump hosts form a loop. Opens no connection."""
     if options.jumps in before:
-        hint = "in ~/.ssh/config, except the jump host itself from its ProxyJump"
-        raise HostFailed(options.name, f"its jump host {options.jumps[0]} is reached over itself", hint)
+        hint = "in ~/.ssh/config, exclude the jump host itself from its ProxyJump"
+        raise HostFailed(
+            options.name, f"its jump host {options.jumps[0]} is configured to be reached through itself", hint
+        )
     if options.jumps:
-        _refuse_circle(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
+        _check_jump_loop(load_ssh_options("", folder, options.jumps[0]), folder, (*before, options.jumps))
 
 
 def _with_jumps(options: SshOptions, jumps: tuple[str, ...]) -> SshOptions:
     return replace(options, jumps=jumps, proxy_command=None)
 
 
-def _shake_hands(transport: paramiko.Transport, options: SshOptions) -> None:
+def _handshake(transport: paramiko.Transport, options: SshOptions) -> None:
     transport.banner_timeout = transport.handshake_timeout = options.connect_s
     transport.auth_timeout = max(options.connect_s, _AUTH_S)
     try:
         transport.start_client(timeout=options.connect_s)
     except (EOFError, OSError) as error:
-        raise Busy(f"it closed the connection: {reason_of(error)}") from None
+        raise TransientFailure(f"connection closed by the server: {reason_of(error)}") from None
     except paramiko.SSHException as error:
-        if str(error).startswith(_HUNG_UP):
-            raise Busy(reason_of(error)) from None
+        if str(error).startswith(_HANDSHAKE_ERRORS):
+            raise TransientFailure(reason_of(error)) from None
         raise
     if not transport.initial_kex_done:
-        raise Busy(f"no answer within {options.connect_s:.0f} s")
+        raise TransientFailure(f"no answer within {options.connect_s:.0f} s")
 
 
 def _prefer_known(transport: paramiko.Transport, kinds: set[str]) -> None:
-    """Prefer key types that known_hosts has for the host, since a server shows only one of its keys."""
+    """Prefer the key types that known_hosts has for the host; a server presents only one of its keys."""
     first = [name for kind, names in _KEY_TYPES.items() if kind in kinds for name in names]
     rest = [name for names in _KEY_TYPES.values() for name in names if name not in first]
     transport.get_security_options().key_types = (*first, *rest)
 
 
 def _disabled_algorithms(options: SshOptions) -> dict[str, list[str]]:
-    """Return our algorithms that the configuration forbids, by kind; raises ClusterError if none is left."""
+    """Return our algorithms that the configuration forbids, by kind. Raises ClusterError if none is left."""
     disabled: dict[str, list[str]] = {}
     for allowed in options.algorithms:
         ours = _ALGORITHMS[allowed.kind]
         left = allowed.choose(ours)
         if not left:
-            what = f"{allowed.option} {allowed.listed} in the ssh configuration allows none that we support"
+            what = f"the ssh configuration sets {allowed.option} {allowed.listed}, of which we support none"
             raise HostFailed(options.name, what, f"allow one of {', '.join(ours[:6])}")
         disabled.setdefault(allowed.kind, []).extend(name for name in ours if name not in left)
     return disabled
 
 
 def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
-    """Raise ClusterError for a host key that is revoked, or shorter than RequiredRSASize."""
+    """Raise ClusterError if a host key is revoked, or shorter than RequiredRSASize."""
     if key.get_name() == "ssh-rsa" and key.get_bits() < options.rsa_bits:
-        what = f"its RSA host key has {key.get_bits()} bits, and RequiredRSASize is {options.rsa_bits}"
-        raise HostFailed(options.name, what, "ask the site for another key")
+        what = f"its RSA host key has {key.get_bits()} bits, fewer than RequiredRSASize {options.rsa_bits}"
+        raise HostFailed(options.name, what, "ask the site for a longer key")
     if options.revoked is None:
         return
     try:
@@ -608,25 +618,27 @@ def _check_revoked(options: SshOptions, key: paramiko.PKey) -> None:
         raise HostFailed(options.name, what, "do not connect; ask the site")
 
 
-def _known_name(options: SshOptions) -> str:
-    return known_name(options.host, options.port, options.key_alias)
+def _known_hosts_name(options: SshOptions) -> str:
+    return known_hosts_name(options.host, options.port, options.key_alias)
 
 
 def _check_key(options: SshOptions, lines: tuple[KnownKey, ...], key: bytes) -> None:
-    """Raise ClusterError if a host's key is not the one in known_hosts; `lines` are those of the host."""
-    name = _known_name(options)
+    """Raise ClusterError unless a host's key is in `lines`, the host's lines of known_hosts."""
+    name = _known_hosts_name(options)
     verdict, where = judge_key(lines, key)
     if verdict == "known":
         return
     file = options.known_hosts[0] if options.known_hosts else "known_hosts"
-    shown = f"it shows {fingerprint(key)}"
+    presented = f"it presents {fingerprint(key)}"
     if verdict == "unknown":
         port = "" if options.port == 22 else f"-p {options.port} "
-        what = f"its host key is not in known_hosts as {name}; {shown}"
-        hint = f"compare that with what the site publishes, then `ssh-keyscan {port}{options.host} >> {file}`"
+        what = f"its host key is not in known_hosts as {name}; {presented}"
+        scan = f"ssh-keyscan {port}{options.host} >> {file}"
+        hint = f"compare it with the key that the site publishes, then run `{scan}`"
     elif verdict == "changed":
-        what = f"its host key has CHANGED: {shown}, {where} holds another"
-        hint = f"ask the site why; if it is right, `ssh-keygen -R '{name}' -f {file}` and add the new one"
+        what = f"its host key has CHANGED: {presented}, {where} has another one"
+        remove = f"ssh-keygen -R '{name}' -f {file}"
+        hint = f"ask the site why; if the change is legitimate, run `{remove}` and add the new key"
     else:
         what, hint = f"its host key is revoked in {where}", "do not connect; ask the site"
     raise HostFailed(options.name, what, hint)

@@ -1,14 +1,14 @@
-"""Read ssh's configuration of a host, and its keys in known_hosts.
+"""Read the ssh configuration of a host, and its keys in known_hosts.
 
-`~/.ssh/config` is read first, then the system's file, both by paramiko; `Include` is resolved here. These
-options are read, under Host and Match: HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent,
-ProxyJump, ProxyCommand, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, ConnectTimeout,
-ServerAliveInterval; and those that make the connection stricter: RevokedHostKeys, RequiredRSASize, Ciphers,
-MACs, KexAlgorithms, HostKeyAlgorithms, PubkeyAcceptedAlgorithms, PubkeyAuthentication,
-PreferredAuthentications. Options that would weaken the connection, such as StrictHostKeyChecking or
-ForwardAgent, are ignored.
+`~/.ssh/config` is read first, then the system's file, both by paramiko; `Include` is resolved here. The
+following options are read, also in Host and Match blocks: HostName, Port, User, IdentityFile, IdentitiesOnly,
+IdentityAgent, ProxyJump, ProxyCommand, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias,
+ConnectTimeout, ServerAliveInterval; and the options that make the connection stricter: RevokedHostKeys,
+RequiredRSASize, Ciphers, MACs, KexAlgorithms, HostKeyAlgorithms, PubkeyAcceptedAlgorithms,
+PubkeyAuthentication, PreferredAuthentications. Options that would weaken the connection, such as
+StrictHostKeyChecking or ForwardAgent, are ignored.
 
-known_hosts is read with its patterns, hashes and revocations. Paramiko's own reader ignores wildcards and
+known_hosts is read with patterns, hashed names and revocations. Paramiko's own reader ignores wildcards and
 `@revoked`, so it would trust a revoked key.
 """
 
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from caffe_recipes.cluster.hostfile import describe_no_host, is_host_name
+from caffe_recipes.cluster.hostfile import explain_bad_host_name, is_host_name
 from caffe_recipes.errors import ClusterError, HostFailed
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ CONNECT_S = 15.0
 KEEPALIVE_S = 15.0
 SYSTEM_FOLDER = Path("/etc/ssh")
 _SYSTEM_KNOWN_HOSTS = (SYSTEM_FOLDER / "ssh_known_hosts", SYSTEM_FOLDER / "ssh_known_hosts2")
-_USUAL_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
-_DEEPEST = 16
-# Options that list algorithms, with paramiko's name for the kind. The last is an older name of the one
-# before.
+_DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
+_MAX_DEPTH = 16
+# Options that list algorithms, with paramiko's name for the kind. The last option is the old name of the one
+# before it.
 _ALGORITHMS = {
     "Ciphers": "ciphers",
     "MACs": "macs",
@@ -60,14 +60,14 @@ _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.*?)\s*")
 
 @dataclass(frozen=True)
 class AllowedAlgorithms:
-    """The algorithms that an option lists; `kind` is ciphers, macs, kex, keys or pubkeys."""
+    """The algorithms listed by an option; `kind` is ciphers, macs, kex, keys or pubkeys."""
 
     option: str
     kind: str
     listed: str
 
     def choose(self, ours: Sequence[str]) -> list[str]:
-        """Return those of our algorithms that are allowed, by the rules of ssh_config(5).
+        """Return the algorithms in `ours` that the option allows, following ssh_config(5).
 
         >>> AllowedAlgorithms("Ciphers", "ciphers", "-*-cbc").choose(["aes128-ctr", "aes128-cbc"])
         ['aes128-ctr']
@@ -81,7 +81,7 @@ class AllowedAlgorithms:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """The configuration of one host; `jumps` are its jump hosts as written, the first is reached first."""
+    """The ssh configuration of one host; `jumps` are its jump hosts as written, in connection order."""
 
     name: str
     host: str
@@ -102,52 +102,52 @@ class SshOptions:
 
 
 def default_folder() -> Path:
-    """Return the folder ~/.ssh of the user."""
+    """Return the user's ~/.ssh folder."""
     return Path.home() / ".ssh"
 
 
 def load_ssh_options(name: str, folder: Path, hop: str | None = None) -> SshOptions:
-    """Return the configuration of a host from `folder`, and from the system's files if that is ~/.ssh.
+    """Return the configuration of a host from `folder`, and from the system's files if `folder` is ~/.ssh.
 
-    `hop` is a jump host as ProxyJump writes it, `user@host:port`; its user and port take precedence. Raises
-    ClusterError for a text that is not a host name, and for a file that cannot be read.
+    `hop` is a jump host as written in ProxyJump, `user@host:port`; its user and port take precedence. Raises
+    ClusterError if the name is not a host name, or if a file cannot be read.
     """
     user, name, port = _split_hop(hop) if hop is not None else (None, name, None)
     if not is_host_name(name):
-        hint = describe_no_host(name, "write a name or an address")
+        hint = explain_bad_host_name(name, "write a name or an address")
         raise ClusterError("", f"{name[:80]!r} is not a host name", hint)
     found = _lookup(name, folder)
     try:
         return _options(name, folder, found, user, port)
     except ValueError as error:
-        what = f"{name}: a value cannot be read: {' '.join(str(error).split())}"
+        what = f"{name}: invalid value: {' '.join(str(error).split())}"
         raise ClusterError(folder / "config", what, "fix it") from None
 
 
-def expand_includes(path: Path, folder: Path, depth: int = 0, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the lines of a configuration and of the files that it includes, each under its own conditions.
+def expand_includes(path: Path, folder: Path, depth: int = 0, outer: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the lines of a configuration file and of the files it includes, each under its own conditions.
 
-    `around` holds the conditions of the including files, in the form of Match. Relative names start from
+    `outer` holds the conditions of the including files, written as for Match. Relative names are relative to
     `folder`.
     """
-    if depth > _DEEPEST:
-        raise ClusterError(path, "files include each other without end", "remove an Include")
+    if depth > _MAX_DEPTH:
+        raise ClusterError(path, "its Include lines form a loop", "remove one of them")
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
-        return  # as ssh does for a missing file
-    under: tuple[str, ...] = around
+        return  # ssh ignores a missing file, too
+    conditions: tuple[str, ...] = outer
     for line in lines:
         found = _LINE.fullmatch(line)
         key, value = (found[1].lower(), found[2]) if found else ("", "")
         if key in ("host", "match"):
-            under = (*around, *_conditions(key, value))
-            yield _header(under) if around else line
+            conditions = (*outer, *_conditions(key, value))
+            yield _header(conditions) if outer else line
         elif key == "include":
             for name in shlex.split(value):
                 for included in sorted(glob.glob(str(folder / Path(name).expanduser()))):  # noqa: PTH207 - absolute
-                    yield from expand_includes(Path(included), folder, depth + 1, under)
-                    yield _header(under)
+                    yield from expand_includes(Path(included), folder, depth + 1, conditions)
+                    yield _header(conditions)
         else:
             yield line
 
@@ -179,10 +179,10 @@ def _options(
     name: str, folder: Path, found: paramiko.SSHConfigDict, user: str | None, port: int | None
 ) -> SshOptions:
     first = next((key for key in found if key in ("proxyjump", "proxycommand")), None)
-    jump = found["proxyjump"] if first == "proxyjump" else "none"  # the first of the two counts
+    jump = found["proxyjump"] if first == "proxyjump" else "none"  # the first one in the file counts
     user_files = found.get("userknownhostsfile")
     system_files = found.get("globalknownhostsfile")
-    identities = cast("list[str] | None", found.get("identityfile"))  # whatever paramiko's types say
+    identities = cast("list[str] | None", found.get("identityfile"))  # paramiko's type stubs are wrong
     alive = float(found.get("serveraliveinterval", 0) or 0)
     _check_public_keys(name, found)
     revoked = _paths(shlex.split(found.get("revokedhostkeys", "")))
@@ -191,7 +191,7 @@ def _options(
         host=found["hostname"],
         port=port or int(found.get("port", 22)),
         user=user or found.get("user") or getpass.getuser(),
-        keys=tuple(_paths(identities)) if identities else tuple(folder / key for key in _USUAL_KEYS),
+        keys=tuple(_paths(identities)) if identities else tuple(folder / key for key in _DEFAULT_KEYS),
         only_these_keys=found.get("identitiesonly", "no").lower() in ("yes", "true"),
         agent=found.get("identityagent", "").lower() != "none",
         jumps=() if jump.lower() == "none" else tuple(part.strip() for part in jump.split(",")),
@@ -214,13 +214,15 @@ def _options(
 
 
 def _check_public_keys(name: str, found: paramiko.SSHConfigDict) -> None:
-    """Raise ClusterError if the configuration forbids public keys, the only way in which we log in."""
-    hint = "allow it for this host: other methods would ask for a password"
+    """Raise ClusterError if the configuration forbids public keys, the only method we log in with."""
+    hint = "allow it for this host; other methods would ask for a password"
     if found.get("pubkeyauthentication", "yes").lower() in ("no", "false"):
-        raise HostFailed(name, "PubkeyAuthentication is no in the ssh configuration", hint)
+        raise HostFailed(name, "the ssh configuration sets PubkeyAuthentication no", hint)
     preferred = found.get("preferredauthentications", "publickey")
     if "publickey" not in preferred.lower().split(","):
-        raise HostFailed(name, f"PreferredAuthentications {preferred} leaves out publickey", hint)
+        raise HostFailed(
+            name, f"the ssh configuration sets PreferredAuthentications {preferred}, without publickey", hint
+        )
 
 
 def _paths(names: list[str]) -> list[Path]:
@@ -228,7 +230,7 @@ def _paths(names: list[str]) -> list[Path]:
 
 
 def _split_hop(hop: str) -> tuple[str | None, str, int | None]:
-    """Return the user, host and port of `user@host:port` or of an ssh:// address; raises ClusterError.
+    """Return the user, host and port of `user@host:port` or of an ssh:// URL. Raises ClusterError.
 
     >>> _split_hop("me@login:2222"), _split_hop("ssh://login")
     (('me', 'login', 2222), (None, 'login', None))
@@ -246,7 +248,7 @@ Verdict = Literal["known", "unknown", "changed", "revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A line of known_hosts: its `file:line`, marker and host patterns, and the type and bytes of the key."""
+    """A line of known_hosts: its `file:line`, marker and host patterns, and the key's type and bytes."""
 
     where: str
     marker: str
@@ -254,14 +256,14 @@ class KnownKey:
     kind: str
     key: bytes
 
-    def is_of(self, name: str) -> bool:
-        """Return whether it is about a host: `name`, or `[name]:port` if the port is not 22."""
+    def matches_host(self, name: str) -> bool:
+        """Return whether the line applies to a host; `name` is `[name]:port` if the port is not 22."""
         if self.patterns.startswith("|1|"):
             return _hash_matches(self.patterns, name)
         matches = False
         for pattern in self.patterns.lower().split(","):
             negated = pattern.startswith("!")
-            # Brackets are literal here: they enclose a name that is followed by a port.
+            # Brackets are literal here: they enclose a host name that has a port.
             if fnmatch.fnmatchcase(name.lower(), pattern.removeprefix("!").replace("[", "[[]")):
                 if negated:
                     return False
@@ -270,7 +272,7 @@ class KnownKey:
 
 
 def parse_known_hosts(text: str, where: str | Path) -> Iterator[KnownKey]:
-    """Yield the keys of a file; as in ssh, lines that are not keys are skipped."""
+    """Yield the keys of a known_hosts file; lines that are not keys are skipped, as in ssh."""
     for number, line in enumerate(text.split("\n"), 1):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
@@ -284,7 +286,7 @@ def parse_known_hosts(text: str, where: str | Path) -> Iterator[KnownKey]:
 
 
 def load_known_hosts(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
-    """Return the keys of all these files; those that cannot be read are skipped."""
+    """Return the keys of all these files; unreadable files are skipped."""
     found: list[KnownKey] = []
     for path in paths:
         try:
@@ -294,22 +296,22 @@ def load_known_hosts(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
     return tuple(found)
 
 
-def known_name(host: str, port: int, alias: str | None = None) -> str:
-    """Return the name of a host in known_hosts; an alias is used unchanged.
+def known_hosts_name(host: str, port: int, alias: str | None = None) -> str:
+    """Return the name under which known_hosts lists a host; an alias is used unchanged.
 
-    >>> known_name("node1", 22), known_name("node1", 2222), known_name("node1", 2222, "all")
+    >>> known_hosts_name("node1", 22), known_hosts_name("node1", 2222), known_hosts_name("node1", 2222, "all")
     ('node1', '[node1]:2222', 'all')
     """
     return alias or (host if port == 22 else f"[{host}]:{port}")
 
 
-def keys_of(known: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
-    """Return the lines about a host."""
-    return tuple(line for line in known if line.is_of(name))
+def keys_for_host(known: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
+    """Return the lines that apply to a host."""
+    return tuple(line for line in known if line.matches_host(name))
 
 
 def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
-    """Return the verdict on a key that a host has shown, and the `file:line` of `known` that decides it.
+    """Return the verdict on a key that a host presented, and the `file:line` in `known` that decides it.
 
     >>> judge_key([], b"key")
     ('unknown', '')
@@ -326,9 +328,9 @@ def judge_key(known: Iterable[KnownKey], key: bytes) -> tuple[Verdict, str]:
 
 
 def is_revoked(key: bytes, path: Path) -> bool:
-    """Return whether a RevokedHostKeys file has a key; it lists a key a line, or is an OpenSSH KRL.
+    """Return whether a key is in a RevokedHostKeys file: a list with one key per line, or an OpenSSH KRL.
 
-    Raises OSError if it cannot be read; ssh then trusts no host either.
+    Raises OSError if the file cannot be read; ssh then trusts no host either.
     """
     data = path.read_bytes()
     if not data.startswith(_KRL):

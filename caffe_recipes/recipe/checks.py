@@ -1,4 +1,4 @@
-"""Find keys of a recipe that contradict each other, each of them valid by itself."""
+"""Find keys of a recipe that are valid by themselves but contradict each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # as in a recipe's name, wh
 
 
 def find_contradictions(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
-    """Yield (location, what is wrong, hint) of each contradiction."""
+    """Yield (location, what is wrong, hint) for each contradiction."""
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
     yield from _of_caffe(recipe) if isinstance(recipe, Recipe) else _of_tensorflow(recipe)
@@ -26,17 +26,17 @@ def find_contradictions(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]
     yield from _wrong_groups(recipe)
     if recipe.cluster.global_batch > recipe.train_images:
         images = recipe.train_images
-        what = f"an iteration takes {recipe.cluster.global_batch} images, but there are only {images}"
+        what = f"the global batch is {recipe.cluster.global_batch} images, but there are only {images}"
         yield ("cluster", "batch_per_rank"), what, "use fewer ranks or a smaller batch"
 
 
 def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
     names = [phase.name for phase in recipe.phases]
     if recipe.trainer.startswith("-") or recipe.trainer == ":":
-        what = f"a launcher would read {recipe.trainer} as an option of its own"
+        what = f"a launcher would read {recipe.trainer} as one of its options"
         yield ("trainer",), what, f"write ./{recipe.trainer}"
     if recipe.nets_dir and not _FOLDER.fullmatch(posixpath.basename(recipe.nets_dir)):
-        yield ("nets_dir",), "does not end in a folder's name", "end it in letters, digits, `.`, `_` or `-`"
+        yield ("nets_dir",), "does not end in a valid folder name", "use letters, digits, `.`, `_` and `-`"
     for index, phase in enumerate(recipe.phases):
         at: Location = ("phases", index)
         if phase.name in names[:index] or phase.name == "none":
@@ -52,20 +52,20 @@ def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield from _wrong_phases(recipe.ensemble.members, names, ("ensemble", "members"))
     yield from _wrong_transform(recipe)
     yield from _wrong_digits(recipe)
-    yield from _other_run(recipe)
+    yield from _wrong_tensorflow_run(recipe)
 
 
 def _of_tensorflow(recipe: TensorFlowRecipe) -> Iterator[tuple[Location, str, str]]:
     cluster, run = recipe.cluster, recipe.tensorflow
     if cluster.mlsl:
-        yield ("cluster", "mlsl"), "TensorFlow's ranks have no servers of MLSL", "remove it"
+        yield ("cluster", "mlsl"), "TensorFlow does not use MLSL servers", "remove it"
     if cluster.omp_num_threads != run.intra_threads:
         what = f"{cluster.omp_num_threads}, but tensorflow.intra_threads is {run.intra_threads}"
         yield ("cluster", "omp_num_threads"), what, "make them equal"
 
 
 def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
-    """Find folders of TFRecords that are one, or that have more files than images."""
+    """Find folders of TFRecords that are the same, or that have more files than images."""
     data = recipe.tensorflow.data if recipe.tensorflow else None
     if data is None:
         return
@@ -73,11 +73,11 @@ def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
     train, validation = data.train, data.validation
     for part, records in (("train", train), ("validation", validation)):
         if records.files > records.images:
-            what = f"{records.files:,} files cannot hold {records.images:,} images"
+            what = f"{records.files:,} files are too many for {records.images:,} images"
             yield (*at, part, "files"), what, "give the number of files in the folder"
     if shared := {train.folder, train.source} & {validation.folder, validation.source} - {None}:
         what = f"{shared.pop()} is also the folder of the training images"
-        yield (*at, "validation", "folder"), what, "give each part its own"
+        yield (*at, "validation", "folder"), what, "use separate folders"
     built = [(records.source or records.folder).rpartition("/") for records in (train, validation)]
     if data.prepare and (
         built[0][0] != built[1][0] or [names[2] for names in built] != ["train", "validation"]
@@ -86,27 +86,27 @@ def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
         yield (
             (*at, "prepare"),
             what,
-            "give these as each part's `source`, or else `folder`, in the same FOLDER",
+            "use these as each part's `source`, or else `folder`, in the same FOLDER",
         )
 
 
 def _wrong_groups(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
-    """Find a --file_groups that the training program would refuse: by it files are dealt to nodes."""
+    """Find a `file_groups`, the number of nodes that share the files, that the trainer would refuse."""
     run, at = recipe.tensorflow, ("tensorflow", "flags", "file_groups")
     if run is None or "file_groups" not in run.flags:
         return
     groups, ranks = run.flags["file_groups"], recipe.cluster.nodes * recipe.cluster.ranks_per_node
     if type(groups) is not int or groups < 1 or ranks % groups:
-        yield at, f"{groups} does not divide {ranks} ranks", "give the number of nodes"
+        yield at, f"{ranks} ranks cannot be divided into {groups} groups", "give the number of nodes"
     elif run.data and groups > run.data.train.files:
-        yield at, f"{groups} groups cannot share {run.data.train.files} files", "give fewer groups"
+        yield at, f"{run.data.train.files} files are too few for {groups} groups", "give fewer groups"
     elif groups > 1 and run.flags.get("deterministic"):
-        what = "with files dealt to nodes, the images of a step depend on the number of nodes"
+        what = "with file groups, the images of a step depend on the number of nodes"
         yield at, what, "remove it, or `deterministic`"
 
 
 def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Find transformations at which Caffe stops: two means, two colours, or a wrong number of mean values."""
+    """Find transformations that Caffe refuses: two means, two colours, or a wrong number of mean values."""
     data = recipe.data
     parts: tuple[Literal["train", "test"], ...] = ("train", "test")
     for part in parts:
@@ -119,13 +119,13 @@ def _wrong_transform(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         if merged.mean_file and merged.mean_value:
             where = (*at, "mean_file") if own.mean_file else ("data", "mean_file")
             what = f"{part} has a mean_file and a mean_value, but Caffe subtracts only one mean"
-            yield where, what, "remove one, or give each under `train` or `test`"
+            yield where, what, "remove one, or move each to `train` or `test`"
         if merged.force_color and merged.force_gray:
             where = (*at, "force_color") if own.force_color else ("data", "force_color")
             yield where, f"{part} has force_color and force_gray", "remove one"
     crops = [data.transform_of(part).crop_size for part in parts]
     if recipe.net.builder and crops[0] != crops[1] and any(net.test for net in recipe.nets.values()):
-        what = f"train has {crops[0]} and test {crops[1]}, but a builder's net has one input size"
+        what = f"train has {crops[0]} and test has {crops[1]}, but the net of a builder has one input size"
         yield ("data", "test", "crop_size"), what, "give one crop_size under `data`"
 
 
@@ -137,13 +137,13 @@ def _wrong_phases(
         if name not in names:
             yield at, f"no phase '{name}'", did_you_mean(name, names, f"there are {', '.join(names)}")
         elif name in chosen[:index]:
-            yield at, f"phase '{name}' is named twice", "name each phase once"
+            yield at, f"phase '{name}' is named twice", "list each phase once"
 
 
 def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Find snapshots of the same name: those that a run keeps are all copied into one folder.
+    """Find snapshots with the same file name among those that a run keeps, in one folder.
 
-    It keeps each phase's last snapshot, and those that other phases start from.
+    A run keeps each phase's last snapshot, and those that other phases start from.
     """
     from caffe_recipes.recipe.model import Phase  # pydantic
 
@@ -157,21 +157,21 @@ def _shared_snapshots(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         name = recipe.phases[index].snapshot_at(iteration).rpartition("/")[2]
         if owners.setdefault(name, index) != index:
             what = f"a snapshot of another phase is also called {name}"
-            hint = "give each phase a prefix of its own: snapshots are copied into one folder"
+            hint = "give each phase a different prefix, since snapshots are copied into one folder"
             yield ("phases", index, "snapshot_prefix"), what, hint
 
 
 def _wrong_digits(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Find paths that do not fit `prepare: digits`, which builds two LMDBs of fixed names in one folder."""
+    """Find paths that do not fit `prepare: digits`, which builds two LMDBs with fixed names in one folder."""
     source, test = recipe.data.train.source, recipe.data.test.lmdb
     folder, _, name = (source or "").rpartition("/")
     if recipe.data.prepare and (name != "digits_train_lmdb" or test != f"{folder}/digits_val_lmdb"):
         what = "digits are built as FOLDER/digits_train_lmdb and FOLDER/digits_val_lmdb"
-        yield ("data", "prepare"), what, "give these as `train.source` and `test.lmdb`, in the same FOLDER"
+        yield ("data", "prepare"), what, "use these as `train.source` and `test.lmdb`, in the same FOLDER"
 
 
-def _other_run(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
-    """Find a TensorFlow run that has other steps, classes or images than the phases have."""
+def _wrong_tensorflow_run(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
+    """Find a TensorFlow run whose steps, classes or images differ from those of the phases."""
     run = recipe.tensorflow
     if run is None:
         return
@@ -214,7 +214,7 @@ def _wrong_start(
     if weights in later:
         yield (
             at,
-            f"phase '{phase.name}' starts from '{weights}', which does not come before it",
+            f"phase '{phase.name}' starts from '{weights}', which is a later phase",
             "reorder the phases",
         )
     else:
@@ -239,15 +239,13 @@ def _wrong_weights_iter(
         what = f"phase '{start.name}' ends at iteration {start.last_iter}, before {iteration}"
         yield at, what, f"use {_nearest_snapshot(start, iteration)}"
     elif iteration % start.snapshot_every_iter and iteration != start.last_iter:
-        what = (
-            f"phase '{start.name}' snapshots every {start.snapshot_every_iter} iterations, not at {iteration}"
-        )
+        every = f"every {start.snapshot_every_iter} iterations"
+        what = f"phase '{start.name}' writes a snapshot {every}, not at {iteration}"
         yield at, what, f"use {_nearest_snapshot(start, iteration)}"
 
 
 def _nearest_snapshot(phase: Phase, iteration: int) -> int:
     """Return the iteration nearest to the given one at which a phase writes a snapshot.
-
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> _nearest_snapshot(load_recipe("stampede2-448n-90ep").phases[0], 7700)

@@ -1,6 +1,6 @@
-"""What a recipe costs in time: an estimate by one pace, its parts, node-hours, and the traffic it makes.
+"""Estimate a recipe's time, its parts, node-hours and network traffic.
 
-How long a chain takes on its machine, by what the recipe's source reports of it.
+`estimate_duration` uses the speed that the recipe's source reports; `estimate_recipe` takes any speed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.graph import find_evaluated, images_of
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
+from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
 from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
 
-# Of the time that is worked out: machines are not always as fast as in a paper.
+# Added to the computed time, since machines are not always as fast as in a paper.
 _MARGIN = 0.2
-# The preflight, starting the ranks, fetching and verifying snapshots: for the job, and for each phase.
+# Preflight, starting the ranks, fetching and verifying snapshots: per job and per phase.
 _JOB_S, _PHASE_S = 300.0, 120.0
 _ROUND_TO_S = 600
 
 
 @dataclass(frozen=True)
 class Duration:
-    """The parts of a chain's time, or of one phase's, without any margin."""
+    """The parts of the time of a chain or a phase, without a margin."""
 
     training_s: float
     staging_s: float
@@ -34,19 +34,19 @@ class Duration:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """The sum of training, staging and evaluation."""
         return self.training_s + self.staging_s + self.evaluation_s
 
     @property
     def joins_s(self) -> float:
-        """What starting, fetching and verifying is given: 5 minutes for the job, 2 for each phase."""
+        """Allowance for starting, fetching and verifying: 5 minutes per job and 2 per phase."""
         return _JOB_S + _PHASE_S * self.phases
 
     @property
     def limit_s(self) -> int:
-        """The time to ask a batch system for, in seconds.
+        """The time limit to request from a batch system, in seconds.
 
-        A fifth more than the total, and the joins; rounded up to 10 minutes.
+        It is the total plus a fifth, plus `joins_s`, rounded up to 10 minutes.
 
         >>> Duration(training_s=14_692, staging_s=538, evaluation_s=1015, phases=5).limit_s / 3600
         5.666666666666667
@@ -56,9 +56,11 @@ class Duration:
 
 
 def estimate_duration(
-    recipe: Recipe, phase: str | None = None, rates: CopyRates | None = None
+    recipe: AnyRecipe, phase: str | None = None, rates: CopyRates | None = None
 ) -> Duration | None:
-    """Return how long the chain, or one phase of it, takes; None where the source says nothing of its speed.
+    """Return the time of the chain, or of one phase; None if the source does not report the speed.
+
+    For TFRecords, whose size a recipe does not say, no staging is counted.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
@@ -66,7 +68,13 @@ def estimate_duration(
     (14693, 5606)
     """
     pace = reported_pace(recipe)
-    return duration_at(recipe, pace.images_per_s, phase, rates) if pace else None
+    if pace is None:
+        return None
+    if isinstance(recipe, TensorFlowRecipe):
+        images = (total_images(recipe), recipe.test_images * recipe.cluster.ranks)
+        training_s, evaluation_s = (number / pace.images_per_s for number in images)
+        return Duration(training_s, 0.0, evaluation_s, phases=1)
+    return duration_at(recipe, pace.images_per_s, phase, rates)
 
 
 def duration_at(
@@ -77,12 +85,12 @@ def duration_at(
     *,
     nodes: int | None = None,
 ) -> Duration:
-    """Return how long the chain, or one phase, takes at a rate; `nodes` may be others than the recipe's.
+    """Return the time of the chain, or of one phase, at a speed; `nodes` may differ from the recipe's.
 
     training_s = iterations x global batch / images per second. staging_s: every node reads the training LMDB
-    from the shared file system (`costs.copy_s`), which is the slowest of the ways to be had anywhere; whoever
-    knows the machine's `rates` gives them. evaluation_s: one process tests at the rate at which one rank
-    trains, an upper bound, since it goes forward only; it comes with the last phase.
+    from the shared file system (`copy_s`), the slowest of the methods that work everywhere, at the machine's
+    `rates` if known. evaluation_s: one process tests at the speed at which one rank trains, an upper bound,
+    since it only computes the forward pass; it counts with the last phase.
     """
     nodes = nodes or recipe.cluster.nodes
     phases = recipe.phases if phase is None else (recipe.phase(phase),)
@@ -98,19 +106,21 @@ def duration_at(
     )
 
 
-# Of a phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
+# Per phase on one node, where nothing is fetched: starting the ranks, verifying the snapshot.
 ONE_NODE_PHASE_S = 5.0
-# Of an image's training: going backward takes two products, weights' and data's, for each of forward.
+# Share of the forward pass in training: the backward pass takes two products per forward product.
 _FORWARD = 1 / 3
 # Epochs to a top-1 accuracy in percent. Source: arXiv:1711.04291, VI: "as demonstrated by the learning rate
 # schedule from Figure 4".
 EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
 _IMAGENET_IMAGES = 1_281_167
+# Section VI: "for batch sizes of up to 8K/12K".
+_TO_ACCURACY_IMAGES = 12 * 1024
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """One phase's training."""
+    """The training time of one phase."""
 
     name: str
     iterations: int
@@ -120,7 +130,7 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Staging:
-    """A way of staging the training LMDB, and its seconds."""
+    """A method of staging the training LMDB, and its time in seconds."""
 
     how: str
     seconds: float
@@ -128,7 +138,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What several ranks exchange in an iteration: each sends and receives a complete model."""
+    """The traffic of several ranks per iteration: each sends and receives a complete model."""
 
     each_way_bytes: int
     all_bytes: int
@@ -137,9 +147,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A recipe's time on a shape at a pace; `others` are the paces that were known and not taken.
+    """A recipe's time on a shape at a speed (`pace`); `others` are known speeds that were not used.
 
-    `staging` begins with the quickest way, which counts; it is empty where the LMDB's size is not known.
+    `staging` starts with the quickest method, which is the one that counts; it is empty if the LMDB's size is
+    unknown.
     """
 
     recipe: str
@@ -157,18 +168,18 @@ class Estimate:
 
     @property
     def joins_s(self) -> float:
-        """What starting, fetching and verifying is given: on one node less than to a job of several."""
+        """Allowance for starting, fetching and verifying: less on one node than for several."""
         is_one = self.shape.nodes == 1
         return ONE_NODE_PHASE_S * self.duration.phases if is_one else self.duration.joins_s
 
     @property
     def total_s(self) -> float:
-        """All parts."""
+        """The sum of all parts, in seconds."""
         return self.duration.total_s + self.joins_s
 
     @property
     def node_hours(self) -> float:
-        """What the whole of it costs on all nodes."""
+        """The node-hours of all parts."""
         return self.shape.nodes * self.total_s / 3600
 
 
@@ -181,12 +192,12 @@ def estimate_recipe(
     model_bytes: int | None = None,
     to_accuracy: float | None = None,
 ) -> Estimate:
-    """Estimate a recipe by the first of some paces, each of `shape`, by default the recipe's own.
+    """Estimate a recipe at the first of some speeds, which are for `shape`, by default the recipe's own.
 
-    With `to_accuracy`, one of EPOCHS_TO_ACCURACY, its phases give way to these epochs. On another shape the
-    iterations change, and the epochs by less than one iteration of each phase. Staging takes the quickest of
-    `copy` and `chain`, and the evaluation a third of the time of training its images; a job's limit is more
-    careful with both. Raises InputError where there is no pace, and for more images an iteration than exist.
+    With `to_accuracy`, one of EPOCHS_TO_ACCURACY, these epochs replace the phases. On another shape the
+    iterations change, and the epochs by less than one iteration per phase. Staging uses the quicker of `copy`
+    and `chain`, and the evaluation takes a third of the time of training on its images; a job's time limit is
+    more cautious with both. Raises InputError without a speed, and for a batch larger than the data set.
     """
     shape, rates = shape or shape_of(recipe), rates or CopyRates()
     _check_estimable(recipe, paces, shape)
@@ -220,32 +231,32 @@ def estimate_recipe(
 
 
 def check_accuracy(recipe: Recipe, percent: float) -> None:
-    """Raise InputError unless the paper says in how many epochs a recipe's net gets to an accuracy."""
+    """Raise InputError unless the paper gives the epochs to an accuracy, for the recipe's net and images."""
     if percent not in EPOCHS_TO_ACCURACY:
         known = ", ".join(f"{one:g} ({epochs} epochs)" for one, epochs in EPOCHS_TO_ACCURACY.items())
-        what = f"the epochs to {percent:g} % top-1 are not known"
-        raise InputError("--to-accuracy", what, f"the paper has them for {known}")
+        what = f"the epochs to {percent:g} % top-1 are unknown"
+        raise InputError("--to-accuracy", what, f"the paper gives them for {known}")
     if recipe.net.builder != "resnet50" or recipe.data.train.images != _IMAGENET_IMAGES:
-        what = f"{recipe.name} trains another net, or on other images, than the paper"
-        raise InputError("--to-accuracy", what, "give a recipe of ResNet-50 on ImageNet-1K")
+        what = f"{recipe.name} does not train the paper's net on the paper's images"
+        raise InputError("--to-accuracy", what, "give a recipe for ResNet-50 on ImageNet-1K")
 
 
 def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
     if not paces:
         measured = "stampede2-knl, stampede2-skx or marenostrum4"
         hint = f"give --log, --images-per-s, or for ResNet-50 --profile {measured}"
-        raise InputError(recipe.name, "nothing is known of its speed", hint)
+        raise InputError(recipe.name, "its speed is unknown", hint)
     images = recipe.data.train.images
     if shape.global_batch > images:
-        what = f"{shape.global_batch:,} images an iteration are more than the {images:,} to train on"
+        what = f"a batch of {shape.global_batch:,} is larger than the data set of {images:,} images"
         raise InputError(recipe.name, what, "use fewer nodes, or a smaller batch")
 
 
 def traffic_of(model_bytes: int, shape: Shape, images_per_s: float) -> Traffic:
-    """Return what the ranks exchange.
+    """Return the traffic between the ranks.
 
-    Source: arXiv:1711.04291, V-A: after each iteration 256 nodes, of a rank each, send and receive 98 MB,
-    49 GB in all; both are multiples of 1024.
+    Source: arXiv:1711.04291, V-A: after each iteration 256 nodes with one rank each send and receive 98 MB,
+    49 GB in total; both units are powers of 1024.
 
     >>> round(traffic_of(98 << 20, Shape(256, 1, 32), 15000).all_bytes / 2**30)
     49
@@ -276,7 +287,7 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
     if train.size_gb is None:
         return ()
     size = math.ceil(train.size_gb * 1e9)
-    # A path from the Caffe root is one folder, which all nodes see.
+    # A path below the Caffe root is one folder that all nodes share.
     hosts = nodes if PurePosixPath(train.lmdb).is_absolute() else 1
     ways = (Staging("chain", chain_s(size, hosts, rates)), Staging("copy", copy_s(size, hosts, rates)))
     return tuple(sorted(ways, key=lambda way: way.seconds))
@@ -285,15 +296,19 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
 def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
     if to_accuracy is not None:
         takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
-        yield f"{takes} of Figure 4's cycles and a collapse, says the paper; not the recipe's own phases"
+        yield f"{takes} by the paper (Figure 4's cycles and a collapse), not by the recipe's own phases"
+        if shape.global_batch > _TO_ACCURACY_IMAGES:
+            what = f"{shape.global_batch:,} images an iteration: it trained with 4,096"
+            yield f"{what}, and says that the same seems to hold up to 8K to 12K"
     if recipe.data.train.size_gb is None:
-        yield "staging is left out: the recipe does not say the training LMDB's size_gb"
+        yield "staging is not included: the recipe does not give the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]
     if tested:
-        yield f"tests during {', '.join(tested)} are left out, unless the pace is that of a log with them"
+        yield f"tests during {', '.join(tested)} are not included, unless the speed is from a log with them"
     own = shape_of(recipe)
     if shape.global_batch != own.global_batch:
         yield (
-            f"{shape.global_batch:,} images an iteration, not the recipe's {own.global_batch:,}: "
-            "the same epochs, to half an iteration of each phase; rates and accuracy are another matter"
+            f"{shape.global_batch:,} images per iteration instead of the recipe's {own.global_batch:,}: the "
+            "epochs stay the same to half an iteration per phase; learning rates and accuracy are not "
+            "considered"
         )

@@ -1,10 +1,10 @@
-"""Families: several recipes in one file that share its `base:`, each a row of its table `rows:`.
+"""Read families: several recipes in one file that share its `base:`, each a row of its table `rows:`.
 
 ```yaml
 family: ours                  # `ours.yaml:ours-small` names a row of a user's own family
 title: What they have in common
 base: {...}                   # a recipe's keys; `prototxt_dir` holds a folder for each row, and one for the
-                              # nets that rows with the same batch of a rank share, which is their `nets_dir`
+                              # nets that rows with the same batch per rank share, which is their `nets_dir`
 rows:
   ours-small:                 # the recipe's name
     title: ...
@@ -54,7 +54,7 @@ def _parse(text: str, where: str | Path) -> tuple[YamlSource, FamilyFile, Mappin
     source = parse_yaml(text, where, "family", RecipeError)
     file = validate(source, FamilyFile)
     if len(file.rows) > limit("yaml-rows"):  # each row copies the whole base
-        raise RecipeError(where, f"holds {len(file.rows):,} rows", hint_at_limit("yaml-rows"))
+        raise RecipeError(where, f"has {len(file.rows):,} rows", hint_at_limit("yaml-rows"))
     return source, file, _find_shared(source)
 
 
@@ -66,11 +66,11 @@ def _find_shared(source: YamlSource) -> dict[str, str]:
     made: dict[tuple[str, str], Any] = {}
     shared = {}
     for row, over in source.raw["rows"].items():
-        values, _ = _lay(source.raw["base"], over)
+        values, _ = _merge_over(source.raw["base"], over)
         nets, cluster = values.get("nets"), values.get("cluster")
         batch = cluster.get("batch_per_rank") if isinstance(cluster, dict) else None
         has_own = not over.keys().isdisjoint(("prototxt_dir", "nets_dir"))
-        if has_own or not isinstance(nets, dict) or not isinstance(batch, int):  # the recipe's model judges
+        if has_own or not isinstance(nets, dict) or not isinstance(batch, int):  # the model will report it
             continue
         folder = f"{source.raw['family']}-batch-{batch}"
         own = {(folder, net): (values.get("net"), values.get("data"), each) for net, each in nets.items()}
@@ -81,7 +81,7 @@ def _find_shared(source: YamlSource) -> dict[str, str]:
 
 
 def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family]:
-    """Return a row of a family as the source of a recipe, with the line of each value; and its family.
+    """Return a row of a family as the YAML source of a recipe, with the line of each value, and the family.
 
     Raises RecipeError for text that is not a family, for an unknown row, and for an impossible schedule.
     """
@@ -92,7 +92,7 @@ def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource
     raw, lines = _merge(source, ("base",), at)
     if "name" in raw:
         place = source.place((*at, "name") if "name" in file.rows[row] else ("base", "name"))
-        raise RecipeError(place, "name: a row's key is its name", "remove it")
+        raise RecipeError(place, "name: the key of a row is its name", "remove it")
     raw["name"] = row
     lines[("name",)] = lines[()]
     home = raw.get("prototxt_dir")
@@ -112,7 +112,7 @@ def _no_row(where: str | Path, row: str | None, rows: list[str]) -> RecipeError:
         hint = f"did you mean '{where}:{near}'?"
     else:
         more = ", ..." if len(rows) > _MOST_NAMED else ""
-        hint = f"name one as {where}:ROW, of {', '.join(rows[:_MOST_NAMED])}{more}"
+        hint = f"use {where}:ROW, where ROW is one of {', '.join(rows[:_MOST_NAMED])}{more}"
     what = "is a family of recipes" if row is None else f"no row '{row[:100]}' in this family"
     return RecipeError(where, what, hint)
 
@@ -132,13 +132,13 @@ def _merge(source: YamlSource, base: Location, row: Location) -> tuple[dict[str,
             lists[key] = (before, added)
     behind = {key: len(before) for key, (before, _) in lists.items()}
     own = {_shifted(at[2:], behind): line for at, line in source.lines.items() if at[:2] == row}
-    raw, replaced = _lay(under, over)
+    raw, replaced = _merge_over(under, over)
     lines = {at: line for at, line in lines.items() if not any(at[: len(key)] == key for key in replaced)}
     raw |= {key: (*before, *added) for key, (before, added) in lists.items()}
     return raw, {**lines, **own}
 
 
-def _lay(
+def _merge_over(
     under: Mapping[str, Any], over: Mapping[str, Any], at: Location = ()
 ) -> tuple[dict[str, Any], list[Location]]:
     """Merge two mappings, `over` taking precedence; return the result, and the locations that it replaced."""
@@ -146,7 +146,7 @@ def _lay(
     for key, value in over.items():
         old, place = under.get(key), (*at, key)
         if isinstance(old, dict) and isinstance(value, dict):
-            merged[key], within = _lay(old, value, place)
+            merged[key], within = _merge_over(old, value, place)
             replaced += within
         else:
             merged[key] = value
@@ -155,7 +155,7 @@ def _lay(
 
 
 def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
-    """Return the location of an item that a row appends to a list; `behind` counts the base's items."""
+    """Return the location of an item that a row appends to a list, after the base's `behind` items."""
     match at:
         case (str(key), int(index), *rest) if key in behind:
             return (key, index + behind[key], *rest)
@@ -163,11 +163,9 @@ def _shifted(at: Location, behind: Mapping[str, int]) -> Location:
 
 
 def _with_phases(source: YamlSource) -> YamlSource:
-    """Replace a row's schedule by the phases that it yields, and add their derived values."""
+    """Replace a row's schedule with its phases, and add their derived values."""
     if "phases" in source.raw:
-        raise RecipeError(
-            source.place(("phases",)), "phases: there is also a schedule", "give one of the two"
-        )
+        raise RecipeError(source.place(("phases",)), "phases: there is also a schedule", "remove one of them")
     schedule: Schedule = _validate_part(source, "schedule", Schedule)
     cluster: Cluster = _validate_part(source, "cluster", Cluster)
     data: Data = _validate_part(source, "data", Data)
@@ -195,7 +193,7 @@ def _validate_part(source: YamlSource, key: str, model: type[Any]) -> Any:  # no
 
 
 def _check_reported(source: YamlSource, phases: list[str]) -> None:
-    """Refuse results of unknown phases; the recipe's own model validates the results themselves."""
+    """Raise RecipeError for results of unknown phases; the recipe's model validates the results."""
     by_phase = source.raw.get(_BY_PHASE, {})
     if not isinstance(by_phase, dict):
         raise RecipeError(source.place((_BY_PHASE,)), f"{_BY_PHASE}: must be a mapping of phases", "")
@@ -206,7 +204,7 @@ def _check_reported(source: YamlSource, phases: list[str]) -> None:
 
 
 def _phase(planned: PlannedPhase, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a phase as a YAML file would hold it."""
+    """Return a phase as a mapping, as in a YAML file."""
     start = {"weights": planned.weights} if planned.weights else {}
     reported = raw.get(_BY_PHASE, {}).get(planned.name)
     return {

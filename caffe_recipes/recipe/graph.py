@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from caffe_recipes.recipe.model import Phase, Recipe
+    from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 
 
 def epochs_of(iterations: int, global_batch: int, images: int) -> float:
-    """Return the epochs, passes over `images`, that some iterations of a global batch make.
+    """Return the epochs (passes over `images`) in a number of iterations.
 
     >>> round(epochs_of(7800, 4096, 1281167), 2)
     24.94
@@ -35,8 +35,12 @@ def total_iterations(recipe: Recipe) -> int:
     return sum(phase.last_iter for phase in recipe.phases)
 
 
-def total_images(recipe: Recipe) -> int:
-    """Return the images that all phases train on."""
+def total_images(recipe: AnyRecipe) -> int:
+    """Return the images that all phases train on, or all steps of TensorFlow."""
+    from caffe_recipes.recipe.model import TensorFlowRecipe  # pydantic
+
+    if isinstance(recipe, TensorFlowRecipe):
+        return recipe.tensorflow.schedule.steps * recipe.cluster.global_batch
     return sum(images_of(recipe, phase) for phase in recipe.phases)
 
 
@@ -46,7 +50,7 @@ def total_epochs(recipe: Recipe) -> float:
 
 
 def images_before(recipe: Recipe, phase: Phase) -> int:
-    """Return how many images earlier phases have trained a phase's initial weights on."""
+    """Return the number of images that the initial weights of a phase have been trained on."""
     from caffe_recipes.recipe.model import Phase  # pydantic
 
     start = recipe.starts_from(phase)
@@ -57,22 +61,22 @@ def images_before(recipe: Recipe, phase: Phase) -> int:
 
 
 def model_images(recipe: Recipe) -> int:
-    """Return how many images the last phase's model has been trained on; branches it skipped do not count."""
+    """Return the number of images that the last phase's model has been trained on, without other branches."""
     last = recipe.phases[-1]
     return images_before(recipe, last) + images_of(recipe, last)
 
 
 def model_epochs(recipe: Recipe) -> float:
-    """Return how many epochs the last phase's model has been trained for.
+    """Return the number of epochs that the last phase's model has been trained for.
 
-    Source: the 448-node collapse starts from iteration 7638 of 8040 and adds 402, so its model is 8040
-    iterations, 89.97 epochs old, while both phases together are 94.46.
+    Source: the 448-node collapse starts from iteration 7638 of 8040 and adds 402, so its model has been
+    trained for 8040 iterations, or 89.97 epochs; both phases together take 94.46 epochs.
     """
     return model_images(recipe) / recipe.data.train.images
 
 
 def training_minutes(recipe: Recipe, images_per_s: float) -> float:
-    """Return the minutes of training of all phases at a rate; staging and evaluation are extra.
+    """Return the training time of all phases in minutes, without staging and evaluation.
 
     Source: 22,610 iterations of 4,096 images at the published 6,303 images/s are 244.9 minutes.
     """
@@ -131,9 +135,9 @@ def line_to(recipe: Recipe, phase: Phase) -> tuple[Phase, ...]:
 
 
 def main_line(recipe: Recipe) -> tuple[Phase, ...]:
-    """Return the line of phases that trains on the most images; of several, the one that ends last.
+    """Return the line of phases that trains on the most images; if several do, the one that ends last.
 
-    All other phases are branches: no phase of the main line waits for them, so they may train beside it.
+    All other phases are branches: the main line does not wait for them, so they may train at the same time.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> [phase.name for phase in main_line(load_recipe("digits-cyclic"))]

@@ -32,7 +32,7 @@ from caffe_recipes.config import (
 )
 from caffe_recipes.tensorflow.run import HorovodRun, TensorFlowRun
 
-# Images a second of all ranks; the fastest machines train some millions.
+# Images per second of all ranks; the fastest machines reach some millions.
 SLOWEST, FASTEST = 0.001, 1e9
 Speed = Annotated[float, Field(ge=SLOWEST, le=FASTEST)]
 
@@ -50,7 +50,7 @@ _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")
 
 
 class Derived(Value):
-    """A value that the source does not state, and the rule that yields it."""
+    """A value that the source does not state, and the rule that gives it."""
 
     phase: FileName | None = Field(None, description="of this phase only")
     key: Text = Field(description="a key of the phase, or a dotted key such as `cluster.ranks_per_node`")
@@ -62,12 +62,12 @@ class Difference(Value):
 
     key: Text = Field(description="a key of the recipe or of `reported`")
     printed: float | Text = Field(description="the value in the source")
-    ours: float | Text = Field(description="the value that the recipe yields")
+    ours: float | Text = Field(description="the value that follows from the recipe")
     why: Text
 
 
 class Reported(Value):
-    """What the source reports of its own run."""
+    """The results that the source reports."""
 
     table: Text | None = Field(None, description="table or figure of the source, such as `II`")
     row: Count | None = Field(None, description="row of the table, counted from 1")
@@ -85,7 +85,7 @@ class Reported(Value):
 
 
 class SolverSettings(Value):
-    """Fields of SolverParameter; those under `solver` hold for every phase that does not set its own."""
+    """Fields of SolverParameter; those under `solver` apply to every phase that does not set them."""
 
     type: Literal["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"] | None = None
     base_lr: Positive | None = None
@@ -126,7 +126,7 @@ class Phase(SolverSettings):
     lr_policy: LrPolicy
     max_iter: Count
     weights: Text | None = Field(
-        None, description="a phase's name, a caffemodel's path, or `none`; default: the phase before"
+        None, description="a phase's name, a caffemodel's path, or `none`; default: the previous phase"
     )
     weights_iter: Count | None = Field(
         None, description="start from that phase's snapshot at this iteration; default: its last"
@@ -137,7 +137,7 @@ class Phase(SolverSettings):
     snapshot_prefix: EntryText
     comment: Text | None = Field(None, description="one line at the top of the solver")
     reported: Reported = Field(
-        Reported(), description="what the source reports of the run up to the end of this phase"
+        Reported(), description="what the source reports for the run up to the end of this phase"
     )
 
     @model_validator(mode="after")
@@ -185,7 +185,7 @@ class Filler(Value):
 
 
 class Fillers(Value):
-    """Fillers of a builder's net: the first convolution, the others, and the classifier."""
+    """Fillers of a builder's net: for the first convolution, the other ones, and the classifier."""
 
     conv1: Filler = Filler(type="msra", variance_norm="FAN_OUT")
     conv: Filler = Filler(type="msra")
@@ -221,7 +221,7 @@ class Net(Value):
             only_ours = {"batch_norm_fraction", "zero_init", "fillers"} & self.model_fields_set
             if only_ours:
                 raise ValueError(
-                    f"{', '.join(sorted(only_ours))}: only a builder takes it; set it in the net itself"
+                    f"{', '.join(sorted(only_ours))}: only builders use it; set it in the net itself"
                 )
         return self
 
@@ -249,7 +249,7 @@ class NetVariant(Value):
 
 
 class Transformation(Value):
-    """Changes to each image before the net reads it: keys of `transform_param`."""
+    """The transformation of each image before the net reads it: keys of `transform_param`."""
 
     crop_size: Count | None = Field(
         None, description="side of the square crop in pixels: at a random place in TRAIN, central in TEST"
@@ -267,7 +267,7 @@ class Transformation(Value):
 
 
 class TrainData(Transformation):
-    """The training LMDB on every node, and the keys in which its transformation differs from `data`."""
+    """The training LMDB on every node, and the keys of its transformation that differ from `data`."""
 
     lmdb: PathText = Field(description="path on every node: the data layer's `source`")
     source: PathText | None = Field(None, description="LMDB to stage; the variable LMDB_SOURCE overrides it")
@@ -278,7 +278,7 @@ class TrainData(Transformation):
 
 
 class TestData(Transformation):
-    """The test LMDB, read where Caffe runs, and the keys in which its transformation differs from `data`."""
+    """The test LMDB, read where Caffe runs, and the keys of its transformation that differ from `data`."""
 
     lmdb: PathText
     images: Count
@@ -310,14 +310,14 @@ class Data(Transformation):
 class Mlsl(Value):
     """Intel MLSL's communication servers."""
 
-    num_servers: Count = Field(description="number of servers of each rank")
+    num_servers: Count = Field(description="number of servers per rank")
     server_affinity: tuple[CountOrZero, ...] = Field(
         (), description="the cores that they run on; default: MLSL's choice"
     )
 
 
 class Cluster(Value):
-    """The nodes that the recipe runs on, its ranks, and the images of an iteration."""
+    """The nodes that the recipe runs on, its ranks, and the images per iteration."""
 
     nodes: Count
     ranks_per_node: Count
@@ -328,14 +328,14 @@ class Cluster(Value):
     fabric: Literal["psm2"] | None = None
     sockets_per_node: Count | None = None
     cores_per_socket: Count | None = None
-    tmp_gb: Positive | None = Field(None, description="room in a node's /tmp, in 10^9 bytes")
+    tmp_gb: Positive | None = Field(None, description="size of a node's /tmp in 10^9 bytes")
     copy_with: Literal["ssh", "auto"] = Field(
         "auto", description="how files are copied to and from hosts; auto: cp if the host is this machine"
     )
 
     @property
     def ranks(self) -> int:
-        """Number of MPI ranks in all."""
+        """Total number of MPI ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -371,7 +371,7 @@ class Acceptance(Value):
 
 @dataclass(frozen=True)
 class Family:
-    """The family that a recipe is a row of; a row's first `derived` derived values come from the base."""
+    """The family that contains a recipe as a row; the first `derived` derived values come from the base."""
 
     name: str
     title: str
@@ -379,7 +379,7 @@ class Family:
 
 
 class Loaded(Value):
-    """What a recipe's loader keeps with its values: the file's folder, and the family that it is a row of."""
+    """Base class of recipes; also keeps the folder of the file, the family, and the dialect."""
 
     _folder: Path = PrivateAttr(Path())
     _family: Family | None = PrivateAttr(None)
@@ -393,12 +393,12 @@ class Loaded(Value):
 
     @property
     def folder(self) -> Path:
-        """The folder of the recipe's file, which the path of the user's own net is relative to."""
+        """The folder of the recipe's file, to which the path of a prototxt net is relative."""
         return self._folder
 
     @property
     def family(self) -> Family | None:
-        """The family that the recipe is a row of; None if it has a file of its own."""
+        """The family that contains the recipe; None if it has its own file."""
         return self._family
 
     @property
@@ -408,7 +408,7 @@ class Loaded(Value):
 
 
 class TensorFlowRecipe(Loaded):
-    """A recipe that only TensorFlow trains: it has no phases, nets and LMDBs."""
+    """A recipe that only TensorFlow trains; it has no phases, nets or LMDBs."""
 
     name: FileName
     title: Text
@@ -417,9 +417,9 @@ class TensorFlowRecipe(Loaded):
     cluster: Cluster
     tensorflow: TensorFlowRun
     reported: Reported = Reported()
-    derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
-    differences: tuple[Difference, ...] = Field((), description="where the source's numbers differ")
-    notes: tuple[Text, ...] = Field((), description="what else is to be known of the run, a line each")
+    derived: tuple[Derived, ...] = Field((), description="values not in the source, and their rules")
+    differences: tuple[Difference, ...] = Field((), description="where the source contradicts the recipe")
+    notes: tuple[Text, ...] = Field((), description="further facts, one per line")
 
     @property
     def train_images(self) -> int:
@@ -433,7 +433,7 @@ class TensorFlowRecipe(Loaded):
 
 
 class Recipe(Loaded):
-    """A complete recipe for Caffe; all that is generated, checked or run follows from it."""
+    """A complete recipe for Caffe, from which everything is generated, checked and run."""
 
     name: FileName
     title: Text
@@ -455,9 +455,9 @@ class Recipe(Loaded):
         None, description="the TensorFlow and Horovod run whose schedule the phases reproduce"
     )
     reported: Reported = Reported()
-    derived: tuple[Derived, ...] = Field((), description="what the source does not state, by which rule")
-    differences: tuple[Difference, ...] = Field((), description="where the source's numbers differ")
-    notes: tuple[Text, ...] = Field((), description="what else is to be known of the run, a line each")
+    derived: tuple[Derived, ...] = Field((), description="values not in the source, and their rules")
+    differences: tuple[Difference, ...] = Field((), description="where the source contradicts the recipe")
+    notes: tuple[Text, ...] = Field((), description="further facts, one per line")
     accept: tuple[Acceptance, ...] = Field((), description="findings of lint that are accepted")
 
     @property
@@ -471,7 +471,7 @@ class Recipe(Loaded):
         return self.data.test.images
 
     def in_dialect(self, dialect: str, changes: Mapping[str, Any]) -> Recipe:
-        """Return the recipe in another dialect, with `changes` of its keys; `translate` works them out."""
+        """Return the recipe in another dialect, with the changed keys that `translate` computes."""
         changed = self.model_copy(update=dict(changes))
         changed._dialect = dialect
         return changed
@@ -489,7 +489,7 @@ class Recipe(Loaded):
 
     @property
     def prototxt_dirs(self) -> tuple[str, ...]:
-        """The folders under the Caffe root of its solvers and nets; a second one if it shares its nets."""
+        """The folders of its solvers and nets under the Caffe root: two if it shares its nets, else one."""
         return tuple(dict.fromkeys((self.prototxt_dir, self.nets_dir or self.prototxt_dir)))
 
     def solver_path(self, phase: str) -> str:
@@ -501,12 +501,11 @@ class Recipe(Loaded):
         return posixpath.join(self.nets_dir or self.prototxt_dir, f"{net}.prototxt")
 
     def phase(self, name: str) -> Phase:
-        """Return the phase of that name; raises KeyError if there is none."""
+        """Return a phase by name; raises KeyError for an unknown name."""
         return {phase.name: phase for phase in self.phases}[name]
 
     def starts_from(self, phase: Phase) -> Phase | str | None:
         """Return what `phase` starts from: a phase, a caffemodel's path, or None for its net's fillers."""
-
         if phase.weights is None:
             # By name, since comparing whole phases is slow.
             index = [other.name for other in self.phases].index(phase.name)
@@ -527,14 +526,14 @@ AnyRecipe = Recipe | TensorFlowRecipe
 
 
 def validate_frozen(values: Any) -> AnyRecipe:  # noqa: ANN401 - whatever the JSON held
-    """Return the recipe of values that spell every default out; raises pydantic's ValidationError."""
+    """Return the recipe from values that include every default; raises pydantic's ValidationError."""
     is_tensorflow = isinstance(values, dict) and values.get("trainer") == TENSORFLOW
     kind = TensorFlowRecipe if is_tensorflow else Recipe
     return kind.model_validate(values, context={"is_frozen": True})
 
 
 def train_by_tensorflow(recipe: Recipe) -> TensorFlowRecipe:
-    """Return the TensorFlow run of a recipe for Caffe as a recipe; ValidationError without its data."""
+    """Return the TensorFlow run of a Caffe recipe as a recipe; raises ValidationError if it has no data."""
     own = {key: getattr(recipe, key) for key in ("source", "reported", "derived", "differences", "notes")}
     run = recipe.tensorflow.model_dump() if recipe.tensorflow else None
     return TensorFlowRecipe.model_validate(

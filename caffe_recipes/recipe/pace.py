@@ -1,9 +1,10 @@
-"""How fast a recipe trains, and who says so: the user's log, the recipe's source, or the paper's tables.
+"""Find the speed of a recipe in images/s: from the user's log, the recipe's source, or the paper's tables.
 
-What the paper measured: the throughput of whole machines by nodes and local batch, and between its points.
+The tables give the throughput of whole machines by nodes and local batch; `find_throughput` interpolates
+between their points.
 
-Source of all numbers: arXiv:1711.04291, Table V (Stampede2) and Table VI (MareNostrum 4). Batches are a
-node's; MareNostrum's "CPUs" are sockets, two to the node.
+Source of all numbers: arXiv:1711.04291, Table V (Stampede2) and Table VI (MareNostrum 4). Batches are per
+node; MareNostrum's "CPUs" are sockets, two per node.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 from caffe_recipes.caffe.logs import Loss, Started, parse_line
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_per_iter, total_images
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 from caffe_recipes.wording import describe_count
 
 # The paper's epoch: Table VI's throughputs times its seconds are 1.28 million images, rounded.
@@ -30,7 +31,7 @@ How = Literal["measured", "interpolated", "beyond"]
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration as it was measured."""
+    """One measured configuration."""
 
     batch_per_node: int
     nodes: int
@@ -39,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class OneNode:
-    """The speed of a node alone, at one local batch: not printed, but derived from a printed efficiency."""
+    """The speed of a single node at one local batch, derived from an efficiency that the paper prints."""
 
     batch_per_node: int
     images_per_s: float
@@ -48,7 +49,7 @@ class OneNode:
 
 @dataclass(frozen=True)
 class Table:
-    """A machine's measurements, and what a node does there alone."""
+    """The measurements on a machine, and the speed of a single node."""
 
     name: str
     machine: str
@@ -58,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The speed of each node, as a part of the speed of one alone, and where the latter is from."""
+    """The speed per node relative to that of a single node, and where the latter comes from."""
 
     efficiency: float
     reference: str
@@ -66,7 +67,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images a second of all nodes, how they are known, and a note on each doubt."""
+    """Images per second of all nodes, how they were determined, and notes on their reliability."""
 
     images_per_s: float
     how: How
@@ -75,7 +76,7 @@ class Throughput:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of the paper's epoch."""
+        """Seconds per epoch of the paper."""
         return PAPER_IMAGES / self.images_per_s
 
 
@@ -101,21 +102,21 @@ _POINTS_VI = tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in
 # Section V-A 1: "above 97%" from 1 to 256 KNL nodes; V-A 2: "around 90%" from 1 to 512 CPUs.
 TABLE_V = Table("Table V", "Stampede2's KNL nodes", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
 TABLE_VI = Table("Table VI", "MareNostrum 4's nodes", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
-# By the profile of the machine, and else by sockets and cores of a socket: Xeon Phi 7250, Xeon 8160.
+# By the machine's profile, or else by sockets and cores per socket: Xeon Phi 7250, Xeon 8160.
 TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI}
 TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}
 
 
 def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughput:
-    """Return what the table says, or what lies between or beyond its points.
+    """Return the throughput from a table, interpolated between its points or extrapolated beyond them.
 
-    The points of one local batch are a curve, over nodes, from one node on. Between two of them images/s are
-    linear in nodes: a node's speed stays between theirs. Before the first and after the last the curve goes
-    on as that of the local batch for which the paper prints an efficiency; and there, an iteration takes
-    longer by the same part whenever the nodes are doubled. Between the curves of two local batches the
-    seconds of an iteration are linear in the batch; beyond them, those of one node are, and the efficiency is
-    the nearest curve's. Left out one after another, Table V's inner points are found again within 9 %, those
-    between local batches within 2 %. What is beyond is in `notes`.
+    The points of one local batch form a curve over the nodes, starting at one node. Between two points,
+    images/s is linear in the nodes. Before the first and after the last point, the curve has the shape of the
+    curve of the local batch for which the paper prints an efficiency, on which each doubling of the nodes
+    makes an iteration longer by the same share. Between the curves of two local batches, the seconds per
+    iteration are linear in the batch; beyond them, those of one node are linear, and the efficiency is that
+    of the nearest curve. If Table V's inner points are left out one by one, they are predicted within 9 %,
+    those between local batches within 2 %. `notes` say what is extrapolated.
 
     >>> round(find_throughput(TABLE_V, 256, 32).epoch_s), find_throughput(TABLE_V, 720, 16).how
     (85, 'interpolated')
@@ -144,7 +145,7 @@ def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughp
 
 
 def _curves(table: Table) -> dict[int, list[Point]]:
-    """Return the points by local batch, each by rising nodes."""
+    """Return the points by local batch, sorted by nodes."""
     curves: dict[int, list[Point]] = {}
     for point in sorted(table.points, key=lambda point: point.nodes):
         curves.setdefault(point.batch_per_node, []).append(point)
@@ -152,7 +153,7 @@ def _curves(table: Table) -> dict[int, list[Point]]:
 
 
 def _neighbours(batches: Sequence[int], batch: float) -> tuple[int, int]:
-    """Return the two local batches that a line is drawn through: around it, or the nearest two."""
+    """Return the two measured local batches to draw a line through: around `batch`, else the nearest."""
     if batch in batches:
         return int(batch), int(batch)
     above = [index for index, each in enumerate(batches) if each > batch]
@@ -161,9 +162,9 @@ def _neighbours(batches: Sequence[int], batch: float) -> tuple[int, int]:
 
 
 def _between(batch: float, low: int, high: int, seconds: Callable[[int], float]) -> float:
-    """Return an iteration's seconds on the line through those of two local batches.
+    """Return the seconds per iteration on the line through two local batches.
 
-    One local batch alone tells nothing of an iteration's own cost: each image takes as long as there.
+    With a single local batch the fixed cost of an iteration is unknown, so the time per image is constant.
     """
     if low == high:
         return seconds(low) * batch / low
@@ -171,13 +172,13 @@ def _between(batch: float, low: int, high: int, seconds: Callable[[int], float])
 
 
 def _speed_alone(table: Table, batch: int) -> float:
-    """Return the images/s of one node: a curve's first point is as efficient as the printed curve there."""
+    """Return the images/s of one node, assuming the printed curve's efficiency at the curve's first point."""
     first = _curves(table)[batch][0]
     return first.images_per_s / first.nodes / _printed_efficiency(table, first.nodes)
 
 
 def _printed_efficiency(table: Table, nodes: int) -> float:
-    """Return the efficiency at the local batch for which the paper prints one."""
+    """Return the efficiency on the curve of the local batch for which the paper prints one."""
     points = _curves(table)[table.one_node.batch_per_node]
     end = min(max(nodes, points[0].nodes), points[-1].nodes)
     there = _node_speed(points, end) / table.one_node.images_per_s
@@ -195,7 +196,7 @@ def _efficiency(table: Table, batch: int, nodes: int) -> float:
 
 
 def _node_speed(points: Sequence[Point], nodes: int) -> float:
-    """Return a node's images/s at a point of a curve or between two."""
+    """Return the images/s per node at a point of a curve, or between two."""
     right = next(point for point in points if point.nodes >= nodes)
     if right.nodes == nodes:
         return right.images_per_s / nodes
@@ -205,28 +206,28 @@ def _node_speed(points: Sequence[Point], nodes: int) -> float:
 
 
 def _notes(table: Table, used: dict[int, list[Point]], nodes: int, batch: float) -> Iterator[str]:
-    """Say where the question lies beyond the points that the answer is drawn through."""
+    """Yield notes on what is extrapolated beyond the measured points."""
     if not min(used) <= batch <= max(used):
-        yield f"beyond {table.name}, whose nearest local batch is {min(used)} images a node"
+        yield f"outside {table.name}: its nearest local batch is {min(used)} images per node"
     for each, points in used.items():
         first, last = points[0].nodes, points[-1].nodes
         if not first <= nodes <= last:
             counts = f"{first} to {last}" if first < last else f"{first}"
-            yield f"beyond {table.name}, which has {counts} nodes with {each} images a node: extrapolated"
+            yield f"outside {table.name}, which has {counts} nodes with {each} images per node: extrapolated"
 
 
 Kind = Literal["log", "given", "reported", "measured", "minutes"]
-# The first that there is counts; but the table goes last where it is asked for what lies beyond it.
+# The first known one counts, except that the table comes last if it is extrapolated.
 KINDS: tuple[Kind, ...] = ("log", "given", "reported", "measured", "minutes")
 _PAPER_CROP_PX = 224
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Images a second of all ranks, who says so, and a word on each doubt.
+    """A training speed in images per second of all ranks, its source, and notes on its reliability.
 
-    `is_elsewhere`: it is the pace of another machine than the one that is asked for, or may be. `scaling` is
-    known where a table has the machine.
+    `is_elsewhere` means that it is, or may be, the speed of another machine than the requested one. `scaling`
+    is known if a table has the machine.
     """
 
     images_per_s: float
@@ -239,7 +240,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Shape:
-    """So many nodes, ranks and images, which may be others than the recipe's."""
+    """Numbers of nodes, ranks per node and images per rank, which may differ from the recipe's."""
 
     nodes: int
     ranks_per_node: int
@@ -247,28 +248,28 @@ class Shape:
 
     @property
     def ranks(self) -> int:
-        """Number of MPI ranks in all."""
+        """Total number of MPI ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def batch_per_node(self) -> int:
-        """Images of an iteration on one node, which the paper calls the local batch."""
+        """Images per iteration on one node, which the paper calls the local batch."""
         return self.ranks_per_node * self.batch_per_rank
 
     @property
     def global_batch(self) -> int:
-        """Images of an iteration over all ranks."""
+        """Images per iteration over all ranks."""
         return self.ranks * self.batch_per_rank
 
 
 def shape_of(recipe: Recipe) -> Shape:
-    """Return the recipe's own shape."""
+    """Return the shape that the recipe gives."""
     cluster = recipe.cluster
     return Shape(cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank)
 
 
-def reported_pace(recipe: Recipe) -> Pace | None:
-    """Return what the source says: its rate, else a node's times the nodes, else all images in its minutes.
+def reported_pace(recipe: AnyRecipe) -> Pace | None:
+    """Return the speed that the source reports: in total, else per node, else from its minutes; else None.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> reported_pace(load_recipe("stampede2-64n-72ep")).images_per_s
@@ -276,33 +277,33 @@ def reported_pace(recipe: Recipe) -> Pace | None:
     """
     reported = recipe.reported
     if reported.images_per_s is not None:
-        return Pace(reported.images_per_s, "reported", "the recipe's reported rate")
+        return Pace(reported.images_per_s, "reported", "the recipe's reported images/s")
     if reported.images_per_s_per_node is not None:
         rate = reported.images_per_s_per_node * recipe.cluster.nodes
-        return Pace(rate, "reported", "the recipe's reported rate of a node")
+        return Pace(rate, "reported", "the recipe's reported images/s per node")
     if reported.minutes is not None:
         rate = total_images(recipe) / (60 * reported.minutes)
-        return Pace(rate, "minutes", f"all images in the recipe's reported {reported.minutes:g} minutes")
+        return Pace(rate, "minutes", f"computed from the recipe's reported {reported.minutes:g} minutes")
     return None
 
 
 def node_of(recipe: Recipe) -> tuple[int | None, int | None]:
-    """Return a node's sockets, and the cores of each, on the recipe's machine; None where it is silent."""
+    """Return the sockets per node and the cores per socket of the recipe's machine; None if unknown."""
     return recipe.cluster.sockets_per_node, recipe.cluster.cores_per_socket
 
 
 def given_pace(images_per_s: float) -> Pace:
-    """Return the rate that the user gives."""
+    """Return the speed that the user gave."""
     return Pace(images_per_s, "given", "as given")
 
 
 def measured_pace(
     recipe: Recipe, machine: str | None, shape: Shape, node: tuple[int | None, int | None] | None = None
 ) -> Pace | None:
-    """Return what the paper's table of a machine says of a shape; None without one, or for another net.
+    """Return the speed from the paper's table of a machine; None without a table, or for another net.
 
-    `machine` is a profile's name; one without a table is known by its sockets and the cores of each, `node`,
-    by default the recipe's, if at all.
+    `machine` is the name of a profile. A machine without its own table is matched by `node`: its sockets and
+    cores per socket, by default the recipe's.
     """
     sockets, cores_of_each = node or node_of(recipe)
     cores = (sockets or 0, cores_of_each or 0)
@@ -312,18 +313,18 @@ def measured_pace(
     found = find_throughput(table, shape.nodes, shape.batch_per_node)
     notes = list(found.notes)
     if recipe.net.builder is None or recipe.data.crop_size != _PAPER_CROP_PX:
-        notes.append(f"{table.name} is of ResNet-50 on crops of {_PAPER_CROP_PX} px")
-    between = ", between its points" if found.how == "interpolated" else ""
-    alike = "" if machine in TABLES else f", as of nodes with {cores[0]} x {cores[1]} cores"
+        notes.append(f"{table.name} is for ResNet-50 on crops of {_PAPER_CROP_PX} px")
+    between = ", interpolated" if found.how == "interpolated" else ""
+    alike = "" if machine in TABLES else f" (nodes with {cores[0]} x {cores[1]} cores)"
     source = f"the paper's {table.name}{alike}{between}"
     return Pace(found.images_per_s, "measured", source, tuple(notes), scaling=found.scaling)
 
 
 def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
-    """Put first the pace that counts: of the kind that is asked for, else the first of KINDS.
+    """Return the speeds in order of preference: the requested kind first, then in the order of KINDS.
 
-    A measured one with a doubt goes behind them: what a source reports of its own run is nearer. Those of
-    other machines go last.
+    A measured speed with notes comes after the others, since a source's report of its own run is closer.
+    Speeds of other machines come last.
     """
 
     def rank(pace: Pace) -> tuple[bool, bool, bool, int]:
@@ -334,11 +335,11 @@ def order_paces(paces: Iterable[Pace], by: Kind | None = None) -> list[Pace]:
 
 
 def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pace:
-    """Return the pace of Caffe's logs, each a path and its lines, of a run of the recipe's own shape.
+    """Return the speed from Caffe's logs, given as paths and lines, of a run with the recipe's own shape.
 
-    It is the images between each two loss lines by the seconds between them, tests and snapshots included;
-    what lies between two starts of the solver, or goes back in time, counts for nothing. Raises InputError
-    if no two loss lines with a time follow one another.
+    It is the images between consecutive loss lines divided by the seconds between them, including tests and
+    snapshots. Intervals across a start of the solver, or back in time, do not count. Raises InputError if
+    there are no two consecutive loss lines with a time.
     """
     images, seconds, lines = 0, 0.0, 0
     paths: list[str] = []
@@ -347,25 +348,24 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
         paths.append(path)
         phase, guessed = _phase_of(recipe, path)
         if guessed:
-            notes.append(f"{path} is taken for the log of phase {phase.name}")
+            notes.append(f"assumes that {path} is the log of phase {phase.name}")
         steps, found = _steps(text)
         lines += found
         images += sum(iterations for iterations, _ in steps) * images_per_iter(recipe, phase)
         seconds += sum(passed for _, passed in steps)
     if not seconds:
         where, known = (paths[0] if len(paths) == 1 else ""), "no" if not lines else f"{lines}"
-        what = f"{known} lines `Iteration N, loss = ...` with a time, too few to compute a rate"
-
-        raise InputError(where, what, "give a log of Caffe's with at least two, one after the other")
+        what = f"{known} lines `Iteration N, loss = ...` with a time, too few to compute the speed"
+        raise InputError(where, what, "give a Caffe log with at least two in succession")
     several = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
 
 
 def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pace] | None = None) -> Pace:
-    """Return the pace of the recipe's own shape for another; `measured` knows better.
+    """Scale a speed of the recipe's own shape to another; a `measured` one is returned unchanged.
 
-    `tabled` is what a table has for both, the own shape first: in that proportion. Without it each node is as
-    fast, and each image takes as long.
+    `tabled` holds a table's speeds for both shapes, the own one first, which give the proportion. Without it,
+    the speed per node and the time per image are assumed to stay the same.
     """
     own = shape_of(recipe)
     if pace.kind == "measured":
@@ -377,22 +377,22 @@ def moved_pace(pace: Pace, recipe: Recipe, shape: Shape, tabled: tuple[Pace, Pac
     nodes = describe_count(own.nodes, "node")
     if tabled is not None:
         of_own, there = tabled
-        note = f"known for {nodes} of {own.batch_per_node} images each: in proportion to {there.source}"
+        note = f"known for {nodes} with {own.batch_per_node} images each, scaled by {there.source}"
         rate = pace.images_per_s * there.images_per_s / of_own.images_per_s
         return replace(pace, images_per_s=rate, notes=(*pace.notes, note, *there.notes))
     notes = []
     if shape.nodes != own.nodes:
-        notes.append(f"known for {nodes}: a node is taken to be as fast among others")
+        notes.append(f"known for {nodes}; assumes that the speed per node does not change")
     if shape.batch_per_node != own.batch_per_node:
         notes.append(
-            f"known for {own.batch_per_node} images a node: an image is taken to take as long with others"
+            f"known for {own.batch_per_node} images per node; assumes that the time per image does not change"
         )
     faster = shape.nodes / own.nodes
     return replace(pace, images_per_s=pace.images_per_s * faster, notes=(*pace.notes, *notes))
 
 
 def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
-    """Return the phase that a log is of, as a run names its logs; and whether it matters and is a guess."""
+    """Return the phase of a log, by a run's log names, and whether it is a guess that affects the result."""
     stem = PurePath(path).name.rpartition("-")[0]
     named = [phase for phase in recipe.phases if phase.name == stem]
     if named:
@@ -402,7 +402,7 @@ def _phase_of(recipe: Recipe, path: str) -> tuple[Phase, bool]:
 
 
 def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
-    """Return iterations and seconds between each two loss lines, and how many such lines there are."""
+    """Return the iterations and seconds between consecutive loss lines, and the number of these lines."""
     steps, found, before = [], 0, None
     for mark in _marks(lines):
         found += mark is not None
@@ -413,7 +413,7 @@ def _steps(lines: Iterable[str]) -> tuple[Sequence[tuple[int, float]], int]:
 
 
 def _marks(lines: Iterable[str]) -> Iterator[tuple[int, datetime] | None]:
-    """Yield iteration and time of each loss line of rank 0; None where a solver starts."""
+    """Yield the iteration and time of each loss line of rank 0, and None where a solver starts."""
     for line in lines:
         entry = parse_line(line)
         if entry is None or entry.rank not in (None, 0):

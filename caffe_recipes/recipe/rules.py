@@ -2,8 +2,8 @@
 
 A `Schedule` holds what a source states about a run. `plan_phases` turns it into phases, for the paper's
 recipes and for new ones: each number that the schedule does not state follows from a rule, and is listed
-as derived. Source, unless another is named: arXiv:1711.04291, by its sections. What the paper leaves open
-is decided here, and marked as ours.
+as derived. The source is arXiv:1711.04291, cited by section, unless another is named. Choices that the paper
+leaves open are marked as ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WARMUP_EPOCHS_PER_DOUBLING = 1.5
 
 
 def scaled_lr(batch: int) -> float:
-    """Return the learning rate by linear scaling: 0.1 for each 256 images of a global batch.
+    """Return the learning rate by linear scaling: 0.1 per 256 images of the global batch.
 
     Source: section IV-D, which cites Goyal et al., arXiv:1706.02677.
 
@@ -47,9 +47,7 @@ def scaled_lr(batch: int) -> float:
 
 
 def peak_lr(batch: int) -> float:
-    """Return the rate after the warm-up of a run with this batch: scaled linearly, but at most 6.4.
-
-    6.4 is the scaled rate of 16,384 images.
+    """Return the rate after the warm-up for a batch: scaled linearly, up to 6.4 at 16,384 images.
 
     Source: section V-C.
 
@@ -60,7 +58,7 @@ def peak_lr(batch: int) -> float:
 
 
 def warmup_start_lr(batch: int) -> float:
-    """Return the rate at which a warm-up begins: 0.1, or the peak rate if that is lower.
+    """Return the rate at which a warm-up starts: 0.1, or the peak rate if that is lower.
 
     Source: both published recipes, and Goyal et al.
 
@@ -71,10 +69,10 @@ def warmup_start_lr(batch: int) -> float:
 
 
 def warmup_epochs(batch: int) -> float:
-    """Return the epochs of warm-up: 5, or from 16,384 images on 7, and 1.5 more for each doubling up to 10.
+    """Return the epochs of warm-up: 5, or 7 from 16,384 images on, plus 1.5 per doubling, up to 10.
 
     Source: section IV-D for the 5; section V-C says "typically longer, at around 7-10 epochs" for batches
-    of 16,384 to 65,536 images. Assigning 7 to the smallest of them and 10 to the largest is ours.
+    of 16,384 to 65,536 images. Assigning 7 to the smallest and 10 to the largest of these is our choice.
 
     >>> [warmup_epochs(batch) for batch in (8192, 16384, 32768, 65536, 131072)]
     [5, 7.0, 8.5, 10.0, 10]
@@ -86,9 +84,9 @@ def warmup_epochs(batch: int) -> float:
 
 
 def collapse_epochs(epochs: float) -> float:
-    """Return the epochs of a run's final collapse: 6 % of all epochs, but at least 3 and at most 10.
+    """Return the epochs of a run's final collapse: 6 % of all epochs, at least 3 and at most 10.
 
-    Source: section V-B says "the last 5-7 %", section VI "between 3-10 epochs". Choosing 6 % is ours.
+    Source: section V-B says "the last 5-7 %", section VI "between 3-10 epochs". The 6 % are our choice.
 
     >>> [round(collapse_epochs(epochs), 2) for epochs in (40, 90, 200)]
     [3, 5.4, 10]
@@ -98,9 +96,9 @@ def collapse_epochs(epochs: float) -> float:
 
 
 def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:
-    """Return `steps` weight decays that grow by equal factors from `start`; one more would be `end`.
+    """Return `steps` weight decays that grow by equal factors from `start`; the next one would be `end`.
 
-    Source: sections V-C and VI increase the weight decay several times; the factor is ours. Values are
+    Source: sections V-C and VI increase the weight decay several times; the factor is our choice. Values are
     rounded to two digits.
 
     >>> ramp_decays(0.00005, 0.0001, 3)
@@ -110,7 +108,7 @@ def ramp_decays(start: float, end: float, steps: int) -> tuple[float, ...]:
 
 
 def decay_horizon(length: float, times: float, power: float) -> float:
-    """Return where a polynomial decay that divides the rate by `times` within `length` reaches 0.
+    """Return when a polynomial decay that divides the rate by `times` within `length` reaches 0.
 
     It solves (1 - length / horizon)^power = 1 / times. The horizon has the unit of `length`.
 
@@ -128,10 +126,10 @@ ACCURACY = ((8192, 76.6), (16_384, 76.26), (32_768, 75.31), (49_152, 74.6), (65_
 
 
 def lars_epochs(batch: int) -> float | None:
-    """Return the epochs that LARS takes to 75.9 % at a batch; None above the largest published batch.
+    """Return the epochs that LARS needs for 75.9 % at a batch; None above the largest published batch.
 
     Below the smallest published batch, return its epochs. Between two, interpolate over the logarithm of the
-    batch, which is ours.
+    batch, which is our choice.
 
     >>> lars_epochs(1024), lars_epochs(8192), lars_epochs(16_384), lars_epochs(131_072)
     (40.0, 42.0, 49.0, None)
@@ -146,7 +144,7 @@ def lars_epochs(batch: int) -> float | None:
 
 
 class Cycles(Value):
-    """Decay to a share of the peak rate, with power 1 and then 2, then cycles. Source: section VI."""
+    """A decay to a share of the peak rate, with power 1 and then 2, then cycles. Source: section VI."""
 
     count: Count = 5
     linear_epochs: Positive = 30
@@ -158,7 +156,7 @@ class Cycles(Value):
     fall_epochs: Positive = 12
     fall_times: Annotated[float, Field(gt=1)] = 4
     collapse_epochs: tuple[Positive, ...] = Field(
-        (), description="length of each branch: the first from the decay's end, then one from each cycle's"
+        (), description="length of each branch: from the end of the decay, then from the end of each cycle"
     )
     last_collapse_epochs: Positive | None = Field(
         None, description="length of a collapse after the last cycle, as in the 72-epoch recipe"
@@ -166,7 +164,7 @@ class Cycles(Value):
 
     @property
     def epochs(self) -> float:
-        """Epochs of the chain, without its branches."""
+        """Epochs of the chain, excluding its branches."""
         cycle = self.rise_epochs + self.fall_epochs
         collapse = self.last_collapse_epochs or 0
         return self.linear_epochs + self.square_epochs + self.count * cycle + collapse
@@ -186,7 +184,7 @@ class Cycles(Value):
 
 
 class Schedule(Value):
-    """What a source states about a run's schedule; what is None is not stated, and follows from the rules."""
+    """What a source states about a run's schedule; what is None is not stated, and follows by the rules."""
 
     iterations: Count | None = Field(None, description="iterations of all phases together")
     epochs: Positive | None = None
@@ -195,7 +193,7 @@ class Schedule(Value):
     warmup_epochs: NotNegative | None = None
     warmup: Literal["inside", "own-phase"] = Field(
         "inside",
-        description="inside the first solver, whose rate drops where it ends, or as a phase of its own",
+        description="inside the first solver, whose rate then drops at its end, or as a separate phase",
     )
     weight_decay: Positive | None = None
     weight_decay_steps: Count = Field(1, description="parts before the collapse, with growing weight decay")
@@ -208,24 +206,24 @@ class Schedule(Value):
         lengths = (self.iterations, self.epochs)
         if self.decay == "cycles":
             if lengths != (None, None):
-                raise ValueError("with cycles, leave out iterations and epochs: the parts have lengths")
+                raise ValueError("with cycles, remove iterations and epochs: the parts have lengths")
             if self.collapse or self.collapse_epochs or self.weight_decay_steps > 1:
                 raise ValueError("with cycles, give `cycles.collapse_epochs`, and only one weight decay")
         elif lengths.count(None) != 1:
             raise ValueError("give either iterations or epochs")
         if self.decay == "steps" and (self.collapse or self.weight_decay_steps > 1):
-            raise ValueError("with decay: steps, leave out collapse and weight_decay_steps")
+            raise ValueError("with decay: steps, remove collapse and weight_decay_steps")
         return self
 
 
-# Its first solver's lr_iter, 18,720 iterations of 4,096 images, is 59.9 epochs.
+# The lr_iter of the 72-epoch recipe's first solver, 18,720 iterations of 4,096 images, is 59.9 epochs.
 _PUBLISHED_ZERO_EPOCH = 60
 _LARGE = f"constant from {LARGE_BATCH:,} images on"
 
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """A phase: keys of its solver, and the phase it starts from unless that is the previous one."""
+    """A phase: the keys of its solver, and the phase that it starts from if not the previous one."""
 
     name: str
     settings: Mapping[str, Any]
@@ -243,7 +241,7 @@ class SchedulePlan:
 
 @dataclass(frozen=True)
 class _Basis:
-    """The numbers of a schedule at a given batch; `decays` are those before and in the collapse."""
+    """The numbers of a schedule at a given batch; `decays` are weight decays before and in the collapse."""
 
     per_epoch: float
     peak: float
@@ -261,8 +259,8 @@ class _Basis:
 def plan_phases(schedule: Schedule, batch: int, images: int) -> SchedulePlan:
     """Return the phases of a schedule for a global batch and a number of training images.
 
-    Iterations are rounded to the nearest integer, rates to six digits. Raises ValueError for a schedule whose
-    parts do not fit into its length.
+    Iterations are rounded to the nearest integer, rates to six digits. Raises ValueError if the parts of the
+    schedule do not fit into its length.
 
     >>> plan = plan_phases(Schedule(iterations=14200), 8192, 1281167)
     >>> plan.phases[0].settings["base_lr"], plan.phases[0].settings["warmup_iter"]
@@ -283,8 +281,8 @@ def _plan_steps(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
     total = schedule.iterations or basis.iterations(schedule.epochs or 0)
     warmup = basis.iterations(basis.warmup_epochs)
     steps = [basis.iterations(epochs) for epochs in STEPS_EPOCHS]
-    _fit(warmup, steps[0], "the warm-up", "the first step")
-    _fit(steps[-1], total, "the last step", "the run")
+    _check_fits(warmup, steps[0], "the warm-up", "the first step")
+    _check_fits(steps[-1], total, "the last step", "the run")
     settings = {
         "base_lr": basis.peak,
         "lr_policy": "multistep",
@@ -298,21 +296,21 @@ def _plan_steps(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 
 
 def _plan_linear(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
-    """Decay linearly to 0 at the end of the run; a collapse, with power 2, replaces the end of that line."""
+    """Decay linearly to 0 at the end of the run; a collapse, with power 2, replaces the last part."""
     total = schedule.iterations or basis.iterations(schedule.epochs or 0)
     warmup = basis.iterations(basis.warmup_epochs)
     end = total - (basis.iterations(_collapse_epochs(schedule, basis)) if schedule.collapse else 0)
-    _fit(warmup, end, "the warm-up", "the decay")
-    # The line starts at the peak here: at the run's start, as Caffe counts, or after a warm-up phase.
+    _check_fits(warmup, end, "the warm-up", "the decay")
+    # Where the line is at the peak: at the start of the run, as Caffe counts, or after a warm-up phase.
     origin = warmup if schedule.warmup == "own-phase" else 0
     if origin:
         yield PlannedPhase("warmup", _own_warmup(basis, warmup) | {"weight_decay": basis.decays[0]})
     count = schedule.weight_decay_steps
-    # The first part includes the warm-up, so that no part begins within it.
+    # The first part includes the warm-up, so that no part starts within it.
     bounds = [origin, *(warmup + round((end - warmup) * part / count) for part in range(1, count + 1))]
     decays = ramp_decays(*basis.decays, count)
     for index, (begin, stop) in enumerate(pairwise(bounds)):
-        _fit(begin, stop, "the part before", "a part")
+        _check_fits(begin, stop, "the part before", "a part")
         settings = _line(basis, begin, stop, origin, total)
         if index == 0 and not origin:
             settings |= basis.ramp(warmup)
@@ -333,12 +331,12 @@ def _line(basis: _Basis, begin: int, end: int, origin: int, total: int) -> dict[
 
 
 def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
-    """Decay with power 1, then 2, then cycle; the collapses branch off, and come last."""
+    """Decay with power 1, then 2, then cycle; collapses that branch off come last."""
     cycles, own = schedule.cycles, schedule.warmup == "own-phase"
     ends, decay = [], {"weight_decay": basis.decays[0]}
     at, rate = 0.0, basis.peak
     warmup = basis.iterations(basis.warmup_epochs)
-    _fit(warmup, basis.iterations(cycles.linear_epochs), "the warm-up", "the linear decay")
+    _check_fits(warmup, basis.iterations(cycles.linear_epochs), "the warm-up", "the linear decay")
     if own and warmup:
         yield PlannedPhase("warmup", _own_warmup(basis, warmup) | decay)
         at = basis.warmup_epochs
@@ -355,8 +353,8 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
         low, rate = rate, rate * cycles.rise_times
         rise_end, end = at + cycles.rise_epochs, at + cycles.rise_epochs + cycles.fall_epochs
         rise = basis.iterations(rise_end) - basis.iterations(at)
-        _fit(0, rise, "", "a cycle's rise")
-        _fit(basis.iterations(rise_end), basis.iterations(end), "a cycle's rise", "the cycle")
+        _check_fits(0, rise, "", "a cycle's rise")
+        _check_fits(basis.iterations(rise_end), basis.iterations(end), "a cycle's rise", "the cycle")
         ramp = {"warmup_iter": rise, "warmup_start_lr": _six_digits(low)}
         if own:
             fixed = {"base_lr": _six_digits(rate), "lr_policy": "fixed", "max_iter": rise}
@@ -377,9 +375,9 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 def _poly_cyc(
     basis: _Basis, rate: float, at: float, until: float, power: int, times: float
 ) -> dict[str, Any]:
-    """Return settings that divide the rate by `times` between two epochs, with a power."""
+    """Return settings that divide the rate by `times` between two epochs, with the given power."""
     begin, end = basis.iterations(at), basis.iterations(until)
-    _fit(begin, end, "the part before", "a part")
+    _check_fits(begin, end, "the part before", "a part")
     return {
         "base_lr": _six_digits(rate),
         "lr_policy": "poly_cyc",
@@ -395,7 +393,7 @@ def _own_warmup(basis: _Basis, iterations: int) -> dict[str, Any]:
 
 def _collapse(rate: float, iterations: int, basis: _Basis) -> dict[str, Any]:
     """Return settings that decay from `rate` to 0 with power 2, at twice the weight decay (section V-B)."""
-    _fit(0, iterations, "", "a collapse")
+    _check_fits(0, iterations, "", "a collapse")
     return {
         "base_lr": _six_digits(rate),
         "lr_policy": "poly",
@@ -413,7 +411,7 @@ def _collapse_epochs(schedule: Schedule, basis: _Basis) -> float:
 def _explain(
     schedule: Schedule, basis: _Basis, phases: tuple[PlannedPhase, ...], batch: int
 ) -> Iterator[Derived]:
-    """List the values that the schedule does not state, with the rule that yields each."""
+    """Yield the values that the schedule does not state, with the rule behind each."""
     first = phases[0]
     if schedule.base_lr is None:
         is_linear = scaled_lr(batch) <= basis.peak
@@ -442,8 +440,8 @@ def _explain(
         yield Derived(phase="init", key="lr_iter", rule=f"a line to 0 at epoch {zero:g}{as_published}")
 
 
-def _fit(begin: int, end: int, before: str, after: str) -> None:
-    """Refuse a part without iterations; `before` is the part that ends where it begins, "" for none."""
+def _check_fits(begin: int, end: int, before: str, after: str) -> None:
+    """Raise ValueError for a part without iterations; `before` names the previous part, "" for none."""
     if begin < end:
         return
     if before:

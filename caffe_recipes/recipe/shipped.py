@@ -17,7 +17,7 @@ _ROW = re.compile(r"^  ([A-Za-z0-9][A-Za-z0-9._-]*):", re.MULTILINE)
 
 
 class Shipped(NamedTuple):
-    """Where a recipe is: its file, and its row if the file holds a family."""
+    """The file of a recipe, and its row if the file contains a family."""
 
     file: Traversable
     row: str | None = None
@@ -49,7 +49,7 @@ def shipped_recipes() -> dict[str, Shipped]:
 
 
 def is_family(text: str) -> bool:
-    """Return whether the text of a YAML file holds a family of recipes.
+    """Return whether the text of a YAML file is a family of recipes.
 
     >>> is_family("# ours\\nfamily: ours\\n"), is_family("name: family\\n")
     (True, False)

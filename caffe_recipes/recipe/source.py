@@ -1,4 +1,4 @@
-"""Read recipes from YAML, with the file and line of each mistake; and make their JSON schema for editors."""
+"""Read recipes from YAML, report mistakes with file and line, and build the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -30,39 +30,47 @@ _SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a recipe for Caffe, as `load_any_recipe` does; RecipeError for one that TensorFlow trains, too."""
-    return _of_caffe(load_any_recipe(name_or_path), name_or_path)
+_TAKES_ANY = (
+    "give it to show, generate, tf log, preflight, stage, run, submit, status, attach, logs or cancel"
+)
+
+
+def load_recipe(name_or_path: str | Path, instead: str = _TAKES_ANY) -> Recipe:
+    """Read a recipe for Caffe, as `load_any_recipe` does.
+
+    RecipeError for one that TensorFlow trains, too, with what to do `instead`.
+    """
+    return _of_caffe(load_any_recipe(name_or_path), name_or_path, instead)
 
 
 def load_any_recipe(name_or_path: str | Path) -> AnyRecipe:
-    """Read a recipe: a shipped one by its name, the user's own by its path, a row of a family as FILE:ROW.
+    """Read a recipe: a shipped one by name, any other by the path of its file, a row of a family as FILE:ROW.
 
-    Raises RecipeError, whose `where` is `file:line`, for an unknown name, unreadable YAML, an unknown key,
-    and every value that does not validate.
+    Raises RecipeError, whose `where` is `file:line`, for an unknown name, unreadable YAML, an unknown key, or
+    a value that does not validate.
     """
     text, where, folder, row = _read(name_or_path)
     return parse_any_recipe(text, where, folder, row)
 
 
 def load_tensorflow_run(name_or_path: str | Path) -> TensorFlowRecipe:
-    """Read a recipe that TensorFlow trains: its own, or the run of TensorFlow that one for Caffe has.
+    """Read a TensorFlow recipe, or the TensorFlow run of a recipe for Caffe.
 
-    Raises RecipeError as `load_any_recipe`, and for a recipe that lacks such a run, or its data.
+    Raises RecipeError as `load_any_recipe` does, and for a recipe without such a run or its data.
     """
     recipe = load_any_recipe(name_or_path)
     if isinstance(recipe, TensorFlowRecipe):
         return recipe
     if recipe.tensorflow is None or recipe.tensorflow.data is None:
         lacking = "tensorflow" if recipe.tensorflow is None else "tensorflow.data"
-        raise RecipeError(recipe.name, f"has no `{lacking}`", "describe its TFRecords there")
+        raise RecipeError(recipe.name, f"has no `{lacking}`", "add it, with the TFRecords")
     return train_by_tensorflow(recipe)
 
 
 def locate_keys(name_or_path: str | Path) -> Callable[[Location], str]:
     """Return a function that maps a key's location in a recipe to `file:line`.
 
-    For a key that is not in the file, it gives the line of the nearest key that would contain it.
+    For a key that is not in the file, it returns the line of the nearest key that would contain it.
 
     >>> locate_keys("digits-local")(("name",))
     'digits-local.yaml:1'
@@ -72,7 +80,7 @@ def locate_keys(name_or_path: str | Path) -> Callable[[Location], str]:
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
-    """Return a recipe's text, its name in errors, the folder of the user's own net, and the family's row."""
+    """Return a recipe's text, its name in errors, the folder of its own net, and its row in a family."""
     text = str(name_or_path)
     shipped = shipped_recipes()
     if text in shipped:
@@ -82,24 +90,24 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
     path = Path(text)
     if text.endswith(_OF_CAFFE):
         hint = "lint, diff, lr, plot and summary read prototxts; a recipe is a .yaml file"
-        raise RecipeError(path, "is a file of Caffe's, not a recipe", hint)
+        raise RecipeError(path, "is a Caffe file, not a recipe", hint)
     if path.is_dir():
         raise RecipeError(path, "is a folder", "give a recipe's name, or the path of its YAML")
     if not text.endswith(_SUFFIXES) and not path.is_file():
         names = ", ".join(name for name, one in shipped.items() if one.row is None)
-        others = f"there are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
+        others = f"the recipes are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
     return load_yaml_text(path, "recipe", RecipeError), path, path.parent, row
 
 
 def split_row(text: str) -> tuple[str, str | None]:
-    """Split FILE:ROW into the path of a family's file and the row, which is None if there is none.
+    """Split FILE:ROW into the path of a family's file and the row; the row is None if none is given.
 
     >>> split_row("my/family.yaml:big"), split_row("my/recipe.yaml"), split_row("a:b.yaml")
     (('my/family.yaml', 'big'), ('my/recipe.yaml', None), ('a:b.yaml', None))
     """
     path, colon, row = text.rpartition(":")
-    # Path.exists raises where a name is too long.
+    # Path.exists raises if a name is too long.
     is_split = colon and path.endswith(_SUFFIXES) and not os.path.exists(text)  # noqa: PTH110
     return (path, row) if is_split else (text, None)
 
@@ -110,9 +118,9 @@ def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = N
 
 
 def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> AnyRecipe:
-    """Parse and validate a recipe's YAML text, or the `row` of a family's.
+    """Parse and validate the YAML text of a recipe, or of the `row` of a family.
 
-    The path of the user's own net is relative to `folder`. Raises RecipeError, as load_recipe does.
+    The path of a prototxt net is relative to `folder`. Raises RecipeError, as load_recipe does.
     """
     source, family = _parse(text, where, row)
     model = _find_model(source)
@@ -123,15 +131,15 @@ def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None
     return recipe
 
 
-def _of_caffe(recipe: AnyRecipe, given: str | Path) -> Recipe:
+def _of_caffe(recipe: AnyRecipe, given: str | Path, instead: str = _TAKES_ANY) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     what = "is trained by TensorFlow and has no phases, solvers, nets or LMDBs"
-    raise RecipeError(str(given), what, "`show`, `generate` and `tf log` take it")
+    raise RecipeError(str(given), what, instead)
 
 
 def _find_model(source: YamlSource) -> type[Recipe] | type[TensorFlowRecipe]:
-    """Return what a recipe's trainer makes it; raises what `source` fails with for another trainer's keys."""
+    """Return the model for a recipe's trainer; raises the error of `source` for keys of another trainer."""
     trainer = source.raw.get("trainer")
     if not isinstance(trainer, str) or trainer.lower() != TENSORFLOW:
         return Recipe
@@ -140,8 +148,8 @@ def _find_model(source: YamlSource) -> type[Recipe] | type[TensorFlowRecipe]:
         raise source.fault(place, "trainer", f"{trainer} is not a Caffe", f"write {TENSORFLOW}")
     for key in source.raw:
         if key in Recipe.model_fields and key not in TensorFlowRecipe.model_fields:
-            hint = "remove it, or let a Caffe be the trainer"
-            raise source.fault(source.place((key,)), key, "a recipe that TensorFlow trains has none", hint)
+            hint = "remove it, or use a Caffe as the trainer"
+            raise source.fault(source.place((key,)), key, "is not allowed if TensorFlow trains", hint)
     return TensorFlowRecipe
 
 
@@ -150,13 +158,13 @@ def _parse(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, F
         return parse_row(text, where, row)
     if row is not None:
         raise RecipeError(
-            where, f"not a family, so it has no row '{row[:100]}'", "give the file's path alone"
+            where, f"is not a family, so it has no row '{row[:100]}'", "give only the path of the file"
         )
     return parse_yaml(text, where, "recipe", RecipeError), None
 
 
 def _inherited_from(location: Location, source: YamlSource) -> Location:
-    """Return the location of a phase's value in the file, which is under `solver:` if it is inherited."""
+    """Return the location of a phase's value in the file: under `solver:` if it is inherited."""
     inherited = ("solver", *location[2:])
     of_phase = len(location) == 3 and location[0] == "phases" and location not in source.lines
     return inherited if of_phase and inherited in source.lines else location
@@ -166,9 +174,9 @@ _DEFS = "#/$defs/"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """Return the JSON schema of a recipe's YAML, or of a family's, which has a key `family`.
+    """Return the JSON schema of the YAML of a recipe or a family, which has a key `family`.
 
-    A phase may leave out what it inherits from `solver:`, and a row what it inherits from `base:`.
+    A phase may omit keys that it inherits from `solver:`, and a row those that it inherits from `base:`.
 
     >>> recipe_schema()["$defs"]["Phase"]["required"]
     ['name', 'net', 'snapshot_prefix']
@@ -198,10 +206,10 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _add_rows(defs: dict[str, Any]) -> None:
-    """Define a family's base and rows in the schema: parts of one recipe each."""
+    """Define a family's base and rows in the schema: each is a part of a recipe."""
     part = _part_of("Recipe", defs)
     keys = defs[part]["properties"]
-    del keys["name"]  # which is the row's key
+    del keys["name"]  # the key of the row is the name
     of_phase = defs["Recipe"]["properties"]["nets"] | {"title": "By phase"}
     of_phase["patternProperties"] = dict.fromkeys(of_phase["patternProperties"], _ref(Reported.__name__))
     keys |= {"schedule": _ref("Schedule"), "reported_by_phase": of_phase}
@@ -212,7 +220,7 @@ def _add_rows(defs: dict[str, Any]) -> None:
 
 
 def _part_of(name: str, defs: dict[str, Any]) -> str:
-    """Add a copy of a definition that requires no key, and neither do its mappings; return its name."""
+    """Add a copy of a definition in which no key is required, at any depth; return its name."""
     part = f"PartOf{name}"
     if part not in defs:
         defs[part] = {key: _in_part(rule, defs) for key, rule in defs[name].items() if key != "required"}
@@ -220,7 +228,7 @@ def _part_of(name: str, defs: dict[str, Any]) -> str:
 
 
 def _in_part(rule: Any, defs: dict[str, Any]) -> Any:  # noqa: ANN401 - any part of a schema
-    """Refer to the optional copies wherever mappings are merged key by key; items of lists are complete."""
+    """Return a schema that refers to the optional copies, except in items of lists, which are complete."""
     if isinstance(rule, list):
         return [_in_part(each, defs) for each in rule]
     if not isinstance(rule, dict):

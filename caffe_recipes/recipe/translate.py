@@ -1,6 +1,6 @@
-"""Translate a recipe for another Caffe, or list what that Caffe cannot do exactly.
+"""Translate a recipe for another Caffe, or list what has no exact equivalent there.
 
-`poly_cyc` with `lr_iter` is `poly` with that `max_iter`, stopped where the phase ends: both rates are
+`poly_cyc` with `lr_iter` equals `poly` with that `max_iter`, stopped where the phase ends: both rates are
 `base_lr * (1 - i / n) ^ power`, so they are equal to the last bit.
 """
 
@@ -18,10 +18,10 @@ from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
 from caffe_recipes.wording import describe_count, plural
 
-# A translation may write more snapshots to /tmp than the recipe: at most ten times as many, and this.
+# A translation may write more snapshots to /tmp than the recipe: up to ten times as many, and up to this.
 _MOST_SNAPSHOTS = 100
 
-# Processes on CPUs train as one over MPI only in Caffes of Intel's line.
+# Only Intel's Caffe and its descendants train with several CPU processes over MPI.
 _WITHOUT_RANKS = {
     "bvlc": "BVLC's Caffe trains in one process",
     "nvcaffe": "nvcaffe's ranks drive GPUs, and share gradients over NCCL",
@@ -30,14 +30,14 @@ _WITHOUT_RANKS = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A key of a recipe without an exact equivalent in a dialect; `phase` is "" for keys of no phase."""
+    """A key of a recipe without an exact equivalent in a dialect; `phase` is "" for keys outside phases."""
 
     phase: str
     key: str
     why: str
 
     def __str__(self) -> str:
-        """Write it on one line."""
+        """Return the part and the reason in one line."""
         phase = f"phase '{self.phase}': " if self.phase else ""
         return f"{phase}{self.key}: {self.why}"
 
@@ -60,7 +60,7 @@ def translate(recipe: Recipe, dialect: str) -> Recipe:
         "name": f"{recipe.name}-{dialect}",
         "title": f"{recipe.title}, for {TITLES[dialect]}",
         "prototxt_dir": _suffixed(recipe.prototxt_dir, dialect),
-        "solver": SolverSettings(),  # the phases hold it
+        "solver": SolverSettings(),  # its keys are in the phases
         "phases": phases,
     }
     return recipe.in_dialect(dialect, changes)
@@ -82,7 +82,7 @@ def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
 
 
 def refusal(recipe: AnyRecipe, dialect: str, parts: list[Part]) -> RecipeError:
-    """Return the error for a recipe that cannot be translated, with the first reason."""
+    """Return the error for a recipe that cannot be translated, which names the first part."""
     have = plural(len(parts), "has", "have")
     what = f"{describe_count(len(parts), 'part')} {have} no exact equivalent in {TITLES[dialect]}"
     hint = f"`caffe-recipes generate --dialect {dialect}` lists all" if len(parts) > 1 else ""
@@ -95,7 +95,7 @@ def _inexact_phase(recipe: Recipe, phase: Phase, dialect: Dialect) -> Iterator[P
         assert phase.lr_iter
         if phase.lr_iter < phase.last_iter:
             why = f"poly has no rate past its max_iter, and the phase runs {phase.last_iter} iterations"
-            yield Part(phase.name, "lr_iter", f"{why}; end it by {phase.lr_iter}")
+            yield Part(phase.name, "lr_iter", f"{why}; end it at {phase.lr_iter} or before")
         else:
             yield from _too_many_snapshots(recipe, phase)
     elif phase.lr_policy not in dialect.lr_policies:
@@ -111,9 +111,9 @@ def _inexact_phase(recipe: Recipe, phase: Phase, dialect: Dialect) -> Iterator[P
 
 
 def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
-    """Refuse a phase if a snapshot at its last iteration needs an interval that writes too many of them.
+    """Yield a part if a snapshot at the last iteration needs an interval that writes too many of them.
 
-    A snapshot of ResNet-50 has 205 MB, and an interval of 1 would write one in every iteration.
+    A snapshot of ResNet-50 takes 205 MB, and an interval of 1 would write one in every iteration.
     """
     needed = _needed(recipe, phase)
     own, every = phase.snapshot_every_iter, _common_interval(recipe, phase)
@@ -125,7 +125,7 @@ def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:
     below = phase.last_iter // own * own
     ends = " or ".join(str(end) for end in (below, below + own) if end <= phase.lr_iter)
     iterations = ", ".join(map(str, sorted(needed)))
-    why = f"stopping there needs snapshots at {iterations}, so one every {every} iterations: {count} in all"
+    why = f"stopping there needs snapshots at {iterations}, so one every {every} iterations: {count} in total"
     yield Part(phase.name, "max_iter", f"{why}; end it at {ends}, where its snapshot: {own} fires")
 
 
@@ -135,7 +135,7 @@ def _needed(recipe: Recipe, phase: Phase) -> tuple[int, ...]:
 
 
 def _common_interval(recipe: Recipe, phase: Phase) -> int:
-    """Return the phase's own snapshot interval if it hits all needed iterations, else the widest."""
+    """Return the phase's own snapshot interval if it includes all needed iterations, else the widest."""
     needed = _needed(recipe, phase)
     own = phase.snapshot_every_iter
     return math.gcd(*needed) if any(iteration % own for iteration in needed) else own
@@ -172,7 +172,6 @@ def _as_poly(recipe: Recipe, phase: Phase, dialect: Dialect) -> dict[str, Any]:
     if phase.lr_iter == phase.last_iter:
         return changes
     # Caffe always writes one at max_iter; a phase that stops before needs one at its last iteration.
-
     return {**changes, "stop_iter": phase.last_iter, "snapshot": _common_interval(recipe, phase)}
 
 
@@ -181,8 +180,7 @@ def _test_default_differs(dialect: Dialect) -> bool:
 
 
 def _suffixed(path: str, dialect: str) -> str:
-    """Append the dialect to a folder's name, or add a folder to a path without one.
-
+    """Append the dialect to the last folder of a path, or as a folder if the path has no name.
 
     >>> _suffixed("/models/x", "intel"), _suffixed("models/x/", "intel"), _suffixed(".", "intel")
     ('/models/x-intel', 'models/x-intel', 'intel')

@@ -1,1 +1,1 @@
-"""Recipe -> {path: text}, pure; comparing with what is on disk. Floor 4."""
+"""Recipe -> {path: text}, without side effects; comparison with the files on disk. Floor 4."""

@@ -1,4 +1,4 @@
-"""Translate recipes for another Caffe, and check their generated files, so that it accepts them all."""
+"""Translate recipes for another Caffe, and check that it accepts all their generated files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from caffe_recipes.recipe.translate import Part, find_inexact, refusal, translat
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 
-# Where the recipe says what a field of its nets holds.
+# The key of the recipe that determines a field of its nets.
 _KEYS = {
     "BatchNormParameter.filler": "net.builder",
     "DataParameter.prefetch": "data.train.prefetch",
@@ -27,9 +27,9 @@ def translate_whole(recipe: Recipe, dialect: str) -> Recipe: ...
 @overload
 def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe: ...
 def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe:
-    """Return the recipe for another Caffe, as `recipe.translate.translate`, if its nets are that Caffe's too.
+    """Return the recipe for another Caffe, as `recipe.translate.translate` does, after checking its nets too.
 
-    Raises RecipeError where a schedule, or anything in a net, has no exact equivalent.
+    Raises RecipeError if a schedule, or anything in a net, has no exact equivalent.
     """
     parts = find_parts(recipe, dialect)
     if parts:
@@ -38,14 +38,14 @@ def translate_whole(recipe: AnyRecipe, dialect: str) -> AnyRecipe:
 
 
 def find_parts(recipe: AnyRecipe, dialect: str) -> list[Part]:
-    """List every part of a recipe, nets included, that a dialect's Caffe would refuse or read differently.
+    """Return every part of a recipe, including nets, that a dialect's Caffe would refuse or read differently.
 
-    Empty for SURFsara's, whose recipe is written as it is.
+    The list is empty for SURFsara's dialect, in which recipes are written.
     """
     if dialect == OURS:
         return []
     if not isinstance(recipe, Recipe):
-        return [Part("", "trainer", "TensorFlow trains this recipe, and no Caffe")]
+        return [Part("", "trainer", "TensorFlow trains this recipe, not a Caffe")]
     judge = find_dialect(dialect)
     parts = find_inexact(recipe, dialect)
     if not parts:
@@ -62,7 +62,7 @@ def _in_nets(recipe: Recipe, judge: Dialect) -> Iterator[Part]:
     for net in recipe.nets:
         for difference in _grave(check_message(build_net(recipe, net), judge)):
             known = _KEYS.get(difference.name, "")
-            # It lies in the user's own net, unless it is in the data layers, which the recipe makes.
+            # It is in the user's own net, unless it is in the data layers, which come from the recipe.
             is_own = not known or (known == "net.builder" and not recipe.net.builder)
             key = _origin(recipe) if is_own else known.format(net=net)
             yield Part("", key, f"{difference.what}; {difference.write}")
@@ -73,5 +73,5 @@ def _grave(differences: list[DialectDifference]) -> list[DialectDifference]:
 
 
 def _origin(recipe: Recipe) -> str:
-    """Return the key that says where the net comes from."""
+    """Return the key that gives the source of the net."""
     return next(f"net.{key}" for key in ("builder", "prototxt", "function") if getattr(recipe.net, key))

@@ -1,6 +1,6 @@
-"""The TensorFlow and Horovod run of a recipe: its three commands as scripts, its rate as module and data.
+"""Render the TensorFlow and Horovod run of a recipe: three scripts, and its rate as a module and as JSON.
 
-Their text stands alone: it needs bash and the programs that it names, the module a Python of TensorFlow's.
+The scripts need only bash and the programs that they name; the module needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from caffe_recipes.wording import describe_count
 
 @dataclass(frozen=True)
 class _Path:
-    """A path that the user gives by a variable, where the source has `<path-to-...>`."""
+    """A path that the user sets in a variable, where the source has `<path-to-...>`."""
 
     name: str
     what: str
@@ -33,7 +33,7 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Script:
-    """A command; the first `head` words of its argv start the program, the last of them, which is a file."""
+    """A command as a script; the first `head` words of its argv end in the program, which is a file."""
 
     file: str
     title: str
@@ -45,15 +45,15 @@ class _Script:
     imports: bool = False
 
 
-_MODELS = _Path("MODEL_DIR", "folder of models; this one is {model} in it")
+_MODELS = _Path("MODEL_DIR", "parent folder of models; this run uses {model}")
 _RESNET = _Path(
     "RESNET_DIR",
-    "tensorflow_programs of caffe-recipes, or models/official/resnet of a changed tensorflow/tpu",
+    "tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu",
 )
 
 
 def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
-    """Return the text of each file of a recipe's TensorFlow run by its path; empty where it has none."""
+    """Return the files of a recipe's TensorFlow run as {path: text}; empty if it has none."""
     run = recipe.tensorflow
     if run is None:
         return {}
@@ -82,17 +82,21 @@ def render_horovod(recipe: AnyRecipe) -> dict[str, str]:
 
 def _prepare() -> _Script:
     paths = (
-        _Path("IMAGENET_TO_GCS", "path of imagenet_to_gcs.py, in the same places as resnet_main.py", "FILE"),
+        _Path(
+            "IMAGENET_TO_GCS",
+            "path of imagenet_to_gcs.py, from the same source as resnet_main.py",
+            "FILE",
+        ),
         _Path("RAW_IMAGE_DIR", "folder of ImageNet's raw images"),
         _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
     )
     notes = (
-        "imagenet_to_gcs.py shuffles the classes across its files; without that 2 to 3 % of accuracy are",
-        "lost, by the source. `caffe-recipes data check` measures it, and `caffe-recipes data tfrecords`",
-        "makes such files of an LMDB.",
+        "imagenet_to_gcs.py shuffles the classes across its files; by the source, 2 to 3 % of accuracy are",
+        "lost without that. `caffe-recipes data check` measures the shuffling, and `caffe-recipes data",
+        "tfrecords` writes such files from an LMDB.",
     )
     argv = prepare_argv(*(_var(path.name) for path in paths))
-    return _Script("tf_prepare.sh", "Make TFRecords of ImageNet's raw images.", paths, argv, 2, notes)
+    return _Script("tf_prepare.sh", "Write TFRecords from ImageNet's raw images.", paths, argv, 2, notes)
 
 
 def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
@@ -114,13 +118,13 @@ def _train(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     )
     hosts = describe_count(cluster.nodes, "host")
     notes = (
-        f"mpirun takes the {hosts} from the job; elsewhere name them in a file, and the file",
-        "in HYDRA_HOST_FILE (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI). resnet_main.py itself sets MKL's",
-        "and OpenMP's variables (KMP_*, OMP_*), by the flags: "
+        f"mpirun takes the {hosts} from the job; elsewhere list them in a file, and set HYDRA_HOST_FILE",
+        "(MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI) to its path. resnet_main.py sets the variables of MKL",
+        "and OpenMP (KMP_*, OMP_*) by its flags: "
         f"{describe_count(run.inter_threads, 'operation')} at a time, "
         f"{describe_count(run.intra_threads, 'thread')} in each.",
     )
-    title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images a step."
+    title = f"Train on {cluster.ranks} workers, {cluster.global_batch:,} images per step."
     return _Script("tf_train.sh", title, paths, argv, 7, notes, imports=True)
 
 
@@ -141,27 +145,31 @@ def _evaluate(recipe: AnyRecipe, run: HorovodRun) -> _Script:
     settings = " ".join(f"{name}={value}" for name, value in evaluate_environment(run).items())
     batches = -(-images // testing.batch_size)
     title = f"Test the model on one node: {batches} batches of {testing.batch_size}, {images:,} images."
-    notes = ("`caffe-recipes tf log FILE` reads what it prints.",)
+    notes = ("`caffe-recipes tf log FILE` reads its output.",)
     return _Script("tf_evaluate.sh", title, paths, argv, 2, notes, settings)
 
 
 def _var(name: str) -> str:
-    """Mark a variable of the shell in a word of an argv."""
+    """Return a marked shell variable, for a word of an argv."""
     return f"\0{name}\0"
 
 
+# Flags that the source writes on the line of the flag before.
+_BESIDE = ("--num_inter_threads", "--kmp_blocktime")
+
+
 def _words(script: _Script) -> str:
-    """Write an argv for the shell: the program on the first line, each flag with its value on another."""
+    """Return an argv as shell text in the lines of the source: the program first, then the flags."""
     lines = [[*script.argv[: script.head]]]
     for word in script.argv[script.head :]:
-        if word.startswith("--"):
+        if word.startswith("--") and word not in _BESIDE:
             lines.append([])
         lines[-1].append(word)
     return " \\\n  ".join(" ".join(map(_quote, line)) for line in lines)
 
 
 def _quote(word: str) -> str:
-    """Quote a word, with its variable, if there is one, in double quotes.
+    """Return a word quoted for the shell, with its variable, if any, in double quotes.
 
     >>> _quote(f"--data_dir={_var('TRAIN_DIR')}/a b")
     '--data_dir="$TRAIN_DIR"\\'/a b\\''
@@ -174,8 +182,8 @@ def _quote(word: str) -> str:
 
 
 def _render_rates(run: HorovodRun, header: str) -> str:
-    """Write the breakpoints as JSON, one a line; the header is its first key."""
+    """Return the breakpoints as JSON; the header is the first key."""
     points = [{"step": step, "learning_rate": rate} for step, rate in run.schedule.breakpoints]
-    lines = ",\n".join(f"    {json.dumps(point)}" for point in points)
-    head = f'  "generated": {json.dumps(header)},\n  "between": "linear"'
-    return f'{{\n{head},\n  "points": [\n{lines}\n  ]\n}}\n'
+    values = {"generated": header, "between": "linear", "points": points}
+    lines = ",\n ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    return f"{{{lines}}}\n"

@@ -1,7 +1,7 @@
 """Build a recipe's nets, and write them as prototxts whose comments explain the numbers.
 
-The data layers are the recipe's; the other layers come from a builder, from a prototxt, or from a function
-beside the recipe.
+The data layers come from the recipe; the other layers come from a builder, from a prototxt, or from a
+function in a module next to the recipe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OTHER_READERS = ("ImageData", "HDF5Data", "WindowData", "MemoryData", "Annotated
 def build_data_layers(
     recipe: Recipe, variant: NetVariant, train_blobs: Blobs = _USUAL, test_blobs: Blobs = _USUAL
 ) -> list[pb.LayerParameter]:
-    """Build the data layers of one net; crops and mirrors are random in TRAIN only."""
+    """Return the data layers of one net; crops and mirrors are random in TRAIN only."""
     train, test = recipe.data.train, recipe.data.test
     layers = [
         data(
@@ -66,7 +66,7 @@ def build_data_layers(
 def _transform(
     recipe: Recipe, part: Literal["train", "test"], **resize: FieldValue
 ) -> dict[str, FieldValue] | None:
-    """Return the fields of `transform_param`, or None if it has none."""
+    """Return the fields of `transform_param`; None if there are none."""
     fields = recipe.data.transform_of(part).model_dump() | resize
     return fields if any(value not in (None, ()) for value in fields.values()) else None
 
@@ -83,7 +83,7 @@ def _aspect_ratio(ratio: RandomAspectRatio | None) -> dict[str, FieldValue] | No
 
 
 def load_own_net(recipe: Recipe) -> pb.NetParameter:
-    """Read `net.prototxt`, or call `net.function` with the recipe's Net.
+    """Return the net from `net.prototxt`, or from calling `net.function` with the recipe's Net.
 
     Raises PrototxtError for text that does not parse, and RecipeError for a function that cannot be found, is
     not allowed to run, fails, or returns neither a NetParameter nor its text.
@@ -111,13 +111,13 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     origin = recipe.net.prototxt or recipe.net.function
     for layer in net.layer:
         if layer.type in OTHER_READERS:
-            what = f"layer '{layer.name}' of {origin} reads {layer.type}, but a recipe's data are LMDBs"
-            raise RecipeError(recipe.name, what, "remove the layer, or give it type Data")
+            what = f"layer '{layer.name}' of {origin} reads {layer.type}, but recipes support only LMDBs"
+            raise RecipeError(recipe.name, what, "remove the layer, or change its type to Data")
     own = [index for index, layer in enumerate(net.layer) if layer.type == "Data"]
     first = own[0] if own else 0
     others = [layer for layer in net.layer if layer.type != "Data"]
     if not others and not net.layers:
-        raise RecipeError(recipe.name, f"{origin} has no layers besides Data", "give a whole net")
+        raise RecipeError(recipe.name, f"{origin} has only Data layers", "give a complete net")
     blobs = [_blobs_of([net.layer[index] for index in own], phase) for phase in (pb.TRAIN, pb.TEST)]
     result = pb.NetParameter()
     result.CopyFrom(net)
@@ -133,15 +133,15 @@ def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
 
 
 def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
-    """Build one of a recipe's `nets`, from whichever source, and check that its layers fit together.
+    """Return one of a recipe's `nets`, from any source, after checking that its layers fit together.
 
-    Raises RecipeError or PrototxtError for a net that Caffe would refuse, or that has another number of
-    classes than the recipe.
+    Raises RecipeError or PrototxtError for a net that Caffe would refuse, or whose number of classes differs
+    from the recipe's.
     """
     if name not in recipe.nets:
         raise RecipeError(recipe.name, f"no net '{name}' under `nets`", nearest(name, recipe.nets))
     variant = recipe.nets[name]
-    if recipe.net.builder:  # layers of a builder always fit together
+    if recipe.net.builder:  # the layers of a builder always fit together
         return _build(recipe, variant)
     net = with_data(load_own_net(recipe), recipe, variant)
     for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
@@ -151,7 +151,7 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
 
 
 def render_net(recipe: Recipe, name: str) -> str:
-    """Return one of a recipe's nets as prototxt text, with comments; a shared net has shared comments."""
+    """Return one of a recipe's nets as prototxt text with comments; those of a shared net fit all recipes."""
     net = build_net(recipe, name)
     comments = {"": Comment(above=(*_header(recipe, name), *above_net(recipe, name)))}
     for index, layer in enumerate(net.layer):
@@ -205,7 +205,7 @@ def _data_comments(recipe: Recipe, layer: pb.LayerParameter, at: str) -> dict[st
     cluster = recipe.cluster
     counted = f"{cluster.ranks} {plural(cluster.ranks, 'rank')}"
     ranks = "" if recipe.nets_dir else f": {cluster.global_batch:,} over {counted}"
-    beside = {"data_param.batch_size": f"of each rank{ranks}"}
+    beside = {"data_param.batch_size": f"per rank{ranks}"}
     if layer.transform_param.HasField("random_aspect_ratio_param"):
         change = layer.transform_param.random_aspect_ratio_param.aspect_ratio_change
         beside["transform_param.random_aspect_ratio_param.aspect_ratio_change"] = (

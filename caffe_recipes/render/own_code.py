@@ -1,10 +1,11 @@
-"""Run the Python beside a recipe, if the user allowed it, and only the files that were allowed.
+"""Run the Python code next to a recipe, if the user has allowed it, and only the files that were allowed.
 
 `net: function:` is a program. `generate`, `run` and a real `submit` count as consent to run it, and record
-the SHA-256 of each file beside the recipe that was imported. All other commands run it only while these files
-are as recorded. The record is the user's own, outside of any repository: in `$XDG_STATE_HOME/caffe-recipes`.
+the SHA-256 of each imported file that is next to the recipe. All other commands run it only while these files
+are unchanged. The record belongs to the user and is outside any repository: in
+`$XDG_STATE_HOME/caffe-recipes`.
 
-What the code opens by itself, and packages that are installed, are not looked at.
+Installed packages, and files that the code opens itself, are not checked.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from caffe_recipes.cluster.staging.manifest import own_cache, write_kept
+from caffe_recipes.cluster.staging.manifest import private_cache, write_cache_file
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
 from caffe_recipes.files import read_bytes, read_pieces
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
 
-# What may be run: what is recorded; anything, this once; anything, which is then recorded.
+# What may be run: only recorded code; any code, once; any code, which is then recorded.
 Level = Literal["recorded", "once", "always"]
 
 _MOST_BYTES = 16_000_000  # of a module, and of a record
@@ -55,9 +56,9 @@ _consent = _Consent()
 def allowing_code(
     level: Level, line: str = "", warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[None]:
-    """Say what code beside recipes may be run meanwhile, in this process; `recorded` holds outside of this.
+    """Set what code next to recipes may be run within the context; outside of it, the level is `recorded`.
 
-    `line` is what a user who is refused can type; `warn` hears of a consent that could not be recorded.
+    `line` is the command that allows refused code; `warn` is called if a consent could not be recorded.
     """
     global _consent
     before, _consent = _consent, _Consent(level, line, warn)
@@ -68,10 +69,10 @@ def allowing_code(
 
 
 def call_beside(folder: Path, name: str, argument: object, where: str) -> object:
-    """Call `module:function`, of a file beside the recipe, with one argument, and return what it returns.
+    """Call `module:function` in a file next to the recipe with one argument, and return its result.
 
-    Raises RecipeError for a module that is not in `folder`, for code that is not allowed, and for code that
-    fails; `where` names the recipe.
+    Raises RecipeError if the module is not in `folder`, if the code is not allowed, or if it fails; `where`
+    names the recipe.
     """
     module, _, attribute = name.partition(":")
     consent = _consent
@@ -81,8 +82,8 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
     known = _read_record(folder, name)
     files = _Files(folder, module.partition(".")[0], consent, known)
     if not files.is_own_root(files.root):
-        hint = f"write a file there, in which `from {module} import {attribute}` takes what is installed"
-        raise RecipeError(where, f"there is no module '{files.root}' beside the recipe", hint)
+        hint = f"for an installed module, write a file there with `from {module} import {attribute}`"
+        raise RecipeError(where, f"no module '{files.root}' next to the recipe", hint)
     if consent.level == "recorded":
         _check_unchanged(files, known, module, where, consent)
     try:
@@ -92,7 +93,7 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
     except (Exception, SystemExit) as error:
         if not files.refused:
             raise _failed(where, module, error) from error
-    if files.refused:  # the code may have caught what it met
+    if files.refused:  # the code may have caught the ImportError
         raise RecipeError(where, *files.refused)
     if not callable(function):
         raise RecipeError(where, f"module '{module}' has no function '{attribute}'", "check the name")
@@ -102,10 +103,10 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
 
 
 class _Files(MetaPathFinder, Loader):
-    """Find and run the modules beside a recipe: the very bytes whose digest is compared or kept.
+    """Find and run the modules next to a recipe, from the same bytes whose digest is compared or recorded.
 
-    They win over installed ones, but the standard library's, and are read as source, never as bytecode.
-    `root` is the module that the recipe names; it may be called as one of the standard library.
+    They take precedence over installed modules, except the standard library's, and are read as source, never
+    as bytecode. `root` is the module that the recipe names; it may have the name of a standard module.
     """
 
     def __init__(self, folder: Path, root: str, consent: _Consent, known: Mapping[str, str] | None) -> None:
@@ -118,14 +119,14 @@ class _Files(MetaPathFinder, Loader):
         self._installed = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - text
 
     def read(self, file: Path) -> tuple[str, bytes, str]:
-        """Return a file's path from the folder, its bytes and their digest; raises OSError."""
+        """Return a file's path relative to the folder, its bytes and their digest; raises OSError."""
         data = read_bytes(file, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it is over {_MOST_BYTES:,} bytes", str(file))
         return file.relative_to(self.folder).as_posix(), data, hashlib.sha256(data).hexdigest()
 
     def is_own_root(self, name: str) -> bool:
-        """Whether a module of no package is one beside the recipe."""
+        """Return whether a top-level module is one next to the recipe."""
         if name == _OURS or (name != self.root and name in sys.stdlib_module_names):
             return False
         return self._file_of(name) is not None or (
@@ -133,7 +134,7 @@ class _Files(MetaPathFinder, Loader):
         )
 
     def own_roots(self) -> set[str]:
-        """Return the loaded modules of no package that those beside the recipe take the place of."""
+        """Return the names of loaded top-level modules that modules next to the recipe replace."""
         return {name for name in list(sys.modules) if "." not in name and self.is_own_root(name)}
 
     def find_spec(
@@ -182,11 +183,11 @@ class _Files(MetaPathFinder, Loader):
         return PathFinder.find_spec(name, self._installed)
 
     def _find_elsewhere(self, name: str) -> ModuleSpec | None:
-        """Find what is installed; a folder that the code itself added to `sys.path` is not."""
+        """Find an installed module; one in a folder that the code itself added to `sys.path` is refused."""
         found = self._find_installed(name)
         if found is None and PathFinder.find_spec(name) is not None:
-            what = f"it imports '{name}', which is neither beside the recipe nor installed"
-            self._refuse(what, "put it beside the recipe")
+            what = f"it imports '{name}', which is neither next to the recipe nor installed"
+            self._refuse(what, "put it next to the recipe")
         return found
 
     def _refuse(self, what: str, hint: str) -> None:
@@ -194,13 +195,13 @@ class _Files(MetaPathFinder, Loader):
         raise ImportError(what)
 
 
-# What is imported is changed for the whole process, and a run builds its nets in several threads.
+# Imports change the whole process, and a run builds its nets in several threads.
 _import_lock = threading.RLock()
 
 
 @contextmanager
 def _importing(files: _Files) -> Iterator[None]:
-    """Let modules beside the recipe be imported, and leave no trace of them among the loaded ones."""
+    """Allow imports of modules next to the recipe, and remove them from `sys.modules` afterwards."""
     hidden = files.own_roots()
     before = {name: module for name, module in sys.modules.copy().items() if name.partition(".")[0] in hidden}
     path, writes_bytecode = sys.path.copy(), sys.dont_write_bytecode
@@ -222,9 +223,9 @@ def _importing(files: _Files) -> Iterator[None]:
 def _check_unchanged(
     files: _Files, known: Mapping[str, str] | None, module: str, where: str, consent: _Consent
 ) -> None:
-    """Raise RecipeError unless the code is recorded, and each of its files is as it was then."""
+    """Raise RecipeError unless the code is recorded and none of its files has changed since."""
     if known is None:
-        what = f"runs the code of '{module}' beside the recipe, which you have not allowed"
+        what = f"needs the code of '{module}' next to the recipe, which you have not allowed"
         raise RecipeError(where, what, _hint(consent))
     for shown, digest in known.items():
         try:
@@ -236,12 +237,12 @@ def _check_unchanged(
 
 
 def _hint(consent: _Consent) -> str:
-    line = f"type `{consent.line}`" if consent.line else f"set {RUN_CODE}=1"
-    return f"read it, then {line}; `caffe-recipes generate` on the recipe allows it until it changes"
+    line = f"run `{consent.line}`" if consent.line else f"set {RUN_CODE}=1"
+    return f"read it, then {line}; running `caffe-recipes generate` allows it until it changes"
 
 
 def _record_path(folder: Path, name: str) -> Path | None:
-    """Return where a consent is recorded; None for a user without a home."""
+    """Return the path of the record of consent; None for a user without a home."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
@@ -252,7 +253,7 @@ def _record_path(folder: Path, name: str) -> Path | None:
 
 
 def _read_record(folder: Path, name: str) -> dict[str, str] | None:
-    """Return the digests that were recorded of a function's files; None without a record of our own."""
+    """Return the recorded digests of a function's files; None without a record that only we can write."""
     path = _record_path(folder, name)
     if path is None:
         return None
@@ -279,7 +280,7 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 
 def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, consent: _Consent) -> None:
-    """Keep the digests of what was run, beside those of what another recipe of the folder had it import."""
+    """Record the digests of the files that were run, with those that other recipes in the folder imported."""
     kept: dict[str, str] = {}
     for shown, digest in known.items():
         try:
@@ -292,21 +293,21 @@ def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, co
     path = _record_path(folder, name)
     try:
         if path is None:
-            raise PermissionError(0, "there is no home folder")
-        own_cache(path.parent.parent)
-        own_cache(path.parent)
-        write_kept(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
+            raise PermissionError(0, "no home folder")
+        private_cache(path.parent.parent)
+        private_cache(path.parent)
+        write_cache_file(path, json.dumps({"folder": str(folder), "function": name, "files": made}, indent=1))
     except OSError as error:
-        consent.warn(f"that you allow {name} cannot be recorded: {error.strerror}")
+        consent.warn(f"cannot record your consent to {name}: {error.strerror}")
 
 
 def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return RecipeError(where, f"there is no module '{error.name}' beside the recipe", "check the name")
+        return RecipeError(where, f"no module '{error.name}' next to the recipe", "check the name")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, OSError) and frames[-1][0] == read_bytes.__code__.co_filename:
         file = Path(error.filename or f"{module}.py").name
-        return RecipeError(where, f"{file} cannot be read: {error.strerror}", "let it be read")
+        return RecipeError(where, f"{file} cannot be read: {error.strerror}", "check its permissions")
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
     theirs = [frame for frame in frames if Path(frame[0]).stem == module.rpartition(".")[2]]

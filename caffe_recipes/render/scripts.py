@@ -1,8 +1,7 @@
-"""Render a recipe's scripts: run.sh, which stands alone, and the Slurm jobs with their submit.sh.
+"""Render a recipe's scripts: run.sh, and the Slurm jobs with their submit.sh.
 
-run.sh is bash that needs no Python of ours. The jobs, one for the whole chain or one for each phase, handle
-what is Slurm's: directives, the signal before the time limit, the requeue; within them `caffe-recipes run`
-trains.
+run.sh is bash and does not need caffe-recipes. The jobs, one for the whole chain or one per phase, handle
+Slurm's directives, the signal before the time limit, and the requeue; they call `caffe-recipes run` to train.
 """
 
 from __future__ import annotations
@@ -20,14 +19,21 @@ from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
-from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
+from caffe_recipes.recipe.model import (
+    TENSORFLOW,
+    AnyRecipe,
+    Phase,
+    Recipe,
+    TensorFlowRecipe,
+    train_by_tensorflow,
+)
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.headers import above_job, above_script, header_line, recipe_word
 
 
 def render_run_script(recipe: Recipe) -> str:
-    """Render `jobs/<recipe>/run.sh`: the published chain, resumable, needing no Python of ours."""
+    """Return the text of `jobs/<recipe>/run.sh`: the chain as a resumable script, without caffe-recipes."""
     cluster = recipe.cluster
     threads = thread_environment(cluster.omp_num_threads, cluster.kmp_affinity)
     phases = [_phase_values(recipe, phase) for phase in recipe.phases]
@@ -55,7 +61,7 @@ def render_run_script(recipe: Recipe) -> str:
 def _plan_launch(recipe: Recipe, threads: dict[str, str]) -> RankLaunch:
     cluster = recipe.cluster
     return RankLaunch(
-        hosts=("",) * cluster.nodes,  # which the user's hostfile names
+        hosts=("",) * cluster.nodes,  # the user's hostfile gives their names
         ranks_per_node=cluster.ranks_per_node,
         variables=threads,
         options=FABRIC_OPTIONS[cluster.fabric] if cluster.fabric else (),
@@ -79,12 +85,12 @@ def _phase_values(recipe: Recipe, phase: Phase) -> dict[str, Any]:
 
 
 def _model_file(phase: Phase, iteration: int | None = None) -> str:
-    """Return the name of a phase's fetched snapshot in the Caffe root: its last, or that of an iteration."""
+    """Return the name of a phase's fetched snapshot in the Caffe root: of an iteration, or else its last."""
     return posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))
 
 
 def lmdb_hint(recipe: Recipe, source: str | None) -> str:
-    """Return the hint for a recipe's missing LMDB, which is expected at `source`."""
+    """Return the hint for an error about a recipe's missing LMDB, which is expected at `source`."""
     if recipe.data.prepare and source:
         folder = shlex.quote(posixpath.dirname(source) or ".")
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
@@ -92,9 +98,9 @@ def lmdb_hint(recipe: Recipe, source: str | None) -> str:
 
 
 def library() -> dict[str, str]:
-    """Return the text of each file of `jobs/lib`, by its path: the same for every recipe.
+    """Return the files of `jobs/lib`, which are the same for every recipe, as {path: text}.
 
-    node.sh is the text that `run` sends to nodes, byte for byte.
+    node.sh is identical to the text that `run` sends to nodes.
     """
     folder = resources.files("caffe_recipes.templates")
     names = ("chain.sh", "submit.sh")
@@ -104,12 +110,12 @@ def library() -> dict[str, str]:
 
 @cache
 def templates() -> jinja2.Environment:
-    """Return the templates, with a filter `sh` that quotes a value for the shell if necessary."""
+    """Return the template environment, with a filter `sh` that quotes a value for the shell if necessary."""
     folder = resources.files("caffe_recipes.templates")
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
         undefined=jinja2.StrictUndefined,
-        # bash's ${#array[@]} must not start a comment of jinja
+        # bash's ${#array[@]} must not start a Jinja comment
         comment_start_string="{%#",
         comment_end_string="#%}",
         trim_blocks=True,
@@ -121,21 +127,21 @@ def templates() -> jinja2.Environment:
     return environment
 
 
-# From Slurm's warning to the end of the time: an iteration, a snapshot, its copy, and the requeue.
+# From Slurm's warning to the time limit: an iteration, a snapshot, its copy, and the requeue.
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
-# For jobs of unknown length; short ones must not be warned right at their start.
+# For jobs of unknown length; a short one must not get the signal right at its start.
 _UNKNOWN_WARNING_S = 120
-# The time that `run` gives Caffe after SIGINT by default: for an iteration, and its snapshot.
+# The default time that `run` gives a trainer after SIGINT, for an iteration and its snapshot.
 STOP_GRACE_S = 120
 
 
 def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
-    """Return the text of a recipe's jobs, for the whole chain and any phase, and of submit.sh, by path.
+    """Return the jobs of a recipe, for the whole chain and for any phase, and submit.sh, as {path: text}.
 
-    A recipe of one step has the first alone.
+    A TensorFlow recipe, which has a single step, has only the job for the whole chain.
     """
     if not isinstance(recipe, Recipe):
-        return {f"jobs/{recipe.name}/chain.sbatch": _render_job(recipe, "chain.sbatch", None)}
+        return {f"jobs/{recipe.name}/chain.sbatch": _render_job(recipe, "chain.sbatch", limit_s(recipe))}
     folder, limits = f"jobs/{recipe.name}", [limit_s(recipe, phase.name) for phase in recipe.phases]
     longest = None if None in limits else max(limit for limit in limits if limit is not None)
     jobs = {"chain.sbatch": limit_s(recipe), "phase.sbatch": longest}
@@ -146,13 +152,19 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
     ]
     values = {"recipe": recipe, "header": header_line(recipe), "steps": steps}
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
+    if recipe.tensorflow and recipe.tensorflow.data:
+        # TensorFlow's run is the same beside solvers of any dialect.
+        run = train_by_tensorflow(recipe.model_copy(update={"name": original_name(recipe)}))
+        files[f"{folder}/{TRAINING_JOB}"] = _render_job(recipe, TRAINING_JOB, limit_s(run), run)
     return files
+
+
+# The job of the TensorFlow run of a recipe for Caffe.
+TRAINING_JOB = "tf_train.sbatch"
 
 
 def limit_s(recipe: AnyRecipe, phase: str | None = None) -> int | None:
     """Return the time limit in seconds for the chain or a phase; None if its speed is unknown."""
-    if not isinstance(recipe, Recipe):
-        return None
     duration = estimate_duration(recipe, phase)
     return duration.limit_s if duration else None
 
@@ -161,33 +173,38 @@ def _render_time(limit: float | None) -> str | None:
     return None if limit is None else render_limit(limit)
 
 
-def _render_job(recipe: AnyRecipe, file: str, limit: float | None) -> str:
+def _render_job(
+    recipe: AnyRecipe, file: str, limit: float | None, run: TensorFlowRecipe | None = None
+) -> str:
+    """Render one job of a recipe, or of the TensorFlow run that it has beside its phases."""
     warning_s = find_warning_s(limit)
-    name = original_name(recipe)
+    name, trained = original_name(recipe), run or recipe
+    translated = "" if name == recipe.name else f" --dialect {shlex.quote(recipe.dialect)}"
     values: dict[str, Any] = {
-        "recipe": recipe,
-        "cluster": recipe.cluster,
+        "recipe": trained,
+        "folder": recipe.name,
+        "cluster": trained.cluster,
         "header": header_line(recipe),
         "derived": above_job(recipe),
         "file": file,
         "of_phase": file == "phase.sbatch",
         "phases": ", ".join(phase.name for phase in recipe.phases) if isinstance(recipe, Recipe) else "",
-        # Of TFRecords the recipe says where they are, or an option of `run`.
-        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) else None,
+        # The path of TFRecords is in the recipe, or in an option of `run`.
+        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) and not run else None,
         "time_limit": _render_time(limit),
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
         "given": recipe_word(recipe),
         "is_shipped": name in shipped_recipes(),
-        "options": "" if name == recipe.name else f" --dialect {shlex.quote(recipe.dialect)}",
+        "options": f" --trainer {TENSORFLOW}" if run else translated,
     }
     return templates().get_template("job.sbatch.j2").render(values)
 
 
 def find_warning_s(limit_s: float | None) -> int:
-    """Return how many seconds before its time limit Slurm warns a job: a tenth of it, in whole minutes.
+    """Return the seconds before its time limit at which Slurm signals a job: a tenth of it, in whole minutes.
 
-    It is at least one minute, which is how exactly Slurm sends the signal, and at most ten.
+    It is at least one minute, the precision of Slurm's signal, and at most ten.
 
     >>> [find_warning_s(seconds) for seconds in (20_400, 3600, 600, None)]
     [600, 360, 60, 120]

@@ -20,9 +20,9 @@ _OURS = {"name", "net", "weights", "weights_iter", "stop_iter", "comment", "repo
 
 
 def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
-    """Build the solver of one phase of a recipe.
+    """Return the solver of one phase of a recipe.
 
-    Raises RecipeError for a schedule whose rate is not finite, with which Caffe trains on and exits 0.
+    Raises RecipeError for a schedule whose rate is not finite, with which Caffe would train and exit 0.
     """
     where = f"{recipe.name}: phase '{phase.name}'"
     settings = {key: getattr(phase, key) for key in Phase.model_fields if key not in _OURS}
@@ -34,7 +34,7 @@ def build_solver(recipe: Recipe, phase: Phase) -> pb.SolverParameter:
 
 
 def render_solver(recipe: Recipe, phase: Phase) -> str:
-    """Write the solver of one phase as prototxt text, with comments."""
+    """Return the solver of one phase as prototxt text, with comments."""
     solver = build_solver(recipe, phase)
     return render_prototxt(solver, _comments(recipe, phase, solver))
 
@@ -72,18 +72,18 @@ def _comments(recipe: Recipe, phase: Phase, solver: pb.SolverParameter) -> Mappi
 
 
 def _stop_lines(phase: Phase) -> list[str]:
-    """Explain how a phase ends that stops before its max_iter."""
+    """Return a comment for a phase that is stopped before its max_iter."""
     if not phase.stop_iter:
         return []
-    end, rate = f"after the snapshot of {phase.stop_iter}", f"its rate goes on to {phase.max_iter}"
+    end, rate = f"after the snapshot of {phase.stop_iter}", f"its schedule extends to {phase.max_iter}"
     return [f"To be stopped (SIGINT) {end}; {rate}."]
 
 
 def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]:
     """Return {iteration: rate} for the first update, both sides of the warm-up's end, and the last update.
 
-    The last is that of `max_iter`, unless `last_iter` iterations are all that run. Empty for `plateau`, whose
-    rate depends on the losses.
+    The last update is at `max_iter`, or at `last_iter` if the phase stops before. The result is empty for
+    `plateau`, whose rate depends on the losses.
 
     >>> rates_of(pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=90))
     {0: 0.5, 89: 0.5}
@@ -96,7 +96,7 @@ def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]
 
 
 def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
-    """List the rate at its key iterations, in the digits of Caffe's log."""
+    """Return a comment with the rate at its key iterations, in the digits of Caffe's log."""
     rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver, last_iter).items()]
     if len(rates) < 4:
         return [f"The rate by iteration: {', '.join(rates)}."] if rates else []
@@ -108,7 +108,7 @@ def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
 
 
 def _times_before(recipe: Recipe, phase: Phase) -> str:
-    """Say how the weight decay differs from that of the phase before."""
+    """Return a comment if the weight decay differs from that of the previous phase, else ""."""
     index = recipe.phases.index(phase)
     before = recipe.phases[index - 1] if index else phase
     if not before.weight_decay or not phase.weight_decay or before.weight_decay == phase.weight_decay:

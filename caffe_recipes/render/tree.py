@@ -1,7 +1,4 @@
-"""Compare generated files with those on disk, and write those that differ.
-
-Recipe -> {path: text}: everything that is committed and reviewed.
-"""
+"""Generate all files of a recipe, compare them with those on disk, and write those that differ."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from caffe_recipes.render.solvers import render_solver
 
 @dataclass(frozen=True)
 class StaleFile:
-    """One file on disk that is not what its recipe generates."""
+    """A file on disk that differs from what its recipe generates."""
 
     path: str
     what: str
@@ -34,10 +31,10 @@ class StaleFile:
 
 
 def find_differences(files: Mapping[str, str], out: Path) -> list[StaleFile]:
-    """Compare generated files with the disk: missing, changed, not executable, or stale.
+    """Return the files on disk that are missing, changed, not executable, or stale.
 
-    Stale is a file that carries our header, lies in a recipe's folder, and is generated no more.
-    Raises InputError where a path cannot be read.
+    A stale file has our header and is in a recipe's folder, but is no longer generated. Raises InputError if
+    a path cannot be read.
     """
     found = [difference for path, text in files.items() for difference in _compare(path, text, out)]
     return found + [
@@ -47,9 +44,9 @@ def find_differences(files: Mapping[str, str], out: Path) -> list[StaleFile]:
 
 
 def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
-    """Return the paths of files that `generate` once wrote beside `files`, and that no recipe makes now.
+    """Return the paths of files next to `files` that `generate` wrote, but that are no longer generated.
 
-    Of nets that recipes share none is: another recipe may make it.
+    Shared nets never count, since another recipe may generate them.
     """
     folders = sorted({path.rpartition("/")[0] for path in files})
     paths = (f"{folder}/{name}" for folder in folders for name in _names_in(out / folder))
@@ -58,18 +55,18 @@ def find_stale(files: Mapping[str, str], out: Path) -> list[str]:
 
 
 def find_foreign(files: Mapping[str, str], out: Path) -> list[str]:
-    """Return the paths of `files` where a file lies that differs and lacks our header: one written by hand.
+    """Return the paths of `files` at which a different file without our header exists: one written by hand.
 
-    Raises InputError where a path cannot be read.
+    Raises InputError if a path cannot be read.
     """
     on_disk = ((path, text, _read(out / path)) for path, text in files.items())
     return [path for path, text, seen in on_disk if seen not in (None, text) and not is_generated(seen or "")]
 
 
 def write_files(files: Mapping[str, str], out: Path) -> list[str]:
-    """Write what differs, each file in one step, and return the paths written.
+    """Write the files that differ, atomically, and return their paths.
 
-    A full disk or a folder without permission leaves all as it was. Raises InputError, naming the path.
+    If the disk is full or a folder is not writable, nothing changes. Raises InputError, which names the path.
     """
     changed = {out / path: path for path, text in files.items() if list(_compare(path, text, out))}
     folders: list[Path] = []
@@ -83,13 +80,13 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
         raise _unusable(error, "written", out) from error
     finally:
         for folder in reversed(folders):
-            with suppress(OSError):  # what was written into stays
+            with suppress(OSError):  # a folder that has files now stays
                 folder.rmdir()
     return list(changed.values())
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write one file in one step: whole, or not at all. Raises InputError, naming the path."""
+    """Write one file atomically; raises InputError, which names the path."""
     try:
         write_whole({path: data})
     except OSError as error:
@@ -111,7 +108,7 @@ def _is_script(path: str) -> bool:
 
 
 def _read(path: Path) -> str | None:
-    """Read a file as text that keeps every byte distinct; None if it does not exist."""
+    """Return a file as text in which every byte is distinct; None if the file does not exist."""
     try:
         data = read_bytes(path, MOST_BYTES + 1)
     except FileNotFoundError:
@@ -146,11 +143,11 @@ def _unusable(error: OSError, verb: str, path: Path) -> InputError:
 
 
 def generate(recipe: AnyRecipe) -> dict[str, str]:
-    """Return the text of each file of a recipe by its path, with `/`, from the folder that holds them all.
+    """Return the files of a recipe as {path: text}; paths are relative and use `/`.
 
     The same recipe gives the same bytes anywhere, and so do recipes of a family for a net that they share.
-    Raises RecipeError or PrototxtError for a recipe whose net or schedule Caffe would refuse, or that makes
-    two files of one name.
+    Raises RecipeError or PrototxtError for a recipe whose net or schedule Caffe would refuse, or that
+    generates two files with the same path.
     """
     if not isinstance(recipe, Recipe):
         return render_horovod(recipe) | render_jobs(recipe)
@@ -174,33 +171,33 @@ def solver_file(recipe: Recipe, phase: str) -> str:
 
 
 def net_file(recipe: Recipe, net: str) -> str:
-    """Return the path at which a net is generated: in a folder of shared nets, which is called as theirs."""
+    """Return the path at which a net is generated: in the folder of its recipe, or of the shared nets."""
     folder = posixpath.basename(recipe.nets_dir) if recipe.nets_dir else recipe.name
     return f"prototxt/{folder}/{net}.prototxt"
 
 
 def placed_paths(recipe: Recipe) -> dict[str, str]:
-    """Return where each generated prototxt is to lie under the Caffe root, by the path of its file."""
+    """Return {generated path: path under the Caffe root} for each prototxt of a recipe."""
     solvers = {solver_file(recipe, one.name): recipe.solver_path(one.name) for one in recipe.phases}
     return solvers | {net_file(recipe, net): recipe.net_path(net) for net in recipe.nets}
 
 
 def generate_all(recipes: Iterable[AnyRecipe]) -> dict[str, str]:
-    """Return the files of several recipes; those that they share appear once.
+    """Return the files of several recipes as {path: text}; shared files appear once.
 
-    Raises RecipeError where two have one name, and so one folder, or share a file that they do not agree on.
+    Raises RecipeError if two recipes have the same name, and so the same folder, or generate a shared file
+    differently.
     """
     files: dict[str, str] = {}
     names: set[str] = set()
     for recipe in recipes:
         if recipe.name in names:
-            raise RecipeError("", f"two recipes are called '{recipe.name}'", "rename one, or give it once")
+            raise RecipeError("", f"two recipes are called '{recipe.name}'", "rename one, or list it once")
         names.add(recipe.name)
         own = generate(recipe)
         for path in own.keys() & files.keys():
             if own[path] != files[path]:
-                what = f"generates another {path} than an earlier recipe"
-
-                raise RecipeError(recipe.name, what, "give it a `nets_dir` of its own")
+                what = f"generates a different {path} from an earlier recipe"
+                raise RecipeError(recipe.name, what, "give it a different `nets_dir`")
         files |= own
     return files

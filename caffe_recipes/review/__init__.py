@@ -1,1 +1,1 @@
-"""What a reviewer asks of prototxts and recipes: lint, diff, summary. Floor 5. Reads, never runs."""
+"""Tools for reviewing prototxts and recipes: lint, diff, summary. Floor 5. Reads files and runs nothing."""

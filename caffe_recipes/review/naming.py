@@ -1,7 +1,7 @@
 """Resolve an argument of a command: a recipe, one of its nets, a file or a folder.
 
-The name of a shipped recipe takes precedence over a file or folder of that name; `./NAME` names the file. So
-names are recipes also inside `prototxt/`, which has a folder for each recipe.
+The name of a shipped recipe takes precedence over a file or folder of that name; `./NAME` names the file.
+That way a recipe's name also works inside `prototxt/`, which has a folder for each recipe.
 
 Find the net of a solver: at its path from the folder that Caffe is started in, or beside the solver.
 """
@@ -23,7 +23,7 @@ from caffe_recipes.recipe.shipped import is_family, shipped_recipes
 Kind = Literal["recipe", "net", "file", "folder"]
 
 RECIPE_SUFFIXES = (".yaml", ".yml")
-_MOST_CHARACTERS = 1_000_000
+_MAX_CHARACTERS = 1_000_000
 _START_BYTES = 512
 _PYTORCH = (b"PK", b"\x80")  # a zip archive, or a pickle
 
@@ -46,9 +46,9 @@ class Named:
 
 
 def is_prototxt(name: str, start: bytes) -> bool:
-    """Whether a file is a prototxt, by its name and its first bytes.
+    """Return whether a file is a prototxt, by its name and its first bytes.
 
-    Many older nets and solvers end in `.pt`, as do PyTorch's weights, which are not text.
+    The names of many older nets and solvers end in `.pt`, as do those of PyTorch weights, which are binary.
 
     >>> is_prototxt("solver.pt", b'net: "a"'), is_prototxt("resnet.pt", b"PK\\x03\\x04")
     (True, False)
@@ -58,7 +58,7 @@ def is_prototxt(name: str, start: bytes) -> bool:
 
 
 def is_prototxt_file(path: str | Path) -> bool:
-    """Whether a file on disk is a prototxt, by `is_prototxt`; True for an unreadable one."""
+    """Return whether a file on disk is a prototxt, by `is_prototxt`; True if it cannot be read."""
     name = os.fspath(path)
     if not name.endswith(".pt"):
         return name.endswith(".prototxt")
@@ -71,10 +71,10 @@ def is_prototxt_file(path: str | Path) -> bool:
 
 
 def walk_prototxts(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield a folder and its subfolders, each with its prototxts by path, sorted by name.
+    """Yield a folder and each of its subfolders with the paths of its prototxts, sorted by name.
 
-    Folders whose names start with a dot are left out, and links to folders are not followed. Raises
-    InputError for a folder that cannot be listed.
+    Skips folders whose names start with a dot, and does not follow links to folders. Raises InputError if a
+    folder cannot be listed.
     """
     for place, folders, names in os.walk(folder, onerror=refuse_unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -83,7 +83,7 @@ def walk_prototxts(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def find_named(text: str) -> Named | None:
-    """Resolve an argument; None if it names nothing.
+    """Resolve an argument; None if nothing has that name.
 
     >>> find_named("digits-local").kind, find_named("digits-local:train_val").net, find_named("digits")
     ('recipe', 'train_val', None)
@@ -105,9 +105,9 @@ def find_named(text: str) -> Named | None:
 
 
 def need_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
-    """Resolve an argument that must be of these kinds; `wanted` is what to give instead.
+    """Resolve an argument that must be of one of these kinds; `wanted` is what to give otherwise.
 
-    Raises InputError if it names nothing, or something of another kind.
+    Raises InputError if nothing has that name, or if it is of another kind.
 
     >>> need_named("digits-local", ["file", "folder"], "a solver's file")
     Traceback (most recent call last):
@@ -133,7 +133,7 @@ def recipe_named(text: str) -> str:
 
 
 def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = "") -> InputError:
-    """Return the error for an argument that names nothing, with the nearest name.
+    """Return the error for an argument that cannot be resolved, with the nearest name.
 
     >>> str(nothing_named("digits-lokal"))
     "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"
@@ -164,12 +164,12 @@ def _is_yaml_file(path: str) -> bool:
 
 
 def _is_family_file(path: str) -> bool:
-    """Whether a file holds a family of recipes, so that `:NAME` after it is a row and not a net."""
+    """Return whether a file is a family of recipes, so that `:NAME` after it is a row and not a net."""
     if not _is_yaml_file(path):
         return False
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
-            return is_family(file.read(_MOST_CHARACTERS))
+            return is_family(file.read(_MAX_CHARACTERS))
     except OSError:
         return False
 
@@ -196,16 +196,16 @@ def _names_beside(text: str) -> list[str]:
 def find_at_path(solver: str | Path, given: str, caffe_root: Path | None) -> Path | None:
     """Find a solver's net by its path; None if it does not exist.
 
-    The path is relative to `caffe_root`. Without one, it may be relative to the current folder or to a folder
-    above the solver: any in its git repository, its parent, and those whose path to the solver begins like
-    the net's path. Folders further up are not searched.
+    The path is relative to `caffe_root`. Without one, it may be relative to the current folder, the solver's
+    folder, or a folder above it: its parent, any in the same git repository, and those from which the path to
+    the solver starts with the same folder as the net's path. Folders further up are not searched.
     """
     roots = _roots(Path(solver).absolute().parent, given) if caffe_root is None else [caffe_root]
     return next((root / given for root in roots if is_file(root / given)), None)
 
 
 def find_beside(solver: str | Path, given: str) -> Path | None:
-    """Find a file with the net's name beside the solver; None if it does not exist."""
+    """Find a file with the net's file name beside the solver; None if it does not exist."""
     beside = Path(solver).parent / PurePosixPath(given).name
     return beside if is_file(beside) else None
 
@@ -220,7 +220,7 @@ def find_shared(solver: str | Path, given: str) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a file; False for invalid paths too."""
+    """Return whether a path is a file; False for invalid paths."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a path with a NUL, or too long
@@ -228,12 +228,12 @@ def is_file(path: Path) -> bool:
 
 
 def refuse_unreadable(error: OSError) -> NoReturn:
-    """Raise InputError for a folder that os.walk cannot list and would skip."""
+    """Raise InputError for a folder that os.walk cannot list, and would skip silently."""
     raise InputError(error.filename, f"cannot be read: {error.strerror}", "check its permissions") from None
 
 
 def real_path(path: str | Path) -> Path:
-    """Resolve the links of a path as far as possible; `Path.resolve` raises RuntimeError for loops."""
+    """Resolve the links in a path as far as possible; unlike `Path.resolve`, does not raise for loops."""
     return Path(os.path.realpath(path))
 
 

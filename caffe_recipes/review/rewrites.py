@@ -1,7 +1,7 @@
 """Rewrite prototxt files: compute all new texts first, then write them or show a diff.
 
-Nothing is written before every new text is known and parses to the same message. Each file changes in one
-step, through a symbolic link, and keeps its mode.
+Nothing is written until every new text is known and parses to the same message. Each file is replaced
+atomically and keeps its mode; a symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
+    empty_file_error,
     encode_prototxt,
     format_prototxt,
     guess_class,
     read_prototxt,
 )
-from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.errors import InputError
 from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.review.naming import walk_prototxts
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One file: its old text and its new text."""
+    """The old and the new text of a file."""
 
     path: str
     before: str
@@ -33,15 +34,15 @@ class Rewrite:
 
     @property
     def is_change(self) -> bool:
-        """Whether the two texts differ."""
+        """Whether the texts differ."""
         return self.before != self.after
 
 
 def find_prototxts(paths: Iterable[str]) -> list[str]:
-    """Replace each folder by the `*.prototxt` and `*.pt` below it, sorted; name each file once.
+    """Replace each folder with the `*.prototxt` and `*.pt` files below it, sorted; list each file once.
 
-    Folders whose names start with a dot are left out, and links to folders are not followed. Raises
-    InputError for a folder without any.
+    Skips folders whose names start with a dot, and does not follow links to folders. Raises InputError for a
+    folder without prototxts.
     """
     by_real_path: dict[str, str] = {}
     for path in paths:
@@ -49,7 +50,7 @@ def find_prototxts(paths: Iterable[str]) -> list[str]:
         if os.path.isdir(path):  # noqa: PTH112 - a NUL is no error here
             files = [file for _, found in walk_prototxts(path) for file in found if os.path.isfile(file)]  # noqa: PTH113
         if not files:
-            raise InputError(path, "holds no prototxt file", "name the files")
+            raise InputError(path, "contains no prototxt files", "name the files")
         for file in files:
             by_real_path.setdefault(os.path.realpath(file) if "\0" not in file else file, file)
     return list(by_real_path.values())
@@ -62,15 +63,15 @@ def plan_format(path: str, *, max_bytes: int = MOST_BYTES) -> Rewrite:
 
 
 def format_text(text: str, path: str) -> str:
-    """Format a prototxt of any kind canonically. Raises PrototxtError if it is not one, or has no field."""
+    """Format a prototxt of any kind canonically. Raises PrototxtError if it is not one, or has no fields."""
     formatted = format_prototxt(text, guess_class(text, path), path)
     if all(line.startswith("#") for line in formatted.split("\n") if line):
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+        raise empty_file_error(path)
     return formatted
 
 
 def render_diff(rewrite: Rewrite) -> str:
-    """Render a change as a unified diff; empty if there is none."""
+    """Render a change as a unified diff; empty if nothing changes."""
     return render_unified(rewrite.path, rewrite.before, rewrite.after)
 
 

@@ -1,15 +1,12 @@
-"""A branch that trains beside its run's main line: a run in the run.
+"""Branches: phases that train in parallel with the run's main line, on hosts of their own.
 
-It has a journal, logs and checkpoints of its own, in `branches/<phase>/` of the run's folder, and its ranks
-go by a name of their own. When it is finished the run's own journal says so, too, and nobody who reads that
-needs to know of branches.
+A branch is a run within the run. It has its own journal, logs and checkpoints in `branches/<phase>/` of the
+run's folder, and its ranks have their own id. When it finishes, the run's journal records that too, so a
+reader of that journal does not need to know about branches.
 
-Branches that train beside the main line, each group of hosts carried by a thread of this process.
-
-A line that fails begins nothing more. What the others then train is finished first, so that nothing is lost,
-and then the run fails. Asked to stop, all end in order at once.
-
-Which branches of a recipe train beside its main line, and on which hosts.
+Each group of hosts is driven by its own thread of this process. After a failure no new phase is started. The
+phases that are already training are finished first, so that no work is lost; then the run fails. When the
+user stops the run, all of them stop at once, in order.
 """
 
 from __future__ import annotations
@@ -37,16 +34,15 @@ from caffe_recipes.run.steps import RunPlan, Training
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
-    """Train a branch of a run on the hosts of a setting, to its end, and journal it in the run's.
+    """Train a branch to its end on the hosts of a setting, and record that in the run's journal.
 
-    Returns the setting with the hosts that it then has, of which some may be spares.
-
-    Raises RunFailed, or Interrupted when stopped before it is finished.
+    Returns the setting with the hosts that the branch ended on, some of which may be former spares. Raises
+    RunFailed if it fails, and Interrupted if it is stopped before it has finished.
     """
     branch = _open_branch(run, training, setting)
     with closing(branch.journal) as journal:
         finish = journal.state().finished.get(training.phase)
-        if finish is not None:  # the run was killed before it could write that down
+        if finish is not None:  # the run was killed before it could record that in its own journal
             verify_kept(branch.path(finish.snapshot), finish.sha256, finish.phase, training.snapshot)
         else:
             try:
@@ -60,7 +56,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
 
 
 def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
-    """Return the run that a branch is, known from the journal of the whole."""
+    """Return the run of a branch, with its folder and journal, and announce it in the main journal."""
     phase, state = training.phase, run.journal.state()
     folder = f"{run.folder}/branches/{phase}"
     hosts = [host.name for host in setting.hosts]
@@ -69,8 +65,8 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
         for name in ("logs", "checkpoints"):
             run.path(f"{folder}/{name}").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFailed(run.path(folder), f"cannot be made: {error.strerror}", "check the disk") from None
-    journal = run.journal.open_beside(run.path(folder) / "journal.jsonl")
+        raise RunFailed(run.path(folder), f"cannot be created: {error.strerror}", "check the disk") from None
+    journal = run.journal.open_branch(run.path(folder) / "journal.jsonl")
     name = name_branch(run.id, phase)
     if not journal.state().id:
         journal.append(Created(setting.recipe.name, name))
@@ -81,31 +77,32 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
         plan=RunPlan(run.plan.files, (training,)),
         folder=folder,
         journal=journal,
-        reporter=run.reporter.beside(phase),
+        reporter=run.reporter.for_branch(phase),
         main=run.journal,
     )
     branch.record(RunStarted.here(state.job, state.restarts))
     return branch
 
 
-_LOOK_S = 0.5
-# Who is asked twice to stop ends its ranks within this; what is left then stages, or waits for a host.
+_POLL_S = 0.5
+# A branch that is asked to stop twice ends its ranks within this time. A thread that is still alive after it
+# is staging data or waiting for a host, and is abandoned.
 _URGENT_S = 60.0
 
 
-class Branches:
-    """Trains `waiting` branches in threads; leaving its `with` block waits until they have ended."""
+class BranchThreads:
+    """Trains branches in threads. Leaving the `with` block waits until they have ended."""
 
     def __init__(self, run: Run, waiting: Sequence[Training]) -> None:
-        """Begin nothing yet; `run` is the one that they belong to."""
+        """Queue the `waiting` branches of `run`; none starts before `start` is called."""
         self._run, self._waiting = run, list(waiting)
         self._training: list[str] = []
         self._threads: list[threading.Thread] = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._is_closing = False
         self._failure: BaseException | None = None
 
-    def __enter__(self) -> Branches:
+    def __enter__(self) -> BranchThreads:
         return self
 
     def __exit__(
@@ -113,26 +110,30 @@ class Branches:
     ) -> None:
         self._wait(error)
         if error is None:
-            self.check()
+            self.raise_failure()
             self._run.interrupts.raise_asked()
 
-    def start(self, setting: Setting, left: str | None = None, *, takes_more: bool = True) -> None:
-        """Train on more hosts: first what a killed run has left there, then what is ready."""
-        with self._news:
-            first = next((step for step in self._waiting if step.phase == left), None)
+    def start(self, setting: Setting, adopted: str | None = None, *, takes_more: bool = True) -> None:
+        """Start a thread that trains on the hosts of a setting.
+
+        It begins with the phase `adopted`, which a killed run left training there, and then, if `takes_more`,
+        trains the branches that are ready.
+        """
+        with self._changed:
+            first = next((step for step in self._waiting if step.phase == adopted), None)
             if first is not None:
                 self._waiting.remove(first)
         thread = threading.Thread(target=self._work, args=(setting, first, takes_more), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def look(self) -> None:
-        """Have them look at what is finished now."""
-        with self._news:
-            self._news.notify_all()
+    def notify(self) -> None:
+        """Wake the waiting threads, as a phase has finished that a branch may start from."""
+        with self._changed:
+            self._changed.notify_all()
 
-    def check(self) -> None:
-        """Raise what a branch has failed of, once that is in the run's journal."""
+    def raise_failure(self) -> None:
+        """Raise the error of a branch that has failed, after recording it in the run's journal."""
         error = self._failure
         if isinstance(error, RunFailed):
             self._run.emit(Failed(str(error)))
@@ -140,13 +141,13 @@ class Branches:
             raise error
 
     def _close(self) -> None:
-        """Have nothing more begun."""
-        with self._news:
+        """Start no further branches."""
+        with self._changed:
             self._is_closing = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _wait(self, error: BaseException | None) -> None:
-        """Wait for the threads; they see for themselves what the user asks meanwhile."""
+        """Wait for the threads, which handle the user's signals themselves."""
         until: float | None = None
         while True:
             try:
@@ -156,15 +157,15 @@ class Branches:
                         self._report_failure(error)
                     for thread in self._threads:
                         while thread.is_alive() and (until is None or time.monotonic() < until):
-                            thread.join(_LOOK_S)
+                            thread.join(_POLL_S)
                 return
             except Interrupted:
                 until = until or time.monotonic() + _URGENT_S
 
     def _report_failure(self, error: BaseException) -> None:
         if self._training and not isinstance(error, Interrupted):
-            named = ", ".join(self._training)
-            self._run.notify(f"{error}; first the end of {named} is waited for, which trains")
+            phases = ", ".join(self._training)
+            self._run.notify(f"{error}; waiting for {phases} to finish first")
 
     def _work(self, setting: Setting, first: Training | None, takes_more: bool) -> None:
         try:
@@ -175,31 +176,31 @@ class Branches:
                     setting = train_branch(self._run, training, setting)
                 finally:
                     self._training.remove(training.phase)
-                self.look()
+                self.notify()
                 training = self._next() if takes_more else None
         except Interrupted:
             self._close()
-        except BaseException as error:  # whatever it is, the main thread raises it
+        except BaseException as error:  # the main thread raises it
             self._failure = self._failure or error
             self._close()
             if isinstance(error, CaffeRecipesError):
-                self._run.notify(f"{error}; the run ends when what trains now is finished")
+                self._run.notify(f"{error}; the run ends after the phases that are training now")
 
     def _next(self) -> Training | None:
-        """Wait until there is a branch whose start is finished; None if nothing more is to be begun."""
-        with self._news:
+        """Wait for a branch whose starting phase has finished; return None if no more are to start."""
+        with self._changed:
             while self._waiting and not self._is_closing and self._run.interrupts.asked is None:
                 finished = self._run.journal.state().finished
                 for training in self._waiting:
                     if training.starts_from is None or training.starts_from in finished:
                         self._waiting.remove(training)
                         return training
-                self._news.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
         return None
 
 
 def on_hosts(setting: Setting, names: Sequence[str]) -> Setting:
-    """Return a setting with other hosts; spares are the run's, which its lines share."""
+    """Return a setting with other hosts, and without spares: those are shared by the whole run."""
     return replace(setting, hosts=open_all(names, setting.connect), spares=())
 
 
@@ -208,21 +209,22 @@ _OPTION = "--side-by-side"
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Hosts that train branches; `left` is the phase that a killed run's trainer still trains there.
+    """Hosts that train branches.
 
-    `takes_more`: when that phase is done, they train other branches, since they belong to this run.
+    `adopted` is the phase that the trainer of a killed run is still training on them. `takes_more` means that
+    the hosts belong to this run, so they train other branches after that phase.
     """
 
     hosts: tuple[str, ...]
-    left: str | None = None
+    adopted: str | None = None
     takes_more: bool = True
 
 
 @dataclass(frozen=True)
 class BranchPlan:
-    """What a run trains one after another, and what beside that by which groups of hosts.
+    """The phases of a run's main line, and the branches that train in parallel on groups of hosts.
 
-    `is_held` tells that a killed run had its main line's hosts train branches, and that they still do.
+    `is_held` means that the hosts of the main line are still training a branch for a killed run.
     """
 
     main: tuple[Training, ...]
@@ -232,29 +234,30 @@ class BranchPlan:
 
 
 def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Setting, BranchPlan]:
-    """Plan what is trained beside what; return the setting with the spares that are left, and the plan.
+    """Plan which phases train in parallel; return the setting with the remaining spares, and the plan.
 
-    Side by side all branches are, but for those that the main line's hosts have begun; else only those that
-    have begun so. Groups are the last of the spares: the first still replace. Raises InputError without a
-    branch, with too few hosts, and where a trainer of a killed run is in the way.
+    With --side-by-side these are all branches except those that the main line's hosts have already started;
+    without it, only the branches that were started that way before. The groups take the last of the spares;
+    the first ones remain to replace failed hosts. Raises InputError if the recipe has no branch, if there are
+    too few hosts, or if a trainer of a killed run is in the way.
     """
     nodes = setting.recipe.cluster.nodes
     on_line = setting.trainer.main_line()
     if setting.side_by_side and all(step.phase in on_line for step in plan.trainings):
-        raise InputError(_OPTION, f"nothing branches off in {setting.recipe.name}", "leave it out")
+        raise InputError(_OPTION, f"{setting.recipe.name} has no branches", "leave it out")
     beside = _find_beside(setting, plan, state, on_line)
     waiting = {step.phase for step in beside}
     main = [step for step in plan.trainings if step.phase not in waiting]
-    left = _find_left(setting, plan, state, is_done=all(step.phase in state.finished for step in main))
+    running = _find_running(setting, plan, state, is_done=all(step.phase in state.finished for step in main))
     own = {host.name for host in setting.hosts}
-    held = [launch for launch in left if own & {*launch.hosts}]
-    busy = {name for launch in left for name in launch.hosts}
+    held = [launch for launch in running if own & {*launch.hosts}]
+    busy = {name for launch in running for name in launch.hosts}
     free = [name for name in setting.spares if name not in busy]
-    count = min(len(free) // nodes, len(beside) - len(left)) if setting.side_by_side else 0
-    if setting.side_by_side and beside and not left and not count:
-        what = f"needs at least {2 * nodes} hosts, {nodes} for the main line and as many for a branch"
-        there = f"{len(setting.hosts) + len(free)} can be used"
-        raise InputError(_OPTION, f"{what}; {there}", "give more in the hostfile, or leave it out")
+    count = min(len(free) // nodes, len(beside) - len(running)) if setting.side_by_side else 0
+    if setting.side_by_side and beside and not running and not count:
+        what = f"needs at least {2 * nodes} hosts, {nodes} for the main line and {nodes} for a branch"
+        available = f"only {len(setting.hosts) + len(free)} can be used"
+        raise InputError(_OPTION, f"{what}; {available}", "add hosts to the hostfile, or leave it out")
     kept = len(free) - count * nodes
     new = (HostGroup(tuple(free[at : at + nodes])) for at in range(len(free) - nodes, kept - 1, -nodes))
     adopted = (
@@ -263,9 +266,9 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
             launch.phase,
             launch in held or (setting.side_by_side and {*launch.hosts} <= {*setting.spares}),
         )
-        for launch in left
+        for launch in running
     )
-    # Adopt a launch of the killed run before another one is journaled over it.
+    # Adopt the launch of a killed run before another launch replaces it in the journal.
     early = {*state.finished, state.launch.phase if state.launch else ""}
     main.sort(key=lambda step: step.phase not in early)
     return replace(setting, spares=tuple(free[:kept])), BranchPlan(
@@ -273,29 +276,30 @@ def plan_branches(setting: Setting, plan: RunPlan, state: RunState) -> tuple[Set
     )
 
 
-def _find_left(setting: Setting, plan: RunPlan, state: RunState, *, is_done: bool) -> list[Launch]:
-    """Return the launches of a killed run that still train branches; raises InputError for one in the way.
+def _find_running(setting: Setting, plan: RunPlan, state: RunState, *, is_done: bool) -> list[Launch]:
+    """Return the launches of a killed run that are still training branches.
 
-    A branch on the main line's hosts is in the way unless the main line `is_done`; after it, those hosts
-    train branches too.
+    Raises InputError for one that is in the way. A branch on the hosts of the main line is in the way unless
+    the main line `is_done`, since those hosts train branches only after it.
     """
     own = (state.launch,) if state.launch else ()
     beside = branch_launches(setting.root, state)
-    lives = [each for each in (*own, *beside) if TrainerProcess(setting.root / each.log).is_running()]
+    running = [each for each in (*own, *beside) if TrainerProcess(setting.root / each.log).is_running()]
     planned, hosts = {step.phase for step in plan.trainings}, {host.name for host in setting.hosts}
-    for launch in lives:
-        what = f"phase {launch.phase} of a killed run still trains"
+    for launch in running:
+        what = f"phase {launch.phase} of a killed run is still training"
         if launch.phase not in planned:
-            raise InputError("--until", what, "leave --until out, or wait for its end")
+            raise InputError("--until", what, "leave out --until, or wait for the phase to end")
         if launch in beside and hosts & {*launch.hosts} and not is_done:
             where = ", ".join(sorted(hosts & {*launch.hosts}))
-            raise InputError(where, what, "resume with the previous hostfile, or wait for its end")
-    return [launch for launch in lives if launch in beside]
+            raise InputError(where, what, "resume with the previous hostfile, or wait for the phase to end")
+    return [launch for launch in running if launch in beside]
 
 
 def _find_beside(
     setting: Setting, plan: RunPlan, state: RunState, on_line: Collection[str]
 ) -> tuple[Training, ...]:
+    """Return the branches that train in parallel with the main line."""
     beside: dict[str, Training] = {}
     for step in plan.trainings:
         if step.phase in on_line or step.phase in state.finished or step.phase in state.attempts:

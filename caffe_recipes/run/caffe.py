@@ -1,6 +1,6 @@
-"""Caffe, and caffe-torch, which reads the same files: their answers to what a run asks of a trainer.
+"""The trainer interface of `trainer.py` for Caffe, and for caffe-torch, which reads the same files.
 
-A phase is a solver; it starts from a caffemodel, and is resumed from a solverstate with its caffemodel.
+A phase is a solver. It starts from a caffemodel, and resumes from a solverstate and its caffemodel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
-from caffe_recipes.run.snapshots import as_failure, bring, keep_parts, verify_digest
+from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 
 OUR_TRAINER = "caffe-torch"
@@ -46,15 +46,15 @@ _HINT = "resume from another checkpoint, or start the phase over"
 
 @dataclass(frozen=True)
 class Caffe:
-    """A trainer that reads solvers, nets and LMDBs, and writes caffemodels and solverstates."""
+    """The trainer that reads solvers, nets and LMDBs, and writes caffemodels and solverstates."""
 
     recipe: Recipe
     title: ClassVar[str] = "Caffe"
     always_checkpoints: ClassVar[bool] = False
     model_suffix: ClassVar[str] = _MODEL
     file_kind: ClassVar[str] = "prototxt"
-    untrained: ClassVar[str] = "the nets' fillers"
-    another: ClassVar[str] = "give another Caffe with --caffe"
+    initialization: ClassVar[str] = "the nets' fillers"
+    failure_hint: ClassVar[str] = "give another Caffe with --caffe"
     checks: ClassVar[tuple[str, ...]] = (
         *("trainer", "folders", "prototxts", "training data", "test data"),
         *("starts from", "snapshots", "disk"),
@@ -62,24 +62,24 @@ class Caffe:
 
     @property
     def is_ours(self) -> bool:
-        """Whether caffe-torch trains, which is installed beside this program."""
+        """Whether the trainer is caffe-torch, which ships with this package."""
         return self.recipe.trainer == OUR_TRAINER
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the trainer as it is called from the Caffe root; raises InputError if it is not there.
+        """Return the command for the trainer in the Caffe root; raises InputError if it is not found.
 
-        In a container's image it is called as the recipe has it: nothing of the image is seen from here.
+        With a container, return the recipe's `trainer` unchecked: the image's files are not visible here.
         """
         if profile.container is not None:
             return self.recipe.trainer
         return find_our_trainer(path) if self.is_ours else find_caffe(self.recipe.trainer, root)
 
     def environment(self, root: Path) -> dict[str, str]:
-        """Return nothing: Caffe needs no variables of its own."""
+        """Return an empty dict: Caffe needs no environment variables."""
         return {}
 
     def steps(self, folder: str) -> tuple[Training, ...]:
-        """Return a step for each phase: it starts from what an earlier one has left in the run's folder."""
+        """Return a step for each phase, which starts from the snapshot of an earlier one in `folder`."""
         ends = {phase.name for phase in find_leaves(self.recipe)}
         tested = {phase.name for phase in find_evaluated(self.recipe)}
         return tuple(_plan_phase(self.recipe, phase, folder, ends, tested) for phase in self.recipe.phases)
@@ -91,7 +91,7 @@ class Caffe:
         net, iterations = self.recipe.evaluation.net, self.recipe.evaluation.iterations
         testings = []
         for phase in find_evaluated(self.recipe):
-            weights = _fetched(phase, folder)
+            weights = _snapshot_path(phase, folder)
             arguments = (
                 "test",
                 f"--model={self.recipe.net_path(net)}",
@@ -102,7 +102,7 @@ class Caffe:
         return tuple(testings)
 
     def read_back(self, training: Training) -> Testing | None:
-        """Return nothing: `check_model` reads a caffemodel itself."""
+        """Return None: `check_model` reads the caffemodel itself."""
         return None
 
     @property
@@ -112,25 +112,25 @@ class Caffe:
 
     @property
     def data_source(self) -> str | None:
-        """The folder that it is staged from."""
+        """The folder that the training LMDB is staged from."""
         return self.recipe.data.train.source
 
     @property
     def built(self) -> tuple[str, ...]:
-        """The LMDBs that are built where they are missing."""
+        """The LMDBs that are built if they are missing."""
         if self.recipe.data.prepare is None:
             return ()
         folder = posixpath.dirname(self.recipe.data.test.lmdb)
         return tuple(posixpath.join(folder, name) for name in ("digits_train_lmdb", "digits_val_lmdb"))
 
     def build(self, folder: Path) -> None:
-        """Build the LMDBs of digits in a folder; raises RunFailed for a disk that is full."""
+        """Build the LMDBs of digits in a folder; raises RunFailed if the disk is full."""
         from caffe_recipes.data.digits import build_digits
 
         build_digits(folder)
 
     def main_line(self) -> frozenset[str]:
-        """Return the phases beside which all others may be trained."""
+        """Return the phases of the main line; all others may train in parallel with it."""
         return frozenset(phase.name for phase in main_line(self.recipe))
 
     @property
@@ -139,16 +139,16 @@ class Caffe:
         return (self.recipe.trainer, *self.folders())
 
     def files(self) -> dict[str, str]:
-        """Return the text of each prototxt by the path that the solvers and the trainer name."""
+        """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""
         files, placed = generate(self.recipe), placed_paths(self.recipe)
         return {placed[path]: text for path, text in files.items() if path in placed}
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders under the Caffe root that hold its files."""
+        """Return the folders under the Caffe root that hold the prototxts."""
         return self.recipe.prototxt_dirs
 
     def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of each prototxt's message, which no comment changes, by the prototxt's path."""
+        """Return the digest of each prototxt's message, which ignores comments, by path."""
         solvers = {self.recipe.solver_path(phase.name) for phase in self.recipe.phases}
         digests = {}
         for path, text in files.items():
@@ -164,9 +164,9 @@ class Caffe:
         files: Mapping[str, str],
         folder: str,
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return a launch's arguments, and what it reads besides, of files in `folder`, by path.
+        """Return the arguments of a launch, and the text of each additional file in `folder` that it reads.
 
-        `every` is the interval of checkpoints: that of a solver of the launch's own.
+        With `every`, the interval between checkpoints, that is a copy of the solver with this interval.
         """
         arguments, more = training.arguments, {}
         if every is not None:
@@ -181,79 +181,69 @@ class Caffe:
         return arguments, more
 
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
-        """Yield nothing: Caffe looks at no other checkpoint than it is given."""
+        """Yield nothing: Caffe reads only the checkpoint that it is given."""
         yield from ()
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return the weights that a launch of these arguments starts from."""
-        given = (word.partition(_WEIGHTS) for word in arguments)
-        return next((path for before, found, path in given if found and not before), None)
-
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return the iteration of the checkpoint that a launch of these arguments resumes."""
-        given = (word.removeprefix(_SNAPSHOT) for word in arguments if word.startswith(_SNAPSHOT))
-        return next((number for word in given if (number := self.checkpoint_iter(word)) is not None), None)
-
-    def known_by(self, arguments: Sequence[str]) -> str | None:
-        """Return the argument by which rank 0's trainer is known, to be asked for a snapshot by SIGHUP."""
+    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
+        """Return the argument that identifies the trainer of rank 0, which writes a snapshot on SIGHUP."""
         return next((word for word in arguments if word.startswith(_SOLVER)), "")
 
-    def begin_log(self) -> LogSummary:
-        """Return what folds the lines of a log."""
+    def new_log_summary(self) -> LogSummary:
+        """Return an empty log summary to feed lines into."""
         return LogSummary()
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
-        """Return which learned layer of its weights Caffe has left out: it trains on without a warning."""
+        """Return an error text if Caffe silently ignored a learned layer of the weights, else None."""
         if training.weights is None or not summary.ignored:
             return None
-        ignored = learned_ignored(summary.ignored, root / training.weights)
+        ignored = find_ignored_learned(summary.ignored, root / training.weights)
         if not ignored:
             return None
-        return f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which the net lacks"
+        return f"Caffe ignored layer '{ignored[0]}' of {training.weights}, which is not in the net"
 
     def classes(self) -> int:
-        """Return among how many classes the net chooses."""
+        """Return the number of classes of the net."""
         return self.recipe.net.classes
 
     def prefix(self, training: Training) -> str:
-        """Return what the paths of all that a phase writes begin with."""
+        """Return the common prefix of the paths that a phase writes."""
         return training.snapshot.rpartition("_iter_")[0]
 
     def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
-        """Return what a phase writes at an iteration."""
+        """Return the paths that a phase writes at an iteration."""
         path = f"{self.prefix(training)}_iter_{iteration}"
         return (f"{path}{_MODEL}", f"{path}{_STATE}")
 
     def model_bytes(self, net: str) -> int | None:
-        """Return the bytes of a model; None where only the images tell the number of channels."""
+        """Return the size of a model in bytes; None if the number of channels depends on the images."""
         return weights_bytes(build_net(self.recipe, net))
 
     def check_model(self, net: str, path: Path) -> None:
-        """Compare a caffemodel with its net; raises WeightsError with the first misfit."""
+        """Compare a caffemodel with its net; raises WeightsError with the first mismatch."""
         verify_weights(path, build_net(self.recipe, net))
 
     def checkpoint_iter(self, state: str) -> int | None:
-        """Return the iteration that a solverstate's name tells; None for another name."""
+        """Return the iteration in the name of a solverstate; None for any other name."""
         found = _STATE_NAME.fullmatch(state)
         return int(found[1]) if found else None
 
     def model_beside(self, state: str) -> str:
-        """Return the caffemodel that is written with a solverstate."""
+        """Return the path of the caffemodel that is written with a solverstate."""
         return f"{state.removesuffix(_STATE)}{_MODEL}"
 
     def fetch_checkpoint(
         self, host: Host, root: Path, training: Training, state: str, folder: str
     ) -> Checkpoint:
-        """Bring a snapshot's two files into `folder`, verified; raises RunFailed."""
+        """Fetch the two files of a snapshot into `folder` and verify them; raises RunFailed."""
         net = build_net(self.recipe, training.net)
         return fetch_checkpoint(host, root, training.phase, state, folder, net, training.last_iter)
 
     def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
-        """Make sure that a checkpoint's kept files are whole and the net's; raises WeightsError."""
+        """Raise WeightsError if the kept files of a checkpoint are damaged or do not fit the net."""
         verify_checkpoint(root, checkpoint, build_net(self.recipe, net))
 
     def trial(self) -> Trial:
-        """Return a few iterations of a tiny net, with each of the recipe's lr policies."""
+        """Return a trial: a few iterations of a tiny net with each of the recipe's lr policies."""
         solvers = trial_solvers(self.recipe)
         names = {name: f"solver_{number}.prototxt" for number, name in enumerate(solvers)}
         texts = {names[name]: render_prototxt(solver) for name, solver in solvers.items()}
@@ -264,20 +254,20 @@ class Caffe:
         )
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
-        """Say what went wrong in an attempt, by its log; None if nothing did."""
+        """Return what went wrong in an attempt, according to its log; None if nothing did."""
         return judge(attempt, limit_s)
 
-    def world_words(self) -> tuple[str, ...]:
-        """Return nothing: Caffe's ranks do not say who they are."""
+    def world_arguments(self) -> tuple[str, ...]:
+        """Return an empty tuple: Caffe's ranks do not print their rank."""
         return ()
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
-        """Return what an evaluation gave, by the names of the net's outputs; nothing if it has no result."""
+        """Return the result of an evaluation by the net's outputs; empty if the log has no result."""
         return dict(summary.mean_outputs)
 
 
 def find_our_trainer(path: str) -> str:
-    """Return where caffe-torch is; raises InputError if it is not installed."""
+    """Return the path of caffe-torch; raises InputError if it is not installed."""
     found = shutil.which(OUR_TRAINER, path=path)
     if found is None:
         raise InputError(
@@ -287,24 +277,25 @@ def find_our_trainer(path: str) -> str:
 
 
 def find_caffe(trainer: str, root: Path) -> str:
-    """Return the Caffe binary as it is called from the Caffe root; InputError if none is there.
+    """Return the command for the Caffe binary in the Caffe root; raises InputError if it is not found.
 
-    A run never falls back on caffe-torch: a recipe that is to be trained by it says so.
+    A run never falls back to caffe-torch: a recipe must ask for it.
     """
     if Path(trainer).name == OUR_TRAINER:
-        raise InputError(trainer, "is no Caffe", f"write `trainer: {OUR_TRAINER}` in the recipe to use it")
+        what = "is not a Caffe binary"
+        raise InputError(trainer, what, f"write `trainer: {OUR_TRAINER}` in the recipe to use caffe-torch")
     path = root / trainer
     hint = f"build Caffe in {root}, or give its path with --caffe"
     if not path.exists():
         raise InputError(path, "no such Caffe binary", hint)
     if not path.is_file() or not os.access(path, os.X_OK):
         raise InputError(path, "is not an executable program", hint)
-    return trainer if "/" in trainer else f"./{trainer}"  # a name alone would be looked for on PATH
+    return trainer if "/" in trainer else f"./{trainer}"  # a bare name would be searched on PATH
 
 
 def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], tested: set[str]) -> Training:
     start = recipe.starts_from(phase)
-    weights = _fetched(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
+    weights = _snapshot_path(start, folder, phase.weights_iter) if isinstance(start, Phase) else start
     return Training(
         phase=phase.name,
         net=phase.net,
@@ -315,14 +306,14 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], teste
         ),
         weights=weights,
         snapshot=phase.final_snapshot,
-        fetched=_fetched(phase, folder),
+        fetched=_snapshot_path(phase, folder),
         last_iter=phase.last_iter,
         is_stopped=phase.stop_iter is not None,
         images_per_iter=images_per_iter(recipe, phase),
-        # The one that ends a training between two others, and the one that Caffe writes when it is stopped.
+        # The last one is written even if it is not due by the interval, and Caffe writes one when stopped.
         snapshots=math.ceil(phase.last_iter / phase.snapshot_every_iter) + (phase.stop_iter is not None),
         needed=tuple(
-            (phase.snapshot_at(iteration), _fetched(phase, folder, iteration))
+            (phase.snapshot_at(iteration), _snapshot_path(phase, folder, iteration))
             for iteration in recipe.needed_iters(phase)
         ),
         snapshots_at=(*recipe.needed_iters(phase), *([phase.stop_iter] if phase.stop_iter else [])),
@@ -334,8 +325,8 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], teste
     )
 
 
-def _fetched(phase: Phase, folder: str, iteration: int | None = None) -> str:
-    """Return where a phase's verified snapshot is kept: its last, or that of an iteration."""
+def _snapshot_path(phase: Phase, folder: str, iteration: int | None = None) -> str:
+    """Return where the verified snapshot of a phase is kept: the last one, or that of an iteration."""
     return f"{folder}/snapshots/{posixpath.basename(phase.snapshot_at(iteration or phase.last_iter))}"
 
 
@@ -344,21 +335,22 @@ def _solver_of(training: Training) -> str:
 
 
 def verify_weights(path: Path, net: pb.NetParameter) -> None:
-    """Load a caffemodel and compare it with its net; raises WeightsError with the first misfit."""
-    _refuse_misfits(check_weights(load_weights(path), net), path, net, "give another snapshot")
+    """Load a caffemodel and compare it with its net; raises WeightsError with the first mismatch."""
+    _check_mismatches(check_weights(load_weights(path), net), path, net, "give another snapshot")
 
 
-def _refuse_misfits(misfits: Sequence[str], path: Path, net: pb.NetParameter, hint: str) -> None:
-    if misfits:
-        more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
-        raise WeightsError(path, f"does not fit net {net.name}: {misfits[0]}{more}", hint)
+def _check_mismatches(mismatches: Sequence[str], path: Path, net: pb.NetParameter, hint: str) -> None:
+    """Raise WeightsError with the first mismatch, if there are any."""
+    if mismatches:
+        more = f", and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
+        raise WeightsError(path, f"does not fit net {net.name}: {mismatches[0]}{more}", hint)
 
 
-def learned_ignored(ignored: Iterable[str], weights: Path) -> list[str]:
-    """Return which of the layers that Caffe's log says it ignored have learned values in `weights`.
+def find_ignored_learned(ignored: Iterable[str], weights: Path) -> list[str]:
+    """Return the layers that Caffe ignored, according to its log, and that have learned values in `weights`.
 
-    Caffe names those without any too, as the data layers, and goes on from the fillers of the rest. Raises
-    WeightsError for what is no caffemodel, where any is named.
+    Caffe also reports layers without any values, such as data layers, and continues with the net's fillers.
+    Raises WeightsError if `ignored` is not empty and `weights` is not a caffemodel.
     """
     names = list(ignored)
     if not names:
@@ -376,25 +368,25 @@ def fetch_checkpoint(
     net: pb.NetParameter,
     solver_last_iter: int,
 ) -> Checkpoint:
-    """Bring a snapshot's two files into `folder`, from the Caffe root, verified; both or neither.
+    """Fetch the two files of a snapshot from the Caffe root into `folder` and verify them; both or neither.
 
-    `state_path` is what Caffe's log says that it has written. Raises RunFailed if a file is missing, is not
-    ours, arrives otherwise than it was, or does not fit the net, the other, or its own name.
+    `state_path` is the path of the solverstate from Caffe's log. Raises RunFailed if a file is missing,
+    belongs to another user, arrives changed, or does not fit the net, the other file, or its own name.
     """
     at = posixpath.join(root, state_path)
     named = _STATE_NAME.fullmatch(at)
     if named is None:
-        raise RunFailed(f"{host.name}:{at}", "is not named as Caffe names a solverstate", _HINT)
+        raise RunFailed(f"{host.name}:{at}", "does not have the name of a Caffe solverstate", _HINT)
     beside = f"{at.removesuffix(_STATE)}{_MODEL}"
     state, model = (f"{folder}/{posixpath.basename(path)}" for path in (at, beside))
     with keep_parts(root / state, root / model) as (state_part, model_part):
         path = at
         try:
-            state_sha256 = bring(host, root, at, state_part)
+            state_sha256 = fetch_file(host, root, at, state_part)
             message = _load_state(state_part, net, solver_last_iter)
             _check_names(root, message, int(named[1]), beside)
             path = beside
-            model_sha256 = bring(host, root, beside, model_part)
+            model_sha256 = fetch_file(host, root, beside, model_part)
             verify_weights(model_part, net)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the checkpoint") from None
@@ -402,7 +394,7 @@ def fetch_checkpoint(
 
 
 def verify_checkpoint(root: Path, checkpoint: Checkpoint, net: pb.NetParameter) -> None:
-    """Make sure that a checkpoint's kept files are there, whole and the net's; raises WeightsError."""
+    """Raise WeightsError if a kept file of a checkpoint is missing, damaged, or does not fit the net."""
     what = f"the checkpoint of phase {checkpoint.phase} at iteration {checkpoint.iteration:,}"
     for path, sha256 in (
         (checkpoint.model, checkpoint.model_sha256),
@@ -414,7 +406,9 @@ def verify_checkpoint(root: Path, checkpoint: Checkpoint, net: pb.NetParameter) 
 
 
 def render_checkpoint_solver(text: str, every: int) -> str:
-    """Return a solver's prototxt with `snapshot: every`, all else as it is; raises PrototxtError.
+    """Return a solver's prototxt with `snapshot: every` and everything else unchanged.
+
+    Raises PrototxtError if that fails.
 
     >>> render_checkpoint_solver("max_iter: 9 # all\\nsnapshot: 9 # one", 3)
     'max_iter: 9 # all\\nsnapshot: 3 # one'
@@ -422,7 +416,7 @@ def render_checkpoint_solver(text: str, every: int) -> str:
     document = parse_document(text, "the solver", pb.SolverParameter)
     text = document.text
     if "snapshot" in document.offsets:
-        start, end = _value_of(text, document.offsets["snapshot"])
+        start, end = _number_span(text, document.offsets["snapshot"])
         changed = f"{text[:start]}{every}{text[end:]}"
     else:
         changed = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}snapshot: {every}\n"
@@ -430,31 +424,32 @@ def render_checkpoint_solver(text: str, every: int) -> str:
     wanted.CopyFrom(document.message)
     wanted.snapshot = every
     if parse_document(changed, "the solver", pb.SolverParameter).message != wanted:
-        raise PrototxtError("the solver", "cannot be given another `snapshot`", "report this file")
+        raise PrototxtError("the solver", "its `snapshot` cannot be changed", "report this file")
     return changed
 
 
-def _value_of(text: str, name: int) -> tuple[int, int]:
-    """Return where the number stands that follows a field's name."""
-    number = next(match for match in TOKEN.finditer(text, name) if match.lastgroup == "number")
+def _number_span(text: str, offset: int) -> tuple[int, int]:
+    """Return the start and end of the first number after an offset."""
+    number = next(match for match in TOKEN.finditer(text, offset) if match.lastgroup == "number")
     return number.span("number")
 
 
 def _load_state(path: Path, net: pb.NetParameter, last_iter: int) -> pb.SolverState:
     state = load_solverstate(path)
-    _refuse_misfits(check_solverstate(state, net, at_most_iter=last_iter), path, net, _HINT)
+    _check_mismatches(check_solverstate(state, net, at_most_iter=last_iter), path, net, _HINT)
     return state
 
 
 def _check_names(root: Path, state: pb.SolverState, iteration: int, beside: str) -> None:
     if state.iter != iteration:
-        raise WeightsError("", f"is of iteration {state.iter:,}, not of {iteration:,} as it is called", _HINT)
+        raise WeightsError("", f"is of iteration {state.iter:,}, but its name says {iteration:,}", _HINT)
     if posixpath.normpath(posixpath.join(root, state.learned_net)) != posixpath.normpath(beside):
         raise WeightsError("", f"names another caffemodel, {state.learned_net}", _HINT)
 
 
 _ITERATIONS = 2
-_NOT_OF_A_TRIAL = (
+# The fields of a solver that a trial does not keep.
+_CLEARED_FIELDS = (
     *("net", "test_iter", "test_interval", "test_initialization"),
     *("snapshot", "snapshot_prefix", "warmup_iter"),
 )
@@ -463,14 +458,14 @@ _NOT_OF_A_TRIAL = (
 def trial_solvers(recipe: Recipe) -> dict[str, pb.SolverParameter]:
     """Return a tiny solver for each lr policy (and solver type) of a recipe, by the policy.
 
-    All that the phase with the most to say of it sets is kept: an unknown field is found too. Caffe looks at
-    the policy only behind the warm-up, so that this lasts one iteration.
+    It keeps the other fields of the phase that sets the most with this policy, so that the trial also finds a
+    field unknown to this Caffe. Caffe reads the policy only after the warm-up, which is cut to one iteration.
     """
     found: dict[tuple[str, str], pb.SolverParameter] = {}
     for phase in recipe.phases:
         solver = build_solver(recipe, phase)
         warms_up = solver.HasField("warmup_iter")
-        for name in _NOT_OF_A_TRIAL:
+        for name in _CLEARED_FIELDS:
             solver.ClearField(name)
         solver.net, solver.snapshot_prefix = "net.prototxt", "trial"
         solver.max_iter, solver.display, solver.snapshot = _ITERATIONS, 1, _ITERATIONS + 1
@@ -487,7 +482,7 @@ def trial_solvers(recipe: Recipe) -> dict[str, pb.SolverParameter]:
 
 
 def trial_net() -> pb.NetParameter:
-    """Return the net that is tried: numbers of its own, and two classes."""
+    """Return the net of a trial: constant input data and two classes."""
     ones = {"type": "constant", "value": 1}
     shape = [{"dim": [2, 4]}, {"dim": [2]}]
     data = {"shape": shape, "data_filler": [ones, layers.ZERO]}
@@ -500,7 +495,7 @@ def trial_net() -> pb.NetParameter:
 
 
 def judge(attempt: Attempt, limit_s: float = 120.0) -> str | None:
-    """Say what went wrong in a trial, by its log; None if nothing did.
+    """Return what went wrong in a trial, according to its log; None if nothing did.
 
     >>> judge(Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
     >>> judge(Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
@@ -511,13 +506,13 @@ def judge(attempt: Attempt, limit_s: float = 120.0) -> str | None:
     if summary.fatal:
         return f"fails: {_short(summary.fatal)}"
     if attempt.code in (124, 137):
-        last = f", and says last: {_short(lines[-1])}" if lines else ""
-        return f"does not end a trial within {math.ceil(limit_s)} s{last}"
+        last = f"; its last line: {_short(lines[-1])}" if lines else ""
+        return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
     if attempt.code in (126, 127):
-        return f"does not start: {_short(lines[0]) if lines else f'returned {attempt.code}'}"
+        return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
     if not summary.done:
-        last = f"; it says last: {_short(lines[-1])}" if lines else ""
-        return f"ends with {attempt.code} and without `Optimization Done.`{last}"
+        last = f"; its last line: {_short(lines[-1])}" if lines else ""
+        return f"exits with {attempt.code} and without `Optimization Done.`{last}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""The screen of a run: a line for each step, progress while it trains, tables at the beginning and the end.
+"""The console output of a run: a line per step, progress while training, tables at the start and the end.
 
-On a terminal the progress is one live line with fixed columns; elsewhere it is a plain line now and then, so
-that it does not flood a log.
+On a terminal the progress is a live line with fixed columns. Elsewhere it is a plain line every few seconds,
+so that it does not flood a log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -28,72 +30,77 @@ from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import describe_duration, write_clock
 from caffe_recipes.wording import printable
 
-# A log without a terminal gets a line of progress no more often than this.
-EVERY_S = 5.0
+# The shortest time between two progress lines where there is no terminal.
+PROGRESS_INTERVAL_S = 5.0
 _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red")}
-# Columns of the message of a check.
+# The widths of the first two columns of a preflight finding.
 _MARK, _SUBJECT = 8, 15
-# The columns of progress, in their order, and those that a narrow terminal goes without, one after the other.
+# The columns of the progress line that are dropped on a narrow terminal, in this order.
 _BAR = "bar"
 _DROPPED = ("rate", "speed", _BAR, "phase left", "loss", "run left", "iteration")
 _SHORTEST_BAR, _LONGEST_BAR = 6, 20
 
 
 class SafeConsole(Console):
-    """A console that shows only what is printable of any text; colours and the cursor are its own."""
+    """A console that prints only the printable characters of any text, besides its own control codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, and clean each piece of text."""
+        """Render as rich does, without unprintable characters."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else printable(segment.text, keep="\n")
             yield segment._replace(text=text)
 
 
 class _Stream:
-    """A console's stream that falls silent at its first error, in whatever thread writes to it."""
+    """A console's stream that discards all output after its first error, in any thread."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._is_gone = False
+        self._has_failed = False
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the stream
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._unless_gone(lambda: self._stream.write(text))
+        self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        self._unless_gone(self._stream.flush)
+        self._try(self._stream.flush)
 
-    def _unless_gone(self, do: Callable[[], object]) -> None:
-        if self._is_gone:
+    def _try(self, action: Callable[[], object]) -> None:
+        if self._has_failed:
             return
         try:
-            do()
-        except (OSError, ValueError):  # ValueError is a closed file's
-            self._is_gone = True
+            action()
+        except (OSError, ValueError):  # ValueError: the file is closed
+            self._has_failed = True
 
 
 class _LineColumn(ProgressColumn):
-    """The line of a task, as it was made for the width of the terminal."""
+    """The line of a task, already rendered for the width of the terminal."""
 
     def render(self, task: Task) -> RenderableType:
         return cast("Text", task.fields["line"])
 
 
 class _Live:
-    """The live lines of a terminal, one for each phase that trains; several threads may have them changed."""
+    """The live progress lines of a terminal, one for each phase that is training; thread-safe."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
+        self._rates: dict[str, float] = {}
         self._changing = threading.Lock()
 
     def show(self, progress: Progress) -> None:
         with self._changing:
-            line = self._draw(progress)
+            # Caffe prints an iteration's rate after its loss: until then the one before stays.
+            known = self._rates.get(progress.phase) if progress.rate is None else progress.rate
+            if known is not None:
+                self._rates[progress.phase] = known
+            line = self._draw(replace(progress, rate=known))
             if self._bar is None:
                 column = _LineColumn(table_column=Column(no_wrap=True, overflow="crop"))
                 self._bar = Bar(column, console=self._console, transient=True)
@@ -103,8 +110,8 @@ class _Live:
             self._bar.start()
 
     def _draw(self, progress: Progress) -> Text:
-        """Return the line: what there is room for, in columns that stay where they are, with a bar."""
-        columns = _fit(_columns_of(progress), self._console.width)
+        """Return the progress line: the columns that fit, at fixed positions, and a bar."""
+        columns = _columns_within(progress, self._console.width)
         width = _bar_width(columns, self._console.width)
         done = width * progress.iteration // max(1, progress.last_iter)
         can_draw = self._console.encoding.startswith("utf")
@@ -119,12 +126,12 @@ class _Live:
         return line
 
     def end(self, phases: Collection[str]) -> None:
-        """Take the lines of these phases away."""
+        """Remove the lines of these phases."""
         with self._changing:
             ended = [self._tasks.pop(phase) for phase in phases if phase in self._tasks]
             if self._bar is None:
                 return
-            if not self._tasks:  # stopped, it shows the last of it, and takes all away
+            if not self._tasks:  # stopping it removes all lines
                 self._bar.stop()
                 self._bar = None
                 return
@@ -133,13 +140,14 @@ class _Live:
 
 
 class Reporter:
-    """Writes to a console; the clock says when a plain line of progress is due.
+    """Prints the steps and the progress of a run on a console.
 
-    Falls silent once the console is gone, as a closed terminal is: the run continues without it.
+    `clock` decides when a plain line of progress is due. If the console fails, for example because the
+    terminal was closed, the output is discarded and the run continues.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write to standard output by default."""
+        """Create a reporter, by default for standard output."""
         self._console = console or SafeConsole(highlight=False, soft_wrap=True)
         self._console.file = cast("IO[str]", _Stream(self._console.file))
         self._clock = clock
@@ -148,24 +156,24 @@ class Reporter:
         self._label = ""
         self._due = 0.0
 
-    def beside(self, phase: str) -> Reporter:
-        """Return one for a phase that trains beside others, in a thread of its own: its lines name it."""
+    def for_branch(self, phase: str) -> Reporter:
+        """Return a reporter for a branch, which has its own thread; its lines start with the phase."""
         other = copy(self)
         other._shown, other._label, other._due = set(), f"{phase}: ", 0.0
         return other
 
     def say(self, text: str) -> None:
-        """Write one line; a terminal that is too narrow for it gets it broken between words."""
-        named = text if text.startswith(self._label) else f"{self._label}{text}"
-        self._console.print(Text("\n".join(self._wrap(named, 2))))
+        """Print a line, wrapped between words on a narrow terminal."""
+        labelled = text if text.startswith(self._label) else f"{self._label}{text}"
+        self._console.print(Text("\n".join(self._wrap(labelled, 2))))
 
-    def say_amid(self, text: str) -> None:
-        """Write one line where progress may be shown, which begins anew below it."""
+    def say_above_progress(self, text: str) -> None:
+        """Print a line while progress may be shown; the progress continues below it."""
         self.end_progress()
         self.say(text)
 
     def show_findings(self, findings: Sequence[CheckResult]) -> None:
-        """Write what the preflight saw, a row for each; what a terminal breaks stays in its column."""
+        """Print the findings of the preflight, a row for each; wrapped text stays in its column."""
         indent = _MARK + _SUBJECT
         for finding in findings:
             mark, colour = _MARKS[finding.mark]
@@ -173,7 +181,7 @@ class Reporter:
             self._console.print(Text.assemble((f"{mark:{_MARK}}", colour), "\n".join(row)[_MARK:]))
 
     def _wrap(self, text: str, indent: int) -> list[str]:
-        """Break a line between words where a terminal is narrower; a path stays whole, to be copied."""
+        """Wrap a line between words to the width of the terminal; a path stays whole, so it can be copied."""
         width = self._console.width
         if not self._console.is_terminal or len(text) <= width or width < 2 * indent:
             return [text]
@@ -189,27 +197,27 @@ class Reporter:
         return wrapped or [text]
 
     def show_progress(self, progress: Progress) -> None:
-        """Write where a phase is: into the live line, or as a line of its own if one is due."""
+        """Show the progress of a phase: update its live line, or print a line if one is due."""
         if self._console.is_terminal:
             self._shown.add(progress.phase)
             self._live.show(progress)
         elif self._clock() >= self._due:
-            self._due = self._clock() + EVERY_S
-            self.show_now(progress)
+            self._due = self._clock() + PROGRESS_INTERVAL_S
+            self.show_progress_line(progress)
 
-    def show_now(self, progress: Progress) -> None:
-        """Write where a phase is, as a line of its own."""
+    def show_progress_line(self, progress: Progress) -> None:
+        """Print the progress of a phase as a plain line."""
         columns = (text for text in _columns_of(progress).values() if text)
         self._console.print(Text(f"  {'  '.join(columns)}".rstrip()))
 
     def end_progress(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         self._live.end(self._shown)
         self._shown.clear()
-        self._due = self._clock() + EVERY_S
+        self._due = self._clock() + PROGRESS_INTERVAL_S
 
     def show_result(self, recipe: AnyRecipe, state: RunState) -> None:
-        """Write the table of finished phases, what the evaluation gave, and where the models lie."""
+        """Print the table of finished phases, the result of the evaluation, and the paths of the models."""
         self._console.print(_table_of_phases(recipe, state.finished))
         for line in describe_results(recipe, state):
             self.say(line)
@@ -219,7 +227,7 @@ class Reporter:
 
 
 def describe_results(recipe: AnyRecipe, state: RunState) -> list[str]:
-    """Write what the evaluation gave; where several models are evaluated, a line for each."""
+    """Return the result of the evaluation as lines: one per output, or one per model if there are several."""
     evaluated = [step for step in plan_steps(recipe) if step.is_evaluated]
     if len(evaluated) < 2:
         return describe_accuracy(recipe.reported, state.outputs or {})
@@ -231,49 +239,66 @@ def describe_results(recipe: AnyRecipe, state: RunState) -> list[str]:
 
 
 def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[str]:
-    """Write top-1 and top-5 in percent, beside what the source reports."""
+    """Return a line for each output: top-1 and top-5 in percent, with the values that the source reports."""
     reported = {"top-1": source.top1_percent, "top-5": source.top5_percent}
     lines = []
     for name, value in outputs.items():
-        there = reported.get(name.rpartition("/")[2], ...)
-        if there is not ...:
-            beside = f" (reported: {there} %)" if there is not None else ""
-            lines.append(f"{name}: {100 * value:.2f} %{beside}")
+        percent = reported.get(name.rpartition("/")[2], ...)
+        if percent is not ...:
+            comparison = f" (reported: {percent} %)" if percent is not None else ""
+            lines.append(f"{name}: {100 * value:.2f} %{comparison}")
         else:
             lines.append(f"{name}: {value:.4g}")
     return lines
 
 
-def _columns_of(progress: Progress) -> dict[str, str]:
-    """Return the columns of a phase's progress by name, each as wide as it ever gets; the bar is empty.
+def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str]:
+    """Return the columns of a phase's progress by name, padded to their largest width; the bar is empty.
 
-    What is not known yet is blank, so that nothing moves once it is.
+    Unknown values are blank, so that the columns do not move when they become known. Narrow columns use
+    shorter words and, from one hour on, no seconds: all but the rate fit 80 characters.
     """
     names = [*progress.phases] or [progress.phase]
     digits = len(str(max([progress.last_iter, *progress.phases.values()])))
     number = f"{names.index(progress.phase) + 1:{len(str(len(names)))}}/{len(names)}"
-    phase_left, run_left = (
-        "" if seconds is None else write_clock(seconds)
-        for seconds in (progress.phase_left_s, progress.chain_left_s)
+    phase_form, run_form = (
+        ("{:>6} left", "run {:>6}") if is_narrow else ("phase {:>7} left", "run {:>8} left")
     )
     return {
         "phase": f"{progress.phase:{max(map(len, names))}} {number}",
         _BAR: "",
         "iteration": f"{progress.iteration:{digits}}/{progress.last_iter:<{digits}}",
         "rate": _pad("lr {:<10.5g}", progress.rate),
-        "loss": _pad("loss {:<#7.4g}", progress.loss),
-        "speed": _pad("{:>6,.0f} images/s", progress.images_per_s),
-        "phase left": f"phase {phase_left:>7} left" if phase_left else " " * 18,
-        "run left": f"run {run_left:>8} left" if run_left else " " * 17,
+        "loss": _pad("loss {:<7}", progress.loss, _write_loss),
+        "speed": _pad("{:>6,.0f}/s" if is_narrow else "{:>6,.0f} images/s", progress.images_per_s),
+        "phase left": _pad(phase_form, progress.phase_left_s, partial(write_clock, is_short=is_narrow)),
+        "run left": _pad(run_form, progress.chain_left_s, partial(write_clock, is_short=is_narrow)),
     }
 
 
-def _pad(form: str, value: float | None) -> str:
-    return form.format(value) if value is not None else " " * len(form.format(0.0))
+def _pad(form: str, value: float | None, write: Callable[[float], object] = float) -> str:
+    return form.format(write(value)) if value is not None else " " * len(form.format(write(0.0)))
+
+
+def _write_loss(loss: float) -> str:
+    """Write a loss in seven characters at most, to four significant digits where these have room.
+
+    >>> [_write_loss(loss) for loss in (87.3365, 2.3, 0.009702, 0.00048713, 1.5e-8, float("nan"))]
+    ['87.34', '2.300', '0.00970', '0.00049', '1.5e-08', 'nan']
+    """
+    return next(text for digits in (4, 3, 2, 1) if len(text := f"{loss:#.{digits}g}") <= 7)
+
+
+def _columns_within(progress: Progress, width: int) -> dict[str, str]:
+    """Return the columns that have room beside a bar: all, all in short words, or as many as fit."""
+    columns = _columns_of(progress)
+    if _bar_width(columns, width) >= _SHORTEST_BAR:
+        return columns
+    return _fit(_columns_of(progress, is_narrow=True), width)
 
 
 def _fit(columns: dict[str, str], width: int) -> dict[str, str]:
-    """Leave out what a narrow terminal has no room for, and the bar where it would be too short.
+    """Return the columns that fit a terminal, with the bar only if it would not be too short.
 
     >>> columns = {"phase": "init 1/5", "bar": "", "rate": "lr 0.1", "loss": "loss 2"}
     >>> [list(_fit(columns, width)) for width in (36, 24, 16)]
@@ -288,7 +313,7 @@ def _fit(columns: dict[str, str], width: int) -> dict[str, str]:
 
 
 def _bar_width(columns: Mapping[str, str], width: int) -> int:
-    """Return the room that the other columns leave for a bar."""
+    """Return the width that the other columns leave for a bar."""
     room = width - sum(len(text) for text in columns.values()) - 2 * (len(columns) - 1)
     return min(_LONGEST_BAR, room)
 
@@ -312,5 +337,7 @@ def _table_of_phases(recipe: AnyRecipe, finished: Mapping[str, Finish]) -> Table
     iterations = [step.last_iter for step, _ in rows]
     seconds = sum(done.seconds for _, done in rows)
     epochs = f"{sum(step.images for step, _ in rows) / images:.2f}"
-    table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), "", "")
+    timed = [(step.images, step.images / done.images_per_s) for step, done in rows if done.images_per_s]
+    mean = f"{sum(each[0] for each in timed) / sum(each[1] for each in timed):,.0f}" if timed else ""
+    table.add_row("all", f"{sum(iterations):,}", epochs, describe_duration(seconds), mean, "")
     return table

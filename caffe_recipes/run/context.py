@@ -1,10 +1,7 @@
-"""A run under way: what is done where, and who is informed.
+"""The context of a run: its options and policy, its hosts and programs, and the run itself.
 
-What a run works with on this day: folders, hosts, programs. None of it changes what is trained.
-
-What a run does of its own accord: after a failure, about checkpoints, when a log falls silent.
-
-What a job's environment tells of the recipe that was submitted: an edit since is not trained silently.
+None of this changes what is trained. A Slurm job also gets the digest of the recipe that was submitted, so
+that a recipe edited since is not trained silently.
 """
 
 from __future__ import annotations
@@ -22,13 +19,19 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import find_strangers, fold_hosts, load_hostfile, slurm_hosts, take_hosts
+from caffe_recipes.cluster.hostfile import (
+    find_hosts_outside_job,
+    fold_hosts,
+    load_hostfile,
+    slurm_hosts,
+    take_hosts,
+)
 from caffe_recipes.cluster.hosts import LocalHost, open_all
 from caffe_recipes.cluster.launcher import (
     FABRIC_OPTIONS,
     HYDRA,
     RankLaunch,
-    launcher_knows,
+    launcher_accepts,
     ssh_environment,
     with_modules,
 )
@@ -49,6 +52,7 @@ from caffe_recipes.run.signals import Interrupts
 from caffe_recipes.run.steps import RunPlan
 from caffe_recipes.run.trainer import Trainer, find_trainer
 from caffe_recipes.run.trainer_log import LogTail
+from caffe_recipes.wording import describe_count
 
 OnFailure = Literal["stop", "retry", "replace"]
 ON_FAILURE: tuple[OnFailure, ...] = get_args(OnFailure)
@@ -57,10 +61,11 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do after a failed launch, and how often; iterations between checkpoints; silence that counts.
+    """What to do after a failed launch and how often, when to write checkpoints, and when to report a stall.
 
-    `replace` puts a spare of the hostfile in a failed host's place, and launches again; without such a host
-    it does as `retry`. Without `stall_s` the log's own pace decides.
+    `replace` replaces a failed host with a spare from the hostfile and launches again; if no host is to
+    blame, it does the same as `retry`. `checkpoint_every` is in iterations. Without `stall_s`, the limit is
+    derived from the pace of the log.
     """
 
     on_failure: OnFailure = "stop"
@@ -70,8 +75,8 @@ class Policy:
 
 
 def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
-    """Raise InputError for spares under a launcher that would start no rank on them."""
-    what = "ibrun starts ranks on the first hosts of the job, and none on a spare"
+    """Raise InputError if spares are needed and the launcher cannot start ranks on them."""
+    what = "ibrun starts ranks on the first hosts of the job only, never on a spare"
     if policy.on_failure == "replace" and launcher == "ibrun":
         raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
     if side_by_side and launcher == "ibrun":
@@ -79,34 +84,34 @@ def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -
 
 
 class LaunchFailed(RunFailed):
-    """A launch that came to nothing; `host` is the one that is to blame, if one is."""
+    """A launch that failed; `host` is the host that caused it, if known."""
 
     def __init__(self, what: str, hint: str = "", host: str | None = None, where: str = "") -> None:
-        """Keep the host; where it happened is for whoever knows the phase to say."""
+        """Create the error; a caller that knows the phase sets `where`."""
         super().__init__(where, what, hint)
         self.host = host
 
 
 class SnapshotOutOfReach(LaunchFailed):
-    """A phase that has trained, and whose snapshot cannot be fetched now: it is not to be trained again."""
+    """Raised when a phase has finished but its snapshot cannot be fetched; it must not be trained again."""
 
 
 class SnapshotNotKept(RunFailed):
-    """A snapshot that our own disk does not take: no launch is to blame, and to try again helps nothing."""
+    """Raised when a snapshot cannot be written to the local disk; launching again would not help."""
 
 
 _LAUNCHER_HINTS = {
     HYDRA: "load an MPI that has it, or install this project's extra 'local'",
-    "srun": "run on a machine of the Slurm cluster, or with another --profile",
-    "ibrun": "run inside a job at TACC, or with another --profile",
+    "srun": "run on a machine of the Slurm cluster, or use another --profile",
+    "ibrun": "run inside a job at TACC, or use another --profile",
 }
-_READ_BY_SHELLS = re.compile(r'["$`\\;&|<>\x00-\x1f\x7f]')
+_SHELL_SPECIAL = re.compile(r'["$`\\;&|<>\x00-\x1f\x7f]')
 Connect = Callable[[str, Literal["ssh", "auto"]], Host]
 
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What the user says of hosts and staging besides the recipe."""
+    """Options of `stage`; `run` has them too."""
 
     root: Path = Path()
     hostfile: Path | None = None
@@ -118,7 +123,7 @@ class StageOptions:
 
 @dataclass(frozen=True)
 class RunOptions(StageOptions):
-    """What the user says of a run besides the recipe."""
+    """Options of `run`."""
 
     new: bool = False
     until: str | None = None
@@ -130,11 +135,12 @@ class RunOptions(StageOptions):
 
 @dataclass(frozen=True)
 class Setting:
-    """A recipe and where it is run; `environment` is what the launcher gets besides ours.
+    """A recipe and the resolved environment of its run: folders, hosts, programs, options.
 
-    The profile is in it as the launcher that is here takes it: of its options without `left_out`, those that
-    the launcher refuses. `spares` are the hostfile's hosts beyond those that get ranks; none is connected,
-    `connect` does that. `side_by_side` has branches train on them. `stale` is FoundHosts'.
+    `environment` is added to this process's environment for the launcher. `profile` lacks the launcher
+    options that the installed launcher does not know; these are `refused_options`. `spares` are the hosts of
+    the hostfile beyond those that get ranks; they are not connected yet, which `connect` does. With
+    `side_by_side` branches train on them. `stale` is as in FoundHosts.
     """
 
     recipe: AnyRecipe
@@ -146,7 +152,7 @@ class Setting:
     overwrite: bool
     profile: Profile
     connect: Callable[[str], Host]
-    left_out: tuple[str, ...] = ()
+    refused_options: tuple[str, ...] = ()
     spares: tuple[str, ...] = ()
     stale: str = ""
     how: How | None = None
@@ -156,84 +162,84 @@ class Setting:
 
     @property
     def trainer(self) -> Trainer:
-        """What trains the recipe."""
+        """The trainer of the recipe."""
         return find_trainer(self.recipe)
 
     def launch(self, hostfile: str = "") -> RankLaunch:
-        """Return how ranks are started on our hosts, which the hostfile holds, one a line."""
+        """Return how ranks are started on our hosts, which `hostfile` lists one per line."""
         names = [host.name for host in self.hosts]
         return plan_launch(self.recipe, self.profile, names, hostfile, self.environment["PATH"])
 
     def training_argv(self, arguments: Sequence[str], hostfile: str) -> tuple[str, ...]:
         """Return the argv that starts the trainer on every rank."""
         launch = self.launch(hostfile)
-        return launch.argv(launch.contained((self.program, *arguments)))
+        return launch.argv(launch.in_container((self.program, *arguments)))
 
     def trainer_argv(self, arguments: Sequence[str]) -> tuple[str, ...]:
-        """Return the argv that starts the trainer on its own, on this machine."""
-        return self.launch().argv_alone((self.program, *arguments))
+        """Return the argv that starts the trainer without a launcher, on this machine."""
+        return self.launch().argv_without_launcher((self.program, *arguments))
 
     def find_launcher(self) -> str:
-        """Return where the launcher is; raises ClusterError if it is nowhere."""
+        """Return the path of the launcher; raises ClusterError if it is not found."""
         launcher = self.profile.launcher.program
         return find_launcher(self.environment["PATH"], launcher, self.profile.modules)
 
     @property
     def lmdb_hosts(self) -> tuple[Host, ...]:
-        """The hosts that need a training LMDB of their own: one, if it lies under the Caffe root of all."""
+        """The hosts that need a copy of the training LMDB: only one if it is in the shared Caffe root."""
         return self.hosts if Path(self.trainer.data_folder).is_absolute() else self.hosts[:1]
 
     @property
     def built_data(self) -> tuple[Path, ...]:
-        """The training data that are built where they are missing."""
+        """The training data that is built if it is missing."""
         return tuple(self.root / path for path in self.trainer.built)
 
     def show(self, path: str | Path) -> str:
-        """Return a path as people read it: from the Caffe root if it lies there."""
+        """Return a path for messages: relative to the Caffe root if it is inside."""
         path = self.root / path
         return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def path(self, path: str | Path) -> str:
-        """Return a path from the Caffe root as an absolute one, as other hosts need it."""
+        """Return a path relative to the Caffe root as an absolute path, which other hosts need."""
         return str(self.root / path)
 
 
 def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Setting:
-    """Find hosts and programs.
+    """Return the setting of a run: its hosts, programs and environment.
 
-    Raises InputError for a hostfile or trainer that is missing, and for a policy that the launcher cannot
-    follow; ClusterError for a launcher that is missing.
+    Raises InputError if the hostfile or the trainer is missing, or if the launcher cannot follow the policy,
+    and ClusterError if the launcher is missing.
     """
     if not options.root.is_dir():
         raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)
-    found = all_hosts(root, options.hostfile, recipe.cluster.nodes)
+    found = find_hosts(root, options.hostfile, recipe.cluster.nodes)
     names, spares = choose_hosts(recipe, found)
     check_job_hosts(profile, names)
     trainer = find_trainer(recipe)
     path = search_path(ours_first=trainer.is_ours)
     source = options.lmdb_source or trainer.data_source
 
-    def reach(name: str) -> Host:
+    def connect_to(name: str) -> Host:
         return connect(name, profile.copy_with)
 
     program = trainer.find_program(root, path, profile)
-    known, left_out = split_options(profile, path)
+    known, refused = drop_refused_options(profile, path)
     own = trainer.environment(root)
     environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}
     return Setting(
         recipe=recipe,
         root=root,
-        hosts=open_all(names, reach),
+        hosts=open_all(names, connect_to),
         program=program,
         environment={**environment, **ssh_environment({**os.environ, **environment})},
         lmdb_source=root / source if source else None,
         overwrite=options.overwrite,
         profile=known,
-        connect=reach,
-        left_out=left_out,
+        connect=connect_to,
+        refused_options=refused,
         spares=spares,
         stale=found.stale,
         how=options.how,
@@ -244,9 +250,9 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
 
 
 def find_profile(recipe: AnyRecipe, name: str | None) -> Profile:
-    """Return the profile of that name or file; without one, what the recipe says of its machine.
+    """Return the profile with that name or file; without one, a profile made from the recipe's `cluster`.
 
-    With a profile it alone decides on the fabric's option: that belongs to the launcher, not to the recipe.
+    A profile decides alone on the fabric options, which belong to the launcher and not to the recipe.
     """
     cluster = recipe.cluster
     if name is None:
@@ -263,9 +269,9 @@ def find_root(
 ) -> Path:
     """Return the Caffe root: the one that is given, else the profile's, else the current folder.
 
-    The current folder counts only if something of the recipe lies there; `typed` are paths from the command
-    line, of the recipe and of its trainer. Without `recipe` any folder will do. Raises InputError for a
-    profile's folder that does not exist, and for a current folder that is not a Caffe root.
+    The current folder must contain a file or folder of the recipe, unless `recipe` is None. `typed` are the
+    paths of the recipe and of its trainer from the command line. Raises InputError if the profile's folder
+    does not exist, or if the current folder is not a Caffe root.
     """
     known = load_profile(profile).caffe_root if profile is not None else None
     if given is None and profile is not None and known is not None and not Path(known).is_dir():
@@ -290,9 +296,12 @@ def check_own_root(root: Path) -> None:
 
 def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
     landmarks = find_trainer(recipe).landmarks
-    if any(_is_here(Path(path)) and Path(path).is_file() for path in (split_row(each)[0] for each in typed)):
+    if any(
+        _is_in_current_folder(Path(path)) and Path(path).is_file()
+        for path in (split_row(each)[0] for each in typed)
+    ):
         return
-    if any(_is_here(Path(path)) and Path(path).exists() for path in (*landmarks, RUNS)):
+    if any(_is_in_current_folder(Path(path)) and Path(path).exists() for path in (*landmarks, RUNS)):
         return
     lacking = ", ".join(landmarks)
     what = f"is not a Caffe root: it has neither the recipe's file nor {lacking} or {RUNS}"
@@ -300,15 +309,15 @@ def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
     raise InputError(Path.cwd(), what, hint)
 
 
-def _is_here(path: Path) -> bool:
-    """Tell whether a path begins in the current folder; an absolute one counts if it ends there."""
+def _is_in_current_folder(path: Path) -> bool:
+    """Return whether a path is inside the current folder; an absolute path must be directly in it."""
     return path.parent.resolve() == Path.cwd() if path.is_absolute() else ".." not in path.parts
 
 
 class FoundHosts(NamedTuple):
-    """All hosts that there are, None without any, and where they are named, or a hostfile would be.
+    """The hosts that were found, or None, and the hostfile or Slurm job that names them, or should.
 
-    `stale` says which hosts of a `hostfile` that is passed over are not of the Slurm job around us.
+    `stale` explains why a `hostfile` was ignored, such as that its hosts are not part of this Slurm job.
     """
 
     names: tuple[str, ...] | None
@@ -316,11 +325,12 @@ class FoundHosts(NamedTuple):
     stale: str = ""
 
 
-def all_hosts(root: Path, given: Path | None, least: int = 0) -> FoundHosts:
-    """Return all hosts: of the hostfile, else of the Slurm job around us.
+def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts:
+    """Return the hosts of the hostfile, else those of the surrounding Slurm job.
 
-    In a job no other hosts will do: a `hostfile` in the Caffe root that names any, fewer than `least`, or
-    cannot be read is of another day, and passed over. Raises InputError for one that is given and names any.
+    Inside a job only its own hosts can be used. A `hostfile` in the Caffe root that names other hosts, names
+    fewer than `min_hosts`, or cannot be read is stale and ignored. Raises InputError if a hostfile that the
+    user gave names other hosts.
     """
     default, job = root / "hostfile", slurm_hosts(os.environ)
     hostfile = given or (default if default.exists() else None)
@@ -332,123 +342,127 @@ def all_hosts(root: Path, given: Path | None, least: int = 0) -> FoundHosts:
         hosts = load_hostfile(given)
         what = _describe_strangers(hosts, job)
         if what:
-            raise InputError(given, what, "go without --hostfile to use the job's hosts")
+            raise InputError(given, what, "leave out --hostfile to use the job's hosts")
         return FoundHosts(hosts, given)
     try:
         hosts = load_hostfile(default)
     except InputError as error:
-        return FoundHosts(job, "the Slurm job", f"{error.without_hint}; the job's hosts are used")
-    few = f"names {len(hosts)} of the {least} hosts that are needed" if len(hosts) < least else ""
+        return FoundHosts(job, "the Slurm job", f"{error.without_hint}; using the job's hosts")
+    count = describe_count(len(hosts), "host")
+    few = f"names {count}, but {min_hosts} are needed" if len(hosts) < min_hosts else ""
     what = _describe_strangers(hosts, job) or few
     if what:
-        return FoundHosts(job, "the Slurm job", f"{default} {what}; the job's own are used")
+        return FoundHosts(job, "the Slurm job", f"{default} {what}; using the job's hosts")
     return FoundHosts(hosts, default)
 
 
 def _describe_strangers(hosts: Sequence[str], job: Sequence[str]) -> str:
-    strangers = find_strangers(hosts, job)
+    """Return a sentence about the hosts that are not part of the job; empty if there are none."""
+    strangers = find_hosts_outside_job(hosts, job)
     return f"names hosts outside this Slurm job: {fold_hosts(strangers)[:200]}" if strangers else ""
 
 
 def choose_hosts(recipe: AnyRecipe, found: FoundHosts) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the hosts that get ranks, and the spares; without any, one node is this machine.
+    """Return the hosts that get ranks, and the spares; if no hosts are named, a single node is this machine.
 
-    Raises InputError if there are too few.
+    Raises InputError if there are too few hosts.
     """
     nodes, ranks_per_node = recipe.cluster.nodes, recipe.cluster.ranks_per_node
     if found.names is not None:
         return take_hosts(found.names, nodes, ranks_per_node, found.where), found.names[nodes:]
     if nodes > 1:
-        raise InputError(found.where, "no such file", f"write {nodes} hosts there, or give --hostfile")
+        raise InputError(found.where, "no such file", f"write {nodes} hosts to it, or give --hostfile")
     return ("localhost",), ()
 
 
 def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
-    """Refuse hosts that ibrun would not use: it takes the first ones of the job, in the job's order."""
+    """Raise InputError for hosts that ibrun would not use: it takes the job's first hosts, in their order."""
     if profile.launcher.program != "ibrun":
         return
     job = slurm_hosts(os.environ)
     if job is None:
-        raise InputError(profile.name, "ibrun starts ranks inside a job only", "run within one, or by sbatch")
+        raise InputError(
+            profile.name, "ibrun starts ranks inside a job only", "run inside a job, or use sbatch"
+        )
     if job[: len(names)] != names:
         what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
-        raise InputError(profile.name, what, "go without --hostfile, or with another --profile")
+        raise InputError(profile.name, what, "leave out --hostfile, or use another --profile")
 
 
 def search_path(*, ours_first: bool) -> str:
-    """Return PATH with the folder of this Python's programs, where pip puts a launcher and caffe-torch."""
+    """Return PATH with this Python's bin folder, where pip installs a launcher and caffe-torch."""
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
     return os.pathsep.join([beside, path] if ours_first else [path, beside])
 
 
-def split_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
-    """Return the profile without the options that the launcher says it does not know, and those.
+def drop_refused_options(profile: Profile, path: str) -> tuple[Profile, tuple[str, ...]]:
+    """Return the profile without the launcher options that the launcher does not know, and those options.
 
-    A launcher that is missing, or fails otherwise, is for preflight to name. Of ibrun's options nothing is
-    asked: it cannot be called without starting ranks.
+    A launcher that is missing or fails in another way is reported by the preflight. The options of ibrun are
+    not checked, as it cannot be called without starting ranks.
     """
     launcher = profile.launcher
     if not launcher.options or launcher.program == "ibrun":
         return profile, ()
     try:
         program = find_launcher(path, launcher.program, profile.modules)
-        left_out = tuple(
+        refused = tuple(
             option
             for option in launcher.options
-            if not launcher_knows(
+            if not launcher_accepts(
                 LocalHost(), program, option, lambda argv: with_modules(argv, profile.modules, path)
             )
         )
     except ClusterError:
         return profile, ()
-    options = tuple(option for option in launcher.options if option not in left_out)
+    options = tuple(option for option in launcher.options if option not in refused)
     known = launcher.model_copy(update={"options": options})
-    return profile.model_copy(update={"launcher": known}), left_out
+    return profile.model_copy(update={"launcher": known}), refused
 
 
 def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) -> str:
-    """Return where the launcher is; raises ClusterError if it is not on the search path, or in no module."""
+    """Return the path of the launcher; raises ClusterError if neither the search path nor a module has it."""
     if not modules:
         found = shutil.which(program, path=path)
     else:
-        asked = with_modules(["bash", "-c", 'command -v "$0"', program], modules, path)
-        done = LocalHost().run(asked)
+        argv = with_modules(["bash", "-c", 'command -v "$0"', program], modules, path)
+        done = LocalHost().run(argv)
         found = done.stdout.rstrip("\n").rpartition("\n")[2] if done.returncode == 0 else None
         if not found and done.stderr.strip():
             what = f"module load {' '.join(modules)} fails: {done.stderr.strip().splitlines()[0][:200]}"
             raise ClusterError(program, what, "check the profile's modules with `module avail`")
     if not found:
         raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
-    if program == HYDRA and _READ_BY_SHELLS.search(found):
-        what = "hydra gives its own path to the hosts' shells, which would read more than a path in this one"
-        raise ClusterError(found, what, "install it in a folder of a plain name")
+    if program == HYDRA and _SHELL_SPECIAL.search(found):
+        what = "hydra passes its own path unquoted to shells on the hosts, and it has special characters"
+        raise ClusterError(found, what, "install it in a folder with a plain name")
     return found
 
 
 class Spares:
-    """The spare hosts of a run, of which its main line and its branches each take the next one."""
+    """The spare hosts of a run, shared by its main line and its branches; thread-safe."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        """Have all of them to give, in their order."""
+        """Create the pool; spares are taken in this order."""
         self._names, self._taking = deque(names), threading.Lock()
 
     def take(self) -> str | None:
-        """Return the next one, which nobody else gets; None if none is left."""
+        """Remove and return the next spare; None if none is left."""
         with self._taking:
             return self._names.popleft() if self._names else None
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Those that nobody has taken."""
+        """The spares that have not been taken."""
         with self._taking:
             return tuple(self._names)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run under way; `id` is what its ranks are known by, `folder` its folder from the Caffe root.
+    """A run in progress; `id` identifies its ranks, `folder` is its folder relative to the Caffe root.
 
-    `main` is the journal of the whole run where this is a branch of it.
+    For a branch, `main` is the journal of the whole run.
     """
 
     id: str
@@ -463,38 +477,38 @@ class Run:
     spares: Spares = field(default_factory=Spares)
 
     def emit(self, event: Event) -> None:
-        """Journal an event, then print its line; raises RunFailed where the journal cannot be written."""
+        """Journal an event, then print its line; raises RunFailed if the journal cannot be written."""
         self.record(event)
         line = event.line(self.setting.recipe, self.folder)
         if line:
             self.reporter.say(line)
 
     def record(self, event: Event) -> None:
-        """Journal an event whose line somebody else prints; raises RunFailed."""
+        """Journal an event without printing its line; raises RunFailed if the journal cannot be written."""
         self.journal.append(event)
 
     def notify(self, message: str, phase: str = "") -> None:
-        """Print a remark, and journal it if the disk takes it at once: nothing depends on it."""
+        """Print a remark, and journal it unless the disk is full; nothing depends on a remark."""
         notice = Notice(message, phase)
         with suppress(RunFailed):
             self.journal.append(notice, patience_s=0.0)
         self.reporter.say(notice.line(self.setting.recipe, self.folder))
 
     def path(self, path: str) -> Path:
-        """Return a path from the Caffe root as one from here."""
+        """Return the absolute path of a path that is relative to the Caffe root."""
         return self.setting.root / path
 
     def read_log(self, log: str) -> LogTail:
-        """Return a log of the trainer's, of which nothing is read yet."""
-        return LogTail(self.path(log), self.setting.trainer.begin_log())
+        """Return a reader of a trainer's log, positioned at its start."""
+        return LogTail(self.path(log), self.setting.trainer.new_log_summary())
 
     def snapshots(self) -> Mapping[str, tuple[str, str]]:
-        """Return the SHA-256 and the phase of every snapshot that the whole run has kept, by path."""
+        """Return the SHA-256 and the phase of every kept snapshot of the whole run, by path."""
         return (self.main or self.journal).state().snapshots
 
     def check_folder(self) -> None:
-        """Raise RunFailed if the run's folder is no longer there: nothing of what it does would be kept."""
-        if not self.journal.is_there():
+        """Raise RunFailed if the run's folder was removed or moved, as nothing more would be recorded."""
+        if not self.journal.still_exists():
             what = "was removed or moved while the run used it"
             raise RunFailed(self.folder, what, "put it back, and run again")
 
@@ -502,17 +516,17 @@ class Run:
 _SUBMITTED = "CAFFE_RECIPES_SUBMITTED"
 
 
-def note_submitted(recipe: AnyRecipe, job: str) -> dict[str, str]:
-    """Return what a job of that name is to have in its environment."""
+def submitted_environment(recipe: AnyRecipe, job: str) -> dict[str, str]:
+    """Return the variables by which a job of that name recognizes a recipe that has changed."""
     return {_SUBMITTED: f"{job} {digest_recipe(recipe)}"}
 
 
 def check_submitted(recipe: AnyRecipe, environment: Mapping[str, str]) -> None:
-    """Raise InputError in a job that was submitted with another recipe than this one.
+    """Raise InputError inside a job if the recipe has changed since the job was submitted.
 
-    A job that is submitted inside of another inherits that one's note, which says nothing of its own.
+    The variable is ignored if it names another job: a job that was submitted inside another inherits it.
     """
     job, _, digest = environment.get(_SUBMITTED, "").partition(" ")
     if job and job == environment.get("SLURM_JOB_NAME") and digest != digest_recipe(recipe):
         what = "the recipe has changed since it was submitted"
-        raise InputError(recipe.name, what, "submit it again, or undo that")
+        raise InputError(recipe.name, what, "submit it again, or undo the change")

@@ -1,6 +1,6 @@
-"""A run away from the terminal that starts it: in a session of its own, its output in a file.
+"""Detached runs: `run --detach` continues in a session of its own, with its output in a file.
 
-Whatever becomes of the terminal, of the login or of the connection then, the run goes on.
+The run then survives the end of the terminal, of the login and of the connection.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.files import read_within
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.events import Branched, Event, Launch, fold_events, is_trained
 from caffe_recipes.run.folders import run_folders
@@ -28,7 +29,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Detached:
-    """A run that was started away from the terminal; with an exit code it has ended before it trained."""
+    """A detached run; it has an `exit_code` if it ended before it started to train."""
 
     pid: int
     output: Path
@@ -37,54 +38,55 @@ class Detached:
 
 
 def detach(root: Path, recipe: AnyRecipe, relay: Callable[[str], None]) -> Detached | None:
-    """Leave the terminal to a copy of this process: None in the one that continues with the run.
+    """Fork a process that is detached from the terminal; return None in it, and its run in the parent.
 
-    In the other, which keeps the terminal, this returns when the first trainer is in the journal, or when the
-    run has ended; until then it gives what the run says to `relay`. Raises InputError, in that one alone.
+    The parent keeps the terminal and returns when the first launch is in the journal or the run has ended.
+    Until then it passes the output of the run to `relay`, line by line. Raises InputError, in the parent
+    only.
     """
     if not root.is_dir():
         raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
     before = _count_events(root, recipe.name)
-    spool = _Spool(root, recipe.name)
+    output = _OutputFile(root, recipe.name)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _leave(spool.descriptor)
+        _detach_from_terminal(output.descriptor)
         return None
-    return _wait(pid, root, recipe, before, spool, relay)
+    return _wait(pid, root, recipe, before, output, relay)
 
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
-    """Write where a detached run continues, how it is watched, and how it is stopped."""
+    """Return lines that say where a detached run continues, and how to watch and stop it."""
     assert started.folder is not None
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
     process = f"process {started.pid} on {socket.gethostname()}"
     return [
-        f"{started.folder}: continues as {process}; it writes {started.output}",
+        f"{started.folder}: continues as {process}; its output is in {started.output}",
         f"watch it: {watch}",
         f"stop it:  kill -INT {started.pid}",
     ]
 
 
 @dataclass
-class _Spool:
-    """The file that the run's output goes to; it is taken away again if the run does not begin."""
+class _OutputFile:
+    """The file that the output of the run is written to; it is deleted if the run does not start."""
 
     root: Path
     recipe_name: str
     path: Path = field(init=False)
     descriptor: int = field(init=False)
-    _made: list[Path] = field(default_factory=list)
+    _new_folders: list[Path] = field(default_factory=list)
     _read_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Make it, in the folder of the recipe's locks."""
+        """Create the file, in the folder of the recipe's locks."""
         folder = self.root / "logs" / self.recipe_name
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.path = folder / f"detached-{stamp}-{os.getpid()}.log"
-        self._made = [each for each in (folder, folder.parent) if not each.exists()]
+        self._new_folders = [each for each in (folder, folder.parent) if not each.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -94,7 +96,7 @@ class _Spool:
             raise InputError(self.path, what, "check the Caffe root and its disk") from None
 
     def relay(self, to: Callable[[str], None]) -> None:
-        """Give on what has come, a whole line at a time."""
+        """Pass the new output to a function, one whole line at a time."""
         new = b""
         while more := os.pread(self.descriptor, _CHUNK, self._read_bytes + len(new)):
             new += more
@@ -104,25 +106,25 @@ class _Spool:
             to(line)
 
     def remove(self) -> None:
-        """Take away what was made, and has been printed."""
+        """Delete the output file, and the folders that were created for it."""
         with suppress(OSError):
             self.path.unlink()
-            for folder in self._made:
+            for folder in self._new_folders:
                 folder.rmdir()
 
 
-def _leave(output: int) -> None:
-    """Become a process of no terminal, that holds no file of those who started it, and can be stopped."""
+def _detach_from_terminal(output: int) -> None:
+    """Detach this process from the terminal: a new session, no inherited files, default signal handlers."""
     os.setsid()
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - its descriptor is what counts
-        os.dup2(nothing.fileno(), 0)
+    with open(os.devnull, "rb") as null:  # noqa: PTH123 - only its descriptor is needed
+        os.dup2(null.fileno(), 0)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the list is taken before any is closed
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the list must be complete before any is closed
         if int(name) > 2:
             with suppress(OSError):
                 os.close(int(name))
-    # A shell has what it starts with `&` ignore SIGINT, which is how a run is stopped.
+    # A process that a shell starts with `&` ignores SIGINT, which is the signal that stops a run.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -132,31 +134,31 @@ def _wait(
     root: Path,
     recipe: AnyRecipe,
     before: Mapping[Path, int],
-    spool: _Spool,
+    output: _OutputFile,
     relay: Callable[[str], None],
 ) -> Detached:
-    """Wait for the first trainer, or the end. A Ctrl-C until then is intended for the run."""
+    """Wait for the first launch, or for the end of the run; pass a Ctrl-C until then on to the run."""
     while True:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
-            spool.relay(relay)
-            folder = _find_begun(root, recipe, before, pid)
+            output.relay(relay)
+            folder = _find_launched(root, recipe, before, pid)
             if ended:
                 counts = _count_events(root, recipe.name)
                 if all(count <= before.get(folder, 0) for folder, count in counts.items()):
-                    spool.remove()
+                    output.remove()
                 code = os.waitstatus_to_exitcode(status)
-                return Detached(pid, spool.path, folder, code if code >= 0 else 128 - code)
+                return Detached(pid, output.path, folder, code if code >= 0 else 128 - code)
             if folder is not None:
-                return Detached(pid, spool.path, folder)
+                return Detached(pid, output.path, folder)
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
 
 
-def _find_begun(root: Path, recipe: AnyRecipe, before: Mapping[Path, int], pid: int) -> Path | None:
-    """Return the folder of the run that a process carries on, once it trains or has nothing left to train."""
+def _find_launched(root: Path, recipe: AnyRecipe, before: Mapping[Path, int], pid: int) -> Path | None:
+    """Return the folder of the run of a process, once it is training or has nothing left to train."""
     for folder, events in reversed(_read_journals(root, recipe.name).items()):
         new, state = events[before.get(folder, 0) :], fold_events(events)
         if not new or (state.pid, state.host) != (pid, socket.gethostname()):
@@ -168,11 +170,11 @@ def _find_begun(root: Path, recipe: AnyRecipe, before: Mapping[Path, int], pid: 
 
 
 def _read_journals(root: Path, recipe_name: str) -> dict[Path, list[Event]]:
-    """Return the events of a recipe's runs, by folder, without those that cannot be read."""
+    """Return the events of a recipe's runs by folder, skipping journals that cannot be read."""
     read: dict[Path, list[Event]] = {}
     for folder in run_folders(root, recipe_name):
         with suppress(OSError, JournalError):
-            text = (folder / "journal.jsonl").read_text(encoding="utf-8", errors="replace")
+            text = read_within(folder / "journal.jsonl", "journal-bytes").decode(errors="replace")
             read[folder] = [event for _, event in read_events(text, folder)]
     return read
 

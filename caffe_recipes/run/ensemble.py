@@ -1,6 +1,6 @@
-"""`caffe-recipes ensemble`: a run's models on the images of a test LMDB, each alone and averaged.
+"""`caffe-recipes ensemble`: the accuracies of a run's models on a test LMDB, each alone and averaged.
 
-An ensemble's accuracies as people and as programs read them.
+The result is rendered as a table or as JSON.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
 from caffe_recipes.run.predictions import Accuracy, Member, find_members, unfinished_members
 
 if TYPE_CHECKING:
-    from caffe_recipes.run.predictions import Measured, Place, Tested
+    from caffe_recipes.run.predictions import MemberAccuracies, PredictionEnv, TestSet
 
 
 @dataclass(frozen=True)
 class EnsembleOptions:
-    """What the user says of an ensemble besides the run; `average` is one of AVERAGES."""
+    """Options of `ensemble`; `average` is one of AVERAGES."""
 
     root: Path = Path()
     members: tuple[str, ...] | None = None
@@ -41,9 +41,10 @@ class EnsembleOptions:
 
 @dataclass(frozen=True)
 class EnsembleResult:
-    """What came out; `missing` are the recipe's members that are not finished.
+    """The accuracies of an ensemble; `missing` are the recipe's members that are not finished.
 
-    `reported` is what the source says of the recipe's own members, whichever these are.
+    `reported` is what the source reports for the members of the recipe, `reported_of`, even if `members`
+    differs from these.
     """
 
     run: str
@@ -52,16 +53,17 @@ class EnsembleResult:
     classes: int
     average: str
     members: tuple[Member, ...]
-    measured: Measured
+    measured: MemberAccuracies
     missing: tuple[str, ...]
     reported: Reported
     reported_of: tuple[str, ...]
 
 
 def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], None]) -> EnsembleResult:
-    """Predict with each member, unless that is kept, and average; the run is neither locked nor changed.
+    """Return the accuracies of the members and of their average; the run is neither locked nor changed.
 
-    Raises InputError for what cannot be an ensemble, RunFailed where predicting fails.
+    Predictions that were kept from an earlier call are reused. Raises InputError if the run or its members
+    cannot form an ensemble, and RunFailed if a prediction fails.
     """
     _require_numpy()
     from caffe_recipes.run.predictions import find_predictions, measure_members
@@ -70,7 +72,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     folder = Path(find_run(files, str(options.root), run)).absolute()
     recipe = load_frozen(files, str(folder))
     if not isinstance(recipe, Recipe):
-        raise InputError(folder, "its model is no caffemodel", "ensembles are of models that Caffe trains")
+        raise InputError(folder, "its model is not a caffemodel", "ensembles need models that Caffe trained")
     state = load_journal(folder / "journal.jsonl")
     members = find_members(folder, recipe, state, options.members)
     place = _find_place(folder)
@@ -99,16 +101,16 @@ def _require_numpy() -> None:
         )
 
 
-def _find_place(folder: Path) -> Place:
-    from caffe_recipes.run.predictions import Place
+def _find_place(folder: Path) -> PredictionEnv:
+    from caffe_recipes.run.predictions import PredictionEnv
 
     path = search_path(ours_first=True)
-    return Place(folder, folder.parent.parent, find_our_trainer(path), path)
+    return PredictionEnv(folder, folder.parent.parent, find_our_trainer(path), path)
 
 
-def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
-    """Return the run's own evaluation net, as it was started with, and the LMDB."""
-    from caffe_recipes.run.predictions import Tested
+def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> TestSet:
+    """Return the evaluation net and the LMDB; raises InputError if the net has changed since the start."""
+    from caffe_recipes.run.predictions import TestSet
 
     path = recipe.net_path(_tested_net(recipe))
     message = load_prototxt(place.root / path, pb.NetParameter)
@@ -119,23 +121,24 @@ def _find_tested(recipe: Recipe, place: Place, lmdb: Path | None) -> Tested:
     where = lmdb.absolute() if lmdb else place.root / recipe.data.test.lmdb
     source = find_source(where)
     manifest = load_manifest(source, cache_folder()) or hash_source(source, cache_folder())
-    return Tested(place.root / path, message, found, where, manifest.digest)
+    return TestSet(place.root / path, message, found, where, manifest.digest)
 
 
 def _tested_net(recipe: Recipe) -> str:
-    """Return the evaluation's net, else the first that can be tested."""
+    """Return the net of the evaluation, else the first net with a TEST data layer."""
     nets: Sequence[str] = [name for name, variant in recipe.nets.items() if variant.test]
     if recipe.evaluation is not None:
         return recipe.evaluation.net
     if not nets:
-        raise InputError(recipe.name, "no net has a TEST data layer", "set `test: true` of one under `nets`")
+        hint = "set `test: true` for one of them under `nets`"
+        raise InputError(recipe.name, "no net has a TEST data layer", hint)
     return nets[0]
 
 
-_WORDS = {
+_AVERAGES = {
     "probabilities": "mean of the probabilities",
     "geometric": "geometric mean of the probabilities",
-    "votes": "votes, the probabilities deciding between equals",
+    "votes": "votes, with ties broken by the probabilities",
 }
 _HEADINGS = (
     *("member", "top-1", "top-5"),
@@ -144,13 +147,17 @@ _HEADINGS = (
 
 
 def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
-    """Return the table: each member alone, with those above it, and what all lose without it, in points."""
+    """Return a table with a row for each member.
+
+    Its columns are the accuracies of the member alone, of it and the members above it, and of the ensemble
+    without it, and the percentage points that it adds to the ensemble.
+    """
     measured = found.measured
     rows = [
         (
             member.name,
             *_percent(measured.single[index]),
-            *_percent(measured.so_far[index]),
+            *_percent(measured.cumulative[index]),
             *_percent(measured.without[index]),
             *_points(measured.ensemble, measured.without[index]),
         )
@@ -164,17 +171,17 @@ def render_ensemble(found: EnsembleResult, lmdb: str) -> str:
         "",
         *table,
         "",
-        f"ensemble, {_WORDS[found.average]}: top-1 {top1} %, top-5 {top5} %",
-        *_reported(found),
-        f"beside the best member alone: top-1 {best[0]}, top-5 {best[1]} points",
+        f"ensemble, {_AVERAGES[found.average]}: top-1 {top1} %, top-5 {top5} %",
+        *_describe_reported(found),
+        f"compared with the best single member: top-1 {best[0]}, top-5 {best[1]} points",
     ]
     if found.missing:
-        lines.append(f"left out, not finished: {', '.join(found.missing)}")
+        lines.append(f"not finished, left out: {', '.join(found.missing)}")
     return "\n".join(lines)
 
 
 def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
-    """Return an ensemble as JSON values: accuracies are shares."""
+    """Return an ensemble as JSON values; accuracies are fractions from 0 to 1."""
     measured = found.measured
     return {
         "run": found.run,
@@ -188,7 +195,7 @@ def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
                 "snapshot": str(member.path),
                 "sha256": member.sha256,
                 **asdict(measured.single[index]),
-                "so_far": asdict(measured.so_far[index]),
+                "so_far": asdict(measured.cumulative[index]),
                 "without": asdict(measured.without[index]),
             }
             for index, member in enumerate(found.members)
@@ -199,11 +206,11 @@ def ensemble_as_json(found: EnsembleResult) -> dict[str, Any]:
     }
 
 
-def _reported(found: EnsembleResult) -> list[str]:
-    """Say what the source reports, if it does, and of which members: these here may be others."""
+def _describe_reported(found: EnsembleResult) -> list[str]:
+    """Return a line with the accuracies that the source reports and for which members; none without any."""
     pairs = (("top-1", found.reported.top1_percent), ("top-5", found.reported.top5_percent))
     reported = ", ".join(f"{name} {percent:g} %" for name, percent in pairs if percent is not None)
-    return [f"reported by the source, of {', '.join(found.reported_of)}: {reported}"] if reported else []
+    return [f"reported by the source for {', '.join(found.reported_of)}: {reported}"] if reported else []
 
 
 def _best(found: EnsembleResult) -> tuple[float, float]:
@@ -215,8 +222,8 @@ def _percent(accuracy: Accuracy) -> tuple[str, str]:
     return f"{100 * accuracy.top1:.2f}", f"{100 * accuracy.top5:.2f}"
 
 
-def _points(all_of_them: Accuracy, others: Accuracy) -> tuple[str, str]:
-    """Write the differences, without the sign of a zero."""
-    points = (100 * (all_of_them.top1 - others.top1), 100 * (all_of_them.top5 - others.top5))
+def _points(ensemble: Accuracy, others: Accuracy) -> tuple[str, str]:
+    """Return the differences in percentage points, with a sign; zero is +0.00, never -0.00."""
+    points = (100 * (ensemble.top1 - others.top1), 100 * (ensemble.top5 - others.top5))
     first, second = (f"{round(each, 2) + 0.0:+.2f}" for each in points)
     return first, second

@@ -1,13 +1,14 @@
-"""What happens in a run: an event each, with its line in the journal, what it changes, and the line printed.
+"""The events of a run: their fields in the journal, their effect on the run's state, and their printed lines.
 
-A run emits its events: the journal has them first, the console prints their lines. Who watches a run decodes
-them from the journal, folds them into the same state and prints the same lines. Events of earlier versions
-lack some fields, later ones may have more; an event that this version does not know changes nothing.
+A run writes each event to its journal and then prints its line. A program that watches the run decodes the
+events from the journal, folds them into the same state and prints the same lines. Events of earlier versions
+may lack fields, and those of later versions may have more; an unknown event changes nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, ClassVar, Self
 
+from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.plan import find_step, plan_steps
@@ -26,30 +28,30 @@ from caffe_recipes.wording import describe_count, describe_names
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that has happened; `name` is what the journal calls it, empty for an unknown event."""
+    """Something that happened in a run; `name` is its name in the journal, empty for an unknown event."""
 
     name: ClassVar[str] = ""
 
     def details(self) -> dict[str, object]:
-        """Return what the journal keeps of it: its fields, without empty ones."""
+        """Return the fields to write to the journal, without empty ones."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Make it of what a journal has kept; raises TypeError, KeyError or ValueError if too little."""
-        event: Self = _build(cls, details)
+        """Create the event from a journal's fields; raises TypeError, KeyError or ValueError if invalid."""
+        event: Self = _from_json(cls, details)
         return event
 
     def fold(self, state: RunState) -> RunState:
-        """Return the state of a run to which it has happened; most events change nothing."""
+        """Return the state of the run after this event; by default it is unchanged."""
         return state
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Return the line to print, for a run in `folder`; empty for an event that prints none."""
+        """Return the line to print for a run in `folder`; by default it is empty, and nothing is printed."""
         return ""
 
 
-def _words(value: Sequence[Any]) -> tuple[str, ...]:
+def _strings(value: Sequence[Any]) -> tuple[str, ...]:
     return tuple(str(each) for each in value)
 
 
@@ -57,22 +59,22 @@ def _floats(value: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items()}
 
 
-# By a field's type: what makes it of JSON. A journal may hold anything.
+# The conversion from JSON for each field type. A journal may hold anything.
 _FROM_JSON: Mapping[str, Callable[[Any], Any]] = {
     "bool": bool,
     "float": float,
     "int": int,
     "str": str,
-    "Sequence[str]": _words,
-    "tuple[str, ...]": _words,
+    "Sequence[str]": _strings,
+    "tuple[str, ...]": _strings,
     "Mapping[str, float]": _floats,
     "Mapping[str, str]": dict,
     "Mapping[str, str | None]": dict,
 }
 
 
-def _build(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
-    """Return a dataclass of the fields that it has; raises TypeError or ValueError for wrong values."""
+def _from_json(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any dataclass
+    """Create a dataclass from JSON, ignoring unknown fields; raises TypeError or ValueError if invalid."""
     types = {each.name: str(each.type) for each in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in details.items():
@@ -85,15 +87,16 @@ def _build(kind: Any, details: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any 
 
 @dataclass(frozen=True)
 class RunState:
-    """What a journal says; `launch` is the trainer that was started last, while its end is not journaled.
+    """The state of a run according to its journal.
 
-    `id` is the run's own, `evaluations` what tests of phases' models gave, `checkpoints` are the last two of
-    each unfinished phase, `kept` where the launch's own were written, `hosts` all that have had ranks, but
-    for those of Slurm jobs before this one: Slurm ends these. `job` and `restarts` are of who carried the run
-    on last. `branches` are the phases that train beside the main line, or did, and the folders,
-    from the Caffe root, that hold their journals. `weights` is the SHA-256 of what launches started from, by
-    path, as the first of them read it. `spent` are the seconds of each phase's launches that did not
-    finish it.
+    `id` identifies the ranks of the run. `pid`, `host`, `job` and `restarts` describe the process that ran it
+    last. `launch` is the last launch, until its end is journaled. `evaluations` holds the test results of
+    each phase's model. `checkpoints` are the last two of each unfinished phase, and `kept` the paths at which
+    the current launch wrote its checkpoints. `hosts` are all hosts that have had ranks, except those of
+    earlier Slurm jobs, whose ranks Slurm has ended. `branches` maps each phase that was started in parallel
+    with the main line to the folder of its journal, relative to the Caffe root. `weights` is the SHA-256 of
+    the weights that launches start from, by path, as the first launch read them. `spent` is the time in
+    seconds of each phase's launches that did not finish it.
     """
 
     id: str = ""
@@ -123,13 +126,13 @@ class RunState:
 
     @property
     def outputs(self) -> Mapping[str, float] | None:
-        """What the evaluation gave, of several models the last one; None if there was none."""
+        """The result of the last evaluation; None if there was none."""
         return next(reversed([*self.evaluations.values()]), None)
 
     def without_launch(self, phase: str, seconds: float = 0.0) -> RunState:
-        """Return it once a phase's launch has ended, after `seconds` that did not finish the phase.
+        """Return the state after a launch has ended, with the `seconds` that did not finish its phase.
 
-        A launch of another phase stays: one that trained beside it may end first.
+        The launch of another phase is kept, since a branch may end before it.
         """
         launch = None if self.launch is None or self.launch.phase == phase else self.launch
         spent = {**self.spent, phase: self.spent.get(phase, 0.0) + seconds} if seconds else self.spent
@@ -138,20 +141,20 @@ class RunState:
 
 @dataclass(frozen=True)
 class Created(Event):
-    """A run's folder was made; `id` is what its ranks are known by."""
+    """The folder of a run was created; `id` identifies its ranks."""
 
     name = "created"
     recipe: str = ""
     id: str = ""
 
     def fold(self, state: RunState) -> RunState:
-        """Know the run by its id."""
+        """Record the id of the run."""
         return replace(state, id=self.id)
 
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """A process carries the run on; `job` is the Slurm job around it, queued again `restarts` times."""
+    """A process started or resumed the run, inside the Slurm job `job`, if any, requeued `restarts` times."""
 
     name = "started"
     pid: int
@@ -161,34 +164,34 @@ class RunStarted(Event):
 
     @classmethod
     def here(cls, job: str, restarts: int) -> Self:
-        """Make it of this process."""
+        """Create the event for the current process."""
         return cls(os.getpid(), socket.gethostname(), job, restarts)
 
     def details(self) -> dict[str, object]:
-        """Return what is kept of it: outside of a job nothing of one."""
-        around = {"job": self.job, "restarts": self.restarts} if self.job else {}
-        return {"pid": self.pid, "host": self.host, **around}
+        """Return the fields to write to the journal, with those of the job only inside one."""
+        job = {"job": self.job, "restarts": self.restarts} if self.job else {}
+        return {"pid": self.pid, "host": self.host, **job}
 
     def fold(self, state: RunState) -> RunState:
-        """Know who carries the run on; of an earlier Slurm job no rank is left."""
+        """Record the process, and forget the hosts of an earlier Slurm job, which has no ranks left."""
         is_same = not state.job or (self.job, self.restarts) == (state.job, state.restarts)
         hosts = state.hosts if is_same else ()
         return replace(state, pid=self.pid, host=self.host, job=self.job, restarts=self.restarts, hosts=hosts)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Name the run's folder."""
+        """Return the line to print, with the folder of the run."""
         return f"{folder}: log and state of this run; process {self.pid} on {self.host}"
 
 
 @dataclass(frozen=True)
 class Placed(Event):
-    """The trainer's files were written where it finds them."""
+    """The files of the trainer were written to the Caffe root."""
 
     name = "placed"
     files: Sequence[str]
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Count them."""
+        """Return the line to print, with the number of files."""
         trainer = find_trainer(recipe)
         folders = ", ".join(trainer.folders())
         return f"placed {describe_count(len(self.files), trainer.file_kind)} in {folders}"
@@ -196,19 +199,19 @@ class Placed(Event):
 
 @dataclass(frozen=True)
 class Built(Event):
-    """LMDBs that the recipe prepares were made."""
+    """The LMDBs that the recipe prepares were built."""
 
     name = "built"
     lmdbs: Sequence[str]
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Name them."""
+        """Return the line to print, with their names."""
         return f"built {', '.join(self.lmdbs)}"
 
 
 @dataclass(frozen=True)
 class Staged(Event):
-    """The training LMDB was sent to hosts."""
+    """The training LMDB was copied to hosts."""
 
     name = "staged"
     lmdb: str
@@ -217,21 +220,25 @@ class Staged(Event):
     source: str = ""
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say what was sent where."""
+        """Return the line to print, with the source, its size and the hosts."""
         size = describe_bytes(self.bytes)
         what = f"{self.source} ({size})" if self.source else size
         return f"staged {what} to {self.lmdb} on {describe_names(self.hosts)}"
 
 
+_SOLVERSTATE = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class Launch(Event):
-    """A trainer is about to start; `stamp` is what lay at its last snapshot's path before, if anything.
+    """A launch of a phase is about to start.
 
-    `needed` are such stamps of the other snapshots that later phases start from, by path. `id` is what its
-    ranks are known by on any host, `arguments` what the trainer was given, `hosts` where its ranks are, `job`
-    the Slurm job around it, if any, which had been queued again `restarts` times. `weights` is the SHA-256 of
-    the weights that it starts from, by path, `resumed` the iteration of the checkpoint that it resumes.
-    `time_s` is the journal line's own.
+    `stamp` identifies the file that was at the path of its last snapshot before, if any; `needed` has such
+    stamps for the other snapshots that later phases start from, by path. `id` identifies its ranks on any
+    host, `hosts` are the hosts of the ranks, and `arguments` those of the trainer. `job` is the surrounding
+    Slurm job, if any, which had been requeued `restarts` times. `weights` is the SHA-256 of the weights that
+    it starts from, by path; `starts_from` is the path of those, and `resumed` the iteration of the checkpoint
+    that it resumes instead. `time_s` is the time of the journal line.
     """
 
     name = "launched"
@@ -248,14 +255,23 @@ class Launch(Event):
     job: str = ""
     restarts: int = 0
     weights: Mapping[str, str] = field(default_factory=dict)
+    starts_from: str | None = None
     resumed: int | None = None
 
+    @classmethod
+    def decode(cls, details: Mapping[str, Any]) -> Self:
+        """Return the event; earlier versions kept what Caffe starts from only in its arguments."""
+        given = dict(str(word).partition("=")[::2] for word in details.get("arguments", ()))
+        state = _SOLVERSTATE.fullmatch(given.get("--snapshot", ""))
+        earlier = {"starts_from": given.get("--weights"), "resumed": state and state[1]}
+        return super().decode({**earlier, **details})
+
     def details(self) -> dict[str, object]:
-        """Return its fields, empty ones too; its time is the journal's."""
+        """Return all fields, including empty ones, except the time, which each journal line has anyway."""
         return {name: value for name, value in asdict(self).items() if name != "time_s"}
 
     def fold(self, state: RunState) -> RunState:
-        """Know it as the launch under way; weights stay what the first launch read."""
+        """Record this launch as the current one, keeping the weights that the first launch read."""
         return replace(
             state,
             launch=self,
@@ -266,19 +282,22 @@ class Launch(Event):
         )
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say how many iterations are to come, and from what; the plan tells where no arguments were kept."""
-        trainer, step = find_trainer(recipe), find_step(recipe, self.phase, folder)
-        resumed = trainer.resumed_iter(self.arguments) if self.resumed is None else self.resumed
-        if resumed is not None:
-            left = step.last_iter - resumed
-            return f"{step.phase}: {left:,} iterations from the checkpoint at {resumed:,}"
-        from_what = trainer.started_from(self.arguments) if self.arguments else step.weights
-        return f"{step.phase}: {step.last_iter:,} iterations from {from_what or trainer.untrained}"
+        """Return the line to print, with the number of iterations and what they start from.
+
+        Journals of earlier versions have no arguments; for these the plan names the weights.
+        """
+        step = find_step(recipe, self.phase, folder)
+        if self.resumed is not None:
+            left = step.last_iter - self.resumed
+            return f"{step.phase}: {left:,} iterations from the checkpoint at {self.resumed:,}"
+        weights = self.starts_from if self.arguments else step.weights
+        source = weights or find_trainer(recipe).initialization
+        return f"{step.phase}: {step.last_iter:,} iterations from {source}"
 
 
 @dataclass(frozen=True)
 class Branched(Event):
-    """A phase trains beside the main line, with a journal of its own in `folder`."""
+    """A branch started to train in parallel with the main line; its own journal is in `folder`."""
 
     name = "branched"
     phase: str
@@ -286,22 +305,21 @@ class Branched(Event):
     hosts: Sequence[str] = ()
 
     def fold(self, state: RunState) -> RunState:
-        """Know where its journal is."""
+        """Record the folder of the branch's journal."""
         return replace(state, branches={**state.branches, self.phase: self.folder})
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say where."""
+        """Return the line to print, with the hosts and the folder of the logs."""
         log = f"{folder}/branches/{self.phase}/logs"
-        return f"{self.phase}: a branch, on {describe_names(self.hosts)}; log: {log}"
+        return f"{self.phase}: branch on {describe_names(self.hosts)}; log: {log}"
 
 
 @dataclass(frozen=True)
 class Finish(Event):
-    """A phase's snapshot was fetched and verified; paths are from the Caffe root.
+    """A phase finished: its snapshot was fetched and verified. Paths are relative to the Caffe root.
 
-    `seconds` are those of all its launches.
-
-    `needed` are the digests of the other snapshots that later phases start from, by path.
+    `seconds` is the time of all its launches. `needed` has the SHA-256 of the other snapshots that later
+    phases start from, by path.
     """
 
     name = "finished"
@@ -314,52 +332,52 @@ class Finish(Event):
     needed: Mapping[str, str] = field(default_factory=dict)
 
     def details(self) -> dict[str, object]:
-        """Return its fields, empty ones too."""
+        """Return all fields, including empty ones."""
         return asdict(self)
 
     def fold(self, state: RunState) -> RunState:
-        """Know the phase as finished: its launch is over, and its checkpoints serve no more."""
+        """Record the phase as finished, without its launch and its checkpoints."""
         left = {phase: kept for phase, kept in state.checkpoints.items() if phase != self.phase}
         finished = {**state.finished, self.phase: self}
         return replace(state.without_launch(self.phase), finished=finished, checkpoints=left)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say how long it took, how fast it was, and where the snapshot lies."""
+        """Return the line to print, with the time, the speed and the path of the snapshot."""
         speed = f", {self.images_per_s:,.0f} images/s" if self.images_per_s else ""
         return f"{self.phase}: finished in {describe_duration(self.seconds)}{speed}; {self.snapshot}"
 
 
 @dataclass(frozen=True)
 class Checkpointed(Event):
-    """A snapshot on the way of a phase was kept, to resume from."""
+    """A checkpoint of an unfinished phase was kept to resume from."""
 
     name = "checkpointed"
     checkpoint: Checkpoint
 
     def details(self) -> dict[str, object]:
-        """Return the checkpoint's fields."""
+        """Return the fields of the checkpoint."""
         return asdict(self.checkpoint)
 
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Make it of a checkpoint."""
-        return cls(_build(Checkpoint, details))
+        """Create the event from the fields of a checkpoint."""
+        return cls(_from_json(Checkpoint, details))
 
     def fold(self, state: RunState) -> RunState:
-        """Know the last two of its phase."""
+        """Record the checkpoint, keeping the last two of its phase."""
         kept = self.checkpoint
         earlier = [each for each in state.checkpoints.get(kept.phase, ()) if each != kept]
         checkpoints = {**state.checkpoints, kept.phase: (*earlier[-1:], kept)}
         return replace(state, checkpoints=checkpoints, kept=(*state.kept, kept.state_path))
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say at which iteration."""
+        """Return the line to print, with the iteration."""
         return f"{self.checkpoint.phase}: checkpoint at iteration {self.checkpoint.iteration:,}"
 
 
 @dataclass(frozen=True)
 class Ending(Event):
-    """A launch is given up, for what befell a host or for what its log says."""
+    """A launch is being ended because of what happened to a host, or because of its log."""
 
     name = "ending"
     phase: str
@@ -367,14 +385,14 @@ class Ending(Event):
     host: str | None = None
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say why."""
+        """Return the line to print, with the reason."""
         host = f"{self.host}: " if self.host else ""
         return f"{self.phase}: {host}{self.reason}; ending the launch on every host"
 
 
 @dataclass(frozen=True)
 class Stopping(Event):
-    """Caffe is asked to stop: the phase has reached its last iteration, its schedule has not."""
+    """Caffe is asked to stop: the phase has reached its last iteration, before the end of its schedule."""
 
     name = "stopping"
     phase: str
@@ -383,28 +401,28 @@ class Stopping(Event):
 
 @dataclass(frozen=True)
 class Retrying(Event):
-    """A failed launch is tried again."""
+    """A failed launch is about to be repeated."""
 
     name = "retrying"
     number: int
     retries: int
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Count."""
+        """Return the line to print, with the number of the retry."""
         return f"trying again ({self.number} of {self.retries})"
 
 
 @dataclass(frozen=True)
 class Replaced(Event):
-    """A spare has taken the place of a host."""
+    """A spare has replaced a host."""
 
     name = "replaced"
     host: str
     spare: str
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Name both."""
-        return f"{self.spare} takes the place of {self.host}"
+        """Return the line to print, with both hosts."""
+        return f"{self.spare} replaces {self.host}"
 
 
 @dataclass(frozen=True)
@@ -416,25 +434,25 @@ class Restored(Event):
     host: str
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Say from where."""
+        """Return the line to print, with the host that had an intact copy."""
         return f"{self.snapshot}: was damaged; fetched again from {self.host}"
 
 
 @dataclass(frozen=True)
 class Evaluating(Event):
-    """A model is tested."""
+    """The evaluation of a model is about to start."""
 
     name = "evaluating"
     weights: str
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Name it."""
+        """Return the line to print, with the model."""
         return f"evaluating {self.weights}"
 
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """A model was tested: what its net's outputs were on average; the run's result shows them."""
+    """A model was evaluated: the means of its net's outputs, which are printed with the result of the run."""
 
     name = "evaluated"
     phase: str
@@ -443,18 +461,18 @@ class Evaluated(Event):
 
     @classmethod
     def decode(cls, details: Mapping[str, Any]) -> Self:
-        """Make it of what a journal has kept: before recipes had branches no phase."""
+        """Create the event from a journal's fields, which lack the phase in journals of earlier versions."""
         return super().decode({"phase": "", **details})
 
     def fold(self, state: RunState) -> RunState:
-        """Know the outputs; where the journal names no phase, they are those of the last one."""
+        """Record the outputs; if the journal names no phase, they are those of the last one."""
         phase = self.phase or next(reversed([*state.finished]), "")
         return replace(state, evaluations={**state.evaluations, phase: self.outputs})
 
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """Something has failed; with a phase, its launch is over. What goes on after it says so."""
+    """A step failed; if the event names a phase, its launch has ended. A retry is a separate event."""
 
     name = "failed"
     reason: str = ""
@@ -463,14 +481,21 @@ class Failed(Event):
     log: str | None = None
     seconds: float | None = None
 
+    def error(self, log: str | None) -> RunFailed:
+        """Return the error that the run ends with if this is its last event; `log` is the launch's."""
+        hint = f"log: {log}" if log else ""
+        if self.phase is not None:
+            return RunFailed(f"phase {self.phase}", f"failed: {self.reason}", hint)
+        return RunFailed("evaluation" if log else "", self.reason, hint)
+
     def fold(self, state: RunState) -> RunState:
-        """Know a trainer's end only from its phase's failure: one that a killed run left may live on."""
+        """End the launch if a phase failed; otherwise the trainer of a killed run may still be running."""
         return state if self.phase is None else state.without_launch(self.phase, self.seconds or 0.0)
 
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run was stopped by `signal`, `seconds` into a launch, which may have `trained` to its end."""
+    """The run was stopped by `signal`, `seconds` into a launch; `trained` if that had reached its end."""
 
     name = "interrupted"
     signal: str = ""
@@ -478,21 +503,21 @@ class Stopped(Event):
     seconds: float = 0.0
 
     def fold(self, state: RunState) -> RunState:
-        """Keep the launch of a trainer that had done all it was to do: what it left is yet to be judged."""
+        """End the launch, but keep one that had trained to its end: its snapshot is still to be verified."""
         phase = state.launch.phase if state.launch else ""
         return state if self.trained else state.without_launch(phase, self.seconds)
 
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """A remark about a phase, or about the run, that changes nothing."""
+    """A remark about a phase or the run, which changes nothing."""
 
     name = "notice"
     message: str
     phase: str = ""
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
-        """Print it, behind its phase."""
+        """Return the line to print: the remark after its phase."""
         return f"{self.phase}: {self.message}" if self.phase else self.message
 
 
@@ -500,9 +525,9 @@ _EVENTS: Mapping[str, type[Event]] = {each.name: each for each in Event.__subcla
 
 
 def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
-    """Return the event that a journal's line of that time holds; a bare Event for one of another version.
+    """Return the event of a journal line with that time; a plain Event for one of an unknown version.
 
-    Raises TypeError or ValueError where an event that the state depends on lacks a field.
+    Raises TypeError or ValueError if an event that changes the state lacks a field.
     """
     kind = _EVENTS.get(name, Event)
     try:
@@ -514,20 +539,20 @@ def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
 
 
 def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
-    """Return the state of a run, or what becomes of one, to which these have happened."""
-    return reduce(lambda known, event: event.fold(known), events, state or RunState())
+    """Return the state after these events, starting from a state or from a new run."""
+    return reduce(lambda folded, event: event.fold(folded), events, state or RunState())
 
 
 def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
-    """Return the line of a journal's event as the run has printed it; empty for what it prints nothing of."""
+    """Return the line that the run printed for a journaled event; empty if it printed none."""
     try:
         return event.line(recipe, folder)
-    except (KeyError, TypeError, ValueError):  # of another recipe
+    except (KeyError, TypeError, ValueError):  # the event belongs to another recipe
         return ""
 
 
-def describe_before(state: RunState, recipe: AnyRecipe, folder: str) -> list[str]:
-    """Write what was finished before the process that carries the run on now."""
+def describe_finished(state: RunState, recipe: AnyRecipe, folder: str) -> list[str]:
+    """Return a line for each phase that was finished before the current process started."""
     return [
         f"{step.phase}: finished before; {step.fetched}"
         for step in plan_steps(recipe, folder)
@@ -536,9 +561,9 @@ def describe_before(state: RunState, recipe: AnyRecipe, folder: str) -> list[str
 
 
 def describe_run_command(given: str, recipe: AnyRecipe) -> str:
-    """Write the command that resumes a run; `given` is what its watcher called it.
+    """Return the command that resumes a run; `given` is the name or YAML file that the user gave.
 
-    Of a recipe of the user's own the name is known, but not where its YAML is.
+    If the recipe is not a shipped one and `given` is not its YAML file, that file is not known.
     """
     if given.endswith((".yaml", ".yml")) or recipe.name in shipped_names():
         name = given if given.endswith((".yaml", ".yml")) else recipe.name
@@ -547,11 +572,11 @@ def describe_run_command(given: str, recipe: AnyRecipe) -> str:
 
 
 def is_complete(state: RunState, recipe: AnyRecipe) -> bool:
-    """Tell whether nothing is left to be done."""
+    """Return whether all phases are finished and all evaluations done."""
     tested = (step.phase for step in plan_steps(recipe) if step.is_evaluated)
     return is_trained(state, recipe) and all(phase in state.evaluations for phase in tested)
 
 
 def is_trained(state: RunState, recipe: AnyRecipe) -> bool:
-    """Tell whether all phases are finished."""
+    """Return whether all phases are finished."""
     return all(step.phase in state.finished for step in plan_steps(recipe))

@@ -25,10 +25,10 @@ from caffe_recipes.wording import describe_names
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"
-# The recipe only names a net of the user's own: what that net was is known by the digests.
+# A recipe only names a net of the user's own; the digests show whether that net has changed.
 _DIGESTS = "prototxts.json"
-# What a recipe says of itself and of its machine, and no phase depends on; `*` is any phase.
-_TELLING = {
+# Keys that only describe the training or its machine, so that no phase depends on them; `*` is any phase.
+_DESCRIPTIVE = {
     "title",
     "source",
     "reported",
@@ -44,14 +44,14 @@ _TELLING = {
     "cluster.cores_per_socket",
     "cluster.tmp_gb",
 }
-# So many values that differ are named.
-_NAMED = 5
+# The largest number of changed values that a message lists.
+_MOST_LISTED = 5
 
 
-def numbered_run(name: str) -> tuple[str, int] | None:
-    """Return the recipe and the number in a run's name; None for what is no run's.
+def parse_run_name(name: str) -> tuple[str, int] | None:
+    """Return the recipe and the number in the name of a run; None if it is not the name of a run.
 
-    >>> numbered_run("digits-local-12"), numbered_run("digits-local")
+    >>> parse_run_name("digits-local-12"), parse_run_name("digits-local")
     (('digits-local', 12), None)
     """
     found = re.fullmatch(r"(.+)-([0-9]{1,9})", name)
@@ -59,8 +59,8 @@ def numbered_run(name: str) -> tuple[str, int] | None:
 
 
 def sort_runs(names: Iterable[str], recipe_name: str) -> list[str]:
-    """Return which of these names are those of a recipe's runs, oldest first."""
-    found = ((numbered_run(name), name) for name in names)
+    """Return the names that belong to a recipe's runs, oldest first."""
+    found = ((parse_run_name(name), name) for name in names)
     numbered = [(run, name) for run, name in found if run and run[0] == recipe_name]
     return [name for _, name in sorted(numbered)]
 
@@ -73,7 +73,7 @@ def run_folders(root: Path, recipe_name: str) -> list[Path]:
 
 
 def next_folder(root: Path, recipe_name: str) -> Path:
-    """Return the path of a recipe's next run; nothing is made."""
+    """Return the path for a recipe's next run, without creating it."""
     before = run_folders(root, recipe_name)
     number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
     return root / RUNS / f"{recipe_name}-{number}"
@@ -82,9 +82,9 @@ def next_folder(root: Path, recipe_name: str) -> Path:
 def create_run(
     folder: Path, recipe: AnyRecipe, files: Mapping[str, str], clock: Clock = time.time
 ) -> Journal:
-    """Make a run's folder, whole or not at all, and return its journal, open and locked.
+    """Create the folder of a run, completely or not at all, and return its journal, open and locked.
 
-    Raises InputError if the folder cannot be made, or has just been made by another process.
+    Raises InputError if the folder cannot be created, or if another process has just created it.
     """
     part = name_beside(folder)
     digests = find_trainer(recipe).digest_files(files)
@@ -101,33 +101,35 @@ def create_run(
         part.rename(folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        what = f"cannot be made: {error.strerror}"
-        is_there = error.errno in (errno.EEXIST, errno.ENOTEMPTY)  # nobody else makes folders of that name
-        hint = "another run has just made it: look at that" if is_there else "check the disk and its mode"
+        what = f"cannot be created: {error.strerror}"
+        # Only another run creates a folder with that name.
+        exists = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
+        hint = "another run has just created it" if exists else "check the disk and the folder's permissions"
         raise InputError(folder, what, hint) from None
     journal.path = folder / "journal.jsonl"
     return journal
 
 
 def write_hostfile(folder: Path, hosts: Sequence[str]) -> None:
-    """Write the hosts that get ranks, as the launcher is given them; raises RunFailed."""
+    """Write the hostfile for the launcher, with the hosts that get ranks; raises RunFailed."""
     try:
         write_whole({folder / "hostfile": render_hostfile(hosts).encode()})
     except OSError as error:
-        raise RunFailed(folder, f"no hostfile can be written: {error.strerror}", "check the disk") from None
+        what = f"its hostfile cannot be written: {error.strerror}"
+        raise RunFailed(folder, what, "check the disk") from None
 
 
-# Keys of `data`, of its `train` and `test`, and of `tensorflow`, that no run of 2026-11-23 and before has.
+# Keys of `data`, of its `train` and `test`, and of `tensorflow`, that runs up to 2026-11-23 do not have.
 _NEW_KEYS = ("mean_file", "force_color", "force_gray")
 _PART_KEYS = tuple(Transformation.model_fields)
 _RUN_KEYS = ("data", "resnet_depth", "classes", "image_px", "flags")
 
 
 def freeze_recipe(recipe: AnyRecipe) -> dict[str, Any]:
-    """Return the recipe as JSON values, every default spelled out; `thaw_recipe` reads them.
+    """Return the recipe as JSON values, including all defaults; `thaw_recipe` reads them.
 
-    Keys that earlier versions lack are left out while they are unset: runs and submissions of these versions
-    are compared with what this returns.
+    Keys that earlier versions do not have are omitted while they are unset, because the result is compared
+    with the runs and submissions of those versions.
     """
     frozen: dict[str, Any] = json.loads(recipe.model_dump_json())
     data, run = frozen.get("data"), frozen.get("tensorflow")
@@ -142,36 +144,36 @@ def freeze_recipe(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def thaw_recipe(frozen: object) -> AnyRecipe:
-    """Return the recipe that `freeze_recipe` made these JSON values of, but for its folder and family.
+    """Return the recipe for the JSON values from `freeze_recipe`, without its folder and family.
 
-    Raises pydantic's ValidationError for anything else.
+    Raises pydantic's ValidationError for any other values.
     """
     return validate_frozen(_with_tuples(frozen))
 
 
-def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - whatever the JSON held
-    """Make tuples of lists, since a recipe's values are strict and frozen."""
+def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value with tuples instead of lists, which a recipe's strict and frozen fields require."""
     if isinstance(value, dict):
         return {key: _with_tuples(each) for key, each in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def digest_recipe(recipe: AnyRecipe) -> str:
-    """Return the SHA-256 of what a recipe says, but for what only tells of the training, as a title does."""
-    values = _without_telling(freeze_recipe(recipe), "")
+    """Return the SHA-256 of a recipe without the keys that only describe it, such as the title."""
+    values = _without_descriptive(freeze_recipe(recipe), "")
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
-    """Say what differs between what a run was started with and the recipe, with its nets, now.
+    """Return what has changed in the recipe and its nets since a run was started; None if nothing has.
 
-    What only tells of the training, as a title does, may change. Raises InputError if the run's copy cannot
-    be read.
+    Keys that only describe the training, such as the title, may change. Raises InputError if the run's copy
+    of the recipe cannot be read.
     """
     values = list(_differences(_load(folder / RECIPE_JSON), freeze_recipe(recipe), ""))
     if values:
-        more = "; ..." if len(values) > _NAMED else ""
-        return f"the recipe has changed since: {'; '.join(values[:_NAMED])}{more}"
+        more = "; ..." if len(values) > _MOST_LISTED else ""
+        return f"the recipe has changed since: {'; '.join(values[:_MOST_LISTED])}{more}"
     before = _load(folder / _DIGESTS)
     now = find_trainer(recipe).digest_files(plan_files(recipe))
     files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
@@ -179,7 +181,7 @@ def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
 
 
 def load_digests(folder: Path) -> dict[str, Any]:
-    """Return the digest of each file that a run was started with, by its path; raises InputError."""
+    """Return the digest of each file that a run was started with, by path; raises InputError."""
     return _load(folder / _DIGESTS)
 
 
@@ -190,24 +192,26 @@ def _load(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "not JSON"
         raise InputError(path, f"cannot be read: {reason}", "start over with --new") from None
     if not isinstance(values, dict):
-        raise InputError(path, "cannot be read: not JSON as a run writes it", "start over with --new")
+        raise InputError(path, "cannot be read: not a JSON object", "start over with --new")
     return values
 
 
-def _without_telling(values: object, at: str) -> object:
+def _without_descriptive(values: object, at: str) -> object:
     if isinstance(values, dict):
         inner = {key: f"{at}.{key}" if at else str(key) for key in values}
         return {
-            key: _without_telling(values[key], inner[key]) for key in values if inner[key] not in _TELLING
+            key: _without_descriptive(values[key], inner[key])
+            for key in values
+            if inner[key] not in _DESCRIPTIVE
         }
     if isinstance(values, list):
-        return [_without_telling(value, f"{at}[*]") for value in values]
+        return [_without_descriptive(value, f"{at}[*]") for value in values]
     return values
 
 
 def _differences(before: object, now: object, at: str) -> Iterator[str]:
-    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs and does not only tell."""
-    if re.sub(r"\[\d+\]", "[*]", at) in _TELLING:
+    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs and does not only describe."""
+    if re.sub(r"\[\d+\]", "[*]", at) in _DESCRIPTIVE:
         return
     if isinstance(before, dict) and isinstance(now, dict):
         for key in {**before, **now}:
@@ -221,6 +225,6 @@ def _differences(before: object, now: object, at: str) -> Iterator[str]:
 
 def _short(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return f"{len(value)} of them"
+        return f"{len(value)} entries"
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,7 @@
-"""The journal of a run: one line of JSON per event, on disk before anything is done on the strength of it.
+"""The journal of a run: a line of JSON per event, which is on disk before the run acts on it.
 
-The state of a run is a fold over its journal. A line that a crash cut short was never acted upon: it is not
-read, and the next one cuts it off. An open journal is locked, so that no two programs carry on the same run.
+The state of a run is a fold over its journal. A line that a crash left incomplete was never acted upon: it is
+not read, and the next write removes it. An open journal is locked, so no two processes can run the same run.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from caffe_recipes.files import FULL, open_lock, read_within, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
 
 Clock = Callable[[], float]
-# A disk that has been full for so long is not about to have room again.
-ROOM_S = 60.0
+# How long a write waits for space on a full disk.
+FULL_DISK_WAIT_S = 60.0
 _PAUSE_S = 1.0
-# What is whole, and only not to be written, is nothing to start anew for.
+# With these errors the journal is intact, so the hint is not to start over.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 State = TypeVar("State")
 Fold = Callable[[State, str, Mapping[str, Any], float], State]
 
 
 class JournalError(InputError):
-    """A journal that is missing or holds what no journal does."""
+    """A journal that is missing or damaged."""
 
 
 def fold_lines(text: str, where: str | Path, fold: Fold[State], state: State, hint: str) -> State:
-    """Fold the whole lines of a text into a state: of each its event's name, its fields and its time.
+    """Fold the complete lines of a text into a state, each with its event's name, its fields and its time.
 
-    Raises JournalError, whose `where` is `file:line`, for a whole line that no journal holds.
+    Raises JournalError, whose `where` is `file:line`, for a complete line that is not a journal line.
     """
     whole, _, _ = text.rpartition("\n")
     for number, line in enumerate(whole.split("\n") if whole else (), 1):
@@ -52,11 +52,11 @@ def fold_lines(text: str, where: str | Path, fold: Fold[State], state: State, hi
     return state
 
 
-class Lines:
-    """Such a file, open and locked until it is closed; `write` returns when the line is on disk.
+class JournalFile:
+    """A file of JSON lines, open and locked until it is closed; `write` returns once the line is on disk.
 
-    Others may read the file, and whoever can read a file can hold its lock: so the lock is that of a file
-    beside it, `journal.lock`, which nobody else can open. Several threads may append.
+    Other users may read the file, and anybody who can read a file can lock it. The lock is therefore on a
+    separate file next to it, `journal.lock`, which only its owner can open. Thread-safe.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Lines:
         create: bool = False,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Open and lock; raises InputError, the one that `busy` makes if another process holds the lock.
+        """Open and lock the file; raises InputError, which `busy` creates if another process holds the lock.
 
-        `hint` is the hint for a file that cannot be opened, `after_room` what to do after making room on a
-        full disk.
+        `hint` is the hint if the file cannot be opened; `after_room` is what to do once a full disk has
+        space.
         """
         self.path = path
         self._clock, self._pause = clock, pause
@@ -83,17 +83,18 @@ class Lines:
             flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
             self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
         except OSError as error:
-            raise _refuse_open(path, error, hint) from None
+            raise _open_error(path, error, hint) from None
         try:
-            self._lock = self._take_lock(busy, hint)
+            self._lock = self._acquire_lock(busy, hint)
         except BaseException:
             self._file.close()
             raise
 
-    def _take_lock(self, busy: Callable[[], InputError], hint: str) -> int:
-        """Return the open lock; earlier versions locked the file itself, which is locked as well if possible.
+    def _acquire_lock(self, busy: Callable[[], InputError], hint: str) -> int:
+        """Return the descriptor of the lock file, locked.
 
-        A lock on the file itself counts only where no version that has the lock beside it has been at work.
+        Earlier versions lock the file itself, so that is locked too if possible. A lock of another process on
+        the file itself counts only if there is no lock file yet.
         """
         path = self.path.with_suffix(".lock")
         is_first = not os.path.lexists(path)
@@ -101,23 +102,23 @@ class Lines:
             if not try_lock(self._file.fileno()) and is_first:
                 raise busy()
         except OSError as error:
-            raise _refuse_lock(self.path, error) from None
+            raise _lock_error(self.path, error) from None
         try:
             lock = open_lock(path)
         except OSError as error:
-            raise _refuse_open(path, error, hint) from None
+            raise _open_error(path, error, hint) from None
         try:
             if try_lock(lock):
                 return lock
             refusal = busy()
         except OSError as error:
-            refusal = _refuse_lock(path, error)
+            refusal = _lock_error(path, error)
         os.close(lock)
         raise refusal
 
     def write(self, event: str, **details: object) -> None:
-        """Write one line, and cut off what a crash left of the one before; raises RunFailed."""
-        self._write(event, details, ROOM_S)
+        """Write a line, after removing an incomplete one that a crash left; raises RunFailed."""
+        self._write(event, details, FULL_DISK_WAIT_S)
 
     def _write(self, event: str, details: Mapping[str, object], patience_s: float) -> None:
         now = datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
@@ -127,10 +128,10 @@ class Lines:
                 self._wait_and_write(line.encode(), patience_s)
         except OSError as error:
             what = f"cannot be written: {error.strerror}"
-            raise RunFailed(self.path, what, f"make room, then {self._after_room}") from None
+            raise RunFailed(self.path, what, f"free disk space, then {self._after_room}") from None
 
     def _wait_and_write(self, line: bytes, patience_s: float) -> None:
-        """Write a line; on a full disk wait for room, so that what is trained meanwhile is not lost."""
+        """Write a line, waiting for space if the disk is full, so that a training in progress is not lost."""
         until = time.monotonic() + patience_s
         while True:
             try:
@@ -140,17 +141,17 @@ class Lines:
                     raise
             self._pause(_PAUSE_S)
 
-    def is_there(self) -> bool:
-        """Tell whether its path still leads to this file: its folder may have been removed, or moved."""
+    def still_exists(self) -> bool:
+        """Return whether the path still leads to this file; the folder may have been removed or moved."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a disk that hangs has moved nothing
+        except OSError:  # a disk that does not respond is no sign that the folder was moved
             return True
 
     def close(self) -> None:
-        """Let go of the lock; a second time does nothing."""
+        """Release the lock. Does nothing when called again."""
         if not self._file.closed:
             self._file.close()
             os.close(self._lock)
@@ -160,11 +161,11 @@ class Lines:
         if self._file.seek(0, os.SEEK_END) > whole:
             self._file.truncate(whole)
         try:
-            while line:  # a disk that fills up takes a part without a word
+            while line:  # a write to a disk that fills up may be partial and report no error
                 line = line[self._file.write(line) or 0 :]
             os.fsync(self._file.fileno())
         except OSError:
-            with suppress(OSError):  # the next append cuts it off, too
+            with suppress(OSError):  # otherwise the next append truncates it
                 self._file.truncate(whole)
             raise
 
@@ -173,20 +174,20 @@ class Lines:
         return self._file.read().rfind(b"\n") + 1
 
 
-def _refuse_open(path: Path, error: OSError, hint: str) -> JournalError:
+def _open_error(path: Path, error: OSError, hint: str) -> JournalError:
     if error.errno in _READ_ONLY:
-        hint = "have the disk and the folder made writable, and run again"
+        hint = "make the disk and the folder writable, and run again"
     return JournalError(path, f"cannot be opened: {error.strerror}", hint)
 
 
-def _refuse_lock(path: Path, error: OSError) -> InputError:
-    return InputError(path, f"cannot be locked: {error.strerror}", "use a disk that has flock")
+def _lock_error(path: Path, error: OSError) -> InputError:
+    return InputError(path, f"cannot be locked: {error.strerror}", "use a filesystem that supports flock")
 
 
 def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
-    """Return the events of a journal's text, each with its time.
+    """Return the events in the text of a journal, each with its time.
 
-    Raises JournalError, whose `where` is `file:line`, for a whole line that no journal holds.
+    Raises JournalError, whose `where` is `file:line`, for a complete line that is not a journal line.
     """
 
     def collect(
@@ -199,12 +200,15 @@ def read_events(text: str, where: str | Path) -> list[tuple[float, Event]]:
 
 
 def fold_journal(text: str, where: str | Path, state: RunState | None = None) -> RunState:
-    """Return the state of a run, or what becomes of one, by a journal's text; raises as `read_events`."""
+    """Return the state after the events in a journal's text, starting from `state` or from a new run.
+
+    Raises JournalError as `read_events` does.
+    """
     return fold_events((event for _, event in read_events(text, where)), state)
 
 
 def load_journal(path: Path) -> RunState:
-    """Read a journal; raises JournalError if it cannot be read."""
+    """Return the state of a run from its journal; raises JournalError if it cannot be read."""
     try:
         return fold_journal(read_within(path, "journal-bytes").decode(errors="replace"), path)
     except OSError as error:
@@ -212,9 +216,9 @@ def load_journal(path: Path) -> RunState:
         raise JournalError(path, f"cannot be read: {error.strerror}", hint) from None
 
 
-def refuse_empty(path: str | Path) -> JournalError:
-    """Return the error of a journal that tells of nothing, beside snapshots that some run has kept."""
-    return JournalError(path, "is empty beside snapshots", "restore it, or start over with --new")
+def empty_journal_error(path: str | Path) -> JournalError:
+    """Return the error for a journal that is empty although the run's folder has snapshots."""
+    return JournalError(path, "is empty, but the run has snapshots", "restore it, or start over with --new")
 
 
 def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
@@ -229,7 +233,7 @@ def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
 
 
 def name_branch(run: str, phase: str) -> str:
-    """Return what the ranks of a branch are known by: to end those of the run's main line spares them."""
+    """Return the id of a branch's ranks, which differs from the run's so that each can be ended alone."""
     return hashlib.sha256(f"{run}/{phase}".encode()).hexdigest()[:16]
 
 
@@ -241,40 +245,38 @@ def _name_process(path: Path) -> str:
     return f"process {state.pid} on {state.host}"
 
 
-class Journal(Lines):
+class Journal(JournalFile):
     """An open journal, locked until it is closed."""
 
     def __init__(self, path: Path, clock: Clock = time.time, *, create: bool = False) -> None:
-        """Open and lock; raises InputError, which names the process, if another holds the lock."""
+        """Open and lock the journal; raises InputError with the name of the process that holds the lock."""
         self._state: RunState | None = None
         super().__init__(
             path,
             clock,
-            lambda: InputError(
-                path.parent, f"{_name_process(path)} carries on this run", "wait for it, or stop it"
-            ),
+            lambda: InputError(path.parent, f"is in use by {_name_process(path)}", "wait for it, or stop it"),
             hint="check the run's folder, or start over with --new",
             after_room="run the same command again to resume",
             create=create,
         )
 
     def state(self) -> RunState:
-        """Return what all lines say that are written so far; raises JournalError where they are none."""
+        """Return the state of the run after all events so far; raises JournalError if the file is damaged."""
         with self._appending:
             if self._state is None:
                 self._state = load_journal(self.path)
             return self._state
 
-    def append(self, event: Event, patience_s: float = ROOM_S) -> None:
-        """Write an event; raises RunFailed, on a disk that stays full after `patience_s`."""
+    def append(self, event: Event, patience_s: float = FULL_DISK_WAIT_S) -> None:
+        """Write an event; raises RunFailed if that fails, on a full disk after `patience_s`."""
         self._write(event.name, event.details(), patience_s)
 
     def _wait_and_write(self, line: bytes, patience_s: float) -> None:
-        known, self._state = self._state, None  # where a signal comes between, the file is read again
+        before, self._state = self._state, None  # if a signal interrupts the write, the file is read again
         super()._wait_and_write(line, patience_s)
-        if known is not None:
-            self._state = fold_journal(line.decode(), self.path, known)
+        if before is not None:
+            self._state = fold_journal(line.decode(), self.path, before)
 
-    def open_beside(self, path: Path) -> Journal:
-        """Open another by the same clock, which is made if it is not there; raises InputError."""
+    def open_branch(self, path: Path) -> Journal:
+        """Open the journal of a branch with the same clock, creating it if needed; raises InputError."""
         return Journal(path, self._clock, create=True)

@@ -1,7 +1,7 @@
-"""Follow a launch to its end: its log, its hosts, its snapshots, and what the user asks meanwhile.
+"""Follow a launch to its end: watch its log and hosts, keep its checkpoints, and act on the user's signals.
 
-The launcher's log is the truth. The files of each rank's lines beside it can be made from it again, and no
-run fails for want of them.
+The launcher's log is authoritative. The log files of single ranks can be recreated from it, and no run fails
+because they cannot be written.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 
 from caffe_recipes.caffe.logs import LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.health import Pulses
+from caffe_recipes.cluster.health import PulseMonitor
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.ranks import ask_snapshot, end_ranks
+from caffe_recipes.cluster.ranks import end_ranks, request_snapshot
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.files import release, reserve
 from caffe_recipes.run.context import LaunchFailed, Run
 from caffe_recipes.run.events import Checkpointed, Ending, Launch, Stopping
 from caffe_recipes.run.plan import plan_steps
-from caffe_recipes.run.prepare import check_read, secure_weights
+from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.steps import Training
@@ -44,26 +44,26 @@ from caffe_recipes.run.trainer_log import (
     measure,
 )
 
-# Of what no rank says: the launcher's own words, and lines that came without a label.
+# The file for the launcher's own output, and for any other line without a rank's label.
 LAUNCHER = "launcher.log"
 _MOST_RANKS = 10_000
-# Several launches may be followed at once, and a login node's limit can be 256.
+# Open files: several launches may be followed at once, and a login node's limit can be 256.
 _MOST_OPEN = 16
-# So much is sorted at a time, so that whoever watches a launch is not kept from it for long.
+# Bytes to split at a time, so that watching the launch is not delayed for long.
 _MOST_BYTES = 8 << 20
 
 
 class RankLogs:
-    """Splits a launcher's log into `folder`, a file per rank; leaving its `with` block closes them.
+    """Splits a launcher's log into one file per rank in `folder`; a context manager that closes them.
 
-    Whoever reads the log from its beginning again makes a new one of these, and each file begins anew.
-    `complain` is called once, and then no more is written, if a disk does not take it.
+    A new object starts each file anew, so create one whenever the log is read from its beginning. After the
+    first failed write, `complain` is called once and nothing more is written.
     """
 
     def __init__(
         self, folder: Path, ranks: int = _MOST_RANKS, complain: Callable[[str], None] = lambda text: None
     ) -> None:
-        """Write nothing yet; a label beyond `ranks` is no rank's, but a program's own."""
+        """Create no files yet. A label of `ranks` or more is taken for a part of the program's own output."""
         self.folder = folder
         self._ranks = ranks
         self._digits = len(str(ranks - 1))
@@ -78,13 +78,13 @@ class RankLogs:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, log: LogFile, *, to_end: bool = False) -> None:
-        """Feed the whole lines that have come, the first of many; with `to_end` all, and one cut short."""
+    def read(self, log: LogFile, *, to_end: bool = False) -> None:
+        """Split the next complete lines of a log; with `to_end` all lines, even an incomplete last one."""
         for lines in log.read(None if to_end else _MOST_BYTES, to_end=to_end):
             self.feed(lines)
 
     def feed(self, lines: Iterable[str]) -> None:
-        """Take the lines that have come; they are in their files when this returns."""
+        """Append lines to the files of their ranks; they are written when this returns."""
         if self._gave_up:
             return
         by_file: dict[str, list[str]] = {}
@@ -97,23 +97,23 @@ class RankLogs:
         except OSError as error:
             self._gave_up = True
             self.close()
-            what = f"no more is written, {error.strerror}; the launcher's log has it all"
+            what = f"nothing more is written: {error.strerror}; the launcher's log is complete"
             self._complain(f"{self.folder}: {what}")
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the open files."""
         while self._open:
             self._open.popitem()[1].close()
 
     def _sort(self, line: str) -> tuple[str, str]:
-        """Return the file that a line belongs into, and the line as it stands there."""
+        """Return the name of the file for a line, and the line without its label."""
         rank, text = split_rank(line)
         if rank is None or rank >= self._ranks:
             return LAUNCHER, line
         return f"{rank:0{self._digits}}.log", text
 
     def _file(self, name: str) -> FileIO:
-        """Return an open file, the one longest unused being closed for it."""
+        """Return an open file; close the least recently used one if too many are open."""
         if name not in self._open:
             if not self._begun:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -131,27 +131,27 @@ def _write_all(file: FileIO, text: str) -> None:
         left = left[file.write(left) or 0 :]
 
 
-class Keeper:
-    """Keeps the checkpoints of one launch, those that are worth going on from; `is_wanted` by policy or wish.
+class CheckpointKeeper:
+    """Keeps the checkpoints of a launch that are worth resuming from, while `is_wanted`.
 
-    `lead` gives the host of rank 0 when there is something to fetch.
+    `lead` is called for the host of rank 0 when there is something to fetch.
     """
 
     def __init__(self, run: Run, training: Training, tail: LogTail, lead: Callable[[], Host]) -> None:
-        """Begin with the log's first snapshot."""
+        """Begin at the first snapshot in the log."""
         policy, trainer = run.setting.policy, run.setting.trainer
         self.is_wanted = policy.checkpoint_every is not None or trainer.always_checkpoints
         self._run, self._training, self._tail, self._lead = run, training, tail, lead
         self._seen = 0
-        # Of a launch that is taken over, these are kept already.
+        # If the launch is taken over, some may have been kept before.
         self._kept = set(run.journal.state().kept)
 
     def skip(self) -> None:
-        """Leave alone what the log holds until now."""
+        """Skip everything that is already in the log."""
         self._seen = len(self._tail.summary.solverstates)
 
-    def take(self) -> bool:
-        """Keep what has been snapshotted on the way, if that is wanted; tell whether anything was there."""
+    def keep_new(self) -> bool:
+        """Keep the new snapshots from inside the phase, if wanted; return whether there were any."""
         if not self.is_wanted:
             return False
         summary, trainer, taken = self._tail.summary, self._run.setting.trainer, False
@@ -168,7 +168,7 @@ class Keeper:
         return taken
 
     def _is_sound(self) -> bool:
-        """Tell whether to go on from here later: all weights were taken, and the last loss is not lost."""
+        """Return whether resuming is worthwhile: all weights were loaded, and the loss has not diverged."""
         summary, setting = self._tail.summary, self._run.setting
         if setting.trainer.find_omission(summary, self._training, setting.root):
             return False
@@ -182,82 +182,83 @@ class Keeper:
         try:
             kept = setting.trainer.fetch_checkpoint(self._lead(), setting.root, training, path, folder)
             run.emit(Checkpointed(kept))
-        except CaffeRecipesError as error:  # the training goes on, and the checkpoint before still serves
+        except CaffeRecipesError as error:  # training continues, and the previous checkpoint is still good
             run.notify(f"no checkpoint: {error}", training.phase)
             return
-        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.left)
+        drop_checkpoints(run.setting.hosts, run.setting.root, kept, before[:-1], training.snapshot_paths)
 
 
-# Hydra ends all ranks where a signal ended one, but waits for the others where one has merely exited.
+# Hydra ends all ranks if a signal killed one, but if one has merely exited it waits for the others.
 _DYING_S = 5.0
-# Hosts are looked at so often; the log at every poll.
-_LOOK_S = 1.0
+# Seconds between two checks of the hosts; the log is read at every poll.
+_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What a launch left: its log, the host of its rank 0, and what was wrong with it or its hosts.
+    """The outcome of a launch: its log, the host of rank 0, and what was wrong with it or a host.
 
-    `unheard` are hosts that did not answer when the ranks of a failed launch were ended. Where the disk of
-    its log `was_full`, a launcher may have ended for that. It was followed for so many `seconds`.
+    `unreachable` are the hosts that did not answer when the ranks of a failed launch were ended. If the disk
+    of the log `was_full`, the launcher may have exited because of that. `seconds` is for how long it was
+    followed.
     """
 
     tail: LogTail
     lead: Host
     trouble: Trouble | None = None
-    unheard: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
     was_full: bool = False
     seconds: float = 0.0
 
 
 def follow(run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess]) -> Followed:
-    """Follow a launch until it ends, is lost, or has done what it is to be stopped after.
+    """Follow a launch until it ends, fails, or reaches the iteration after which it is to be stopped.
 
-    Whatever goes wrong here, no rank is left behind on any host that can be reached. Raises Interrupted if
-    the user has asked to stop, with the snapshot that was then asked for kept as a checkpoint.
+    Whatever goes wrong here, no rank is left behind on any host that can be reached. If the user has asked to
+    stop, raises Interrupted after a snapshot was requested and kept as a checkpoint.
     """
     folder = run.path(launch.log).with_suffix(".ranks")
     ranks = RankLogs(folder, run.setting.recipe.cluster.ranks, run.notify)
     tail, log = run.read_log(launch.log), LogFile(run.path(launch.log))
     with ExitStack() as stack:
         stack.callback(ranks.close)
-        stack.callback(ranks.take, log, to_end=True)
+        stack.callback(ranks.read, log, to_end=True)
         trouble: Trouble | None = None
-        unheard: list[str] = []
+        unreachable: list[str] = []
         trainer = TrainerProcess(run.path(launch.log))
-        stack.callback(lambda: unheard.extend(_end(run, training, trainer, tail, trouble)))
+        stack.callback(lambda: unreachable.extend(_end(run, training, trainer, tail, trouble)))
         stack.enter_context(run.interrupts.noted())
         tail.read()
-        is_read = tail.has_begun  # a trainer that is taken over may have read its weights long ago
+        is_read = tail.has_begun  # a trainer that is taken over may have loaded its weights long ago
         begun = time.monotonic()
         with run.interrupts.held():
             trainer = start()
-        # A journal of an earlier version names no launch: its ranks are heard of nowhere.
-        pulses = stack.enter_context(Pulses(run.setting.hosts, launch.id or run.id))
-        attendant = _Attendant(run, training, launch, tail, trainer, pulses, is_read=is_read)
-        while trainer.is_running() and not attendant.attend():
-            ranks.take(log)
+        # A journal of an earlier version has no ID of the launch, and its ranks send no pulses.
+        pulses = stack.enter_context(PulseMonitor(run.setting.hosts, launch.id or run.id))
+        monitor = _LaunchMonitor(run, training, launch, tail, trainer, pulses, is_read=is_read)
+        while trainer.is_running() and not monitor.poll():
+            ranks.read(log)
             run.interrupts.raise_urgent()
             run.check_folder()
             time.sleep(POLL_S)
         run.check_folder()
-        attendant.take_last()
-        lead, trouble = attendant.lead(), attendant.trouble
+        monitor.finish()
+        lead, trouble = monitor.lead(), monitor.trouble
         if trouble is not None:
             run.emit(Ending(training.phase, trouble.what, trouble.host))
         seconds = time.monotonic() - begun
     tail.read(to_end=True)
     if find_failure(tail, training) is not None:
         run.interrupts.raise_asked()
-    return Followed(tail, lead, trouble, tuple(unheard), attendant.was_full, seconds)
+    return Followed(tail, lead, trouble, tuple(unreachable), monitor.was_full, seconds)
 
 
 def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
-    """End every rank of the run on every host but one that is lost; say, and return, where that failed."""
+    """End all ranks of the run on all hosts except `lost`; report and return the hosts where that failed."""
     hosts = [host for host in run.setting.hosts if host.name != lost]
-    here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's logins are left here
+    here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's ssh processes remain here
     if lost:
-        run.notify(f"{lost}: its ranks, if it lives, end with their connection or with the next launch")
+        run.notify(f"{lost}: any ranks there end with their connection, or before the next launch")
     failed = end_ranks((*hosts, *here), run.id, launcher=True)
     for host, reason in failed.items():
         run.notify(f"{host}: its ranks could not be ended: {reason}")
@@ -272,15 +273,15 @@ def _end(
     finally:
         release(tail.path)
         tail.read(to_end=True)
-        unheard: list[str] = []
+        unreachable: list[str] = []
         if trouble is not None or find_failure(tail, training) is not None:
-            unheard = end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
+            unreachable = end_everywhere(run, trouble.host if trouble and trouble.is_lost else None)
         run.reporter.end_progress()
-    return unheard
+    return unreachable
 
 
-class _Attendant:
-    """Acts on what a launch's log and hosts tell; `attend` is called again and again while it runs."""
+class _LaunchMonitor:
+    """Watches a launch's log and hosts, and acts on what they show; call `poll` repeatedly while it runs."""
 
     def __init__(
         self,
@@ -289,7 +290,7 @@ class _Attendant:
         launch: Launch,
         tail: LogTail,
         trainer: TrainerProcess,
-        pulses: Pulses,
+        pulses: PulseMonitor,
         *,
         is_read: bool,
     ) -> None:
@@ -297,39 +298,43 @@ class _Attendant:
         self._run, self._training, self._launch = run, training, launch
         self._tail, self._trainer, self._pulses = tail, trainer, pulses
         self._watchdog = Watchdog(pulses, run.setting.policy.stall_s)
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._end_at: float | None = None
-        self._keeper = Keeper(run, training, tail, self.lead)
+        self._keeper = CheckpointKeeper(run, training, tail, self.lead)
         self._ignored = 0
-        self._is_asked = self._is_warned = False
+        self._is_snapshot_requested = self._is_warned = False
         self._is_read = is_read
         self._damaged: Future[Trouble | None] | None = None
         self.was_full = False
         self._suspects: set[str] = set()
 
     def lead(self) -> Host:
-        """Return the host of rank 0: the hostfile's first, unless it has been heard of on another."""
+        """Return the host of rank 0: the first of the hostfile, unless pulses show rank 0 on another host."""
         heard = self._pulses.latest()
         leads = {name for name, pulse in heard.items() for rank in pulse.ranks if rank.rank == 0}
         hosts = self._run.setting.hosts
         return next((host for host in hosts if host.name in leads), hosts[0])
 
-    def attend(self) -> bool:
-        """Act on what is new; tell whether the launch is to be ended."""
+    def poll(self) -> bool:
+        """Act on what is new; return whether to end the launch."""
         run, training, tail = self._run, self._training, self._tail
-        known = len(tail.summary.losses), len(tail.summary.rates)
+        before = len(tail.summary.losses), len(tail.summary.rates)
         tail.read()
-        if (len(tail.summary.losses), len(tail.summary.rates)) != known:
-            self._show()
+        if (len(tail.summary.losses), len(tail.summary.rates)) != before:
+            self._show_progress()
             self._warn_of_guessing()
         if find_divergence(losses_until(tail.summary, training.last_iter)):
             return True
         self.trouble = self._find_ignored() or self._find_damaged()
         if self.trouble is not None:
             return True
-        if run.interrupts.asked is not None and not self._is_asked and not self._ask():
+        if (
+            run.interrupts.asked is not None
+            and not self._is_snapshot_requested
+            and not self._request_snapshot()
+        ):
             return True
-        if self._keeper.take() and self._is_asked:  # whether it could be kept or not
+        if self._keeper.keep_new() and self._is_snapshot_requested:  # even if it could not be kept
             return True
         if self._end_at is None and (tail.summary.fatal or tail.no_step):
             self._end_at = time.monotonic() + _DYING_S
@@ -337,21 +342,21 @@ class _Attendant:
             run.emit(Stopping(training.phase, training.last_iter))
             self._trainer.interrupt()
             self._end_at = time.monotonic() + run.setting.stop_grace_s
-        self.trouble = self._look()
+        self.trouble = self._check_hosts()
         return self.trouble is not None or (self._end_at is not None and time.monotonic() >= self._end_at)
 
     def _find_ignored(self) -> Trouble | None:
         summary, setting = self._tail.summary, self._run.setting
-        known, self._ignored = self._ignored, len(summary.ignored)
-        if self._ignored == known:
+        before, self._ignored = self._ignored, len(summary.ignored)
+        if self._ignored == before:
             return None
         reason = setting.trainer.find_omission(summary, self._training, setting.root)
         return Trouble(reason) if reason else None
 
     def _find_damaged(self, *, waits: bool = False) -> Trouble | None:
-        """Look, once the ranks have read their weights, whether these are still what they were.
+        """Verify the weights once the ranks have loaded them; return what is wrong as soon as that is known.
 
-        A thread does: behind a link that is cut no host answers for a minute, and the others are looked after
+        A thread does so: a host behind a broken link takes a minute to fail, and the others must be watched
         meanwhile.
         """
         if not self._is_read and self._tail.has_begun:
@@ -363,17 +368,17 @@ class _Attendant:
 
     def _compare(self, damaged: Future[Trouble | None]) -> None:
         try:
-            damaged.set_result(self._find_difference())
-        except BaseException as error:  # whoever asks for it raises it
+            damaged.set_result(self._verify_weights())
+        except BaseException as error:  # raised where the result is read
             damaged.set_exception(error)
 
-    def _find_difference(self) -> Trouble | None:
+    def _verify_weights(self) -> Trouble | None:
         run, net = self._run, self._training.net
         for path, sha256 in self._launch.weights.items():
             try:
                 was_whole = is_whole(run.path(path), sha256)
-                secure_weights(run, path, net)
-                check_read(run, path, sha256, net, is_launched=True)
+                ensure_weights(run, path, net)
+                check_hosts_read(run, path, sha256, net, is_launched=True)
             except LaunchFailed as failure:
                 return Trouble(failure.what, failure.host, is_spoilt=True)
             except CaffeRecipesError as error:
@@ -382,21 +387,21 @@ class _Attendant:
                 return Trouble(f"{path} was damaged while the ranks read it", is_spoilt=True)
         return None
 
-    def take_last(self) -> None:
-        """Keep what was snapshotted just before the launch ended, if rank 0's host can still be asked."""
+    def finish(self) -> None:
+        """Keep what was written just before the launch ended, if rank 0's host still answers."""
         self._tail.read(to_end=True)
-        self._reserve()
-        # It may have ended before it was looked at.
+        self._reserve_log()
+        # The launch may have ended before the first poll.
         damaged = self._find_damaged(waits=self.trouble is None)
         self.trouble = self.trouble or damaged
         if (
             damaged is None
-            and self._pulses.is_well(self.lead().name)
+            and self._pulses.is_responding(self.lead().name)
             and find_failure(self._tail, self._training) is not None
         ):
-            self._keeper.take()
+            self._keeper.keep_new()
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
         steps = self._run.plan.trainings
         later = [step.phase for step in steps].index(self._training.phase) + 1
         self._run.reporter.show_progress(
@@ -410,7 +415,7 @@ class _Attendant:
         )
 
     def _warn_of_guessing(self) -> None:
-        """Report once that the net has learned nothing for an epoch."""
+        """Warn once if the net has learned nothing for an epoch."""
         setting, training = self._run.setting, self._training
         if self._is_warned:
             return
@@ -420,44 +425,44 @@ class _Attendant:
             self._is_warned = True
             self._run.notify(f"warning: {found}", training.phase)
 
-    def _ask(self) -> bool:
-        """Ask rank 0 for a snapshot; tell whether one is to be waited for."""
-        run, self._is_asked, self._keeper.is_wanted = self._run, True, True
-        word = run.setting.trainer.known_by(self._launch.arguments)
-        if word is None:
-            run.notify(f"{run.setting.trainer.title} writes no checkpoint when it is asked for one")
+    def _request_snapshot(self) -> bool:
+        """Ask rank 0 for a snapshot; return whether to wait for it."""
+        run, self._is_snapshot_requested, self._keeper.is_wanted = self._run, True, True
+        argument = run.setting.trainer.snapshot_argument(self._launch.arguments)
+        if argument is None:
+            run.notify(f"{run.setting.trainer.title} cannot write a checkpoint on request")
             return False
         try:
-            answer = ask_snapshot(self.lead(), self._launch.id or run.id, word)
+            answer = request_snapshot(self.lead(), self._launch.id or run.id, argument)
         except CaffeRecipesError as error:
-            run.notify(f"no snapshot can be asked for: {error}")
+            run.notify(f"cannot request a snapshot: {error}")
             return False
         if answer != "asked":
             title = run.setting.trainer.title
-            run.notify(f"no snapshot can be asked for: {title} is not there yet, or no more")
+            run.notify(f"cannot request a snapshot: {title} has not started yet, or has ended")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.notify(f"asked {run.setting.trainer.title} for a snapshot; once more stops at once")
+        run.notify(f"asked {run.setting.trainer.title} for a snapshot; repeat to stop at once")
         return True
 
-    def _look(self) -> Trouble | None:
-        if time.monotonic() < self._look_at:
+    def _check_hosts(self) -> Trouble | None:
+        if time.monotonic() < self._check_at:
             return None
-        self._look_at = time.monotonic() + _LOOK_S
-        self._reserve()
+        self._check_at = time.monotonic() + _CHECK_S
+        self._reserve_log()
         trouble, suspect = self._watchdog.look(self._tail), self._watchdog.suspect
         if suspect is not None and suspect.host not in self._suspects:
             self._suspects.add(suspect.host)
-            self._run.notify(f"{suspect.host} may hold the others up: {suspect.reason}")
+            self._run.notify(f"{suspect.host} may be slowing the others down: {suspect.reason}")
         return trouble
 
-    def _reserve(self) -> None:
-        """Keep room for the log on our own disk, and note where that has none."""
+    def _reserve_log(self) -> None:
+        """Reserve space for the log, and report once if its disk is full."""
         log = self._run.path(self._launch.log)
         is_full = reserve(log, AHEAD_BYTES)
         if is_full and not self.was_full:
-            self._run.notify(f"{log.parent}: its disk is full; make room")
+            self._run.notify(f"{log.parent}: its disk is full; free space on it")
         self.was_full = self.was_full or is_full
 
 

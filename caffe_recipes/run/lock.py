@@ -1,10 +1,11 @@
-"""The locks that a run shares with run.sh: one training of a recipe under one Caffe root.
+"""The locks, shared with run.sh, that allow one training at a time of a recipe under one Caffe root.
 
-As in the script, one is for who carries a chain, and one is inherited by what trains: so a launcher that
-outlived its killed run shows beside a run at work, by either. What a run launches shares that one: so the run
-that goes on beside a trainer of a killed one may launch others. The script's is its alone.
+There are two lock files. The run holds `script.lock`, exclusively. Its launchers inherit `lock`, so that a
+launcher which outlives its killed run is noticed by both `run` and run.sh. run.sh holds `lock` exclusively;
+`run` shares it with its launchers, so that a run which takes over a trainer of a killed run can launch
+others.
 
-Nobody else may open them: who can read a lock can hold it, and keep a run from starting.
+No other user may open the files: whoever can read a lock file can lock it, and keep a run from starting.
 """
 
 from __future__ import annotations
@@ -21,64 +22,65 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.files import open_lock, try_lock
 
 _POLL_S = 0.1
-# Hydra's proxies outlive mpiexec by a moment, and hold what it held.
+# Hydra's proxies outlive mpiexec by a moment, and still hold the lock that it held.
 _LINGER_S = 10.0
-_CARRIED = ("script.lock", "another run.sh or caffe-recipes run is at work", "wait for it, or end it")
-_TRAINED = ("lock", "the mpiexec of a killed run is still at work", "wait for its end, or end it")
+_RUN = ("script.lock", "another run.sh or caffe-recipes run is at work", "wait for it, or end it")
+_TRAINER = ("lock", "the mpiexec of a killed run is still at work", "wait for its end, or end it")
 
 
 class RecipeLock:
-    """The locks of one recipe under one Caffe root; held until closed.
+    """The locks of one recipe under one Caffe root, held until closed.
 
-    `preparing` is for the threads of a run: what they place and stage is partly the same.
+    The threads of a run hold `preparing` while they write and stage files, since some files are needed by
+    several.
     """
 
     def __init__(self, root: Path, recipe_name: str, linger_s: float = _LINGER_S) -> None:
-        """Hold nothing yet."""
+        """Create the locks without acquiring them."""
         self.folder = root / "logs" / recipe_name
         self._linger_s = linger_s
         self._files: dict[str, int] = {}
         self._locking = threading.Lock()
         self.preparing = threading.RLock()
 
-    def take(self) -> None:
-        """Become who carries the chain; raises InputError if a run.sh, or another run, does."""
-        self._lock(*_CARRIED, patience_s=0)
+    def acquire(self) -> None:
+        """Acquire the lock of the run. Raises InputError if run.sh or another run holds it."""
+        self._acquire(*_RUN, patience_s=0)
 
-    def take_trainer(self) -> tuple[int, ...]:
-        """Return what a trainer is to inherit; raises InputError if one of a killed run still trains.
+    def acquire_trainer(self) -> tuple[int, ...]:
+        """Acquire the trainer's lock; return the file descriptors that the trainer must inherit.
 
-        Empty where the disk has no locks.
+        Raises InputError if the trainer of a killed run holds it. Empty if the file system has no locks.
         """
         with self._locking:
-            return self._lock(*_TRAINED, patience_s=self._linger_s, then=fcntl.LOCK_SH)
+            return self._acquire(*_TRAINER, patience_s=self._linger_s, then=fcntl.LOCK_SH)
 
-    def join_trainers(self) -> None:
-        """Share what trainers of a killed run inherited, which a run goes on with, if they share it."""
-        with suppress(InputError):  # those of an earlier version's do not
-            self._lock(*_TRAINED, patience_s=0, how=fcntl.LOCK_SH)
+    def share_trainer(self) -> None:
+        """Share the lock that the trainer of a killed run has inherited, if it is shared."""
+        with suppress(InputError):  # trainers of an earlier version hold it exclusively
+            self._acquire(*_TRAINER, patience_s=0, how=fcntl.LOCK_SH)
 
     def check(self) -> None:
-        """Raise InputError as `take` would; nothing is taken, and nothing made."""
-        name, what, hint = _CARRIED
-        if self.is_carried():
+        """Raise InputError if `acquire` would, without acquiring the lock or creating its file."""
+        name, what, hint = _RUN
+        if self.is_run_active():
             raise InputError(self.folder / name, what, hint)
 
-    def is_carried(self) -> bool:
-        """Tell whether another carries the chain; False where the disk has no locks."""
-        return _is_held(self.folder / _CARRIED[0])
+    def is_run_active(self) -> bool:
+        """Return whether another run or run.sh is active; False if the file system has no locks."""
+        return _is_held(self.folder / _RUN[0])
 
-    def is_trained(self) -> bool:
-        """Tell whether a trainer lives that another has launched; False where the disk has no locks."""
-        return _is_held(self.folder / _TRAINED[0], fcntl.LOCK_EX)
+    def is_trainer_active(self) -> bool:
+        """Return whether a trainer of another run is active; False if the file system has no locks."""
+        return _is_held(self.folder / _TRAINER[0], fcntl.LOCK_EX)
 
     def close(self) -> None:
-        """Let go; a trainer that has inherited its lock holds it on."""
+        """Release the locks. A trainer that has inherited its lock keeps it."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
-    def _lock(
+    def _acquire(
         self,
         name: str,
         what: str,
@@ -87,7 +89,7 @@ class RecipeLock:
         how: int = fcntl.LOCK_EX,
         then: int | None = None,
     ) -> tuple[int, ...]:
-        """Lock a file `how`, and `then` change that to what it is to be held by."""
+        """Lock a file in the mode `how`, then change the lock to the mode `then`; return its descriptor."""
         if name in self._files:
             return (self._files[name],)
         path, deadline = self.folder / name, time.monotonic() + patience_s
@@ -101,7 +103,7 @@ class RecipeLock:
             ):
                 what = f"cannot be opened: {error.strerror}; it belongs to user {found}"
                 raise InputError(path, what, "have it removed when nothing trains there") from None
-            return ()  # whatever a run writes next says so better
+            return ()  # the next write of the run fails with a better message
         try:
             while not try_lock(file, how):
                 if time.monotonic() >= deadline:
@@ -125,11 +127,11 @@ def _owner_of(path: Path) -> int | None:
 
 
 def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
-    """Tell whether another process holds a lock; it is held, `how`, for the moment that this takes."""
-    try:  # NFS has nobody lock alone what he may not write
+    """Return whether another process holds a lock, by acquiring it for a moment in the mode `how`."""
+    try:  # NFS needs a file to be writable for an exclusive lock
         file = os.open(path, (os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR) | os.O_NONBLOCK)
     except PermissionError:
-        return _is_listed(path)  # another user's, which only they can open
+        return _is_in_proc_locks(path)  # it belongs to another user, who alone can open it
     except OSError:
         return False
     try:
@@ -140,8 +142,8 @@ def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
         os.close(file)
 
 
-def _is_listed(path: Path) -> bool:
-    """Tell whether the kernel lists a process here, of whichever user, that holds a lock on a file."""
+def _is_in_proc_locks(path: Path) -> bool:
+    """Return whether /proc/locks lists a lock on a file by any process of this machine."""
     try:
         status = path.stat()
         locks = Path("/proc/locks").read_text()

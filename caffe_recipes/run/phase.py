@@ -1,8 +1,8 @@
-"""One phase of a run: launched, or taken over from a killed run; followed, judged, and kept.
+"""Train one phase of a run: launch it, or take over the launch of a killed run; follow, judge and fetch it.
 
-Judging a launch that has ended: by its log and its snapshots, never by its exit code.
+A launch that has ended is judged by its log and its snapshots, never by its exit code.
 
-The evaluation of a phase's model, by one process on this machine.
+Also: evaluate a phase's model, with one process on this machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.health import names_host
 from caffe_recipes.cluster.hosts import AT_ONCE, file_bytes, try_each
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
-from caffe_recipes.cluster.remote import look_at
+from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.errors import DiskFailed, RunFailed, WeightsError
 from caffe_recipes.files import release, write_whole
 from caffe_recipes.run.context import LaunchFailed, Run, SnapshotNotKept, SnapshotOutOfReach
 from caffe_recipes.run.events import Evaluated, Evaluating, Failed, Finish, Launch, RunState, Stopped
 from caffe_recipes.run.folders import write_hostfile
 from caffe_recipes.run.launch import Followed, end_everywhere, follow
-from caffe_recipes.run.prepare import check_read, secure_files, secure_weights
+from caffe_recipes.run.prepare import check_hosts_read, ensure_files, ensure_weights
 from caffe_recipes.run.process import POLL_S, TrainerProcess, launch_trainer, make_room
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.slurm_job import asks_slurm, started_before, wait_for_slurm
@@ -54,21 +54,21 @@ from caffe_recipes.run.trainer_log import (
 )
 
 _ANSWER_S = 15.0
-# A host that refuses for a moment, as its sshd is started again, is not to cost a phase.
+# A host that refuses connections for a moment, as while sshd restarts, must not cost a phase.
 _AGAIN_S = 60.0
 _PAUSE_S = 2.0
 
 
 def check_trained(run: Run, training: Training, launch: Launch, followed: Followed) -> None:
-    """Raise LaunchFailed for a launch whose log does not show a whole training from all of its weights."""
+    """Raise LaunchFailed unless the log shows a complete training that loaded all of its weights."""
     tail, trouble = followed.tail, followed.trouble
     reason = trouble.what if trouble and trouble.is_spoilt else find_failure(tail, training)
     if reason:
         if followed.was_full and trouble is None:
             folder = run.path(launch.log).parent
-            raise LaunchFailed(f"the disk of {folder} was full; {reason}", "make room there")
-        # Whatever the launcher reports of a host that is dead, that is why.
-        host = trouble.host if trouble else next(iter(followed.unheard), None)
+            raise LaunchFailed(f"the disk of {folder} was full; {reason}", "free space on it")
+        # A dead host is the cause, whatever the launcher reports.
+        host = trouble.host if trouble else next(iter(followed.unreachable), None)
         if host is None and not tail.has_begun:  # a launcher that gave up by itself
             for name, line in ((name, line) for line in tail.ends.not_started for name in launch.hosts):
                 if names_host(line, name):
@@ -76,16 +76,17 @@ def check_trained(run: Run, training: Training, launch: Launch, followed: Follow
         raise LaunchFailed(_blame(trouble.what if trouble else reason, host, is_dead=not trouble), host=host)
     omitted = run.setting.trainer.find_omission(tail.summary, training, run.setting.root)
     if omitted:
-        raise LaunchFailed(omitted, "name the layers of the net as the weights do")
+        raise LaunchFailed(omitted, "give the layers of the net the names that they have in the weights")
 
 
 def judge(run: Run, training: Training, launch: Launch, followed: Followed, spent_s: float = 0.0) -> Finish:
-    """Fetch what a launch has trained; raises LaunchFailed for one that did not train to the end.
+    """Fetch and verify the snapshots of a launch that has ended.
 
-    `spent_s` is what the phase took before the launch was followed, in earlier launches as well.
+    `spent_s` is the time that the phase took before the launch was followed, earlier launches included.
 
-    The snapshot must exist, and be new, whole, and fit the net. Raises SnapshotNotKept where the local disk
-    does not take it.
+    Raises LaunchFailed if the launch did not train to the end, or left a snapshot that is missing, old,
+    damaged, or does not fit the net; SnapshotOutOfReach if it cannot be fetched now; and SnapshotNotKept if
+    the local disk cannot store it.
     """
     check_trained(run, training, launch, followed)
     tail, lead = followed.tail, followed.lead
@@ -115,12 +116,12 @@ def judge(run: Run, training: Training, launch: Launch, followed: Followed, spen
 
 
 def _read_back(run: Run, training: Training) -> None:
-    """Have the trainer's own environment read what was kept, if it must; raises BadSnapshot."""
+    """Let the trainer itself load the fetched files, if it asks for that. Raises BadSnapshot if it cannot."""
     reading = run.setting.trainer.read_back(training)
     if reading is None:
         return
     log = _next_log(run, "read-back")
-    tail, stalled = _follow(run, reading, log)
+    tail, stalled = _run_test(run, reading, log)
     if tail.summary.fatal or not tail.summary.done:
         words = describe_last_words(tail, ", saying: ")
         reason = tail.summary.fatal or stalled or f"could not be read back{words}"
@@ -128,7 +129,7 @@ def _read_back(run: Run, training: Training) -> None:
 
 
 def _summaries(run: Run, launch: Launch, tail: LogTail) -> Iterator[LogSummary]:
-    """Yield what the logs of all launches of a phase hold, of the last one as it has been read."""
+    """Yield the log summaries of all launches of a phase; `tail` is the log of the last one."""
     for attempt in range(1, launch.attempt):
         earlier = run.read_log(_log_of(run, launch.phase, attempt))
         with suppress(OSError):
@@ -138,7 +139,7 @@ def _summaries(run: Run, launch: Launch, tail: LogTail) -> Iterator[LogSummary]:
 
 
 def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str) -> str:
-    """Fetch a snapshot; again, for a while, where its host does not answer, and once whatever is wrong."""
+    """Fetch a snapshot; retry for a while if its host does not answer, and once after any other error."""
     until, tries = time.monotonic() + _AGAIN_S, 0
 
     def check(part: Path) -> None:
@@ -151,7 +152,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
                 hint = "free space on the local disk, or repair it, and run again"
                 raise SnapshotNotKept(error.where, error.what, hint) from None
-            run.notify(f"{error.without_hint}; waiting for room")
+            run.notify(f"{error.without_hint}; waiting for free space")
             time.sleep(_PAUSE_S)
         except RunFailed as error:
             tries += 1
@@ -164,21 +165,21 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
 
 
 def _lacks_room(lead: Host, path: str, to: Path) -> bool:
-    """Tell whether our disk has less room than a snapshot needs."""
+    """Return whether the local disk has less free space than a snapshot needs."""
     size = file_bytes(lead, path)
     return size is not None and shutil.disk_usage(to.parent).free <= size
 
 
 def find_dead(hosts: Sequence[Host]) -> tuple[str, ...]:
     """Return the names of the hosts that do not answer."""
-    rounds = math.ceil(len(hosts) / AT_ONCE)  # logins take their time where all are to be made again
+    rounds = math.ceil(len(hosts) / AT_ONCE)  # logging in takes a while if all connections are gone
 
     def ask(host: Host) -> None:
         host.run(["true"], _ANSWER_S)
 
     failed = try_each(hosts, ask, _ANSWER_S * rounds)
     dead = [host for host in hosts if host.name in failed]
-    for host in dead:  # whoever waits for it wakes
+    for host in dead:  # wakes any thread that waits for it
         host.close()
     return tuple(host.name for host in dead)
 
@@ -190,39 +191,41 @@ def _blame(what: str, host: str | None, *, is_dead: bool) -> str:
 
 
 def train(run: Run, training: Training) -> None:
-    """Launch a phase, or take over what a killed run has left, up to its verified snapshot.
+    """Train a phase up to its verified snapshot: launch it, or take over the launch of a killed run.
 
-    Raises LaunchFailed, and Interrupted, with the trainer stopped.
+    Raises LaunchFailed or Interrupted, after stopping the trainer.
     """
     state = run.journal.state()
-    left = _find_left(run, training, state)
-    if left is not None and _resume(run, training, left):
+    leftover = _find_leftover(run, training, state)
+    if leftover is not None and _take_over(run, training, leftover):
         return
-    secure_files(run)
+    ensure_files(run)
     checkpoint = _find_checkpoint(run, training, state)
     weights: dict[str, str] = {}
     if checkpoint is not None:
         place_checkpoint(run.setting.hosts, run.setting.root, checkpoint)
     elif training.weights is not None:
-        weights = {training.weights: _secure(run, training.weights, training.net)}
+        weights = {training.weights: _ensure_everywhere(run, training.weights, training.net)}
     for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
-        run.notify(f"{name} is set aside: it is not what is resumed", training.phase)
+        run.notify(f"moved {name} away, since it is not resumed", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
         wait_for_slurm(state.job, say=run.notify)
     launch = replace(_plan_launch(run, training, state, checkpoint), weights=weights)
     names = (host.name for host in run.setting.hosts)
-    if launch.attempt > 1:  # a host that was out of reach when the last one ended may hold ranks of it
+    if launch.attempt > 1:  # a host that was unreachable when the last one ended may still run ranks
         end_everywhere(_with_hosts(run, tuple(dict.fromkeys((*names, *state.hosts)))))
     write_hostfile(run.path(run.folder), launch.hosts)
     log = run.path(launch.log)
     make_room(log, run.notify)
-    inherited = run.lock.take_trainer()
-    # The journal comes first: whoever finds the launch there finds the trainer by its log.
+    inherited = run.lock.acquire_trainer()
+    # Journal the launch first: if this process dies now, the trainer is found by the log that it names.
     run.emit(launch)
     argv = run.setting.training_argv(launch.arguments, f"{run.folder}/hostfile")
     environment = {**run.setting.environment, LAUNCH_VARIABLE: launch.id}
-    _carry(run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited))
+    _follow_to_end(
+        run, training, launch, lambda: launch_trainer(argv, run.setting.root, environment, log, inherited)
+    )
 
 
 def _log_of(run: Run, phase: str, attempt: int) -> str:
@@ -230,7 +233,7 @@ def _log_of(run: Run, phase: str, attempt: int) -> str:
 
 
 def has_trained(run: Run, launch: Launch | None) -> bool:
-    """Tell whether a trainer's log says that it has done all it was to do."""
+    """Return whether a launch's log shows that it has trained to the end."""
     training = {step.phase: step for step in run.plan.trainings}.get(launch.phase if launch else "")
     if launch is None or training is None:
         return False
@@ -240,7 +243,7 @@ def has_trained(run: Run, launch: Launch | None) -> bool:
 
 
 def note_stop(run: Run, stop: Interrupted) -> None:
-    """Journal that a run was stopped, with no trainer of it left."""
+    """Stop the run's trainer, if any, and journal that the run was stopped."""
     run.check_folder()
     launch = run.journal.state().launch
     if launch:
@@ -262,6 +265,7 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
         needed={snapshot: _stamp(run, snapshot) for snapshot, _ in training.needed},
         id=f"{run.id}/{training.phase}-{attempt}",
         arguments=_arguments(run, training, checkpoint),
+        starts_from=None if checkpoint else training.weights,
         resumed=checkpoint.iteration if checkpoint else None,
         hosts=tuple(host.name for host in run.setting.hosts),
         job=state.job,
@@ -269,11 +273,11 @@ def _plan_launch(run: Run, training: Training, state: RunState, checkpoint: Chec
     )
 
 
-def _secure(run: Run, path: str, net: str) -> str:
-    """Return the SHA-256 of weights that are whole, here and on every host; raises LaunchFailed."""
-    sha256 = secure_weights(run, path, net)
+def _ensure_everywhere(run: Run, path: str, net: str) -> str:
+    """Return the SHA-256 of weights. Raises LaunchFailed unless they are undamaged here and on every host."""
+    sha256 = ensure_weights(run, path, net)
     try:
-        check_read(run, path, sha256, net)
+        check_hosts_read(run, path, sha256, net)
     except LaunchFailed as failure:
         run.emit(Failed(failure.what, host=failure.host))
         raise
@@ -281,7 +285,7 @@ def _secure(run: Run, path: str, net: str) -> str:
 
 
 def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> tuple[str, ...]:
-    """Return the trainer's arguments: those of the plan, but for a checkpoint to start from or to write."""
+    """Return the trainer's arguments, including the checkpoint to resume and the interval of new ones."""
     every, folder = run.setting.policy.checkpoint_every, f"{run.folder}/checkpoints"
     every = None if every is None else choose_interval(every, training.snapshots_at)
     arguments, files = run.setting.trainer.launch_arguments(
@@ -292,7 +296,7 @@ def _arguments(run: Run, training: Training, checkpoint: Checkpoint | None) -> t
 
 
 def _write(run: Run, files: Mapping[str, str]) -> None:
-    """Write what a trainer reads besides what is placed for all."""
+    """Write files that only one launch or evaluation reads."""
     texts = {run.path(path): text.encode() for path, text in files.items()}
     for path in texts:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -300,7 +304,7 @@ def _write(run: Run, files: Mapping[str, str]) -> None:
 
 
 def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
-    """Yield where the trainer will write on its way: through a link, if one lay there."""
+    """Yield the paths where the trainer will write checkpoints; it would write through links there."""
     every = run.setting.policy.checkpoint_every
     if every is None:
         return
@@ -310,59 +314,67 @@ def _checkpoint_paths(run: Run, training: Training) -> Iterator[str]:
 
 
 def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoint | None:
-    """Return the newest checkpoint that is still whole; say why of those that are not."""
+    """Return the newest undamaged checkpoint; report those that are damaged."""
     setting = run.setting
-    beyond = min(training.snapshots_at, default=training.last_iter)  # what is to be left there is to be made
+    beyond = min(training.snapshots_at, default=training.last_iter)  # the snapshot there must be written
     for checkpoint in reversed(state.checkpoints.get(training.phase, ())):
         if checkpoint.iteration >= beyond:
             continue
         try:
             setting.trainer.verify_checkpoint(setting.root, training.net, checkpoint)
         except WeightsError as error:
-            run.notify(f"a checkpoint is left out: {error}", training.phase)
+            run.notify(f"skipping a checkpoint: {error}", training.phase)
         else:
             return checkpoint
     return None
 
 
-def _find_left(run: Run, training: Training, state: RunState) -> Launch | None:
-    """Return the launch that a killed run left, if anything of it can be seen from here.
+def _find_leftover(run: Run, training: Training, state: RunState) -> Launch | None:
+    """Return the launch that a killed run left behind, if anything of it can be reached from here.
 
-    With a Slurm job its nodes have gone. Of those that are ours again only rank 0's can hold a snapshot.
+    If its Slurm job has ended, its nodes are gone, unless the present job got them too. Then only rank 0's
+    host matters, which may hold a snapshot.
     """
-    left = state.launch
-    if left is None or not started_before(left, state) or TrainerProcess(run.path(left.log)).is_running():
-        return left
+    leftover = state.launch
+    if (
+        leftover is None
+        or not started_before(leftover, state)
+        or TrainerProcess(run.path(leftover.log)).is_running()
+    ):
+        return leftover
     ours = {host.name for host in run.setting.hosts}
-    if left.hosts[:1] and left.hosts[0] in ours:
-        return replace(left, hosts=tuple(name for name in left.hosts if name in ours))
-    reason = f"Slurm has ended it with job {left.job}"
-    seconds = _unfollowed_s(run, left)
-    run.emit(Failed(reason, training.phase, seconds=seconds))
-    run.reporter.say(f"{training.phase}: {reason}")
+    if leftover.hosts[:1] and leftover.hosts[0] in ours:
+        return replace(leftover, hosts=tuple(name for name in leftover.hosts if name in ours))
+    reason, seconds = f"its Slurm job, {leftover.job}, has ended", _unfollowed_s(run, leftover)
+    failed = Failed(reason, training.phase, seconds=seconds)
+    run.emit(failed)
+    run.reporter.say(str(failed.error(leftover.log)))
     return None
 
 
-def _resume(run: Run, training: Training, left: Launch) -> bool:
-    """Take over what a killed run left: wait for its trainer, judge what it leaves; tell if it finished."""
-    run = _with_hosts(run, left.hosts)
-    trainer = TrainerProcess(run.path(left.log))
-    lives = trainer.is_running()
-    doing = "is still training; continuing with it" if lives else "has ended since; looking at what it left"
+def _take_over(run: Run, training: Training, leftover: Launch) -> bool:
+    """Take over a launch of a killed run: follow and judge it. Return whether the phase has finished."""
+    run = _with_hosts(run, leftover.hosts)
+    trainer = TrainerProcess(run.path(leftover.log))
+    is_running = trainer.is_running()
+    doing = (
+        "is still training; continuing with it" if is_running else "has ended since; checking its snapshot"
+    )
     run.notify(f"the trainer of a killed run {doing}", training.phase)
     try:
-        _carry(run, training, left, lambda: trainer, _unfollowed_s(run, left))
+        _follow_to_end(run, training, leftover, lambda: trainer, _unfollowed_s(run, leftover))
     except LaunchFailed as failure:
         out_of_reach = isinstance(failure, SnapshotOutOfReach) and run.setting.policy.on_failure != "replace"
-        if lives or out_of_reach:
+        if is_running or out_of_reach:
             raise
-        run.reporter.say(f"{training.phase}: {failure.what}; starting it over")
+        run.reporter.say(str(failure))
+        run.notify("starting the phase over", training.phase)
         return False
     return True
 
 
 def _with_hosts(run: Run, names: tuple[str, ...]) -> Run:
-    """Return the run on the hosts that a launch was started on: some of them may be spares."""
+    """Return the run with the hosts of a launch, some of which may be spares."""
     known = {host.name: host for host in run.setting.hosts}
     if not names or names == tuple(known):
         return run
@@ -370,20 +382,20 @@ def _with_hosts(run: Run, names: tuple[str, ...]) -> Run:
     return replace(run, setting=replace(run.setting, hosts=hosts))
 
 
-def _unfollowed_s(run: Run, left: Launch) -> float:
-    """Return how long a launch has gone on that nobody followed: its log alone tells, by the wall's clock."""
+def _unfollowed_s(run: Run, leftover: Launch) -> float:
+    """Return for how many seconds a launch ran unfollowed, by the wall clock and the time of its log."""
     try:
-        return round(max(0.0, run.path(left.log).stat().st_mtime - left.time_s), 3)
+        return round(max(0.0, run.path(leftover.log).stat().st_mtime - leftover.time_s), 3)
     except OSError:
         return 0.0
 
 
-def _carry(
+def _follow_to_end(
     run: Run, training: Training, launch: Launch, start: Callable[[], TrainerProcess], launch_s: float = 0.0
 ) -> None:
-    """Follow a trainer to its end and judge it; journal what became of it.
+    """Follow a trainer to its end, judge it, and journal the outcome.
 
-    It had gone on for `launch_s` seconds before. A clock that is set meanwhile changes no duration.
+    `launch_s` is for how many seconds it had run before. Durations do not depend on the wall clock.
     """
     begun = time.monotonic()
     spent_s = run.journal.state().spent.get(training.phase, 0.0)
@@ -393,64 +405,65 @@ def _carry(
     except Interrupted as stop:
         stop.launch_s = launch_s + time.monotonic() - begun
         raise
-    except SnapshotNotKept as failure:  # the launch stays, as its snapshot is still to be fetched
+    except SnapshotNotKept as failure:  # the launch stays open: its snapshot must still be fetched
         run.check_folder()
-        with suppress(RunFailed):  # the same disk
+        with suppress(RunFailed):  # the journal is on the same disk
             run.emit(Failed(f"{training.phase}: {failure}"))
         raise
     except RunFailed as failure:
         run.check_folder()
         host = failure.host if isinstance(failure, LaunchFailed) else None
-        where, what, hint = f"phase {training.phase}", f"failed: {failure.what}", f"log: {launch.log}"
-        if isinstance(failure, SnapshotOutOfReach):  # the launch stays, for whoever goes on to judge it
-            run.emit(Failed(f"{training.phase}: {failure.what}", host=host))
-            hint = f"{hint}; run again to fetch it, or with --on-failure replace to train it again"
-            raise SnapshotOutOfReach(what, hint, host, where) from None
         seconds = round(launch_s + time.monotonic() - begun, 3)
-        run.emit(Failed(failure.what, training.phase, host, seconds=seconds))
-        raise LaunchFailed(what, hint, host, where) from None
+        failed = Failed(failure.what, training.phase, host, seconds=seconds)
+        error = failed.error(launch.log)
+        if isinstance(failure, SnapshotOutOfReach):  # the launch stays open, to be judged on resuming
+            run.emit(Failed(f"{training.phase}: {failure.what}", host=host))
+            hint = f"{error.hint}; run again to fetch it, or with --on-failure replace to train it again"
+            raise SnapshotOutOfReach(error.what, hint, host, error.where) from None
+        run.emit(failed)
+        raise LaunchFailed(error.what, error.hint, host, error.where) from None
     old = run.journal.state().checkpoints.get(training.phase, ())
     run.emit(finish)
-    drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.left)
+    drop_checkpoints(run.setting.hosts, run.setting.root, None, old, training.snapshot_paths)
     run.interrupts.raise_asked()
 
 
 def _stamp(run: Run, snapshot: str) -> str | None:
-    """Return what lies where a snapshot is to be; raises ClusterError for what others could exchange."""
-    return look_at(run.setting.hosts[0], run.setting.path(snapshot), run.setting.root)
+    """Return the stamp of the file at a snapshot's path. Raises ClusterError if others could replace it."""
+    return own_file_stamp(run.setting.hosts[0], run.setting.path(snapshot), run.setting.root)
 
 
-# Each further one takes a disk that damages the model anew.
+# A retry is needed only if the disk damages the model again.
 _TRIES = 3
 
 
 def evaluate(run: Run, testing: Testing) -> None:
-    """Test a phase's model and journal what it gave; raises RunFailed, also where the log stalls."""
+    """Evaluate a phase's model and journal the results. Raises RunFailed if it fails or its log stalls."""
     for _ in range(_TRIES):
-        secure_files(run)
+        ensure_files(run)
         paths = (testing.weights, *testing.needed)
-        digests = {path: secure_weights(run, path, testing.net) for path in paths}
+        digests = {path: ensure_weights(run, path, testing.net) for path in paths}
         _write(run, testing.files)
         log = _next_log(run, "evaluation")
         run.emit(Evaluating(testing.weights))
-        tail, stalled = _follow(run, testing, log)
+        tail, stalled = _run_test(run, testing, log)
         if all(is_whole(run.path(path), sha256) for path, sha256 in digests.items()):
             break
         run.notify(f"{testing.weights} was damaged while it was evaluated; evaluating it again")
     else:
-        what = "was damaged each time that it was evaluated"
-        raise RunFailed(testing.weights, what, "check the disk, and run again")
+        what = "was damaged during each evaluation"
+        raise RunFailed(testing.weights, what, "check the disk and run again")
     outputs = run.setting.trainer.outputs(tail.summary, testing)
     if tail.summary.fatal or not outputs:
-        words = describe_last_words(tail, "; it said: ")
+        words = describe_last_words(tail, "; its last words: ")
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.emit(Evaluated(testing.phase, outputs, log))
 
 
-def _follow(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
-    """Wait for the end, or make it where the log stalls; return the log, and how it has stalled."""
+def _run_test(run: Run, testing: Testing, log: str) -> tuple[LogTail, str | None]:
+    """Run a test process to its end, or end it if its log stalls; return the log, and how it stalled."""
     setting, tail, pace = run.setting, run.read_log(log), LogPace(run.setting.policy.stall_s)
     stalled: str | None = None
     argv = setting.trainer_argv(testing.arguments)

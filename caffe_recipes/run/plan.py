@@ -1,4 +1,4 @@
-"""The plan of a run: what a recipe's chain comes down to, as values. Paths are from the Caffe root."""
+"""Derive the plan of a run from a recipe. Paths are relative to the Caffe root."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from caffe_recipes.wording import did_you_mean
 
 
 def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunPlan:
-    """Plan a run whose folder is `folder`: each phase starts from a fetched snapshot of an earlier one.
+    """Return the plan of a run whose folder is `folder`, up to and including the phase `until`.
 
-    `until` is the phase to stop after; the evaluations come when all are finished. Raises InputError.
+    A phase starts from the fetched snapshot of an earlier one. Evaluations are planned only if all phases
+    are. Raises InputError if there is no phase `until`.
     """
     trainer, steps = find_trainer(recipe), plan_steps(recipe, folder, until)
     is_whole = len(steps) == len(plan_steps(recipe))
@@ -24,9 +25,9 @@ def plan_chain(recipe: AnyRecipe, folder: str, until: str | None = None) -> RunP
 
 
 def plan_steps(recipe: AnyRecipe, folder: str = "", until: str | None = None) -> tuple[Training, ...]:
-    """Return the steps of a run up to and with one, all without.
+    """Return the trainings of a run up to and including the phase `until`; all of them if it is None.
 
-    Raises InputError for a name that no step has.
+    Raises InputError if there is no such phase.
     """
     steps = find_trainer(recipe).steps(folder)
     if until is None:
@@ -39,19 +40,19 @@ def plan_steps(recipe: AnyRecipe, folder: str = "", until: str | None = None) ->
 
 
 def find_step(recipe: AnyRecipe, phase: str, folder: str = "") -> Training:
-    """Return the step of that name; KeyError if there is none."""
+    """Return the training of a phase. Raises KeyError if there is no such phase."""
     return {step.phase: step for step in plan_steps(recipe, folder)}[phase]
 
 
 def plan_files(recipe: AnyRecipe) -> dict[str, str]:
-    """Return the texts that are placed under the Caffe root, by path."""
+    """Return the files that a run writes under the Caffe root: {path: text}."""
     return find_trainer(recipe).files()
 
 
 def plan_launch(
     recipe: AnyRecipe, profile: Profile, hosts: Sequence[str], hostfile: str, path: str = ""
 ) -> RankLaunch:
-    """Return how a recipe's ranks are started; what the recipe says comes before what the profile says."""
+    """Return how a recipe's ranks are started. The recipe's settings override the profile's."""
     cluster, launcher = recipe.cluster, profile.launcher
     servers = mlsl_environment(*find_servers(recipe, profile))
     return RankLaunch(
@@ -69,7 +70,7 @@ def plan_launch(
 
 
 def find_servers(recipe: AnyRecipe, profile: Profile) -> tuple[int | None, tuple[int, ...]]:
-    """Return a rank's number of MLSL servers and their cores: what the recipe leaves open, by the profile."""
+    """Return the number of MLSL servers per rank and their cores. The recipe overrides the profile."""
     given = [mlsl for mlsl in (recipe.cluster.mlsl, profile.mlsl) if mlsl]
     number = next((mlsl.num_servers for mlsl in given if mlsl.num_servers), None)
     return number, next((mlsl.server_affinity for mlsl in given if mlsl.server_affinity), ())

@@ -1,10 +1,7 @@
-"""Which models an ensemble has: those that the recipe says, phases that are named, or caffemodels.
+"""Find the members of an ensemble, get their predictions, and measure their averages.
 
-What a member says of each image: computed by `caffe-torch predict`, and kept beside the snapshots.
-
-What is kept is known by the digests of all that it depends on: the snapshot, the net, and the LMDB.
-
-The arithmetic of ensembles: what averages are, and how often the true class is among the first of them.
+Members are the models that the recipe averages, or named phases or caffemodels. Predictions are computed by
+`caffe-torch predict` and cached beside the snapshots, under a digest of the snapshot, the net and the LMDB.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ _MODEL = ".caffemodel"
 
 @dataclass(frozen=True)
 class Member:
-    """A model: the phase, or the file, that it is called by; and the digest that its file has to have."""
+    """A model of an ensemble: its name, a phase or a file, and the digest that its file must have."""
 
     name: str
     path: Path
@@ -49,9 +46,9 @@ class Member:
 def find_members(
     folder: Path, recipe: Recipe, state: RunState, named: Sequence[str] | None
 ) -> tuple[Member, ...]:
-    """Return the members that are named; without names, those of the recipe that are finished.
+    """Return the named members; if `named` is None, those of the recipe that are finished.
 
-    Raises InputError for fewer than two, one model named twice, a name that nothing has, an unfinished phase.
+    Raises InputError if there are fewer than two, or if one is named twice, unknown, or not finished.
     """
     if named is None:
         names = [name for name in find_averaged(recipe) if name in state.finished]
@@ -72,20 +69,20 @@ def find_members(
 
 
 def unfinished_members(recipe: Recipe, state: RunState) -> tuple[str, ...]:
-    """Return the names of the recipe's members that are still to be trained."""
+    """Return the names of the recipe's members that are not finished."""
     return tuple(name for name in find_averaged(recipe) if name not in state.finished)
 
 
 def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Member:
     finish = state.finished.get(name)
-    if finish is not None:  # wherever the run's folder lies now
+    if finish is not None:  # its path is from the run's folder, which may have moved
         return Member(name, folder / "snapshots" / posixpath.basename(finish.snapshot), finish.sha256)
     if name.endswith(_MODEL):
         return Member(name, Path(name).absolute(), _digest_of(Path(name)))
     names = [phase.name for phase in recipe.phases]
     if name in names:
         what = f"phase {name} of {folder.name} is not finished"
-        raise InputError("--members", what, "let it finish, or leave it out")
+        raise InputError("--members", what, "wait until it is, or leave it out")
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     what = f"no phase '{name[:80]}' in {recipe.name}"
@@ -93,7 +90,7 @@ def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Me
 
 
 def _check_different(members: Sequence[Member]) -> None:
-    """Refuse a model that is named twice, by its phase and as a file."""
+    """Raise InputError if a model is named twice, by its phase and as a file."""
     seen: dict[str, str] = {}
     for member in members:
         other = seen.setdefault(member.sha256, member.name)
@@ -114,42 +111,43 @@ Floats = NDArray[np.float64]
 Scores = NDArray[np.float32]
 Labels = NDArray[np.int32]
 
-# Images at a time: in float64 those of 1,000 classes and six members take 200 MB.
+# Images per step: with 1,000 classes and six members their float64 values take 200 MB.
 _IMAGES = 4096
 _TOP = 5
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The shares of images whose class comes first, and among the first five."""
+    """The fractions of images whose class is ranked first, and among the first five."""
 
     top1: float
     top5: float
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The accuracy of each member on its own, of the first so many, and of all but it."""
+class MemberAccuracies:
+    """For each member, the accuracy of it alone, of it with all before it, and of all without it."""
 
     single: tuple[Accuracy, ...]
-    so_far: tuple[Accuracy, ...]
+    cumulative: tuple[Accuracy, ...]
     without: tuple[Accuracy, ...]
 
     @property
     def ensemble(self) -> Accuracy:
         """The accuracy of all members together."""
-        return self.so_far[-1]
+        return self.cumulative[-1]
 
 
-def measure_members(members: Sequence[Scores], labels: Labels, average: str) -> Measured:
-    """Measure two members or more, whose scores are (images x classes), by an average of AVERAGES.
+def measure_members(members: Sequence[Scores], labels: Labels, average: str) -> MemberAccuracies:
+    """Return the accuracies of two or more members and their averages; `average` is a key of AVERAGES.
 
-    A member on its own is ranked by its scores, whatever the average, as `caffe test` does.
+    `members` are scores of shape (images, classes), `labels` of shape (images,). A single member is ranked by
+    its scores, whatever the average, as `caffe test` does.
     """
     everyone = range(len(members))
-    so_far = [tuple(range(index + 1)) for index in everyone if index]
+    cumulative = [tuple(range(index + 1)) for index in everyone if index]
     without = [tuple(other for other in everyone if other != index) for index in everyone]
-    groups = [group for group in dict.fromkeys((*so_far, *without)) if len(group) > 1]
+    groups = [group for group in dict.fromkeys((*cumulative, *without)) if len(group) > 1]
     hits = {group: np.zeros(2, np.int64) for group in (*groups, *((index,) for index in everyone))}
     for start in range(0, len(labels), _IMAGES):
         here = slice(start, start + _IMAGES)
@@ -160,15 +158,15 @@ def measure_members(members: Sequence[Scores], labels: Labels, average: str) -> 
             total = np.sum([values[index] for index in group], axis=0)
             hits[group] += _count_hits(total, labels[here])
     found = {group: Accuracy(*(float(count) / len(labels) for count in each)) for group, each in hits.items()}
-    return Measured(
+    return MemberAccuracies(
         single=tuple(found[(index,)] for index in everyone),
-        so_far=(found[(0,)], *(found[group] for group in so_far)),
+        cumulative=(found[(0,)], *(found[group] for group in cumulative)),
         without=tuple(found[group] for group in without),
     )
 
 
 def softmax(scores: Floats) -> Floats:
-    """Return the probabilities of each row's classes.
+    """Return the class probabilities of each row.
 
     >>> softmax(np.log([[1.0, 3.0]])).round(6).tolist()
     [[0.25, 0.75]]
@@ -178,7 +176,7 @@ def softmax(scores: Floats) -> Floats:
 
 
 def log_softmax(scores: Floats) -> Floats:
-    """Return the logarithms of the probabilities, also of those too small to differ from 0.
+    """Return the log probabilities of each row, finite even for probabilities that round to 0.
 
     >>> log_softmax(np.array([[0.0, 1000.0]])).tolist()
     [[-1000.0, 0.0]]
@@ -188,9 +186,9 @@ def log_softmax(scores: Floats) -> Floats:
 
 
 def ranks_of(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int64]:
-    """Return how many classes come before each row's label; of equal ones the later comes first, as in Caffe.
+    """Return how many classes rank above each label; of equal values the later ranks first, as in Caffe.
 
-    A label whose value is no number comes last: it is never right.
+    A label whose value is NaN ranks last, so that it is never right.
 
     >>> ranks_of(np.array([[0.2, 0.5, 0.3], [0.4, 0.4, 0.2]]), np.array([2, 0], np.int32)).tolist()
     [1, 1]
@@ -207,14 +205,14 @@ def _count_hits(values: NDArray[np.floating], labels: Labels) -> NDArray[np.int6
 
 
 def _votes(scores: Floats, members: int) -> Floats:
-    """One vote for the first class; the probabilities, together less than a vote, decide between equals."""
+    """Return one vote for each row's first class, plus probabilities scaled so that they only break ties."""
     values = softmax(scores) / (members + 1)
-    first = scores.shape[1] - 1 - scores[:, ::-1].argmax(1)  # the later of equal ones
+    first = scores.shape[1] - 1 - scores[:, ::-1].argmax(1)  # the later of equal values, as in Caffe
     values[np.arange(len(values)), first] += 1
     return values
 
 
-# Of a member's scores and the number of members, what is added up over the members.
+# How an average weighs a member: from its scores and the number of members, the values to add up.
 AVERAGES: Mapping[str, Callable[[Floats, int], Floats]] = {
     "probabilities": lambda scores, members: softmax(scores),
     "geometric": lambda scores, members: log_softmax(scores),
@@ -222,14 +220,14 @@ AVERAGES: Mapping[str, Callable[[Floats, int], Floats]] = {
 }
 
 
-# Of the file that `caffe-torch predict` writes: another one is another name.
+# The format of the file that `caffe-torch predict` writes; a part of the digest in its name.
 _FORMAT = "scores and labels, 1"
 _SAYS = "caffe-torch: "
 
 
 @dataclass(frozen=True)
-class Tested:
-    """What all members are tried on: a net by its file, message and digest; an LMDB and its digest."""
+class TestSet:
+    """The test of all members: a net with its file and digest, and an LMDB with its digest."""
 
     net: Path
     message: pb.NetParameter
@@ -239,8 +237,8 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where it is done: the run's folder, the Caffe root, the program, and the search path it is given."""
+class PredictionEnv:
+    """The environment of predictions: the run's folder, the Caffe root, the program, and its PATH."""
 
     folder: Path
     root: Path
@@ -250,45 +248,46 @@ class Place:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The scores of each image's classes, before the softmax, and the images' labels."""
+    """Scores before the softmax, of shape (images, classes), and labels, of shape (images,)."""
 
     scores: Scores
     labels: Labels
 
 
 def find_predictions(
-    members: Sequence[Member], tested: Tested, place: Place, say: Callable[[str], None]
+    members: Sequence[Member], tested: TestSet, place: PredictionEnv, say: Callable[[str], None]
 ) -> list[Predictions]:
-    """Return the members' predictions: those that are kept, or new ones, which are kept then.
+    """Return the members' predictions, from the cache or else computed and cached.
 
-    Kept ones that contradict the LMDB or each other are made anew. Raises InputError for a model that is not
-    what it was or fits another net, or data that do not fit it; RunFailed where nothing could be computed.
+    Cached predictions that contradict the LMDB or each other are computed again. Raises InputError if a model
+    has changed, or does not fit the net or the data; RunFailed if predicting fails.
     """
     for member in members:
         hint = "restore it, or leave the member out"
-        verify_digest(member.path, member.sha256, f"the model that {member.name} was", hint)
+        verify_digest(member.path, member.sha256, f"the model of {member.name}", hint)
     with open_datums(tested.lmdb) as datums:
         images = len(datums)
-    kept = [load_predictions(_kept_path(member, tested, place), images) for member in members]
+    cached = [load_predictions(_cache_path(member, tested, place), images) for member in members]
     found = [
-        one or _predict_anew(member, tested, place, say) for one, member in zip(kept, members, strict=True)
+        one or _predict_and_cache(member, tested, place, say)
+        for one, member in zip(cached, members, strict=True)
     ]
-    if not _agree(found):  # only the images can tell which of them are right
+    if not _agree(found):  # which cached ones are wrong is not known, so compute all again
         found = [
-            _predict_anew(member, tested, place, say) if old else new
-            for old, new, member in zip(kept, found, members, strict=True)
+            _predict_and_cache(member, tested, place, say) if old else new
+            for old, new, member in zip(cached, found, members, strict=True)
         ]
     if not _agree(found):
         raise RunFailed(
-            tested.lmdb, "its labels are not the same for all members", "does it change? try again"
+            tested.lmdb, "its labels differ between members", "try again while nothing writes to it"
         )
     return found
 
 
 def load_predictions(path: Path, images: int | None = None) -> Predictions | None:
-    """Read what was kept; None for what is not there, damaged, of other `images`, or something else."""
+    """Read cached predictions; None if missing, damaged, or not of this number of `images`."""
     try:
-        with zipfile.ZipFile(path) as packed:  # numpy believes what a file says of its size
+        with zipfile.ZipFile(path) as packed:  # numpy trusts the sizes that a file declares
             if sum(part.file_size for part in packed.infolist()) > limit("predictions-bytes"):
                 return None
         with np.load(path, allow_pickle=False) as held:
@@ -304,34 +303,36 @@ def load_predictions(path: Path, images: int | None = None) -> Predictions | Non
 
 
 def _agree(found: Sequence[Predictions]) -> bool:
-    """Whether all are of the same classes and labels."""
+    """Return whether all predictions have the same labels and number of classes."""
     first = found[0]
     return all(
         one.scores.shape == first.scores.shape and np.array_equal(one.labels, first.labels) for one in found
     )
 
 
-def _kept_path(member: Member, tested: Tested, place: Place) -> Path:
+def _cache_path(member: Member, tested: TestSet, place: PredictionEnv) -> Path:
     return place.folder / "snapshots" / f"{member.path.stem}.{_key(member, tested)}.npz"
 
 
-def _predict_anew(member: Member, tested: Tested, place: Place, say: Callable[[str], None]) -> Predictions:
-    """Predict, and keep it beside the snapshots; in another's run, where nothing can be, only in memory."""
+def _predict_and_cache(
+    member: Member, tested: TestSet, place: PredictionEnv, say: Callable[[str], None]
+) -> Predictions:
+    """Compute and cache a member's predictions; in a run that we cannot write to, do not cache them."""
     say(f"{member.name}: predicting the images of {tested.lmdb}")
     verify_weights(member.path, tested.message)
-    kept = _kept_path(member, tested, place)
+    cached = _cache_path(member, tested, place)
     log = place.folder / "logs" / f"predict-{member.path.stem}.log"
-    closed = next((folder for folder in (kept.parent, log.parent) if not _is_writable(folder)), None)
+    closed = next((folder for folder in (cached.parent, log.parent) if not _is_writable(folder)), None)
     if closed is None:
-        return _predict(member, tested, place, kept, log, f"log: {log}")
-    say(f"warning: {closed} cannot be written to: what {member.name} says is not kept")
+        return _predict(member, tested, place, cached, log, f"log: {log}")
+    say(f"warning: {closed} cannot be written to; predictions of {member.name} are not cached")
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as name:
-        out = Path(name) / kept.name
+        out = Path(name) / cached.name
         return _predict(member, tested, place, out, out.with_name(log.name), "try `caffe-torch predict`")
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether a file can be made there, which the folder's mode alone does not tell of a network's."""
+    """Return whether a file can be created in a folder; on network file systems its mode does not say."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -339,12 +340,14 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
-def _key(member: Member, tested: Tested) -> str:
+def _key(member: Member, tested: TestSet) -> str:
     parts = (_FORMAT, member.sha256, tested.net_digest, tested.lmdb_digest)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _predict(member: Member, tested: Tested, place: Place, out: Path, log: Path, hint: str) -> Predictions:
+def _predict(
+    member: Member, tested: TestSet, place: PredictionEnv, out: Path, log: Path, hint: str
+) -> Predictions:
     argv = [
         *(place.program, "predict", f"-model={tested.net}", f"-weights={member.path}"),
         *(f"-source={tested.lmdb}", f"-out={out.absolute()}"),
@@ -363,17 +366,17 @@ def _predict(member: Member, tested: Tested, place: Place, out: Path, log: Path,
             )
     except OSError as error:
         where = error.filename or place.program
-        raise RunFailed(str(where), f"predicting: {error.strerror}", "check the disk") from None
+        raise RunFailed(str(where), f"cannot predict: {error.strerror}", "check the disk") from None
     if done.returncode:
-        _refuse(f"{member.name} on {tested.lmdb}", log, done.returncode, hint)
+        _raise_failure(f"{member.name} on {tested.lmdb}", log, done.returncode, hint)
     found = load_predictions(out)
     if found is None:
-        raise RunFailed(out, "cannot be read again", "check the disk")
+        raise RunFailed(out, "cannot be read back", "check the disk")
     return found
 
 
-def _refuse(where: str, log: Path, code: int, hint: str) -> None:
-    """Raise what caffe-torch complained of last, with its own exit code; it may be the model or the LMDB."""
+def _raise_failure(where: str, log: Path, code: int, hint: str) -> None:
+    """Raise the last error that caffe-torch printed: InputError if it exited with 2, else RunFailed."""
     with log.open("rb") as file:
         file.seek(-min(1 << 16, os.fstat(file.fileno()).st_size), os.SEEK_END)
         lines = file.read().decode(errors="replace").splitlines()

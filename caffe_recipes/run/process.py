@@ -1,9 +1,9 @@
-"""The process that trains: started in its own session, found again after a crash of ours, stopped in order.
+"""Start the trainer's process in its own session, find it again after a crash of the run, and stop it.
 
-Its output goes straight into a file, so that it survives us; whoever has that file as standard output and
-leads a session is the trainer. No number of a process is ever trusted: numbers come round again.
+Its output goes straight into a log file, so that it survives the run. The trainer is the session leader whose
+standard output is that file. A process number alone identifies nothing, since numbers are reused.
 
-What trains already: nothing is tried beside it, which would cost it time, and perhaps its memory.
+Also: describe what is already training, beside which the preflight tries nothing.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from pathlib import Path
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.journal import ROOM_S, branch_launches
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, branch_launches
 from caffe_recipes.run.lock import RecipeLock
 
 POLL_S = 0.1
-# What a log can grow by on a full disk: minutes of a hundred ranks.
+# Reserved for a log in case the disk fills up: some minutes of the output of a hundred ranks.
 AHEAD_BYTES = 4 << 20
-# Hydra passes SIGTERM on to its ranks; Caffe ends at once. A rank that does not is killed after this.
+# Hydra passes SIGTERM on to its ranks, and Caffe exits at once. A rank that does not is killed after this.
 GRACE_S = 10.0
-# By these a process is known as a rank.
+# Launchers and MPI libraries recognize a rank by these variables.
 _RANKS = {"PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}
 
 
 class TrainerProcess:
-    """A launcher with its ranks, known by the log that it writes to."""
+    """A launcher with its ranks, identified by the log that it writes to."""
 
     def __init__(self, log: Path, process: subprocess.Popen[bytes] | None = None) -> None:
-        """Know the trainer that writes to `log`: our child, or, without one, what another run left behind."""
+        """Refer to the trainer that writes to `log`: our child, or one that a killed run left behind."""
         self.log = log
         self._process = process
 
     def is_running(self) -> bool:
-        """Tell whether the launcher lives."""
+        """Return whether the launcher is running."""
         return self.pid() is not None
 
     def pid(self) -> int | None:
-        """Return the launcher's process number; None if it has ended.
+        """Return the launcher's process ID; None if it has ended.
 
-        One that is not our child, whose number nobody else can get, is found by its standard output.
+        If it is not our child, whose ID cannot be reused yet, it is found by its standard output.
         """
         if self._process is not None:
             return self._process.pid if self._process.poll() is None else None
@@ -53,17 +53,17 @@ class TrainerProcess:
             log = self.log.stat()
         except OSError:
             return None
-        everyone = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return next((pid for pid in everyone if _leads_and_writes(pid, log)), None)
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return next((pid for pid in pids if _is_trainer_of(pid, log)), None)
 
     def interrupt(self) -> None:
-        """Have Caffe stop after its iteration, as Ctrl-C would: hydra hands SIGINT on to all ranks."""
+        """Ask Caffe to stop after the current iteration, as Ctrl-C does: hydra passes SIGINT to all ranks."""
         self._signal(signal.SIGINT)
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask the launcher to end its ranks, and kill it if it does not; returns when it has ended.
+        """Ask the launcher to end its ranks; kill it after `grace_s`. Returns when it has ended.
 
-        Hydra's proxies kill their ranks when the launcher is gone, whatever signals those ignore.
+        When the launcher is gone, hydra's proxies kill their ranks, even those that ignore signals.
         """
         deadline = time.monotonic() + grace_s
         try:
@@ -91,9 +91,9 @@ def launch_trainer(
     log: Path,
     inherited: Sequence[int] = (),
 ) -> TrainerProcess:
-    """Start `argv` in the Caffe root, output to `log`; raises RunFailed if it does not start.
+    """Start `argv` in the Caffe root with its output appended to `log`.
 
-    `inherited` are open files that it keeps.
+    It inherits the file descriptors `inherited`. Raises RunFailed if it does not start.
     """
     with log.open("ab") as output:
         try:
@@ -113,42 +113,42 @@ def launch_trainer(
 
 
 def make_room(log: Path, say: Callable[[str], None]) -> None:
-    """Make a log with room to grow, since a launcher that cannot write its log ends.
+    """Create a log and reserve space for it, since a launcher that cannot write its log exits.
 
-    Its folder is made again where somebody has cleared it away. On a full disk room is waited for; raises
-    RunFailed where none comes.
+    Creates the folder if it has been deleted. Waits while the disk is full, and raises RunFailed if it stays
+    so.
     """
-    until, is_told = time.monotonic() + ROOM_S, False
+    until, is_reported = time.monotonic() + FULL_DISK_WAIT_S, False
     try:
         log.parent.mkdir(exist_ok=True)
         log.touch()
     except OSError as error:
-        raise RunFailed(log, f"cannot be made: {error.strerror}", "check the disk, and run again") from None
+        raise RunFailed(log, f"cannot be created: {error.strerror}", "check the disk and run again") from None
     while reserve(log, AHEAD_BYTES):
         if time.monotonic() > until:
-            raise RunFailed(log.parent, "its disk is full", "make room, and run again")
-        if not is_told:
-            say(f"{log.parent}: its disk is full; waiting for room")
-            is_told = True
+            raise RunFailed(log.parent, "its disk is full", "free space on it, and run again")
+        if not is_reported:
+            say(f"{log.parent}: its disk is full; waiting for free space")
+            is_reported = True
         time.sleep(POLL_S)
 
 
 def own_environment() -> dict[str, str]:
-    """Return our environment without what would make all that we start look like a rank of another launch."""
+    """Return our environment without the variables that would make a child look like a rank of a launch."""
     return {name: value for name, value in os.environ.items() if name not in _RANKS}
 
 
-def _leads_and_writes(pid: int, log: os.stat_result) -> bool:
-    """Tell whether a process leads its session and has the log as standard output."""
+def _is_trainer_of(pid: int, log: os.stat_result) -> bool:
+    """Return whether a process leads its session and has `log` as its standard output."""
     try:
         output = Path(f"/proc/{pid}/fd/1").stat()
         return os.path.samestat(output, log) and os.getsid(pid) == pid
-    except OSError:  # ended, a zombie, or another user's
+    except OSError:  # it has ended, is a zombie, or belongs to another user
         return False
 
 
 def describe_launch(root: Path, state: RunState) -> str:
-    """Say that a run's launch, which it is to go on with, lives on this machine; else nothing."""
+    """Return a message if a launch of this run is still running on this machine; else ""."""
     own = (state.launch,) if state.launch else ()
     lives = any(
         TrainerProcess(root / each.log).is_running() for each in (*own, *branch_launches(root, state))
@@ -157,9 +157,12 @@ def describe_launch(root: Path, state: RunState) -> str:
 
 
 def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
-    """Say that another carries the recipe on, or what a killed run has left behind; else nothing."""
+    """Return a message if the recipe is being trained on this machine, by another run or a leftover launcher.
+
+    Else "".
+    """
     lock = RecipeLock(root, recipe_name)
-    if lock.is_carried():
+    if lock.is_run_active():
         return "another run of this recipe is at work here"
-    left = "the mpiexec of a killed run is still at work" if lock.is_trained() else ""
+    left = "the mpiexec of a killed run is still at work" if lock.is_trainer_active() else ""
     return describe_launch(root, state) or left

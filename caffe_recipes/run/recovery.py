@@ -1,4 +1,4 @@
-"""Going on after a launch that failed, by policy: with the same hosts, or spares in their place."""
+"""Recover from a failed launch as the policy says: with the same hosts, or with spares in their place."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from caffe_recipes.run.events import Failed, Replaced, Retrying
 from caffe_recipes.run.phase import find_dead
 from caffe_recipes.run.prepare import prepare
 
-# A host boots in minutes; an allocation is not to wait longer for one that does not.
-_BACK_S = 600.0
+# A host boots within minutes; an allocation should not wait longer.
+_BOOT_S = 600.0
 _FETCH_S = 120.0
 _ASK_S = 5.0
 
 
 def with_retries(run: Run, act: Callable[[Run], None]) -> Run:
-    """Do something, and again behind each recovery, until it is done or the policy says that it is enough.
+    """Call `act`, and again after each recovery, until it succeeds or the policy allows no more retries.
 
-    Returns the run with the hosts that it then has. Raises LaunchFailed, and Interrupted.
+    Returns the run with its present hosts. Raises LaunchFailed and Interrupted.
     """
     failures = 0
     while True:
         try:
-            if failures:  # a host that was booted, or a spare, may lack anything
+            if failures:  # a rebooted host or a spare may lack any file
                 prepare(run)
             act(run)
             return run
@@ -42,9 +42,9 @@ def with_retries(run: Run, act: Callable[[Run], None]) -> Run:
 
 
 def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
-    """Make ready for another launch, as the policy says; return the run with the hosts that it then has.
+    """Prepare for another launch as the policy says; return the run with its present hosts.
 
-    Raises the failure itself if there is to be none, LaunchFailed where hosts stay dead or are no more.
+    Raises `failure` if the policy allows no retry, or LaunchFailed if hosts stay dead and no spare is left.
     """
     policy = run.setting.policy
     if policy.on_failure == "stop":
@@ -52,25 +52,25 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
     if tries > policy.retries:
         retries = f"{policy.retries} {'retry' if policy.retries == 1 else 'retries'}"
         raise LaunchFailed(failure.what, f"{failure.hint}; after {retries}", failure.host, failure.where)
-    run.reporter.say(str(failure))  # who watches reads it from the event that was journaled
+    run.reporter.say(str(failure))  # watchers have read it from the journal
     run.emit(Retrying(tries, policy.retries))
-    run.notify("looking which hosts answer")
+    run.notify("checking which hosts answer")
     if policy.on_failure == "replace":
-        if isinstance(failure, SnapshotOutOfReach):  # to fetch it later is quicker than to train it again
+        if isinstance(failure, SnapshotOutOfReach):  # waiting is quicker than training again
             dead = {*_await_hosts(run, _FETCH_S)}
         else:
             dead = {*find_dead(run.setting.hosts), *([failure.host] if failure.host else [])}
             run.interrupts.raise_asked()
         run = replace(run, setting=replace_hosts(run.setting, dead, run))
     else:
-        for host in _await_hosts(run, _BACK_S)[:1]:
+        for host in _await_hosts(run, _BOOT_S)[:1]:
             run.emit(Failed(f"{host} stays dead", host=host))
             raise LaunchFailed(f"{host} stays dead", failure.hint, host, failure.where)
     return run
 
 
 def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None) -> Setting:
-    """Return a setting with spares in the place of bad hosts; raises LaunchFailed if there are too few."""
+    """Return a setting with spares in place of bad hosts. Raises LaunchFailed if there are too few."""
     hosts, spares = list(setting.hosts), run.spares if run is not None else Spares(setting.spares)
     rejected: list[str] = []
     for index, host in enumerate(hosts):
@@ -84,7 +84,7 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
             rejected.append(f"{spare.name}: {reason}")
             if run is not None:
                 run.interrupts.raise_asked()
-                run.notify(f"{spare.name} cannot be a spare: {reason}")
+                run.notify(f"{spare.name} cannot be used as a spare: {reason}")
         else:
             raise _no_spare(host.name, rejected, run)
         hosts[index] = spare
@@ -94,20 +94,20 @@ def replace_hosts(setting: Setting, bad: Collection[str], run: Run | None = None
 
 
 def _no_spare(host: str, rejected: Sequence[str], run: Run | None) -> LaunchFailed:
-    """Return the failure of a host in whose place none can be put, in the journal of a run under way."""
+    """Return the error for a host that cannot be replaced; journal it if there is a run."""
     what = f"no spare answers ({'; '.join(rejected)})" if rejected else "no spare is left"
     if run is not None:
         run.emit(Failed(f"{host}: {what}", host=host))
-    return LaunchFailed(what, "put more hosts into the hostfile", None, host)
+    return LaunchFailed(what, "add hosts to the hostfile", None, host)
 
 
 def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:
-    """Wait until all hosts answer, or for so long, as one that has crashed may be booting; who does not."""
+    """Wait up to `patience_s` for all hosts to answer, as one may be rebooting; return those that do not."""
     until = time.monotonic() + patience_s
-    waits_for: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     while dead := find_dead(run.setting.hosts):
-        if dead != waits_for:
-            waits_for = dead
+        if dead != reported:
+            reported = dead
             run.notify(f"waiting for {', '.join(dead)}")
         run.interrupts.raise_asked()
         if time.monotonic() > until:

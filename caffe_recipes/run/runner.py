@@ -1,9 +1,8 @@
-"""Carry a run: preflight, stage, the phases, verify and fetch each snapshot, evaluate.
+"""Run a recipe from start to end: preflight, staging, and each phase with its snapshot; then evaluate.
 
-A run of which nothing is left to be done is read, verified and shown again.
-
-Every step is a line in the journal before the next is taken, so that the same call after any crash resumes
-the run. A phase is finished when its snapshot is verified, whatever its process returned.
+Every step is journaled before the next begins, so that the same call resumes the run after any crash. A phase
+is finished when its snapshot is verified, whatever its process returned. If a run is already finished, its
+snapshots are verified and its results shown again.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.branches import Branches, BranchPlan, on_hosts, plan_branches
+from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_before, is_complete
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     Clock,
     Journal,
     JournalError,
     branch_launches,
+    empty_journal_error,
     load_journal,
-    refuse_empty,
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
 from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
-from caffe_recipes.run.prepare import prepare, secure_kept, stage_data
+from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
 from caffe_recipes.run.process import TrainerProcess, describe_launch
 from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
@@ -52,7 +51,7 @@ from caffe_recipes.wording import describe_count, describe_names
 
 
 def is_finished(recipe: AnyRecipe, steps: tuple[Training, ...], state: RunState) -> bool:
-    """Tell whether these steps, the first ones, are finished, and if all are, evaluated."""
+    """Return whether the first steps of a run are finished, and, if these are all steps, also evaluated."""
     if len(steps) == len(plan_steps(recipe)):
         return is_complete(state, recipe)
     return all(step.phase in state.finished for step in steps)
@@ -61,7 +60,7 @@ def is_finished(recipe: AnyRecipe, steps: tuple[Training, ...], state: RunState)
 def read_finished(
     recipe: AnyRecipe, options: RunOptions, steps: tuple[Training, ...]
 ) -> tuple[Path, RunState] | None:
-    """Return the folder and state of a latest run that needs no writing, as these steps are finished."""
+    """Return the folder and state of the latest run if these steps of it are finished; None otherwise."""
     folders = () if options.new else run_folders(options.root, recipe.name)[-1:]
     for folder in folders:
         try:
@@ -81,14 +80,14 @@ def report_finished(
     state: RunState,
     reporter: Reporter,
 ) -> RunState:
-    """Show what finished steps came to, once their snapshots are verified; raises WeightsError."""
+    """Verify the snapshots of finished steps and show the results. Raises WeightsError if one is damaged."""
     for end in [step for step in steps if step.is_end] or steps[-1:]:
         done = state.finished[end.phase]
         trained = end.trained_path(done.snapshot)
         verify_kept(options.root / done.snapshot, done.sha256, done.phase, trained)
     is_whole = len(steps) == len(plan_steps(recipe))
     what = "is finished" if is_whole else f"is finished up to {steps[-1].phase}"
-    reporter.say(f"{folder} {what}; --new starts another run")
+    reporter.say(f"{folder} {what}; use --new to start another run")
     reporter.show_result(recipe, state)
     return state
 
@@ -102,10 +101,10 @@ def run_chain(
     clock: Clock = time.time,
     ask_job: AskJob = ask_slurm,
 ) -> RunState:
-    """Train a recipe's chain, or resume its latest run; return the state at the end.
+    """Train all phases of a recipe, or resume its latest run; return the state at the end.
 
-    Raises InputError before anything on disk has changed, RunFailed for a run that did not succeed, and
-    Interrupted when stopped; no trainer is left behind in any of these.
+    Raises InputError before anything on disk has changed, RunFailed if the run fails, and Interrupted if it
+    is stopped; in all of these cases no trainer is left behind.
     """
     options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
@@ -113,7 +112,7 @@ def run_chain(
     with interrupts.raised(), ExitStack() as stack:
         try:
             latest = _open_latest(recipe, options, clock, ask_job, reporter.say, stack)
-        except JournalError:  # as on a disk that is read-only: what is finished needs no writing
+        except JournalError:  # for example on a read-only disk; a finished run can still be shown
             done = read_finished(recipe, options, steps)
             if done is None:
                 raise
@@ -128,21 +127,21 @@ def run_chain(
         plan_branches(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
         setting, branches = plan_branches(_preflight(setting, plan, state, reporter), plan, state)
-        lock = _lock(setting, state, stack)
+        lock = _acquire_locks(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.files, clock)
         stack.callback(journal.close)
         name = f"{RUNS}/{folder.name}"
         spares = Spares(setting.spares)
-        return _carry_to_end(
+        return _run_to_end(
             Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock, spares=spares),
             branches,
         )
 
 
-def _carry_to_end(run: Run, branches: BranchPlan) -> RunState:
-    """Do what is not done yet; journal a stop, and a host or file that is not as it was found before."""
+def _run_to_end(run: Run, branches: BranchPlan) -> RunState:
+    """Do the remaining steps; journal it if the run is stopped or fails."""
     try:
-        return _carry_on(run, branches)
+        return _run_remaining(run, branches)
     except Interrupted as stop:
         note_stop(run, stop)
         raise
@@ -154,60 +153,62 @@ def _carry_to_end(run: Run, branches: BranchPlan) -> RunState:
         raise RunFailed(error.where, error.what, error.hint) from None
 
 
-def _carry_on(run: Run, planned: BranchPlan) -> RunState:
-    """Do what is not done yet."""
+def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
+    """Do the remaining steps of a run; return its state."""
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
-    for line in describe_before(run.journal.state(), run.setting.recipe, run.folder):
+    for line in describe_finished(run.journal.state(), run.setting.recipe, run.folder):
         run.reporter.say(line)
-    with Branches(run, planned.beside) as branches:
+    with BranchThreads(run, planned.beside) as branches:
         for group in planned.groups:
-            if group.left:
-                branches.start(on_hosts(run.setting, group.hosts), group.left, takes_more=group.takes_more)
+            if group.adopted:
+                branches.start(on_hosts(run.setting, group.hosts), group.adopted, takes_more=group.takes_more)
         run = with_retries(run, prepare)
         launch = run.journal.state().launch
-        left = launch.phase if launch and TrainerProcess(run.path(launch.log)).is_running() else None
+        running = launch.phase if launch and TrainerProcess(run.path(launch.log)).is_running() else None
         for group in planned.groups:
-            if not group.left:  # staged from here, the user may stop it at once
+            if not group.adopted:  # stage from this thread, where a signal interrupts it at once
                 there = replace(run, setting=on_hosts(run.setting, group.hosts))
                 branches.start(with_retries(there, stage_data).setting)
         for training in planned.main:
             if training.phase in run.journal.state().finished:
                 continue
-            if training.phase != left:  # else it trains already, and is not to be left alone
-                branches.check()
+            if training.phase != running:  # if it is already training, it must be followed first
+                branches.raise_failure()
             run = with_retries(run, partial(train, training=training))
-            branches.look()
-        if planned.beside and not planned.is_held:  # what is left of them
+            branches.notify()
+        if planned.beside and not planned.is_held:  # the remaining branches
             branches.start(run.setting)
     for testing in run.plan.testings:
         if testing.phase not in run.journal.state().evaluations:
             evaluate(run, testing)
     for path in run.snapshots():
-        secure_kept(run, path)
+        ensure_snapshot(run, path)
     state = run.journal.state()
     run.reporter.show_result(run.setting.recipe, state)
     return state
 
 
 def _check_interval(plan: RunPlan, every: int | None) -> None:
-    """Raise InputError where the snapshots that a phase is to leave allow only much closer checkpoints."""
+    """Raise InputError if a phase's required snapshots force checkpoints to be much closer than asked for."""
     for step in plan.trainings if every else ():
         found = choose_interval(every or 1, step.snapshots_at)
         if 2 * found < (every or 1):
             wanted = ", ".join(f"{iteration:,}" for iteration in step.snapshots_at)
-            what = f"phase {step.phase} must snapshot at {wanted}, which leaves {found} as interval"
-            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave it out")
+            what = (
+                f"phase {step.phase} must snapshot at {wanted}, which allows an interval of at most {found}"
+            )
+            raise InputError("--checkpoint-every", what, "give a divisor of that, or leave the option out")
 
 
 def _name_run(journal: Journal) -> str:
-    """Return what the ranks of a run are known by on any host."""
+    """Return the ID by which the ranks of a run are recognized on any host."""
     return journal.state().id or hashlib.sha256(os.fsencode(journal.path)).hexdigest()[:16]
 
 
 def _closing(connect: Connect, stack: ExitStack) -> Connect:
-    """Return a `connect` whose hosts are closed at the end."""
+    """Return a `connect` whose hosts are closed when `stack` is."""
 
     def reach(name: str, copy_with: Literal["ssh", "auto"]) -> Host:
         host = connect(name, copy_with)
@@ -225,10 +226,10 @@ def _open_latest(
     say: Callable[[str], None],
     stack: ExitStack,
 ) -> Journal | None:
-    """Open the run to resume; None if another is to be started.
+    """Open the journal of the run to resume; None if a new run is to be started.
 
-    Raises InputError if another process carries on the latest run, if its trainer may still be training, or
-    if the recipe or a net of it is no longer the one that it was started with.
+    Raises InputError if another process is working on the latest run, if its trainer may still be training,
+    or if the recipe or one of its nets has changed since it started.
     """
     folders = run_folders(options.root, recipe.name)
     if not folders:
@@ -248,7 +249,7 @@ def _open_latest(
     if journal.state() == RunState() and any(
         (folder / "snapshots").glob(f"*{find_trainer(recipe).model_suffix}")
     ):
-        raise refuse_empty(journal.path)
+        raise empty_journal_error(journal.path)
     for launch in launches:
         if launch.host != socket.gethostname():
             check_over(launch, folder, this_job(os.environ), ask_job, say)
@@ -259,30 +260,34 @@ def _open_latest(
 
 
 def _check_nothing_trains(folder: Path) -> None:
-    """Make sure that no second training starts beside one that a killed run has left behind."""
+    """Raise InputError if a trainer of a killed run is still running."""
     for log in (*folder.glob("logs/*.log"), *folder.glob("branches/*/logs/*.log")):
         pid = TrainerProcess(log).pid()
         if pid is not None:
-            what = f"process {pid} of a killed run still trains"
+            what = f"process {pid} of a killed run is still training"
             raise InputError(log, what, "resume that run without --new, or stop the process first")
 
 
-def _lock(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
-    """Take the recipe's locks; the trainer's together with those that are taken over, or when they end."""
+def _acquire_locks(setting: Setting, state: RunState, stack: ExitStack) -> RecipeLock:
+    """Acquire both locks of the recipe.
+
+    The trainer's lock is shared with trainers that are taken over; else it is acquired once no trainer holds
+    it.
+    """
     lock = RecipeLock(setting.root, setting.recipe.name)
     stack.callback(lock.close)
-    lock.take()
+    lock.acquire()
     if describe_launch(setting.root, state):
-        lock.join_trainers()
+        lock.share_trainer()
     else:
-        lock.take_trainer()
+        lock.acquire_trainer()
     return lock
 
 
 def _preflight(setting: Setting, plan: RunPlan, state: RunState, reporter: Reporter) -> Setting:
-    """Look at everything; return the setting without unfit spares.
+    """Run the preflight; return the setting without unfit spares, and with bad hosts replaced by spares.
 
-    With others in bad hosts' place, if that is the policy; else the first error is raised.
+    Raises the first error if the policy is not to replace hosts, or there are too few spares.
     """
     while True:
         reporter.say(f"checking {describe_count(len(setting.hosts) + len(setting.spares), 'host')} ...")
@@ -294,11 +299,11 @@ def _preflight(setting: Setting, plan: RunPlan, state: RunState, reporter: Repor
         failed = [finding for finding in findings if finding.error]
         if not failed:
             return setting
-        ours = {host.name for host in setting.hosts}  # a finding may be about this machine, too
+        ours = {host.name for host in setting.hosts}  # findings may also concern this machine
         bad = {name for finding in failed for name in finding.hosts} & ours
         if setting.policy.on_failure != "replace" or not bad or len(bad) > len(setting.spares):
             error = failed[0].error
             assert error is not None
             raise error
-        reporter.say(f"looking again, with spares in place of {describe_names(sorted(bad))}")
+        reporter.say(f"checking again, with spares in place of {describe_names(sorted(bad))}")
         setting = replace_hosts(setting, bad)

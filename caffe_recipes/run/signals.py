@@ -1,4 +1,4 @@
-"""Requests to stop: Ctrl-C, SIGTERM, a terminal that closes, and SIGUSR1 before a job's time is over."""
+"""Requests to stop: Ctrl-C, SIGTERM, a closed terminal, and SIGUSR1 shortly before a job's time limit."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-# SIGUSR1 comes from a batch script: a background job of a shell's ignores SIGINT.
+# SIGUSR1 comes from a batch script, since background jobs of a shell ignore SIGINT.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped by the signal `number`, `launch_s` seconds into a launch, if into one.
+    """Raised when the signal `number` has stopped the run.
 
-    `time_s` is when the first signal came, on the monotonic clock.
+    `launch_s` is for how long the current launch had run, in seconds; 0 without one. `time_s` is when the
+    first signal arrived, on the monotonic clock.
     """
 
     launch_s = 0.0
 
     def __init__(self, number: int, time_s: float | None = None) -> None:
-        """Keep the signal's number: a shell expects 128 and it as exit code."""
+        """Store the signal number; the exit code of a stopped process is 128 plus it."""
         self.number = number
         self.time_s = time.monotonic() if time_s is None else time_s
         super().__init__(signal.Signals(number).name)
 
 
 class Interrupts:
-    """While open, a signal to stop raises Interrupted in the main thread; never inside `held`.
+    """Turns signals to stop into Interrupted.
 
-    Inside `noted` the first is only remembered, as `asked`, and the second raises. In other threads nothing
-    is ever raised by itself: they look at `asked`, and raise with `raise_asked` and `raise_urgent`.
+    Inside `raised`, a signal raises Interrupted in the main thread; inside `held` this is deferred. Inside
+    `noted`, the first signal is only stored, as `asked`, and the second raises. Other threads are never
+    interrupted: they poll `asked`, `raise_asked` and `raise_urgent`.
 
-    After SIGUSR1, which comes before a job's time is over, another signal has the last word: who cancels a
-    job does not want it to go on.
+    SIGUSR1, which means that the job's time is nearly over, is overridden by any later signal: a job that the
+    user cancels must not be requeued.
     """
 
     def __init__(self) -> None:
-        """Hold nothing back yet."""
+        """Begin without a signal."""
         self.asked: int | None = None
         self._asked_s: float | None = None
         self._is_urgent = False
@@ -49,13 +51,13 @@ class Interrupts:
 
     @contextmanager
     def raised(self, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
-        """Raise Interrupted while inside. What nohup ignores stays ignored."""
+        """Raise Interrupted on a signal while inside. Signals that are ignored, as by nohup, stay ignored."""
         if not _is_main():
             yield
             return
         listened = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._take) for number in listened}
-        # A batch script has SIGUSR1 wait until there is somebody to take it.
+        before = {number: signal.signal(number, self._handle) for number in listened}
+        # A batch script blocks SIGUSR1 until there is a handler for it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, listened)
         try:
             yield
@@ -65,9 +67,10 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Put what arrives off to the end: a process must not be started and then forgotten.
+        """Defer signals to the end, so that a process which is being started is not lost.
 
-        In another thread, which nothing interrupts there, none is to be started any more once asked to stop.
+        In another thread, which signals do not interrupt, raise Interrupted first if the run was asked to
+        stop.
         """
         if not _is_main():
             self.raise_asked()
@@ -79,11 +82,11 @@ class Interrupts:
         finally:
             self._held = False
             if self._pending is not None:
-                self._take(self._pending, None)
+                self._handle(self._pending, None)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Remember the first signal instead of raising: whoever is inside ends its work in order."""
+        """Store the first signal instead of raising, so that the caller can finish in order."""
         if not _is_main():
             yield
             return
@@ -94,16 +97,16 @@ class Interrupts:
             self._noting = False
 
     def raise_asked(self) -> None:
-        """Raise Interrupted for what was only noted."""
+        """Raise Interrupted if the run was asked to stop."""
         if self.asked is not None:
             raise Interrupted(self.asked, self._asked_s)
 
     def raise_urgent(self) -> None:
-        """Raise Interrupted for whoever has asked twice, and does not wait for what ends in order."""
+        """Raise Interrupted if the run was asked twice, and must not wait for an orderly end."""
         if self._is_urgent:
             self.raise_asked()
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self._pending = number if self._held else None
         if self._held:
             return

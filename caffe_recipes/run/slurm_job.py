@@ -1,4 +1,4 @@
-"""The Slurm job that a run is in: requeue it at its time limit, and check that earlier jobs are over.
+"""The Slurm job of a run: requeue it at its time limit, and check that the jobs of earlier launches are over.
 
 A requeued job may start on other nodes, from which the processes of its earlier start cannot be seen, so
 Slurm is asked whether the job of an earlier launch is over.
@@ -33,9 +33,9 @@ from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count
 
 AskJob = Callable[[int], Iterable[Job]]
-# A controller that is restarted, or moved to another machine, does not answer for minutes.
+# A controller that restarts or fails over to another machine does not answer for minutes.
 _PATIENCE_S, _AGAIN_S = 1800.0, 2.0
-# A job that is warned this early asked for too little time.
+# A job that is warned this soon after its start, in seconds, asked for too little time.
 _SHORTEST_S = 120
 _PAUSES_S = (0, 1, 2, 5, 10, 20, 30)
 # States that a job passes through after its processes got SIGTERM.
@@ -51,7 +51,7 @@ class JobStart:
 
 
 def this_job(environment: Mapping[str, str]) -> JobStart:
-    """Return the start of the job that this process runs in; outside of a job it has no number.
+    """Return the job that this process runs in, and its restarts; outside a job, `job` is empty.
 
     sbatch(1): SLURM_RESTART_COUNT is not set until a job has been requeued.
 
@@ -65,12 +65,12 @@ def this_job(environment: Mapping[str, str]) -> JobStart:
 
 
 def ask_slurm(number: int) -> Iterable[Job]:
-    """Return the job of a number as Slurm knows it, or nothing; raises SchedulerAway."""
+    """Return the job with an ID, or nothing if Slurm does not know it. Raises SchedulerAway."""
     return find_jobs(LocalHost(), ids=[number])
 
 
 def started_before(launch: Launch, state: RunState) -> bool:
-    """Return whether a launch belongs to another job than the run's, or to an earlier start of it."""
+    """Return whether a launch belongs to a job other than the run's, or to an earlier start of that job."""
     return launch.job != "" and (launch.job, launch.restarts) != (state.job, state.restarts)
 
 
@@ -83,10 +83,10 @@ def check_over(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Check that a launch of another host is over, by its Slurm job; raises InputError if it may not be.
+    """Raise InputError if a launch from another host may still be running, according to its Slurm job.
 
-    An earlier start of our own job is over, and so is a job that Slurm no longer knows. Within a job, wait
-    for Slurm's answer, and for a job that is ending, since jobs that depend on ours would fail with it.
+    An earlier start of our own job is over, and so is a job that Slurm no longer knows. Inside a job, wait
+    for Slurm to answer and for an ending job to end, since an error would make jobs that depend on ours fail.
     """
     what = f"phase {launch.phase} was started on {launch.host}"
     if not launch.job:
@@ -110,7 +110,7 @@ def check_over(
 
 @dataclass(frozen=True)
 class TimeOver:
-    """A job at its time limit, warned `warned_s` after its start; `has_kept`: it has a new snapshot."""
+    """A job near its time limit, warned `warned_s` after its start; `has_kept`: it has a new snapshot."""
 
     around: JobStart
     warned_s: float
@@ -120,10 +120,10 @@ class TimeOver:
 def requeue_job(
     over: TimeOver, most: int, say: Callable[[str], None], wait: Callable[[float], bool] | None = None
 ) -> int:
-    """Have Slurm requeue our own job, at most `most` times; return the exit code.
+    """Requeue our own job unless it was requeued `most` times before; return the exit code.
 
-    It is 138 once the job is requeued, as for a run that SIGUSR1 stopped, or 143 if a signal to end came
-    meanwhile, for which `wait` returns True. Raises RunFailed if the job is not requeued.
+    That is 138 if the job was requeued, as for a run that SIGUSR1 stopped, or 143 if a signal to end arrived
+    meanwhile, in which case `wait` returns True. Raises RunFailed if the job cannot be requeued.
     """
     job, restarts = over.around.job, over.around.restarts
     if not job:
@@ -132,7 +132,7 @@ def requeue_job(
     if restarts >= most:
         what = f"its time is over, and it was already requeued {describe_count(restarts, 'time')}"
         raise RunFailed(f"job {job}", what, "submit it again to resume")
-    # A new start would be warned just as early, and get no further.
+    # After a restart it would be warned just as early, and get no further.
     if over.warned_s < _SHORTEST_S and not over.has_kept:
         what = f"warned of its end {over.warned_s:.0f} s after its start, before there was a snapshot"
         hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
@@ -141,7 +141,7 @@ def requeue_job(
     say(f"the time is over; job {job} is requeued to resume (restart {restarts + 1} of {most})")
     reason = ""
     with _signals_to_end() as ended:
-        for pause_s in _PAUSES_S:  # the controller may be busy for a while
+        for pause_s in _PAUSES_S:  # retry, since the controller may be busy for a while
             if (wait or ended.wait)(pause_s):
                 say(f"stopped by a signal; job {job} is not requeued")
                 return 128 + signal.SIGTERM
@@ -157,7 +157,7 @@ def requeue_job(
 
 @contextmanager
 def _signals_to_end() -> Iterator[threading.Event]:
-    """Note a signal to end: by scontrol's own success, too, which must not look like a cancelling."""
+    """Set an event on a signal to end, which a successful requeue sends as well; it must not kill us."""
     ended = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
@@ -170,29 +170,31 @@ def _signals_to_end() -> Iterator[threading.Event]:
 
 
 def list_kept(root: Path, recipe: AnyRecipe) -> frozenset[tuple[str, int]]:
-    """Return the weights that a recipe's latest run can resume from, branches included, with mtimes in ns."""
+    """Return (path, mtime in ns) of all models that the latest run and its branches can resume from."""
     kept: set[tuple[str, int]] = set()
     suffix = find_trainer(recipe).model_suffix
-    with suppress(OSError):  # an unreachable disk must not break an orderly stop
+    with suppress(OSError):  # an unreachable disk must not prevent an orderly stop
         for folder in run_folders(root, recipe.name)[-1:]:
             for path in (*folder.glob(f"*/*{suffix}"), *folder.glob(f"branches/*/*/*{suffix}")):
-                with suppress(FileNotFoundError):  # an old checkpoint that is just being dropped
+                with suppress(FileNotFoundError):  # an old checkpoint that has just been deleted
                     kept.add((str(path), path.stat().st_mtime_ns))
     return frozenset(kept)
 
 
 def asks_slurm(program: str, environment: Mapping[str, str]) -> bool:
-    """Tell whether a launcher of this environment has Slurm start the ranks, inside a job of Slurm's.
+    """Return whether, inside a Slurm job, a launcher with this environment lets Slurm start the ranks.
 
-    hydra calls srun there for its proxies, unless it is to call ssh: then it was given words for that.
+    There, hydra starts its proxies with srun unless it is told to use ssh, as HYDRA_LAUNCHER_EXTRA_ARGS
+    shows.
     """
     return program != HYDRA or "HYDRA_LAUNCHER_EXTRA_ARGS" not in environment
 
 
 def is_ready(number: int) -> bool:
-    """Tell whether Slurm knows the state of a job's nodes; raises SchedulerAway.
+    """Return whether Slurm knows the state of a job's nodes. Raises SchedulerAway.
 
-    A controller that was just started does not, until they have spoken to it: a srun of then fails, or hangs.
+    A controller that has just started does not, until the nodes have registered; until then srun fails or
+    hangs.
     """
     here = LocalHost()
     groups = (
@@ -208,14 +210,14 @@ def wait_for_slurm(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Wait, half an hour at most, until Slurm can start ranks: srun itself gives up after some seconds.
+    """Wait for up to half an hour until Slurm can start ranks, since srun itself gives up within seconds.
 
     Return at once if the node has no Slurm commands.
     """
     until, waited_for = clock() + _PATIENCE_S, ""
     while True:
         try:
-            reason = "" if ready(int(job)) else "Slurm has just been started and looks for its nodes"
+            reason = "" if ready(int(job)) else "Slurm has just started and is waiting for its nodes"
         except NoCommand:
             return
         except SchedulerAway as error:
@@ -241,9 +243,9 @@ def _wait_for_end(
     pause: Callable[[float], None],
     clock: Callable[[], float],
 ) -> State | None:
-    """Wait, `patience_s` at most, until a job is over; return None, or its state if it is not.
+    """Wait up to `patience_s` seconds for a job to end; return None, or its state if it has not ended.
 
-    Raises SchedulerAway if Slurm still does not answer then.
+    Raises SchedulerAway if Slurm does not answer in that time.
     """
     until, is_reported = clock() + patience_s, False
     while True:

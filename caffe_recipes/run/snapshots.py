@@ -1,6 +1,6 @@
-"""Snapshots: fetched beside, compared, renamed, and looked into before they are believed.
+"""Fetch snapshots: copied to a temporary name, compared with the original, checked, and only then renamed.
 
-Checkpoints: snapshots inside a phase, from which it is resumed; fetched, verified, kept, put on hosts.
+Also: place and delete checkpoints, the snapshots inside a phase from which it is resumed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import finish_digest, start_digest
-from caffe_recipes.cluster.remote import NodeRefusal, PlacedFile, drop_files, look_at, place_files
+from caffe_recipes.cluster.remote import NodeRefusal, PlacedFile, drop_files, own_file_stamp, place_files
 from caffe_recipes.errors import (
     ClusterError,
     DiskFailed,
@@ -28,11 +28,11 @@ from caffe_recipes.run.steps import Checkpoint
 
 
 class BadSnapshot(RunFailed):
-    """A snapshot that is not what a training should have left, wherever it is fetched to, and when."""
+    """Raised if a snapshot itself is wrong, so that fetching it again cannot help."""
 
 
 class HostAway(RunFailed):
-    """A host from which a snapshot cannot be fetched now."""
+    """Raised if a host cannot be reached at the moment to fetch a snapshot."""
 
 
 def fetch_snapshot(
@@ -43,46 +43,46 @@ def fetch_snapshot(
     check: Callable[[Path], None],
     root: Path | None = None,
 ) -> str:
-    """Bring a snapshot here, have it checked and give it its name; return its SHA-256.
+    """Copy a snapshot from a host to `to`, after `check` has accepted it; return its SHA-256.
 
-    `stamp` is what lay at `path` before the training: an old file is not what the training wrote. The owner
-    of `root` is believed as we are. Raises BadSnapshot if the snapshot is missing, old, a link, another
-    user's, arrives otherwise than it was, or is not what `check` wants; HostAway if it cannot be had now, and
-    DiskFailed where our own disk does not take it.
+    `stamp` is that of the file at `path` before the training; a file that still has it is an old one. The
+    owner of `root` is trusted like ourselves. Raises BadSnapshot if the snapshot is missing, old, a link,
+    another user's, arrives changed, or is rejected by `check`; HostAway if the host cannot be reached now;
+    DiskFailed if the local disk cannot store it.
     """
     with keep_parts(to) as (part,):
         try:
-            digest = bring(host, root or to.parent, path, part, stamp)
+            digest = fetch_file(host, root or to.parent, path, part, stamp)
             check(part)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the snapshot") from None
     return digest
 
 
-def bring(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
-    """Copy a file that a training has written on a host; return its SHA-256.
+def fetch_file(host: Host, root: Path, path: str, part: Path, stamp: str | None = None) -> str:
+    """Copy a file that a training has written from a host to `part`; return its SHA-256.
 
-    Raises WeightsError for one that is missing, as it was at `stamp`, not ours, or arrives otherwise, and
-    ClusterError where it cannot be had.
+    Raises WeightsError if the file is missing, still has the old `stamp`, is not ours, or arrives changed,
+    and ClusterError if it cannot be copied.
     """
     try:
-        now = look_at(host, path, root)
+        now = own_file_stamp(host, path, root)
     except NodeRefusal as refusal:
         raise WeightsError(path, refusal.what, refusal.hint) from None
     if now is None:
-        raise WeightsError(path, "is missing", "look into the log")
+        raise WeightsError(path, "is missing", "see the log")
     if now == stamp:
-        raise WeightsError(path, "is an old one, from before this training", "look into the log")
-    with start_digest(host, path) as summing:  # while it travels
+        raise WeightsError(path, "is an old file, from before this training", "see the log")
+    with start_digest(host, path) as digesting:  # computed on the host while the file is copied
         host.fetch(path, part)
-        digest = finish_digest(host, path, summing)
+        digest = finish_digest(host, path, digesting)
     if digest != digest_weights(part):
         raise WeightsError(path, "differs from its copy", "run again")
     return digest
 
 
 def as_failure(error: InputError | ClusterError, host: Host, path: str, what: str) -> RunFailed:
-    """Return what went wrong with a file of a host's, called `what`, as the failure of the run."""
+    """Return an error about a file on a host, called `what` in messages, as a RunFailed."""
     if isinstance(error, WeightsError):
         return BadSnapshot(f"{host.name}:{path}", f"{what} {error.what}", error.hint)
     kind = HostAway if isinstance(error, HostFailed) else RunFailed
@@ -91,16 +91,16 @@ def as_failure(error: InputError | ClusterError, host: Host, path: str, what: st
 
 @contextmanager
 def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
-    """Yield where to write files first; all get their names at the end, and none if anything fails.
+    """Yield temporary paths for `files`; on success all are renamed to `files`, on failure none is.
 
-    Until then they are for this user only; then who may read their folder may read them. What is there under
-    a part's name, or was left by a run that was killed, goes. Raises DiskFailed.
+    Until then they are readable only by this user, afterwards by all who can read their folder. Temporary
+    files of a killed run are deleted. Raises DiskFailed.
     """
     parts = tuple(file.with_name(f"{file.name}.part") for file in files)
     try:
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(file)
+            _delete_parts(file)
         yield parts
         for part, file in zip(parts, files, strict=True):
             _sync(part, 0o600 | file.parent.stat().st_mode & 0o444)
@@ -112,29 +112,29 @@ def keep_parts(*files: Path) -> Iterator[tuple[Path, ...]]:
         raise DiskFailed(files[0], f"cannot be written: {error.strerror}") from None
     finally:
         for file in files:
-            _sweep(file)
+            _delete_parts(file)
 
 
 def check_places(host: Host, paths: Iterable[str], root: Path) -> None:
-    """Make sure, before a training, that what it will write is not fetched in vain.
+    """Check, before a training, that the snapshots which it will write at `paths` can be fetched.
 
-    Raises ClusterError where a link, another user's file, or a folder of one, lies at a snapshot's place.
+    Raises ClusterError if there is a link, another user's file, or a folder of another user at such a path.
     """
     for path in paths:
-        look_at(host, path, root)
+        own_file_stamp(host, path, root)
 
 
 def verify_kept(path: Path, sha256: str, phase: str, trained: str) -> None:
-    """Compare a kept snapshot with the digest that its phase finished with; raises WeightsError.
+    """Raise WeightsError unless a kept snapshot has the digest that its phase finished with.
 
-    `trained` is where rank 0 had written it, and it may lie still.
+    `trained` is where rank 0 wrote it, and where it may still be.
     """
-    hint = f"restore it, as from {trained} on the host of rank 0, or start over with --new"
+    hint = f"restore it, for example from {trained} on the host of rank 0, or start over with --new"
     verify_digest(path, sha256, f"the snapshot that phase {phase} finished with", hint)
 
 
 def is_whole(path: Path, sha256: str) -> bool:
-    """Tell whether a file can be read and has this digest."""
+    """Return whether a file can be read and has this digest."""
     try:
         return digest_weights(path) == sha256
     except OSError:
@@ -142,7 +142,7 @@ def is_whole(path: Path, sha256: str) -> bool:
 
 
 def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
-    """Compare a kept file, called `what`, with its digest; raises WeightsError."""
+    """Raise WeightsError unless a file, called `what` in messages, has this digest."""
     try:
         digest = digest_weights(path)
     except OSError as error:
@@ -152,13 +152,13 @@ def verify_digest(path: Path, sha256: str, what: str, hint: str) -> None:
 
 
 def digest_weights(path: Path) -> str:
-    """Return the SHA-256 of a file; raises OSError."""
+    """Return the SHA-256 of a file. Raises OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sweep(file: Path) -> None:
-    """Take away the parts of a file: ours, and what a copy that was killed has left of them."""
+def _delete_parts(file: Path) -> None:
+    """Delete the temporary files of a file, including those that a killed copy has left."""
     for left in file.parent.glob("*"):
         if left.name.startswith(f"{file.name}.part"):
             with suppress(OSError):
@@ -176,9 +176,10 @@ def _sync(path: Path, mode: int | None = None) -> None:
 
 
 def place_checkpoint(hosts: Sequence[Host], root: Path, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint on every host where its ranks read it; what is there already is not sent again.
+    """Copy a checkpoint to every host that lacks it, to the paths from which its ranks read it.
 
-    Raises ClusterError, which names the host, for a link, another user's file or folder, or no room.
+    Raises ClusterError, which names the host, if there is a link or another user's file or folder, or no
+    space.
     """
     files = (
         PlacedFile(root / checkpoint.model, checkpoint.model_path, checkpoint.model_sha256),
@@ -194,27 +195,27 @@ def drop_checkpoints(
     old: Sequence[Checkpoint],
     spared: Collection[str] = (),
 ) -> None:
-    """Delete checkpoints, here and on hosts, where they still are what they were; best effort.
+    """Delete old checkpoints, here and on hosts, unless their files have changed; ignore errors.
 
-    Files of `keep`, and the snapshots at `spared`, which phases end with or start from, stay.
+    The files of `keep` are not deleted, nor are those at `spared`, which phases end with or start from.
     """
     kept = {keep.state, keep.model} if keep else set()
     stay = {posixpath.join(root, path) for path in spared}
     stay |= {keep.state_path, keep.model_path} if keep else set()
-    there = []
+    on_hosts = []
     for each in old:
         for path in (each.state, each.model):
             if path not in kept:
                 with suppress(OSError):
                     (root / path).unlink()
         pairs = ((each.state_path, each.state_sha256), (each.model_path, each.model_sha256))
-        there += [(path, sha256) for path, sha256 in pairs if path not in stay]
-    if there:
-        drop_files(hosts, root, there)
+        on_hosts += [(path, sha256) for path, sha256 in pairs if path not in stay]
+    if on_hosts:
+        drop_files(hosts, root, on_hosts)
 
 
 def choose_interval(every: int, needed: Iterable[int]) -> int:
-    """Return at most `every` iterations between snapshots, so that the `needed` iterations get theirs.
+    """Return the largest interval of at most `every` iterations that divides all `needed` iterations.
 
     >>> choose_interval(500, [7638]), choose_interval(500, [])
     (402, 500)

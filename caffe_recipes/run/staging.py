@@ -1,14 +1,10 @@
-"""A recipe's training data on the hosts of a hostfile, before a run or for itself: an LMDB, or TFRecords.
-
-Removing them again, where no training may read them.
-"""
+"""Stage a recipe's training data, an LMDB or TFRecords, on the hosts of a hostfile; remove it again."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,31 +15,28 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
-from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, look_at_file
 from caffe_recipes.cluster.staging.plan import CopyRates, How, clean_node
-from caffe_recipes.cluster.staging.relay import DATA, digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
+from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.sets import FileSet, clean_set, stage_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
-from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
-from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.context import (
     Connect,
     Setting,
     StageOptions,
-    all_hosts,
+    drop_refused_options,
+    find_hosts,
     find_launcher,
     find_profile,
     search_path,
-    split_options,
 )
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.tensorflow.records import deal_files
-from caffe_recipes.tensorflow.run import Records
+from caffe_recipes.run.records import find_record_sets
 
 Say = Callable[[str], None]
 CleanHost = Callable[[Host, str], tuple[str, str]]
@@ -53,15 +46,15 @@ T = TypeVar("T")
 def stage_recipe(
     recipe: AnyRecipe, options: StageOptions, connect: Connect, say: Say
 ) -> tuple[StagedHost, ...]:
-    """Put a recipe's training data on the hosts of a hostfile; what became of each.
+    """Stage a recipe's training data on the hosts of a hostfile; return the outcome for each host.
 
-    Spares get an LMDB too, but of TFRecords nothing until they replace a host, unless copies are to be whole.
-    Fewer hosts than the recipe's are reported, since they may be a beginning. Raises InputError for the
-    hostfile, the source, both before any host is reached, and the way.
+    Spares get an LMDB as well, but TFRecords only if every host gets all of them, since what a spare needs
+    depends on the host that it replaces. Having fewer hosts than the recipe needs is reported but allowed.
+    Raises InputError for the hostfile or the source before any host is reached, and for an impossible method.
     """
     root = Path(os.path.realpath(options.root))
     if isinstance(recipe, Recipe) and not (options.lmdb_source or recipe.data.train.source):
-        what = "has no LMDB to stage from"
+        what = "names no LMDB to stage from"
         raise InputError(recipe.name, what, "give its folder with --lmdb-source")
     profile = find_profile(recipe, options.profile)
     ways = find_staging_env(profile, options.how)
@@ -77,19 +70,19 @@ def stage_recipe(
         sets = find_record_sets(recipe, root, names, source=options.lmdb_source, is_whole=options.is_whole)
         act = partial(stage_sets, sets=sets, ways=ways, say=say)
     if len(names) < recipe.cluster.nodes:
-        say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all")
+        say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all of them")
     return with_hosts(names, lambda name: connect(name, profile.copy_with), act)
 
 
 def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
-    """Put what a run's ranks read on its hosts that lack it, from a source that is there."""
+    """Stage the training data on the hosts of a run that lack it, if the source exists."""
     recipe, source = setting.recipe, setting.lmdb_source
     if source is None:
         return ()
     if isinstance(recipe, Recipe):
-        is_there = (source / DATA).exists()
+        exists = (source / DATA).exists()
         place = setting.path(recipe.data.train.lmdb)
-        return stage(setting.lmdb_hosts, place, source, ways, say) if is_there else ()
+        return stage(setting.lmdb_hosts, place, source, ways, say) if exists else ()
     names = [host.name for host in setting.hosts]
     sets = find_record_sets(recipe, setting.root, names, source=source)
     return stage_sets(setting.hosts, sets, ways, say)
@@ -101,7 +94,7 @@ _OUTCOMES = ("there", "sent", "failed")
 def stage_sets(
     hosts: Sequence[Host], sets: Sequence[FileSet], ways: StagingEnv, say: Say
 ) -> tuple[StagedHost, ...]:
-    """Send each host its files of all sets; what became of each host that is to have any."""
+    """Stage the files of all sets; return the outcome for each host that needs any of them."""
     found: dict[str, StagedHost] = {}
     for files in sets:
         for each in stage_set([host for host in hosts if host.name in files.wanted], files, ways, say):
@@ -110,100 +103,15 @@ def stage_sets(
     return tuple(found[host.name] for host in hosts if host.name in found)
 
 
-def find_record_sets(
-    recipe: AnyRecipe,
-    root: Path,
-    names: Sequence[str],
-    *,
-    source: Path | None = None,
-    is_whole: bool = False,
-) -> list[FileSet]:
-    """Return which files of a recipe's TFRecords each host, in the order of the ranks, is to have.
-
-    Of the training records each has those that its ranks read; the first has all of the validation. Whole
-    copies are for all hosts, spares included. Raises InputError where there is nothing to stage, DataError
-    for records that are not the recipe's.
-    """
-    run = recipe.tensorflow
-    data = run.data if run else None
-    if run is None or data is None or not (source or data.train.source):
-        hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
-        raise InputError(recipe.name, "has no folder to stage TFRecords from", hint)
-    folder = root / (source or data.train.source or "")
-    train = _load_records(data.train, folder)
-    groups = int(run.flags.get("file_groups", 1))
-    wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
-    sets = [FileSet(str(root / data.train.folder), folder, wanted)]
-    if data.validation.source:
-        folder = root / data.validation.source
-        validation = _load_records(data.validation, folder)
-        wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
-        sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
-    return sets
-
-
-def _deal(
-    records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
-) -> dict[str, Sequence[SetFile]]:
-    """Return the files that the ranks of each of the first hosts read, by the flag --file_groups."""
-    ranks = cluster.nodes * cluster.ranks_per_node
-    dealt: dict[str, Sequence[SetFile]] = {}
-    for node, name in enumerate(names[: cluster.nodes]):
-        first = node * cluster.ranks_per_node
-        read = {rank * groups // ranks for rank in range(first, first + cluster.ranks_per_node)}
-        files = [
-            file for group in sorted(read) for file in deal_files(records.files, groups, group, records.seed)
-        ]
-        dealt[name] = [*files, records.manifest]
-    return dealt
-
-
-@dataclass(frozen=True)
-class _RecordFiles:
-    """The files of a folder of TFRecords, its manifest as hosts get it, and the seed that deals the files."""
-
-    files: Sequence[SetFile]
-    manifest: SetFile
-    seed: int
-
-    @property
-    def all(self) -> Sequence[SetFile]:
-        return [*self.files, self.manifest]
-
-
-def _load_records(records: Records, source: Path) -> _RecordFiles:
-    """Find the files of a folder of TFRecords; raises DataError unless they are the recipe's, and whole.
-
-    A digest is the manifest's; where that was written before it had any, the files are hashed once.
-    """
-    path, made = records_manifest_path(source), load_record_set(source)
-    if made is None:
-        raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
-    if (made.records, made.shards) != (records.images, records.files):
-        what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
-        raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
-    files = []
-    for number, name in enumerate(made.counts()):
-        seen = look_at_file(source / name)
-        size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
-        if seen.size_bytes != size:
-            what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
-            raise DataError(seen.data, what, "copy the records again, or make them again")
-        digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
-        files.append(SetFile(name, seen.data, size, digest))
-    manifest = SetFile(".manifest.json", path, path.stat().st_size, digest_of(path))
-    return _RecordFiles(files, manifest, made.seed)
-
-
 def find_staging_env(profile: Profile, how: How | None) -> StagingEnv:
-    """Return what staging works with here: a launcher, and what the profile says."""
+    """Return how staging can work here, by the launchers that are found and by the profile."""
     return StagingEnv(
         rates=find_rates(profile), how=how, chain=find_chain_env(profile), here=profile.head or ""
     )
 
 
 def find_rates(profile: Profile) -> CopyRates:
-    """Return what the cluster moves, in bytes a second; modest where the profile does not say.
+    """Return the copy rates of the cluster in bytes/s, with low defaults for what the profile leaves out.
 
     >>> from caffe_recipes.cluster.profiles import load_profile
     >>> find_rates(load_profile("stampede2-skx")).link
@@ -218,22 +126,22 @@ def find_rates(profile: Profile) -> CopyRates:
 
 
 def find_chain_env(profile: Profile) -> ChainEnv | None:
-    """Return what a chain is started with; None without a launcher or mpi4py."""
+    """Return how to start a relay chain; None without a launcher or mpi4py."""
     imported = [find_spec(name) for name in ("mpi4py", RELAY)]
     needs = [spec.origin for spec in imported if spec is not None and spec.origin]
     if len(needs) < len(imported):
         return None
-    path = search_path(ours_first=True)  # mpi4py and the launcher are of one MPI, if ours has one
+    path = search_path(ours_first=True)  # mpi4py and the launcher must be of the same MPI, ours if installed
     modules = profile.modules
     program: str = profile.launcher.program
-    if program == "ibrun":  # places as many ranks on a host as the job was asked for; its MPI's hydra one
+    if program == "ibrun":  # it starts as many ranks per host as the job asked for, where one is needed
         launcher = Launcher(environment=profile.launcher.environment)
         profile, program = profile.model_copy(update={"launcher": launcher}), HYDRA
     try:
         find_launcher(path, program, modules)
     except ClusterError:
         return None
-    known, _ = split_options(profile, path)
+    known, _ = drop_refused_options(profile, path)
 
     launch = RankLaunch(
         program=program,
@@ -245,14 +153,14 @@ def find_chain_env(profile: Profile) -> ChainEnv | None:
     return ChainEnv(launch, needs=(sys.executable, *needs))
 
 
-STAGING_HINT = "make room, move it away, or repair the host"
+STAGING_HINT = "free space, move the old data away, or repair the host"
 
 
 def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> ClusterError:
-    """Return the error of hosts that cannot be staged, each with why; it names the first.
+    """Return the error for hosts that cannot be staged, given (host, reason) pairs; it names the first.
 
-    >>> refusal([("a", "holds another LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
-    'a:/tmp/lmdb: holds another LMDB (and 1 more of 4 hosts failed)'
+    >>> refusal([("a", "has a different LMDB"), ("c", "is down")], "/tmp/lmdb", 4).without_hint
+    'a:/tmp/lmdb: has a different LMDB (and 1 more of 4 hosts failed)'
     """
     host, reason = failed[0]
     others = f" (and {len(failed) - 1} more of {hosts} hosts failed)" if len(failed) > 1 else ""
@@ -260,15 +168,18 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
 
 
 def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path, str]:
-    """Return all hosts, where they are named, and what is stale; raises InputError if nothing names any."""
-    names, where, stale = all_hosts(Path(os.path.realpath(options.root)), options.hostfile)
+    """Return the hosts, the file that names them, and a warning if it is stale.
+
+    Raises InputError if none is named.
+    """
+    names, where, stale = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if names is None:
         raise InputError(where, "no such file", "write one host a line there, or give --hostfile")
     return names, where, stale
 
 
 def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
-    """Raise DataError for what is no whole LMDB: nodes could only say that they hold what they were sent."""
+    """Raise DataError unless a folder holds a complete LMDB, since nodes can only compare copies with it."""
     try:
         open_datums(folder).close()
     except DataError as error:
@@ -278,7 +189,7 @@ def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
 
 
 def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]) -> T:
-    """Open hosts, act on them, and let go of them."""
+    """Open hosts, call `act` with them, and close them; return its result."""
     hosts = open_all(names, connect)
     try:
         return act(hosts)
@@ -291,9 +202,9 @@ _ASK_S = 120.0
 
 
 def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
-    """Remove a recipe's training data where staging has put it; what was done on each host.
+    """Remove a recipe's staged training data; return the outcome for each host.
 
-    Raises InputError while a run of the recipe is at work here, before any host is reached.
+    Raises InputError, before any host is reached, if a run of the recipe is running here.
     """
     root = Path(os.path.realpath(options.root))
     clean_host: CleanHost = clean_node
@@ -326,9 +237,9 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
 
 
 def _clean(hosts: Sequence[Host], place: str, clean_host: CleanHost) -> list[Cleaned]:
-    """Take the data away where no launch is at work: its ranks may be about to open it.
+    """Remove the data from hosts without ranks of any launch, since these may be about to open it.
 
-    This machine may well train something else: here it counts who has the LMDB open, as it does anywhere.
+    On this machine, ranks of another recipe do not matter. On any host, data that are open are kept.
     """
     distant = [host for host in hosts if not host.is_local]
     busy = {

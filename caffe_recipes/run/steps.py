@@ -1,4 +1,4 @@
-"""The steps of a run as values: what is trained, and what is evaluated. Paths are from the Caffe root."""
+"""The steps of a run: its trainings and evaluations. Paths are relative to the Caffe root."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from caffe_recipes.recipe.model import Reported
 
 @dataclass(frozen=True)
 class Training:
-    """One phase: the trainer's arguments, and what it leaves on the first host.
+    """The training of one phase: the trainer's arguments, and the files that it writes on the first host.
 
-    `needed` are more files that it leaves, as snapshots on its way from which later phases start: where each
-    lies, and where it is kept. `snapshots_at` are the iterations of those, and of the last one if the trainer
-    is stopped there. `starts_from` is the phase whose result it starts from. No other phase starts from one
-    that `is_end`.
+    The trainer writes its last model to `snapshot`; once verified, a copy is kept at `fetched`. `needed` are
+    earlier snapshots from which later phases start, as pairs of paths: as written, and as kept.
+    `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
+    (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
+    `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`.
     """
 
     phase: str
@@ -38,22 +39,22 @@ class Training:
     reported: Reported = field(default_factory=Reported)
 
     @property
-    def left(self) -> tuple[str, ...]:
-        """What it leaves on the first host."""
+    def snapshot_paths(self) -> tuple[str, ...]:
+        """The paths on the first host to which the trainer writes the snapshots that are needed."""
         return (self.snapshot, *(path for path, _ in self.needed))
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Where its verified files are kept."""
+        """The paths where its verified files are kept."""
         return (self.fetched, *(kept for _, kept in self.needed))
 
     @property
     def images(self) -> int:
-        """How many images it trains on."""
+        """The number of images that it trains on, over all iterations."""
         return self.last_iter * self.images_per_iter
 
     def trained_path(self, kept: str) -> str:
-        """Return where a kept file lay when it was trained, on the host of rank 0."""
+        """Return the path on rank 0's host to which the trainer wrote a kept file."""
         return posixpath.join(posixpath.dirname(self.snapshot), posixpath.basename(kept))
 
 
@@ -61,7 +62,7 @@ class Training:
 class Testing:
     """The evaluation of a phase's model, by one process on this machine.
 
-    It reads `needed` files besides the `weights`, and `files`, texts that are written before it by path.
+    It reads the `weights`, the `needed` files, and `files`, {path: text}, which are written before it starts.
     """
 
     phase: str
@@ -76,7 +77,7 @@ class Testing:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All that a run does once its data are in place; `files` are the texts that are placed, by path."""
+    """What a run does once its data are staged; `files` are written first: {path: text}."""
 
     files: Mapping[str, str]
     trainings: tuple[Training, ...]
@@ -85,9 +86,9 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Two files from which a phase is resumed, kept at `state` and `model` from the Caffe root.
+    """The two files from which a phase is resumed, kept at `state` and `model` under the Caffe root.
 
-    `state_path` and `model_path` are where every rank reads them, and where the trainer wrote them.
+    The trainer wrote them to `state_path` and `model_path`, where every rank reads them on resuming.
     """
 
     phase: str
@@ -102,9 +103,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a trainer is tried on one host: files in a folder of their own, and each attempt's words, by name.
+    """A short test of a trainer on one host: files for a temporary folder, and the arguments of each attempt.
 
-    `all_well` is what to report of a trainer that does well.
+    `attempts` are by name; `all_well` is the message if all of them succeed.
     """
 
     files: Mapping[str, str]
@@ -114,7 +115,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt of a trial: how the trainer ended, and the end of its log."""
+    """One attempt of a trial: the trainer's exit code, and the end of its log."""
 
     code: int
     log: str

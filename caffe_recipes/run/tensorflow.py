@@ -1,13 +1,14 @@
-"""TensorFlow's programs under Horovod: their answers to what a run asks of a trainer.
+"""The trainer for TensorFlow under Horovod.
 
-A run is one step, `train`. Its checkpoints are sets of files in the folder `model` of the run's folder, which
-all hosts see; the file `checkpoint` beside them says which one the program resumes.
+A run is a single phase, `train`. Its checkpoints are sets of files in the folder `model` inside the run's
+folder, which all hosts share; the file `checkpoint` next to them names the one that the program resumes.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -52,47 +53,70 @@ _MODEL, _STATE = ".data-00000-of-00001", ".index"
 _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
 _RATES = "tf_rates.py"
+_STARTED = ("resnet_main.py", "resnet_eval.py")
+_FLAG = re.compile(r"(.+\.py): (.*flag.*)", re.IGNORECASE)
 _HINT = "resume from another checkpoint, or start over with --new"
-# What a rank says of the world that it is in, and a host of its libraries.
-_IN_THE_WORLD = (
+# Run by each rank: prints its number and the number of ranks.
+_PRINT_RANK = (
     "import horovod.tensorflow as hvd; hvd.init(); "
     "print(f'caffe-recipes: rank {hvd.rank()} of {hvd.size()}', flush=True); hvd.shutdown()"
 )
-_LIBRARIES = """\
+# Run on each host: loads each program, has it read its flags, and prints the versions of the libraries.
+_TRIAL = """\
+import json, os, runpy, sys
 import horovod
 import horovod.tensorflow as hvd
 import tensorflow
+from absl import flags
 
 if not hvd.mpi_built():
     raise SystemExit("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
+known = set(flags.FLAGS)
+for words in json.loads(sys.argv[1]):
+    if os.fork():  # both programs have flags of the same names
+        if os.wait()[1]:
+            raise SystemExit(1)
+        continue
+    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+    runpy.run_path(words[0], run_name="trial")
+    if set(flags.FLAGS) - known:  # a program may read its flags in another way
+        try:
+            flags.FLAGS(words)
+        except flags.Error as error:
+            raise SystemExit(f"{words[0]}: {error}".splitlines()[0])
+    os._exit(0)
 print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__version__}")
 """
 
 
 @dataclass(frozen=True)
 class TensorFlow:
-    """A trainer whose ranks are processes of resnet_main.py, and whose model resnet_eval.py tests."""
+    """The trainer that runs resnet_main.py on every rank, and resnet_eval.py for the evaluation."""
 
     recipe: TensorFlowRecipe
     title: ClassVar[str] = "TensorFlow"
     is_ours: ClassVar[bool] = False
     always_checkpoints: ClassVar[bool] = True
-    another: ClassVar[str] = "name the Python that has TensorFlow and Horovod as `python` in the profile"
+    failure_hint: ClassVar[str] = "name the Python that has TensorFlow and Horovod as `python` in the profile"
     model_suffix: ClassVar[str] = _STATE
     file_kind: ClassVar[str] = "program"
-    untrained: ClassVar[str] = "fresh weights"
+    initialization: ClassVar[str] = "fresh weights"
     checks: ClassVar[tuple[str, ...]] = (
         *("trainer", "ranks", "folders", "programs", "train records", "test records"),
         *("snapshots", "disk"),
     )
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the Python that has TensorFlow: the profile's, else .venv-tf's, else python3.
+        """Return the Python that has TensorFlow: the profile's, else that of .venv-tf, else python3.
 
-        Raises InputError if it is not there.
+        Raises InputError if it does not exist.
         """
         if profile.container is not None:
             return profile.python or "python3"
+        for folder in _own_programs():
+            for name in _STARTED:
+                if not Path(folder, name).is_file():
+                    raise InputError(Path(folder, name), "no such program", "correct or unset RESNET_DIR")
         if profile.python is not None:
             found = shutil.which(profile.python, path=path)
             if found is None:
@@ -101,12 +125,12 @@ class TensorFlow:
         ours = [folder / _ENVIRONMENT / "bin/python" for folder in (root, _checkout())]
         found = next((str(each) for each in ours if each.exists()), shutil.which("python3", path=path))
         if found is None:
-            raise InputError("python3", "not found", self.another)
+            raise InputError("python3", "not found", self.failure_hint)
         return found
 
     def environment(self, root: Path) -> dict[str, str]:
-        """Return the variables of every process: tf_rates.py is found beside the programs."""
-        folders = [str(root / self._folder), *_given_programs(), os.environ.get("PYTHONPATH", "")]
+        """Return the environment variables of every process. tf_rates.py is found by PYTHONPATH."""
+        folders = [str(root / self._folder), *_own_programs(), os.environ.get("PYTHONPATH", "")]
         quiet = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, folders)),
@@ -115,7 +139,7 @@ class TensorFlow:
         }
 
     def steps(self, folder: str) -> tuple[Training, ...]:
-        """Return the one step."""
+        """Return the only phase, for a run whose folder is `folder`."""
         run, cluster, data = self.recipe.tensorflow, self.recipe.cluster, self.recipe.tensorflow.data
         last = run.schedule.steps
         argv = train_argv(
@@ -128,13 +152,15 @@ class TensorFlow:
             data_dir=data.train.folder,
             model_dir=f"{folder}/model",
         )
+        if "file_groups" not in run.flags and self.file_groups > 1:
+            argv = (*argv, f"--file_groups={self.file_groups}")
         name = f"model.ckpt-{last}"
         every = run.flags.get("save_checkpoints_steps")
         every_iter = every if isinstance(every, int) else last
         step = Training(
             phase=STEP,
             net=STEP,
-            arguments=_behind_python(argv),
+            arguments=_arguments_of(argv),
             weights=None,
             snapshot=f"{folder}/model/{name}{_STATE}",
             fetched=f"{folder}/snapshots/{name}{_STATE}",
@@ -149,8 +175,19 @@ class TensorFlow:
         )
         return (step,)
 
+    @property
+    def file_groups(self) -> int:
+        """To how many groups of ranks the training files are dealt: by default each node gets its own.
+
+        Not by default where the images of a step must not depend on the nodes, where there are too few files,
+        and for programs of somebody's own, which may not know the flag.
+        """
+        run, nodes = self.recipe.tensorflow, self.recipe.cluster.nodes
+        is_shared = run.flags.get("deterministic") or run.data.train.files < nodes or _own_programs()
+        return int(run.flags.get("file_groups", 1 if is_shared else nodes))
+
     def testings(self, folder: str) -> tuple[Testing, ...]:
-        """Return the evaluation of the kept checkpoint."""
+        """Return the evaluation of the fetched checkpoint."""
         run, images = self.recipe.tensorflow, self.recipe.test_images
         (step,) = self.steps(folder)
         kept = posixpath.dirname(step.fetched)
@@ -166,7 +203,7 @@ class TensorFlow:
         testing = Testing(
             phase=STEP,
             net=STEP,
-            arguments=_behind_python(argv),
+            arguments=_arguments_of(argv),
             weights=step.fetched,
             iterations=batches,
             needed=step.kept[1:],
@@ -176,52 +213,55 @@ class TensorFlow:
         return (testing,)
 
     def read_back(self, training: Training) -> Testing | None:
-        """Return what reads the kept checkpoint: no TensorFlow is in this program's own environment."""
+        """Return a process that verifies the fetched checkpoint by loading it with TensorFlow.
+
+        This package itself runs without TensorFlow.
+        """
         path = training.fetched.removesuffix(_STATE)
         words = [word for word in training.arguments[1:] if not word.startswith("--data_dir")]
         arguments = (self._checker, *words, "--data_dir=.", f"--checkpoint={path}")
         return Testing(STEP, STEP, arguments, training.fetched, 0)
 
     def main_line(self) -> frozenset[str]:
-        """Return the one step."""
+        """Return the name of the only phase."""
         return frozenset((STEP,))
 
     def classes(self) -> int:
-        """Return among how many classes the model chooses."""
+        """Return the number of classes that the model distinguishes."""
         return self.recipe.tensorflow.classes or 1000
 
     @property
     def data_folder(self) -> str:
-        """The folder of the training records on each node."""
+        """The folder on each node that holds the training records."""
         return self.recipe.tensorflow.data.train.folder
 
     @property
     def data_source(self) -> str | None:
-        """The folder that these are staged from."""
+        """The folder from which the training records are staged; None if the recipe names none."""
         return self.recipe.tensorflow.data.train.source
 
     @property
     def built(self) -> tuple[str, ...]:
-        """The folders of records that are built where they are missing."""
+        """The folders of records that a run builds if they are missing."""
         data = self.recipe.tensorflow.data
         if data.prepare is None:
             return ()
         return tuple(each.source or each.folder for each in (data.train, data.validation))
 
     def build(self, folder: Path) -> None:
-        """Build the records of digits in a folder; raises RunFailed for a disk that is full."""
+        """Build the records of the digits inside `folder`. Raises RunFailed if the disk is full."""
         from caffe_recipes.data.digits import build_digit_records
 
         data = self.recipe.tensorflow.data
         build_digit_records(folder, (data.train.files, data.validation.files))
 
     def files(self) -> dict[str, str]:
-        """Return the programs, unless they are somebody's own, and the schedule that they import."""
+        """Return the programs, unless RESNET_DIR names others, and the schedule that they import."""
         rates = render_horovod(self.recipe)[f"jobs/{self.recipe.name}/{_RATES}"]
         texts = {
             f"{self._folder}/{name}": text
             for name, text in _program_texts()
-            if not _given_programs() or name == posixpath.basename(self._checker)
+            if not _own_programs() or name == posixpath.basename(self._checker)
         }
         return {**texts, f"{self._folder}/{_RATES}": rates}
 
@@ -231,11 +271,11 @@ class TensorFlow:
         return (_ENVIRONMENT, *self.folders())
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folder of these files."""
+        """Return the folder that holds `files`."""
         return (self._folder,)
 
     def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of the schedule, which no comment changes: the programs may get better."""
+        """Return a digest of the schedule without its comments. The programs may change between launches."""
         path = f"{self._folder}/{_RATES}"
         return {path: hashlib.sha256(ast.dump(ast.parse(files[path])).encode()).hexdigest()}
 
@@ -247,7 +287,7 @@ class TensorFlow:
         files: Mapping[str, str],
         folder: str,
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return a launch's arguments, and the file that names the checkpoint to resume."""
+        """Return the arguments of a launch, and the file that names the checkpoint to resume."""
         more = () if every is None else (f"--save_checkpoints_steps={every}",)
         if checkpoint is None:
             return (*training.arguments, *more), {}
@@ -255,7 +295,7 @@ class TensorFlow:
         return (*training.arguments, *more), {f"{model}/checkpoint": _name_checkpoint(name)}
 
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
-        """Move every other checkpoint than the one to resume out of the program's way; yield their names."""
+        """Move away all checkpoints except the one to resume; yield the names of those that were moved."""
         folder = root / posixpath.dirname(training.snapshot)
         kept = checkpoint.iteration if checkpoint else None
         names = sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
@@ -269,60 +309,55 @@ class TensorFlow:
         numbers = {int(match[1]) for name, match in found.items() if match and name in others}
         yield from (f"model.ckpt-{number}" for number in sorted(numbers))
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return nothing: it starts from fresh weights."""
+    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
+        """Return None: the program cannot write a checkpoint on request."""
         return None
 
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return nothing: a file says what is resumed, and the journal."""
-        return None
-
-    def known_by(self, arguments: Sequence[str]) -> str | None:
-        """Return nothing: it cannot be asked for a checkpoint."""
-        return None
-
-    def begin_log(self) -> LogSummary:
-        """Return what folds the lines of a log."""
+    def new_log_summary(self) -> LogSummary:
+        """Return an empty log summary to feed lines into."""
         return ProgramLog()
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
-        """Return nothing: the program itself compares a checkpoint's names and shapes with the model's."""
+        """Return None: the program itself compares the names and shapes in a checkpoint with its model."""
         return None
 
     def prefix(self, training: Training) -> str:
-        """Return what the paths of all that it writes begin with."""
+        """Return the common prefix of the paths of all checkpoints."""
         return training.snapshot.rpartition("-")[0]
 
     def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
-        """Return what it writes at an iteration."""
+        """Return the paths of the checkpoint that is written at an iteration."""
         path = f"{self.prefix(training)}-{iteration}"
         return (f"{path}{_STATE}", f"{path}{_MODEL}")
 
     def model_bytes(self, net: str) -> int | None:
-        """Return the bytes of a checkpoint of ResNet-50, its momentum included; None for another depth."""
+        """Return the size of a ResNet-50 checkpoint in bytes, with momentum; None for other depths."""
         if self.recipe.tensorflow.resnet_depth not in (None, 50):
             return None
         learned, moving = 23_508_032 + 2049 * self.classes(), 53_120
         return 4 * (2 * learned + moving)
 
     def check_model(self, net: str, path: Path) -> None:
-        """Make sure that a file has something in it; `read_back` reads the whole."""
+        """Raise WeightsError if a file is empty; `read_back` verifies its content."""
         if not path.stat().st_size:
             raise WeightsError(path, "is empty", "give another snapshot")
 
     def checkpoint_iter(self, state: str) -> int | None:
-        """Return the global step that a checkpoint's name tells; None for another name."""
+        """Return the global step in the path of a checkpoint's index file; None for any other path."""
         found = _STATE_NAME.fullmatch(state)
         return int(found[1]) if found else None
 
     def model_beside(self, state: str) -> str:
-        """Return the values that are written with an index."""
+        """Return the data file that belongs to an index file."""
         return f"{state.removesuffix(_STATE)}{_MODEL}"
 
     def fetch_checkpoint(
         self, host: Host, root: Path, training: Training, state: str, folder: str
     ) -> Checkpoint:
-        """Digest a checkpoint where it lies, which all hosts see; raises RunFailed."""
+        """Return a checkpoint with its digests; it stays in place, in a folder that all hosts share.
+
+        Raises RunFailed if it cannot be read.
+        """
         model = self.model_beside(state)
         paths = [posixpath.join(root, path) for path in (state, model)]
         try:
@@ -333,31 +368,40 @@ class TensorFlow:
         return Checkpoint(training.phase, iteration, state, digests[0], model, digests[1], paths[0], paths[1])
 
     def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
-        """Make sure that both files of a checkpoint are what they were; raises WeightsError."""
+        """Raise WeightsError if a file of a checkpoint is missing or has changed."""
         what = f"the checkpoint at step {checkpoint.iteration:,}"
         verify_digest(root / checkpoint.state, checkpoint.state_sha256, what, _HINT)
         verify_digest(root / checkpoint.model, checkpoint.model_sha256, what, _HINT)
 
     def trial(self) -> Trial:
-        """Return an import of both libraries."""
-        return Trial({"libraries.py": _LIBRARIES}, {"an import": ("libraries.py",)}, "imports both libraries")
+        """Return a trial that imports TensorFlow and Horovod, and has each program read its flags."""
+        given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
+        ours = {} if _own_programs() else dict(_program_texts())
+        tried = [
+            [name if ours else words[0], *words[1:]] for name, words in zip(_STARTED, given, strict=True)
+        ]
+        all_well = "imports both libraries, and the programs know their flags"
+        attempts = {"the programs": ("trial.py", json.dumps(tried))}
+        return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well)
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
-        """Say what went wrong in an attempt, by its last line; None if nothing did."""
+        """Return what went wrong in an attempt of the trial, with its last line; None if nothing did."""
         lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
         if attempt.code == 0 and any(line.startswith("caffe-recipes: ") for line in lines):
             return None
         if attempt.code in (124, 137):
             return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
         last = lines[-1][:200] if lines else f"returned {attempt.code}"
+        if (known := _FLAG.match(last)) is not None:
+            return f"cannot start {known[1]}: {known[2]}; correct tensorflow.flags, or RESNET_DIR"
         return f"does not import TensorFlow and Horovod: {last}"
 
-    def world_words(self) -> tuple[str, ...]:
-        """Return the words with which each rank says who it is, and among how many."""
-        return ("-c", _IN_THE_WORLD)
+    def world_arguments(self) -> tuple[str, ...]:
+        """Return arguments that make each rank print `caffe-recipes: rank R of N`."""
+        return ("-c", _PRINT_RANK)
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
-        """Return the accuracies of an evaluation of the last step and of all images; else nothing."""
+        """Return the accuracies; empty unless all images were evaluated with the model of the last step."""
         found = dict(summary.mean_outputs)
         step, batches = found.pop("global_step", None), max(summary.batches, default=0)
         wanted = self.recipe.tensorflow.schedule.steps
@@ -372,22 +416,23 @@ class TensorFlow:
         return f"{self._folder}/resnet_check.py"
 
     def _program(self, name: str) -> str:
-        given = _given_programs()
+        given = _own_programs()
         return posixpath.join(given[0] if given else self._folder, name)
 
 
 class ProgramLog(LogSummary):
-    """What the logs of resnet_main.py, resnet_eval.py and resnet_check.py say of a run so far."""
+    """The summary of a log of resnet_main.py, resnet_eval.py or resnet_check.py."""
 
     VITAL: ClassVar[tuple[str, ...]] = (
         "Saving checkpoints",
         "checkpoint listeners",
         "Finished training",
         "resnet_",
+        "FATAL ",
     )
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
-        """Take one more line; give its last event, if it has any."""
+        """Process one more line; return its last event, if it has any."""
         rank, text = split_rank(line.rstrip("\r\n"))
         found = _LINE.fullmatch(text)
         complaint = None if found else _COMPLAINT.fullmatch(text)
@@ -404,12 +449,13 @@ class ProgramLog(LogSummary):
             for event in make(match)
         ]
         for event in events if rank in (None, 0) else ():
-            self._take(event, time)
+            self._apply(event, time)
         return Entry(events[-1], rank, time) if events else None
 
 
 _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
-_COMPLAINT = re.compile(r"resnet_\w+\.py: (.+)")
+# `resnet_main.py: ...` is ours, `FATAL ...` of absl, which reads the flags.
+_COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
 _NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
 
 
@@ -453,16 +499,16 @@ def _time(year: int, found: re.Match[str]) -> datetime | None:
 
 
 def _name_checkpoint(name: str) -> str:
-    """Write the file by which TensorFlow knows a folder's newest checkpoint."""
+    """Return the text of the file `checkpoint`, which names the checkpoint that TensorFlow resumes."""
     return f'model_checkpoint_path: "{name}"\nall_model_checkpoint_paths: "{name}"\n'
 
 
-def _behind_python(argv: Sequence[str]) -> tuple[str, ...]:
+def _arguments_of(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(argv[argv.index("python") + 1 :])
 
 
-def _given_programs() -> tuple[str, ...]:
-    """Return the folder of somebody's own programs, as the generated scripts take it, if there is one."""
+def _own_programs() -> tuple[str, ...]:
+    """Return the folder of the user's own programs, $RESNET_DIR, if set, as the generated scripts do."""
     given = os.environ.get("RESNET_DIR")
     return (str(Path(given).absolute()),) if given else ()
 

@@ -1,4 +1,4 @@
-"""What trains a recipe, as a value: all that a run asks of a program. No other module here knows one."""
+"""The interface between a run and the program that trains. No other module of `run` knows a program."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ from caffe_recipes.run.tensorflow import TensorFlow
 
 
 class Trainer(Protocol):
-    """A program that trains a recipe. Paths are from the Caffe root unless they are `Path`s."""
+    """A program that trains a recipe. Paths given as `str` are relative to the Caffe root.
+
+    A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a
+    file of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
+    """
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The name of the program in messages, such as "Caffe"."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is installed beside this program."""
+        """Whether the program ships with this package, as caffe-torch does."""
 
     @property
-    def another(self) -> str:
-        """What to do where it does not work."""
+    def failure_hint(self) -> str:
+        """What to do if the program does not work, as the end of an error message."""
 
     @property
     def model_suffix(self) -> str:
-        """What the names of trained models end with."""
+        """The suffix of model files, such as ".caffemodel"."""
 
     @property
     def file_kind(self) -> str:
-        """What one of the texts is called that are placed for it."""
+        """The noun for one of `files` in messages, such as "prototxt"."""
 
     @property
-    def untrained(self) -> str:
-        """What a phase starts from that starts from no weights."""
+    def initialization(self) -> str:
+        """What initializes a phase that starts from no weights, for messages."""
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The rows of the preflight, besides those that every run has."""
+        """The names of the preflight checks that this program needs besides those of every run."""
 
     @property
     def landmarks(self) -> tuple[str, ...]:
@@ -52,54 +56,57 @@ class Trainer(Protocol):
 
     @property
     def always_checkpoints(self) -> bool:
-        """Whether it writes checkpoints without being told an interval."""
+        """Whether the program writes checkpoints even if the user asks for none."""
 
     @property
     def data_folder(self) -> str:
-        """The folder of its training data on each node."""
+        """The folder on each node that holds the training data."""
 
     @property
     def data_source(self) -> str | None:
-        """The folder that these are staged from."""
+        """The folder from which the training data are staged; None if the recipe names none."""
 
     @property
     def built(self) -> tuple[str, ...]:
-        """The folders of data that are built where they are missing."""
+        """The data folders that a run builds if they are missing."""
 
     def build(self, folder: Path) -> None:
-        """Build them in the folder that holds them; raises RunFailed."""
+        """Build the data of `built` inside `folder`. Raises RunFailed if the disk is full."""
 
     # The plan.
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the program as it is called from the Caffe root; raises InputError if it is not there."""
+        """Return the program's path, from the Caffe root. Raises InputError if it does not exist."""
 
     def environment(self, root: Path) -> dict[str, str]:
-        """Return the variables that each of its processes needs."""
+        """Return the environment variables that each process of the program needs."""
 
     def steps(self, folder: str) -> tuple[Training, ...]:
-        """Return what is trained, in order, for a run in `folder`."""
+        """Return the phases to train, in order, for a run whose folder is `folder`."""
 
     def testings(self, folder: str) -> tuple[Testing, ...]:
-        """Return what is evaluated."""
+        """Return the evaluations to do after training, for a run whose folder is `folder`."""
 
     def read_back(self, training: Training) -> Testing | None:
-        """Return what reads the kept files of a phase; None where `check_model` has done that."""
+        """Return a process that verifies a phase's fetched files by loading them with the program itself.
+
+        None if `check_model` is enough.
+        """
 
     def main_line(self) -> frozenset[str]:
-        """Return the phases beside which all others may be trained."""
+        """Return the names of the main phases; all others are branches, which may be trained beside them."""
 
     def classes(self) -> int:
-        """Return among how many classes the net chooses."""
+        """Return the number of classes that the net distinguishes."""
 
     def files(self) -> dict[str, str]:
-        """Return the texts that must be in place before anything is launched, by path."""
+        """Return the files that must exist before a launch: {path: text}."""
 
     def folders(self) -> tuple[str, ...]:
-        """Return the folders of these texts."""
+        """Return the folders that hold `files`."""
 
     def digest_files(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of what each of these texts says, by path."""
+        """Return a digest of the meaning of each file, by path. Comments and formatting do not change it."""
 
     # A launch, and its log.
 
@@ -111,72 +118,79 @@ class Trainer(Protocol):
         files: Mapping[str, str],
         folder: str,
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the arguments of a launch that resumes a checkpoint and writes one `every` iterations.
+        """Return the arguments of a launch, and the files to write before it: {path: text}.
 
-        And the files, by path, that it reads besides; they are written into `folder`.
+        The launch resumes `checkpoint` unless that is None, and writes a checkpoint every `every` iterations
+        unless that is None. `files` are those that the run has placed; new ones go into `folder`.
         """
 
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
-        """Move what it would resume from instead of `checkpoint` out of its way; yield the names."""
+        """Move away any checkpoint that the program would resume instead of `checkpoint`.
 
-    def started_from(self, arguments: Sequence[str]) -> str | None:
-        """Return the weights that a launch of these arguments starts from."""
+        Yields the names of those that were moved.
+        """
 
-    def resumed_iter(self, arguments: Sequence[str]) -> int | None:
-        """Return the iteration of the checkpoint that a launch of these arguments resumes."""
+    def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
+        """Return the argument that identifies rank 0's process, which is then signalled to write a snapshot.
 
-    def known_by(self, arguments: Sequence[str]) -> str | None:
-        """Return the argument by which rank 0 is known, to be asked for a snapshot; None if it cannot be."""
+        None if the program cannot write a snapshot on request.
+        """
 
-    def begin_log(self) -> LogSummary:
-        """Return what folds the lines of a log."""
+    def new_log_summary(self) -> LogSummary:
+        """Return an empty log summary to feed lines into."""
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
-        """Return what it has left out of the weights that it started from, by its log."""
+        """Return which of its initial weights the program ignored, as a message based on its log.
 
-    # What it leaves: models, and checkpoints.
+        None if it loaded all of them.
+        """
+
+    # Models and checkpoints.
 
     def prefix(self, training: Training) -> str:
-        """Return what the paths of all that a phase writes begin with."""
+        """Return the common prefix of the paths of all snapshots of a phase."""
 
     def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
-        """Return what a phase writes at an iteration."""
+        """Return the paths of the snapshot that a phase writes at an iteration."""
 
     def model_bytes(self, net: str) -> int | None:
-        """Return the bytes of a model; None where only the data tell."""
+        """Return the size of a model in bytes; None if it depends on the training data."""
 
     def check_model(self, net: str, path: Path) -> None:
-        """Look into one file that a phase leaves; raises WeightsError if it is not what it should be."""
+        """Raise WeightsError if a model file is damaged or does not fit `net`."""
 
     def checkpoint_iter(self, state: str) -> int | None:
-        """Return the iteration of a checkpoint, by what its log calls it; None for what is none."""
+        """Return the iteration of a checkpoint by the path of its state file; None for any other path."""
 
     def model_beside(self, state: str) -> str:
-        """Return the model that a checkpoint is written with."""
+        """Return the model file that belongs to a checkpoint's state file."""
 
     def fetch_checkpoint(
         self, host: Host, root: Path, training: Training, state: str, folder: str
     ) -> Checkpoint:
-        """Bring a checkpoint into `folder`, verified; raises RunFailed."""
+        """Return a checkpoint that `host` holds, verified, and copied into `folder` if needed.
+
+        Raises RunFailed if it cannot be fetched, or is damaged.
+        """
 
     def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
-        """Make sure that a checkpoint's kept files are whole; raises WeightsError."""
+        """Raise WeightsError if the kept files of a checkpoint are missing or damaged."""
 
-    # Trying it, and evaluating.
+    # The trial in the preflight, and evaluation.
 
     def trial(self) -> Trial:
-        """Return how it is tried on one host."""
+        """Return the short trial that shows on one host whether the program works."""
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
-        """Say what went wrong in an attempt; None if nothing did."""
+        """Return what went wrong in an attempt of the trial; None if nothing did."""
 
-    def world_words(self) -> tuple[str, ...]:
-        """Return its words with which each rank says `caffe-recipes: rank R of N`; none if it cannot."""
+    def world_arguments(self) -> tuple[str, ...]:
+        """Return arguments that make each rank print `caffe-recipes: rank R of N`; empty if it cannot."""
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
-        """Return what an evaluation gave, by name; nothing if its log has no result."""
+        """Return the results of an evaluation by name; empty if its log has none."""
 
 
 def find_trainer(recipe: AnyRecipe) -> Trainer:
-    """Return what trains a recipe."""
+    """Return the trainer of a recipe."""
     return TensorFlow(recipe) if isinstance(recipe, TensorFlowRecipe) else Caffe(recipe)

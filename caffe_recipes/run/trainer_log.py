@@ -1,9 +1,9 @@
-"""Watch a trainer by its log: progress, speed, time left, and what went wrong.
+"""Watch a trainer by its log: progress, speed, time left, and errors.
 
-The watchdog finds what no launcher notices: a link that goes silent, or a rank that holds all others up.
+The watchdog detects what no launcher notices: a broken link, or a rank that blocks all others.
 
-Training is synchronous: while iterations come, every host is well, whatever ssh says. So a host is lost only
-when neither its pulse nor a line of the log has come.
+Training is synchronous: as long as iterations are logged, every host works, whatever ssh reports. So a host
+is considered lost only if both its pulses and the log have stopped.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from typing import Any, Protocol
 
 from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
-from caffe_recipes.cluster.ranks import RankEnds
+from caffe_recipes.cluster.ranks import RankExitReader
 from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_duration, write_clock
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
-# What Hydra prints of a rank that a signal has ended; the advice after it is of no use.
+# Printed by Hydra when a signal has killed a rank; the advice after it does not help.
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
-# Hydra does not notice that the srun which was to start its proxies has ended, and waits for ever.
+# Printed by srun. Hydra does not notice that the srun which starts its proxies has failed, and waits forever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
-# What glog prints of a training that goes well; not a reason for its end.
+# An informational line of glog, which is not the reason why a trainer ended.
 _INFO = re.compile(r"I[0-9]{4,8} [0-9:.]+ +[0-9]+ \S+\] ")
 _NUMBERS = re.compile(r"\d+")
-# Of more than this at once, which only a resume finds, both ends are read as ever.
+# If there is more unread than this, as when resuming, only both ends of it are read in full,
 _MOST_BYTES = 64 << 20
 _END_BYTES = 8 << 20
-# Of what is between, only what has a vital word: one of these, of launchers, or one of the trainer's.
+# and of the rest only lines that contain one of these words of launchers, or of the trainer's VITAL.
 _VITAL = ("EXIT STRING", "RUNNING AT", "srun: ")
-_FATAL = re.compile(r"^(?:\[\d+\] ?)?F\d{4} ", re.MULTILINE)  # as glog begins the line that it dies with
-# So many different lines are remembered before the first iteration.
-_MOST_HEARD = 10_000
-# Speed over so many displays: smooth, yet quick to show that something slows down.
+_FATAL = re.compile(r"^(?:\[\d+\] ?)?F\d{4} ", re.MULTILINE)  # a fatal line of glog
+# The most distinct lines to remember before the first iteration.
+_MOST_SEEN = 10_000
+# Displays over which the speed is averaged: smooth, yet quick to show a slowdown.
 _RECENT = 5
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a phase is; a value is None until the log has it.
+    """The progress of a phase. A value is None until the log shows it.
 
     `phases` are all phases of the run, with their last iterations.
     """
@@ -63,7 +63,7 @@ class Progress:
 
     @property
     def timing(self) -> list[str]:
-        """The speed and the time left in words, as far as they are known."""
+        """The speed and the remaining time as text, as far as they are known."""
         parts = [] if self.images_per_s is None else [f"{self.images_per_s:,.0f} images/s"]
         if self.phase_left_s is not None and self.chain_left_s is not None:
             phase, chain = write_clock(self.phase_left_s), write_clock(self.chain_left_s)
@@ -71,53 +71,53 @@ class Progress:
         return parts
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values that belong to this phase, by name."""
+        """Return the values of this phase by name."""
         return {name: value for name, value in asdict(self).items() if name != "phases"}
 
 
 class LogTail:
-    """A growing log, read a whole line at a time.
+    """A growing log, read line by line.
 
-    `signs` counts its signs of life: what reports training or testing, and before that each line that says
-    something new. What some library repeats while nothing happens does not count. `no_step` is why Slurm has
-    started no ranks; "" where it has. `last_words` are the last words other than reports of normal training.
+    `signs` counts the signs of progress: lines about training or testing, and before the first of these every
+    new line, but not what a library repeats while nothing happens. `no_step` is why Slurm could not start the
+    ranks, or "". `last_words` is the last line that is not about normal training.
     """
 
     def __init__(self, path: Path, summary: LogSummary | None = None) -> None:
-        """Begin at the beginning; the file may still be missing. The trainer's `summary` folds its lines."""
+        """Start at the beginning of a file, which need not exist yet; lines are fed into `summary`."""
         self.path = path
         self.lines = self.signs = 0
         self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
         self.exit_string = self.no_step = ""
-        self.ends = RankEnds()
+        self.ends = RankExitReader()
         self._file = LogFile(path)
-        self._heard: set[int] = set()
+        self._seen: set[int] = set()
 
     @property
     def has_begun(self) -> bool:
-        """Tell whether iterations, or batches of a test, have come."""
+        """Whether the log shows an iteration, or a batch of a test."""
         return bool(self.summary.losses or self.summary.batches)
 
     def read(self, *, to_end: bool = False) -> None:
-        """Take the whole lines that have come, and with `to_end` a last one cut short."""
+        """Read the new complete lines, and with `to_end` also an incomplete last one."""
         unread = self._file.unread_bytes()
         if unread > _MOST_BYTES:
             for lines in self._file.read(_END_BYTES):
-                self._take(lines)
+                self._process(lines)
             for lines in self._file.read(unread - 2 * _END_BYTES):
                 has_vital = self._is_vital("\n".join(lines))
                 vital = [line for line in lines if self._is_vital(line)] if has_vital else []
                 self.lines += len(lines) - len(vital)
-                self._take(vital)
+                self._process(vital)
         for lines in self._file.read(to_end=to_end):
-            self._take(lines)
+            self._process(lines)
 
     def _is_vital(self, text: str) -> bool:
         words = (*_VITAL, *self.summary.VITAL)
         return any(word in text for word in words) or _FATAL.search(text) is not None
 
-    def _take(self, lines: list[str]) -> None:
+    def _process(self, lines: list[str]) -> None:
         self.lines += len(lines)
         for line in lines:
             self.signs += self._is_sign(line, self.summary.feed(line))
@@ -138,23 +138,23 @@ class LogTail:
         if entry is not None and not isinstance(entry.event, Complaint | Fatal):
             return True
         if self.has_begun:
-            self._heard.clear()
+            self._seen.clear()
             return False
-        # Ranks, times and counters make nothing new of a line.
+        # Lines that differ only in ranks, times or counters are not new.
         text = _NUMBERS.sub("", split_rank(line)[1])
-        is_new = bool(text) and hash(text) not in self._heard
-        if len(self._heard) >= _MOST_HEARD:
-            self._heard.clear()
-        self._heard.add(hash(text))
+        is_new = bool(text) and hash(text) not in self._seen
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(hash(text))
         return is_new
 
 
 def images_per_s(
     summaries: Iterable[LogSummary], images_per_iter: int, displays: int | None = None
 ) -> float | None:
-    """Return the speed of some launches over their last displays, or all, by the times of the displays.
+    """Return the mean speed of some launches, from the times of their last `displays` displays, or of all.
 
-    Time between two launches, in which nothing trains, is not counted.
+    The time between two launches, when nothing trains, is not counted. None if it is unknown.
     """
     iterations, seconds = 0, 0.0
     for summary in summaries:
@@ -169,10 +169,10 @@ def images_per_s(
 def measure(
     summary: LogSummary, phase: str, phases: Mapping[str, int], images_per_iter: int, later_iterations: int
 ) -> Progress:
-    """Return a phase's progress; what is left of the chain is estimated at the current speed.
+    """Return the progress of a phase; the remaining time of the run is estimated at the current speed.
 
-    `phases` are all phases of the run with their last iterations. Caffe prints an iteration's rate a moment
-    after its loss: until then there is none.
+    `phases` are all phases of the run with their last iterations. The learning rate is None at first, since
+    Caffe prints it shortly after the loss.
     """
     last_iter = phases[phase]
     iteration = min(max(summary.losses, default=0), last_iter)
@@ -193,25 +193,28 @@ def measure(
 
 
 def last_value(values: Iterable[float]) -> float | None:
-    """Return the last of some values; None of none."""
+    """Return the last of some values; None if there are none."""
     return next(reversed(tuple(values)), None)
 
 
 def losses_until(summary: LogSummary, last_iter: int) -> dict[int, float]:
-    """Return the losses up to an iteration: of what a stopped Caffe trains beyond it nothing is kept."""
+    """Return the losses up to an iteration; what Caffe trains beyond it until it stops does not count."""
     return {iteration: loss for iteration, loss in summary.losses.items() if iteration <= last_iter}
 
 
 def has_passed(summary: LogSummary, snapshot: str, iteration: int) -> bool:
-    """Tell whether the snapshot of an iteration is whole: the log says so, or speaks of what comes after it.
+    """Return whether the snapshot of an iteration is complete: the log says so, or training has continued.
 
-    Caffe trains on when a snapshot has ended, and not all say that it has.
+    Not every Caffe logs the end of a snapshot, but all continue only after it.
     """
     return snapshot in summary.whole_snapshots or max(summary.losses, default=-1) >= iteration
 
 
 def find_divergence(losses: Mapping[int, float]) -> str | None:
-    """Return why a loss is lost: not finite, or saturated at two displays in a row. Caffe would exit 0."""
+    """Return how training has diverged: a loss that is not finite, or saturated twice in a row.
+
+    Caffe exits with 0.
+    """
     lost = next(((at, loss) for at, loss in losses.items() if not math.isfinite(loss)), None)
     if lost:
         return f"the loss is {lost[1]} at iteration {lost[0]}"
@@ -221,15 +224,15 @@ def find_divergence(losses: Mapping[int, float]) -> str | None:
     return None
 
 
-# So near to a guess, as a part of it, are the loss and the accuracy of a net that learns nothing.
+# How close, relatively, the loss and the accuracy of a net that learns nothing are to those of guessing.
 _NEAR_LOSS, _NEAR_ACCURACY = 0.02, 0.2
 _ACCURACIES = ("top-1", "accuracy")
 
 
 def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str | None:
-    """Return why a net seems only to guess: an epoch of losses, or two tests, no better than chance.
+    """Return how a net seems to be guessing: an epoch of losses, or two tests, are no better than chance.
 
-    A guess among so many classes has the loss ln(classes), and is right once in `classes` times.
+    Guessing has the loss ln(classes) and the accuracy 1 / classes.
     """
     last, recent, is_epoch = max(summary.losses, default=0), list[float](), False
     for at, loss in reversed(summary.losses.items()):
@@ -240,7 +243,7 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
     chance = math.log(classes)
     if is_epoch and chance and all(abs(loss - chance) <= _NEAR_LOSS * chance for loss in recent):
         what = f"the loss has stayed at ln({classes}) = {chance:.4g} for an epoch"
-        return f"{what}: the net only guesses; check labels, base_lr and mean"
+        return f"{what}: the net is only guessing; check labels, base_lr and mean"
     right = [
         value
         for test in summary.tests
@@ -254,10 +257,13 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
 
 
 def find_failure(tail: LogTail, training: Training) -> str | None:
-    """Return why a trainer that has ended did not train to the end; its exit code says nothing."""
+    """Return why a trainer that has ended did not train to the end; None if it did.
+
+    Exit codes do not count.
+    """
     summary, last = tail.summary, training.last_iter
     is_passed = training.is_stopped and has_passed(summary, training.snapshot, last)
-    if summary.fatal and not (is_passed or summary.done):  # what dies after its work was done
+    if summary.fatal and not (is_passed or summary.done):  # it may also die after its work was done
         return summary.fatal
     if tail.no_step and not summary.done:
         return tail.no_step
@@ -276,7 +282,7 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
 
 
 def describe_last_words(tail: LogTail, before: str) -> str:
-    """Return the last words of a log, behind `before`, and protobuf's complaint; "" without either."""
+    """Return `before` and the last words of a log with any complaint of protobuf; "" if it has neither."""
     words, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
     if complaint and complaint[:100] not in words:
         words = f"{words}; protobuf complained: {complaint[:300]}"
@@ -285,32 +291,32 @@ def describe_last_words(tail: LogTail, before: str) -> str:
 
 # A host without a pulse for this long is lost, unless the log makes progress.
 SILENT_S = 20.0
-# Loading nets, LMDBs and, on a busy file system, the program itself.
+# Loading nets, LMDBs and, from a busy file system, the program itself takes this long at most.
 START_STALL_S = 900.0
 STALL_S = 600.0
-# While the log makes progress all ranks are working, whatever their states look like.
-HELD_S = 15.0
-# A log may fall silent for so many times its longest silence before: a test takes longer than a display.
+# After shorter pauses of the log, the states of the ranks mean nothing.
+BLOCKED_S = 15.0
+# A pause of the log may be this many times its longest before, since a test takes longer than a display.
 _PACES = 20
-# Between two looks, at most, so much counts.
+# The most that counts as silence between two checks.
 _GAP_S = 5.0
 
 
 class PulseSource(Protocol):
-    """Provides the pulses of the hosts: `Pulses`, or a test's stand-in."""
+    """A source of the hosts' pulses: `PulseMonitor`, or a stand-in for tests."""
 
     def silent(self, patience_s: float) -> Sequence[Silence]:
-        """Return the hosts without a pulse for longer."""
+        """Return the hosts that have sent no pulse for more than `patience_s` seconds."""
 
     def histories(self) -> Mapping[str, Sequence[Pulse]]:
-        """Return every host's last pulses, the newest last."""
+        """Return the last pulses of every host, the newest last."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a launch must be ended; `host` is where, if that is known, and nothing reaches one that is lost.
+    """The reason to end a launch, and the host that causes it, if known; `is_lost` if it is unreachable.
 
-    What a launch that `is_spoilt` has trained is not kept, even if it has trained to the end.
+    If it `is_spoilt`, its snapshots are discarded even if it has trained to the end.
     """
 
     what: str
@@ -323,13 +329,13 @@ class Trouble:
 
 
 class LogPace:
-    """A log's pace: how long it shows no progress, and its longest such pause since it had begun.
+    """The pace of a log: how long it has shown no progress, and its longest pause since the first iteration.
 
-    `stall_s` overrides what the pace says of how long is too long.
+    `stall_s` overrides the limit that is derived from the pace.
     """
 
     def __init__(self, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin to count silence now."""
+        """Start measuring the silence now."""
         self._stall_s, self._clock = stall_s, clock
         self._lines = self._signs = 0
         self._has_begun = False
@@ -337,13 +343,13 @@ class LogPace:
         self.quiet_s = self.longest_s = 0.0
 
     def look(self, tail: LogTail) -> str | None:
-        """Count on to now; say so if the log has stalled."""
+        """Update the silence; return a message if the log has stalled."""
         now = self._clock()
         # Time in which this process itself was stopped or busy does not count as silence of the log.
         self.quiet_s += min(now - self._looked_at, _GAP_S)
         self._looked_at = now
         if tail.signs != self._signs:
-            if self._has_begun:  # the time that loading took says nothing about iterations
+            if self._has_begun:  # the time for loading says nothing about iterations
                 self.longest_s = max(self.longest_s, self.quiet_s)
             self._lines, self._signs, self._has_begun = tail.lines, tail.signs, tail.has_begun
             self.quiet_s = 0.0
@@ -361,17 +367,17 @@ class LogPace:
 
 
 class Watchdog:
-    """Watches the log's pace and the hosts; `stall_s` overrides the limit that the pace implies."""
+    """Watches the log's pace and the hosts. `stall_s` overrides the limit that is derived from the pace."""
 
     def __init__(
         self, pulses: PulseSource, stall_s: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to count silence now."""
+        """Start measuring the silence now."""
         self._pulses, self._pace = pulses, LogPace(stall_s, clock)
         self.suspect: Straggler | None = None
 
     def look(self, tail: LogTail) -> Trouble | None:
-        """Return what is wrong, if the launch cannot continue; a mere suspicion is kept as `suspect`."""
+        """Return what is wrong if the launch must be ended; a mere suspicion is stored in `suspect`."""
         stalled = self._pace.look(tail)
         quiet_s, longest_s = self._pace.quiet_s, self._pace.longest_s
         patience_s = max(SILENT_S, min(2 * longest_s, STALL_S))
@@ -380,18 +386,18 @@ class Watchdog:
                 why = f" ({silence.reason})" if silence.reason else ""
                 what = f"not heard for {describe_duration(silence.seconds)}{why}"
                 return Trouble(what, silence.host, is_lost=True)
-        # While progress comes nobody is held up; at a normal end ranks finish at different times.
-        is_held = quiet_s > max(HELD_S, 2 * longest_s)
-        # A host that was booted between its ranks' start and its next pulse has none and never had, as far as
-        # is known.
-        if is_held or not tail.has_begun:
+        # During progress no rank is blocked, and at a normal end ranks finish at different times.
+        is_blocked = quiet_s > max(BLOCKED_S, 2 * longest_s)
+        # If a host reboots between the start of its ranks and its next pulse, its ranks seem never to have
+        # started.
+        if is_blocked or not tail.has_begun:
             words = () if tail.has_begun else tail.ends.not_started
             unstarted = find_unstarted(self._pulses.histories(), words)
             if unstarted is not None:
                 return Trouble(unstarted.reason, unstarted.host)
-        self.suspect = straggler = find_straggler(self._pulses.histories()) if is_held else None
+        self.suspect = straggler = find_straggler(self._pulses.histories()) if is_blocked else None
         if straggler is not None and straggler.is_certain:
-            return Trouble(f"holds the others up: {straggler.reason}", straggler.host)
+            return Trouble(f"blocks the others: {straggler.reason}", straggler.host)
         if stalled is None:
             return None
         if straggler is not None:

@@ -1,1 +1,1 @@
-"""TensorFlow's formats: TFRecords, a Horovod run's commands, rate and log. Needs no TensorFlow. Floor 2."""
+"""TensorFlow's formats: TFRecords, a Horovod run's commands, rates and logs. Needs no TensorFlow. Floor 2."""

@@ -1,6 +1,6 @@
-"""Read the results of evaluations from the logs of TensorFlow's estimators.
+"""Read evaluation results from the logs of TensorFlow's estimators.
 
-The lines, with or without glog's prefix, are as in the source of the Horovod run:
+The lines, with or without glog's prefix, are those of the published Horovod run:
 `Evaluation [25/250]`, `Saving dict for global step 14075: Top-1 accuracy = 0.75232, ..., loss = 1.9024274`.
 """
 
@@ -23,7 +23,7 @@ _TOP = re.compile(r"top.?([15])\b|top.?([15])[_ ]accuracy", re.IGNORECASE)
 class EvaluationRecord:
     """The evaluation of the model at a global step; accuracies are from 0 to 1, None if not printed.
 
-    `batches` of `batches_in_all` is the last progress that was printed; `line` is the line of the result.
+    `batches` of `batches_total` is the last progress printed; `line` is the line number of the result.
     """
 
     line: int
@@ -32,7 +32,7 @@ class EvaluationRecord:
     top5: float | None
     loss: float | None
     batches: int | None = None
-    batches_in_all: int | None = None
+    batches_total: int | None = None
 
     @property
     def has_diverged(self) -> bool:
@@ -42,7 +42,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True)
 class EvaluationLog:
-    """All evaluations of a log; `unfinished` is the (batches, total) of a last one that has no result."""
+    """All evaluations in a log; `unfinished` is the (batches, total) of a last one without a result."""
 
     evaluations: tuple[EvaluationRecord, ...]
     unfinished: tuple[int, int] | None = None
@@ -58,13 +58,13 @@ def parse_evaluations(text: str) -> EvaluationLog:
     found: list[EvaluationRecord] = []
     batches: tuple[int, int] | None = None
     for number, line in enumerate(text.split("\n"), 1):
-        on_the_way = _BATCHES.search(line)
-        if on_the_way:
-            batches = int(on_the_way[1]), int(on_the_way[2])
+        progress = _BATCHES.search(line)
+        if progress:
+            batches = int(progress[1]), int(progress[2])
         result = _RESULT.search(line)
         if result:
             values = _parse_values(result[2])
-            done, in_all = batches or (None, None)
+            done, total = batches or (None, None)
             found.append(
                 EvaluationRecord(
                     line=number,
@@ -73,7 +73,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
                     top5=values.get("5"),
                     loss=values.get("loss"),
                     batches=done,
-                    batches_in_all=in_all,
+                    batches_total=total,
                 )
             )
             batches = None
@@ -81,7 +81,7 @@ def parse_evaluations(text: str) -> EvaluationLog:
 
 
 def _parse_values(text: str) -> dict[str, float]:
-    """Return the values of `name = number, ...`; the names of accuracies become `1` or `5`.
+    """Return the values of `name = number, ...`; names of accuracies become `1` or `5`.
 
     >>> _parse_values("global_step = 9, loss = nan, top_5_accuracy = 0.9, what = tf.Tensor")
     {'global_step': 9.0, 'loss': nan, '5': 0.9}
@@ -98,20 +98,20 @@ def _parse_values(text: str) -> dict[str, float]:
 
 
 def load_evaluations(path: Path) -> tuple[EvaluationRecord, ...]:
-    """Return the evaluations of a log file.
+    """Return the evaluations in a log file.
 
-    Raises InputError if it cannot be read, if it has no finished evaluation, and for an accuracy outside 0 to
-    1.
+    Raises InputError if the file cannot be read, has no finished evaluation, or has an accuracy outside of
+    0 to 1.
     """
-    data = load_within(path, "list-bytes", InputError, "give an evaluation's log")
+    data = load_within(path, "list-bytes", InputError, "give the log of an evaluation")
     log = parse_evaluations(data.decode(errors="replace"))
     if not log.evaluations:
-        how_far = f": it ends at batch {log.unfinished[0]} of {log.unfinished[1]}" if log.unfinished else ""
-        hint = "give what the evaluation printed, to its end"
+        how_far = f"; it ends at batch {log.unfinished[0]} of {log.unfinished[1]}" if log.unfinished else ""
+        hint = "give the complete output of the evaluation"
         raise InputError(path, f"has no line 'Saving dict for global step'{how_far}", hint)
     for one in log.evaluations:
         for rank, top in ((1, one.top1), (5, one.top5)):
             if top is not None and not 0 <= top <= 1:
-                what = f"a top-{rank} accuracy of {top:g} is not between 0 and 1"
-                raise InputError(f"{path}:{one.line}", what, "give it as a fraction, e.g. 0.75 for 75 %")
+                what = f"top-{rank} accuracy {top:g} is not between 0 and 1"
+                raise InputError(f"{path}:{one.line}", what, "write it as a fraction, e.g. 0.75 for 75 %")
     return log.evaluations

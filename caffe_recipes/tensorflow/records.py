@@ -1,9 +1,9 @@
 """Read and write TFRecord files and `tf.train.Example` messages without TensorFlow.
 
-The messages have a descriptor pool of their own, so that they do not clash with TensorFlow's in the default
-pool. A TFRecord file is a sequence of records. A record is `length` (8 bytes, little-endian), the masked
-CRC32C of those 8 bytes (4), the data, and the masked CRC32C of the data (4). Source: TensorFlow's
-documentation of the format.
+The messages have their own descriptor pool, so that they do not clash with TensorFlow's in the default pool.
+A TFRecord file is a sequence of records. A record is the length of the data (8 bytes, little-endian), the
+masked CRC32C of these 8 bytes (4 bytes), the data, and the masked CRC32C of the data (4 bytes). Source:
+TensorFlow's documentation of the format.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def build_example(features: Mapping[str, bytes | int]) -> bytes:
 
 
 def parse_example(data: bytes) -> dict[str, Values]:
-    """Return the values of each feature of an Example, by name in order; ValueError if it is none."""
+    """Return the values of each feature of a serialized Example, sorted by name. Raises ValueError."""
     try:
         features = example_class().FromString(data).features.feature
     except DecodeError:
@@ -71,7 +71,7 @@ def example_class() -> Any:  # noqa: ANN401 - made at run time
 
 
 def _describe() -> descriptor_pb2.FileDescriptorProto:
-    """Return the schema of Example, with the field numbers of TensorFlow's proto files."""
+    """Return the schema of tf.train.Example, with the field numbers from TensorFlow's proto files."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     for name, kind in _VALUES.items():
         _add_field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
@@ -106,25 +106,25 @@ def _add_field(
 
 _HEAD, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _MASK = 0xA282EAD8
-_AGAIN = "make the records again"
+_REBUILD = "make the records again"
 
 
 class DamagedError(DataError):
-    """A record, or the beginning of a file, is damaged."""
+    """Raised if a record, or the start of a file, is damaged."""
 
 
 def require_crc32c(where: str | Path) -> None:
-    """Raise DataError unless google-crc32c is installed: Python alone would take hours for ImageNet."""
+    """Raise DataError unless google-crc32c is installed; pure Python would take hours for ImageNet."""
     if find_spec("google_crc32c") is None:
-        hint = "install this project's extra 'data', as its README says"
-        raise DataError(where, "TFRecords need google-crc32c", hint)
+        hint = "install the extra 'data' of caffe-recipes, see its README"
+        raise DataError(where, "TFRecords need google-crc32c, which is not installed", hint)
 
 
 def deal_files(files: Sequence[T], groups: int, group: int, seed: int) -> list[T]:
-    """Return the files that one of several nodes reads, in their order, dealt by the seed of the set.
+    """Return the files that one of several nodes reads, in their order; the seed of the set assigns them.
 
-    record_files.py of the training program deals in the same way, so the ranks find the files that were
-    staged.
+    record_files.py of the training program assigns them in the same way, so that the ranks find the staged
+    files.
 
     >>> [deal_files(range(7), 3, node, seed=1) for node in range(3)]
     [[2, 3, 5], [0, 4], [1, 6]]
@@ -153,7 +153,7 @@ def frame_record(data: bytes) -> bytes:
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> int:
-    """Write a new file of records and sync it to disk; return their number. Raises OSError."""
+    """Write records to a new file and sync it to disk; return their number. Raises OSError."""
     count = 0
     with path.open("xb") as file:
         for record in records:
@@ -165,24 +165,24 @@ def write_records(path: Path, records: Iterable[bytes]) -> int:
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file, whose checksums are checked; raises DataError with the record's offset."""
+    """Yield the records of a file, and verify their checksums. Raises DataError with the record's offset."""
     with reading(path, DataError, "check the path"), path.open("rb") as file:
         size, at, number = os.fstat(file.fileno()).st_size, 0, 0
         while head := file.read(_HEAD.size):
             where = f"record {number:,} at byte {at:,}"
             if len(head) < _HEAD.size:
-                raise DamagedError(path, f"{where} is cut short", _AGAIN)
+                raise DamagedError(path, f"{where} is cut short", _REBUILD)
             length, crc = _HEAD.unpack(head)
             if crc != masked_crc32c(head[:8]):
-                what = "is not a TFRecord file" if not number else f"{where} is damaged: so is its length"
-                raise DamagedError(path, what, _AGAIN if number else "give files of TFRecords")
+                what = "is not a TFRecord file" if not number else f"{where} is damaged: its length is wrong"
+                raise DamagedError(path, what, _REBUILD if number else "give TFRecord files")
             if length > limit("record-bytes"):
                 raise DataError(path, f"{where} has {length:,} bytes", hint_at_limit("record-bytes"))
             at += _HEAD.size + length + _CRC.size
             if at > size:
-                raise DamagedError(path, f"{where} is cut short", _AGAIN)
+                raise DamagedError(path, f"{where} is cut short", _REBUILD)
             data, crc = file.read(length), file.read(_CRC.size)
             if _CRC.unpack(crc)[0] != masked_crc32c(data):
-                raise DamagedError(path, f"{where} is damaged", _AGAIN)
+                raise DamagedError(path, f"{where} is damaged", _REBUILD)
             number += 1
             yield data

@@ -1,9 +1,9 @@
 """Describe a TensorFlow and Horovod run as frozen values, and build the argv of its three programs.
 
 Source: SURFsara's and Intel's recipe for TensorFlow 1.6 on 256 nodes, sections 5 i, 4 a and 5 a. Its flags
-are kept word for word, also where it writes `--flag value` for one and `--flag=value` for another. The
-learning rate is the source's `gradual_warmup_then_dec`, section 2 c vi: linear from `learning_rate` to
-`end_learning_rate` in `warmup_steps`, then linear to 0 in the rest of `steps`.
+are copied verbatim, even where it mixes `--flag value` and `--flag=value`. The learning rate is the source's
+`gradual_warmup_then_dec`, section 2 c vi: linear from `learning_rate` to `end_learning_rate` in
+`warmup_steps`, then linear to 0 in the rest of `steps`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from caffe_recipes.config import (
     Value,
 )
 
-# The defaults of the programs' flags, which are those of tensorflow/tpu.
+# The default values of the programs' flags, which are those of tensorflow/tpu.
 _TRAIN_IMAGES, _EVAL_IMAGES = 1_281_167, 50_000
 _MODEL = {"resnet_depth": 50, "num_label_classes": 1000, "image_size": 224, "label_offset": 1}
 
@@ -40,7 +40,7 @@ def _no_flags() -> Flags:
 
 
 class GradualWarmup(Value):
-    """The arguments of `gradual_warmup_then_dec`, by its own names."""
+    """The arguments of `gradual_warmup_then_dec`, with its parameter names."""
 
     learning_rate: NotNegative
     warmup_steps: Count
@@ -50,12 +50,12 @@ class GradualWarmup(Value):
     @model_validator(mode="after")
     def _warm_up_ends(self) -> GradualWarmup:
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"{self.warmup_steps} steps of warm-up leave none of {self.steps}")
+            raise ValueError(f"warmup_steps {self.warmup_steps} must be less than steps {self.steps}")
         return self
 
     @property
     def breakpoints(self) -> tuple[tuple[int, float], ...]:
-        """The steps at which the slope changes, and the rate there; in between the rate is linear."""
+        """The steps at which the slope changes, with the rate there; in between, the rate is linear."""
         return (
             (0, self.learning_rate),
             (self.warmup_steps, self.end_learning_rate),
@@ -63,7 +63,7 @@ class GradualWarmup(Value):
         )
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a global step, counted from 0; it is 0 from `steps` on.
+        """Return the learning rate at a global step, counted from 0; it is 0 from `steps` on.
 
         >>> run = GradualWarmup(learning_rate=0.1, warmup_steps=260, end_learning_rate=4.8, steps=4680)
         >>> [round(run.rate_at(step), 6) for step in (0, 130, 260, 2470, 4679, 4680)]
@@ -77,52 +77,54 @@ class GradualWarmup(Value):
 
 
 class Records(Value):
-    """A folder of TFRecords; its manifest is beside it, as `train.manifest.json` of `train`."""
+    """A folder of TFRecords; the manifest of `train` is beside it, as `train.manifest.json`."""
 
-    folder: PathText = Field(description="path on every node that reads it")
-    source: PathText | None = Field(None, description="the folder that it is staged from")
+    folder: PathText = Field(description="path on every node that reads the records")
+    source: PathText | None = Field(None, description="the folder from which the records are staged")
     files: Count
     images: Count
 
 
 class RecordData(Value):
-    """The TFRecords that a run of TensorFlow is trained on, and those that its model is tested on."""
+    """The TFRecords that a TensorFlow run trains on, and those that it evaluates on."""
 
     train: Records
     validation: Records
     label_offset: Literal[0, 1] = Field(1, description="the label of the first class in the records")
-    prepare: Literal["digits"] | None = Field(None, description="what builds records that are missing")
+    prepare: Literal["digits"] | None = Field(None, description="how to build missing records")
 
 
 class HorovodEvaluation(Value):
-    """The settings of the evaluation of a trained model, on one node."""
+    """The settings for evaluating a trained model on one node."""
 
     batch_size: Count
     omp_num_threads: Count
     intra_threads: Count
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
-    flags: Flags = Field(default_factory=_no_flags, description="further flags of resnet_eval.py")
+    flags: Flags = Field(default_factory=_no_flags, description="other flags of resnet_eval.py")
 
 
 class HorovodRun(Value):
-    """What a run of TensorFlow is given, besides what a recipe says of any run.
+    """The settings of a TensorFlow run, besides those that all recipes have.
 
-    The programs train a ResNet-50 of 1,000 classes on crops of 224 pixels where nothing else is said.
+    By default, the programs train a ResNet-50 with 1,000 classes on crops of 224 x 224 pixels.
     """
 
     data: RecordData | None = None
     resnet_depth: Count | None = Field(None, description="layers; default: 50")
     classes: Count | None = Field(None, description="default: 1,000")
-    image_px: Count | None = Field(None, description="pixels of a side that the model sees; default: 224")
+    image_px: Count | None = Field(
+        None, description="height and width of the model's input, in pixels; default: 224"
+    )
     schedule: GradualWarmup
-    images_per_epoch: Count = Field(description="as the source counts, which may round")
-    linear_share: Fraction | None = Field(None, description="of the speed that linear scaling would give")
-    intra_threads: Count = Field(description="of each worker, as all of these")
+    images_per_epoch: Count = Field(description="as given by the source, which may round")
+    linear_share: Fraction | None = Field(None, description="speed as a fraction of that of linear scaling")
+    intra_threads: Count = Field(description="of each worker, like the next two")
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
-    model: FileName = Field(description="folder of the model in the folder of models")
-    flags: Flags = Field(default_factory=_no_flags, description="further flags of resnet_main.py")
+    model: FileName = Field(description="the model's folder inside the folder of all models")
+    flags: Flags = Field(default_factory=_no_flags, description="other flags of resnet_main.py")
     evaluation: HorovodEvaluation
 
     @model_validator(mode="after")
@@ -132,19 +134,21 @@ class HorovodRun(Value):
             ("evaluation.flags", self.evaluation.flags, evaluate_argv(self, images=1)),
         ):
             others = {word.partition("=")[0].removeprefix("--") for word in argv[: len(argv) - len(flags)]}
-            if twice := sorted((others | _MODEL.keys()) & flags.keys()):
-                raise ValueError(f"{key}: {twice[0]} follows from other keys of the recipe; remove it")
+            if duplicates := sorted((others | _MODEL.keys()) & flags.keys()):
+                raise ValueError(
+                    f"{key}: {duplicates[0]} is derived from other keys of the recipe; remove it"
+                )
         return self
 
 
 class TensorFlowRun(HorovodRun):
-    """The run of a recipe that only TensorFlow trains."""
+    """The run of a recipe that is trained with TensorFlow only."""
 
     data: RecordData
 
 
 def prepare_argv(script: str, raw_data_dir: str, local_scratch_dir: str) -> tuple[str, ...]:
-    """Return the argv that makes TFRecords of ImageNet's raw images, with classes shuffled across files.
+    """Return the argv that builds TFRecords from ImageNet's raw images, with classes shuffled across files.
 
     >>> " ".join(prepare_argv("imagenet_to_gcs.py", "raw", "records"))
     'python imagenet_to_gcs.py --raw_data_dir raw --local_scratch_dir records'
@@ -163,7 +167,7 @@ def train_argv(
     data_dir: str = "train",
     model_dir: str = "model",
 ) -> tuple[str, ...]:
-    """Return the argv that trains on `workers` Horovod ranks, with `batch` images a step over all of them."""
+    """Return the argv that trains on `workers` Horovod ranks, with a global batch of `batch` images."""
     return (
         *("mpirun", "-np", str(workers), "-ppn", str(per_node), "python", script),
         *("--train_batch_size", str(batch)),
@@ -186,24 +190,24 @@ def evaluate_argv(
     data_dir: str = "validation",
     model_dir: str = "model",
 ) -> tuple[str, ...]:
-    """Return the argv that tests a model on one node; `evaluate_environment` belongs to it."""
-    testing = run.evaluation
-    threads = (str(testing.intra_threads), "--num_inter_threads", str(testing.inter_threads))
+    """Return the argv that evaluates a model on one node; set `evaluate_environment` for it."""
+    evaluation = run.evaluation
+    threads = (str(evaluation.intra_threads), "--num_inter_threads", str(evaluation.inter_threads))
     return (
         *("python", script),
-        *("--eval_batch_size", str(testing.batch_size)),
+        *("--eval_batch_size", str(evaluation.batch_size)),
         *("--num_intra_threads", *threads),
         f"--data_dir={data_dir}",
         f"--model_dir={model_dir}",
-        *("--use_tpu=False", "--kmp_blocktime", str(testing.kmp_blocktime)),
+        *("--use_tpu=False", "--kmp_blocktime", str(evaluation.kmp_blocktime)),
         *_model_flags(run),
         *((f"--num_eval_images={images}",) if images != _EVAL_IMAGES else ()),
-        *_write_flags(testing.flags),
+        *_write_flags(evaluation.flags),
     )
 
 
 def _model_flags(run: HorovodRun) -> tuple[str, ...]:
-    """Return the flags of the model for both programs, as far as they differ from the defaults."""
+    """Return the model's flags, for both programs, that differ from the defaults."""
     known = {
         "resnet_depth": run.resnet_depth,
         "num_label_classes": run.classes,
@@ -218,5 +222,5 @@ def _write_flags(flags: Mapping[str, bool | int | float | str]) -> tuple[str, ..
 
 
 def evaluate_environment(run: HorovodRun) -> dict[str, str]:
-    """Return the environment variables of the evaluation."""
+    """Return the environment variables for the evaluation."""
     return {"OMP_NUM_THREADS": str(run.evaluation.omp_num_threads)}

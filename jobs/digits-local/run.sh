@@ -4,7 +4,7 @@
 #
 # Usage: [CAFFE_ROOT=DIR] [LMDB_SOURCE=DIR] [FORCE=1] jobs/digits-local/run.sh [--help]
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh uses these values; no expansion is intended
 
 set -euo pipefail
 unset CDPATH
@@ -24,7 +24,7 @@ readonly TRAIN=(
   caffe-torch train
 )
 
-# Each phase: name, net, weights that it starts from, iterations, snapshot prefix on the first host.
+# Each phase: name, net, initial weights, iterations, snapshot prefix on the first host.
 chain() {
   phase init train_val '' 560 tmp/digits_init # 24.92 epochs
   phase cyc1 train_val digits_init_iter_560.caffemodel 270 tmp/digits_cyc1 # 12.02 epochs

@@ -4,16 +4,16 @@
 #
 # Usage: jobs/digits-local/submit.sh [OPTION OF sbatch]... [-- OPTION OF caffe-recipes run...]
 #
-# Submits a job for each phase, each to begin when the one before has succeeded; prints phase and job.
-# If one of them is not taken, those before it are cancelled. What the jobs read is said in phase.sbatch.
-# One job for the whole chain needs the nodes' /tmp staged once only: sbatch jobs/digits-local/chain.sbatch
+# Submits a job for each phase, which starts when the previous one has succeeded; prints phase and job number.
+# If a job is refused, those submitted before are cancelled. For the environment variables, see phase.sbatch.
+# A single job for the whole chain stages data to /tmp only once: sbatch jobs/digits-local/chain.sbatch
 
-# shellcheck disable=SC1091,SC2034 # of ../lib/submit.sh
+# shellcheck disable=SC1091,SC2034 # used by ../lib/submit.sh
 set -euo pipefail
 unset CDPATH
 readonly RECIPE=digits-local
 
-# Each phase: name, seconds from Slurm's warning to the end of the time, and the time.
+# Each phase: name, seconds from Slurm's warning to the time limit, and the time limit.
 phases() {
   submit init 120
   submit cyc1 120

@@ -4,7 +4,7 @@
 #
 # Usage: [CAFFE_ROOT=DIR] [LMDB_SOURCE=DIR] [FORCE=1] jobs/stampede2-448n-90ep/run.sh [--help]
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh uses these values; no expansion is intended
 
 set -euo pipefail
 unset CDPATH
@@ -27,11 +27,11 @@ readonly TRAIN=(
   ./build/tools/caffe train
 )
 
-# Each phase: name, net, weights that it starts from, iterations, snapshot prefix on the first host.
-# Later phases start from the snapshots of --keep.
+# Each phase: name, net, initial weights, iterations, snapshot prefix on the first host.
+# --keep: later phases start from the snapshot of that iteration.
 chain() {
   phase main train_val '' 8040 /tmp/resnet_50_448nodes --keep 7638 # 89.97 epochs
-  phase collapse train_val_noaug resnet_50_448nodes_iter_7638.caffemodel 402 /tmp/resnet_50_448nodes_coll # 4.50 epochs: Starts from iteration 7638 of main. The published file's net lies in resnet_50_448nodes, where nothing is.
+  phase collapse train_val_noaug resnet_50_448nodes_iter_7638.caffemodel 402 /tmp/resnet_50_448nodes_coll # 4.50 epochs: Starts from iteration 7638 of main. The published file names its net in resnet_50_448nodes, which does not exist.
   evaluate train_val 1000 resnet_50_448nodes_coll_iter_402.caffemodel
 }
 

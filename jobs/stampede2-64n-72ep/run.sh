@@ -4,7 +4,7 @@
 #
 # Usage: [CAFFE_ROOT=DIR] [LMDB_SOURCE=DIR] [FORCE=1] jobs/stampede2-64n-72ep/run.sh [--help]
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh uses these values; no expansion is intended
 
 set -euo pipefail
 unset CDPATH
@@ -27,7 +27,7 @@ readonly TRAIN=(
   ./build/tools/caffe train
 )
 
-# Each phase: name, net, weights that it starts from, iterations, snapshot prefix on the first host.
+# Each phase: name, net, initial weights, iterations, snapshot prefix on the first host.
 chain() {
   phase init train_val '' 7800 /tmp/resnet_50_64nodes_init # 24.94 epochs
   phase cyc1 train_val resnet_50_64nodes_init_iter_7800.caffemodel 3750 /tmp/resnet_50_64nodes_cyc1 # 11.99 epochs

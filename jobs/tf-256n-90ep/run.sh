@@ -12,7 +12,7 @@
 # Derived: cluster.tmp_gb: as in the 64-node recipe, for the same nodes
 # Derived: tensorflow.data: the files that imagenet_to_gcs.py makes; the folders are ours
 
-# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh reads these values, which are intended literally
+# shellcheck disable=SC1091,SC2016,SC2034,SC2054 # ../lib/chain.sh uses these values; no expansion is intended
 
 set -euo pipefail
 unset CDPATH
@@ -35,7 +35,7 @@ readonly TRAIN=(
   ./build/tools/caffe train
 )
 
-# Each phase: name, net, weights that it starts from, iterations, snapshot prefix on the first host.
+# Each phase: name, net, initial weights, iterations, snapshot prefix on the first host.
 chain() {
   phase warmup train_val '' 260 /tmp/resnet_50_256nodes_warmup # 4.99 epochs: Steps 0 to 259 of the TensorFlow run. The whole phase is warm-up: at its end the rate would be base_lr.
   phase main train_val resnet_50_256nodes_warmup_iter_260.caffemodel 4420 /tmp/resnet_50_256nodes_main # 84.79 epochs: Steps 260 to 4,679. Momentum is lost where this phase starts, at the highest rate; TensorFlow keeps it.

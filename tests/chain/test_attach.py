@@ -171,7 +171,7 @@ def test_of_a_finished_run_whose_model_is_gone_that_is_said(place: Place, on: st
     model, named = folder / "snapshots/last.caffemodel", "model: runs/small-1/snapshots/last.caffemodel"
     assert Watcher(place).watch(on=on, once=True).splitlines()[-1] == named
     model.unlink()
-    gone = f"{model}: the model is gone; restore it, or train again with --new"
+    gone = f"{model}: the model is missing; restore it, or train again with --new"
     assert Watcher(place).watch(on=on, once=True).splitlines()[-2:] == [named, gone]
 
 
@@ -186,9 +186,7 @@ def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
 
 def test_a_run_that_is_not_there_is_told_with_those_that_are(place: Place) -> None:
     make_run(place)
-    with pytest.raises(
-        InputError, match=r"no run, and no recipe's, is called 'smal-1'; did you mean 'small-1'\?"
-    ):
+    with pytest.raises(InputError, match=r"no run or recipe is named 'smal-1'; did you mean 'small-1'\?"):
         Watcher(place).watch("smal-1")
 
 
@@ -197,7 +195,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(place: Place) -> No
 )
 def test_a_spoilt_recipe_is_named(place: Place, text: str, said: str) -> None:
     (make_run(place) / "recipe.json").write_text(text)
-    with pytest.raises(InputError, match=rf"small-1/recipe\.json: is no run's recipe: .*{said}"):
+    with pytest.raises(InputError, match=rf"small-1/recipe\.json: is not the recipe of a run: .*{said}"):
         Watcher(place).watch()
 
 
@@ -231,7 +229,10 @@ def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -
     with pytest.raises(RunFailed) as caught:
         watcher.watch(str(place.recipe))
     command = f"`caffe-recipes run '{place.recipe}'`"
-    assert str(caught.value) == f"runs/small-1: process {run.pid} on {HERE} is gone; {command} resumes it"
+    assert (
+        str(caught.value)
+        == f"runs/small-1: process {run.pid} on {HERE} has ended unexpectedly; {command} resumes it"
+    )
     assert "init 1/3  4/8" in watcher.output.getvalue()
     run.communicate()
     (place.root / "release").touch()
@@ -256,7 +257,7 @@ def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:
     assert said[2:7] == [
         "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
         "trying again (1 of 3)",
-        "node9 takes the place of node3",
+        "node9 replaces node3",
         "init: checkpoint at iteration 4,000",
         "init: 8 iterations from the nets' fillers",
     ]
@@ -336,7 +337,7 @@ def test_a_process_on_another_host_is_asked_for_there(place: Place) -> None:
     make_run(place, started(77, "login7"), launched(), log=LOG)
     records = ("node login7", "lives no", "end")
     host = StandInHost("login7", answer=lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(RunFailed, match="process 77 on login7 is gone"):
+    with pytest.raises(RunFailed, match="process 77 on login7 has ended unexpectedly"):
         Watcher(place, lambda name: host).watch()
     assert host.asked[0][0][5:] == ("look", "77", "login7", str(place.root / "runs/small-1/journal.jsonl"))
 
@@ -366,7 +367,11 @@ def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(
     with pytest.raises(RunFailed, match="phase init: failed: at last"):
         watcher.watch()
     said = watcher.output.getvalue()
-    assert said.count("process 77 on login7 lives is not known: ") == said.count("does not answer") == 1
+    assert (
+        said.count("cannot tell whether process 77 on login7 is alive: ")
+        == said.count("does not answer")
+        == 1
+    )
 
 
 def make_failed(folder: Path) -> None:

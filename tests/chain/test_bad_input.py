@@ -112,10 +112,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "missing number": (edit("base_lr: 0.05, ", ""), r"small.yaml:\d+: phases\[1\].base_lr: missing"),
     "empty hostfile": (text("hostfile", "\n"), "hostfile: contains no hosts; "),
     "host twice": (text("hostfile", "a\nlocalhost\na\n"), "hostfile:3: host a appears twice"),
-    "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not text; "),
+    "garbage hostfile": (text("hostfile", b"\x00\xff\x00"), "hostfile: is not a text file; "),
     "no hostfile for two nodes": (
         edit("nodes: 1,", "nodes: 2,"),
-        "hostfile: no such file; write 2 hosts there",
+        "hostfile: no such file; write 2 hosts to it",
     ),
     "more ranks than hosts x ppn": (
         all_of(text("hostfile", "localhost\n"), edit("nodes: 1,", "nodes: 2,")),
@@ -142,19 +142,19 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "another LMDB where the training LMDB is staged": (
         text("tmp/train_lmdb/data.mdb", "the user's own"),
-        r"localhost:.*/tmp/train_lmdb: holds another LMDB \(14 bytes, the source has [\d,]+\); make room",
+        r"localhost:.*/tmp/train_lmdb: has a different LMDB \(14 bytes; the source has [\d,]+\); free space",
     ),
     "another LMDB as large as the one that is staged there": (
         as_large("data/train_lmdb/data.mdb", "tmp/train_lmdb/data.mdb"),
-        "tmp/train_lmdb: holds another LMDB .as large as the source, but with other content.; make room",
+        "tmp/train_lmdb: has a different LMDB .same size as the source, but different content.; free space",
     ),
     "a file where the training LMDB is staged": (
         text("tmp/train_lmdb", "the user's own"),
-        "localhost:.*/tmp/train_lmdb: is not a folder; make room, move it away",
+        "localhost:.*/tmp/train_lmdb: is not a folder; free space, move the old data away",
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),
-    "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is cut short"),
+    "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is truncated"),
     "label outside the classes": (
         labelled("data/train_lmdb", 128, 10),
         "label 10, which is not one of the 10 classes",
@@ -203,7 +203,7 @@ def test_the_command_says_it_on_stderr_and_exits_2(place: Place) -> None:
     code, said, complained = place.call()
     assert (code, said) == (2, "")
     said_twice = "hostfile:2: host localhost appears twice (first on line 1)"
-    assert complained == f"Error: {place.root}/{said_twice}; remove one: -ppn sets the ranks of each\n"
+    assert complained == f"Error: {place.root}/{said_twice}; remove one; -ppn sets the ranks per host\n"
     assert place.tree() == before
 
 
@@ -229,7 +229,7 @@ def test_caffe_torch_is_no_stand_in_for_a_missing_caffe(place: Place) -> None:
     (place.root / "caffe").unlink()
     code, _, complained = place.call("--caffe", "caffe-torch")
     assert code == 2
-    assert "is no Caffe; write `trainer: caffe-torch` in the recipe to use it" in complained
+    assert "is not a Caffe binary; write `trainer: caffe-torch` in the recipe to use" in complained
 
 
 def test_overwrite_replaces_prototxts_that_differ(place: Place) -> None:

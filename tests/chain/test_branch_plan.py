@@ -135,7 +135,8 @@ def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None
     with (
         left(graph, "side", "n2"),
         pytest.raises(
-            InputError, match=r"n2: phase side of a killed run still trains; resume with the previous host"
+            InputError,
+            match=r"n2: phase side of a killed run is still training; resume with the previous",
         ),
     ):
         planned(graph, "n2", "n1", state=state)
@@ -157,12 +158,12 @@ def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Plac
     with (
         left(graph, "late", "n2"),
         pytest.raises(
-            InputError, match="--until: phase late of a killed run still trains; leave --until out"
+            InputError, match="--until: phase late of a killed run is still training; leave out --until"
         ),
     ):
         planned(graph, "a", "n1", "n2", state=state, until="side")
 
 
 def test_up_to_a_phase_before_any_branch_there_is_none(graph: Place) -> None:
-    with pytest.raises(InputError, match="--side-by-side: nothing branches off in small"):
+    with pytest.raises(InputError, match="--side-by-side: small has no branches"):
         planned(graph, "a", "b", until="cyc1")

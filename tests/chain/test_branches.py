@@ -15,10 +15,10 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, attach
 from caffe_recipes.run.monitor.status import (
     StatusOptions,
-    detail_standing,
-    find_standing,
-    standing_as_json,
-    summarize_standing,
+    find_status,
+    status_as_json,
+    status_details,
+    summarize_status,
 )
 from caffe_recipes.run.plan import plan_chain
 
@@ -109,15 +109,15 @@ def test_who_watches_is_told_of_each_end(branched: Place) -> None:
     attach("small", AttachOptions(str(branched.root)), reporter)
     said = branched.output.getvalue()
     assert "last: loss: 0.25, loss3/top-1: 75.00 %" in said
-    standing = find_standing("small", StatusOptions(str(branched.root)))
-    assert standing.state == "finished"
-    assert "side: loss: 0.25" in summarize_standing(standing)
-    models = [said for word, said in detail_standing(standing, 0.0) if word == "model"]
+    status = find_status("small", StatusOptions(str(branched.root)))
+    assert status.state == "finished"
+    assert "side: loss: 0.25" in summarize_status(status)
+    models = [said for word, said in status_details(status, 0.0) if word == "model"]
     assert [Path(model).name for model in models] == [
         "side_iter_4.caffemodel",
         "small_last_iter_4.caffemodel",
     ]
-    assert standing_as_json(standing)["evaluations"] == {"side": OUTPUTS, "last": OUTPUTS}
+    assert status_as_json(status)["evaluations"] == {"side": OUTPUTS, "last": OUTPUTS}
 
 
 def test_the_cyclic_digits_are_planned_as_a_graph() -> None:

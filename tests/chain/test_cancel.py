@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,16 @@ class Canceller:
         time.sleep(0.02)
 
 
+def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) -> None:
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        tell_run(place.root, place.recipe, started(pid=victim.pid), launched())
+        place.root.chmod(0o1777)
+        with pytest.raises(InputError, match="can be changed by anybody; let nobody else write there"):
+            Canceller(place.root).cancel()
+        assert victim.poll() is None
+        victim.kill()
+
+
 @pytest.mark.parametrize("now", [False, True])
 def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -> None:
     place.behave(init="waits")
@@ -65,7 +76,7 @@ def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -
         time.sleep(0.05)
     canceller = Canceller(place.root)
     canceller.cancel(now=now)
-    assert canceller.said[-1] == "it has ended"
+    assert canceller.said[-1] == "stopped"
     assert run.wait(600) == 128 + signal.SIGINT
     run.communicate()
     assert place.events()[-1]["event"] == "interrupted"
@@ -78,9 +89,9 @@ def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:
     assert canceller.cancels() == [("14",), ("13",), ("12",)]
     assert {each.outcome for each in canceller.journal().all} == {"cancelled"}
     assert canceller.said == [
-        "job 14 (last) is cancelled",
-        "job 13 (cyc1) is cancelled",
-        "job 12 (init) is cancelled",
+        "job 14 (last) was cancelled",
+        "job 13 (cyc1) was cancelled",
+        "job 12 (init) was cancelled",
     ]
 
 
@@ -108,7 +119,7 @@ def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bo
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.slurm.ends = {12: "COMPLETED"}
     canceller.cancel(now=now)
-    assert canceller.said[-1] == "job 12 (init) was not cancelled: it has completed"
+    assert canceller.said[-1] == "job 12 (init) was not cancelled, as it has completed"
     assert canceller.journal().all[0].outcome == "submitted"
 
 
@@ -149,9 +160,7 @@ def test_what_is_over_cannot_be_cancelled(place: Place) -> None:
 
 def test_a_process_on_another_host_is_to_be_cancelled_there(place: Place) -> None:
     tell_run(place.root, place.recipe, started(7, host="other"), launched())
-    with pytest.raises(
-        InputError, match="process 7 on other carried it on, which is another host; cancel it"
-    ):
+    with pytest.raises(InputError, match="its process 7 is on another host, other; cancel it"):
         Canceller(place.root).cancel()
 
 
@@ -166,6 +175,6 @@ def test_where_slurm_is_away_nothing_is_known_and_nothing_cancelled(tmp_path: Pa
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init"))
     canceller.slurm.is_away = True
-    with pytest.raises(RunFailed, match=r"is not known: .*; nothing is cancelled"):
+    with pytest.raises(RunFailed, match=r"cannot tell whether .*; nothing was cancelled"):
         canceller.cancel()
     assert canceller.journal().all[0].outcome == "submitted"

@@ -145,7 +145,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "half a state": ("solverstate", truncate, "is not a solverstate, or a truncated one"),
     "half a model": ("caffemodel", truncate, "is not a caffemodel, or a truncated one"),
     "an empty model": ("caffemodel", lambda path: path.write_bytes(b""), "the checkpoint is empty"),
-    "a nan": ("solverstate", edit_state(spoil), "history 0 has 1 of .* values not finite"),
+    "a nan": ("solverstate", edit_state(spoil), "history 0 has 1 of .* values that are not finite"),
     "too few": (
         "solverstate",
         edit_state(lambda s: s.history.pop()),
@@ -159,12 +159,12 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "misnamed": (
         "solverstate",
         edit_state(lambda state: setattr(state, "iter", 5)),
-        "is of iteration 5, not of 4 as it is called",
+        "is of iteration 5, but its name says 4",
     ),
     "too late": (
         "solverstate",
         edit_state(lambda state: setattr(state, "iter", 7)),
-        "its iteration is 7, not one from 1 to 6",
+        "its iteration is 7; expected 1 to 6",
     ),
 }
 
@@ -183,7 +183,7 @@ def test_of_a_checkpoint_with_a_spoilt_file_nothing_is_kept(root: Root, what: st
 
 
 def test_what_is_not_named_as_a_solverstate_is_not_fetched(root: Root) -> None:
-    with pytest.raises(RunFailed, match="is not named as Caffe names a solverstate"):
+    with pytest.raises(RunFailed, match="does not have the name of a Caffe solverstate"):
         fetch_checkpoint(root.host, root.path, "init", "tmp/run_iter_4.caffemodel", "runs", root.net, 6)
 
 

@@ -102,7 +102,7 @@ def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
 
 def test_a_container_s_words_come_before_the_program_s() -> None:
     container = Container(image="/shared/caffe.sif", program="singularity", options=("--bind", "/shared"))
-    argv = RankLaunch(container=container).contained(["caffe", "train"])
+    argv = RankLaunch(container=container).in_container(["caffe", "train"])
     assert argv == ("singularity", "exec", "--bind", "/shared", "/shared/caffe.sif", "caffe", "train")
 
 

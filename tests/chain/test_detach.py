@@ -39,7 +39,7 @@ def test_a_detached_run_trains_on_in_a_session_of_its_own_and_says_how_to_watch_
     pid = process_of(said)
     first, watch, stop = said.splitlines()[-3:]
     on = f"process {pid} on {socket.gethostname()}"
-    assert first.startswith(f"runs/small-1: continues as {on}; it writes logs/small/detached-")
+    assert first.startswith(f"runs/small-1: continues as {on}; its output is in logs/small/detached-")
     assert (watch, stop) == ("watch it: caffe-recipes attach small-1", f"stop it:  kill -INT {pid}")
     assert said.startswith("checking 1 host ...\nok      "), "the preflight is seen"
     assert os.getsid(pid) == pid

@@ -24,7 +24,7 @@ def test_a_launch_that_resumes_is_told_as_the_run_tells_it(place: Place) -> None
     launched = decode_event("launched", details, 0.0)
     assert describe_event(launched, recipe, "runs/small-1") == "init: 2 iterations from the checkpoint at 6"
     branched = decode_event("branched", {"phase": "last", "folder": "", "hosts": ["n3", "n4"]}, 0.0)
-    line = "last: a branch, on n3, n4; log: runs/small-1/branches/last/logs"
+    line = "last: branch on n3, n4; log: runs/small-1/branches/last/logs"
     assert describe_event(branched, recipe, "runs/small-1") == line
     details["arguments"] = ["train", "--solver=/a_iter_6.solverstate"]
     launched = decode_event("launched", details, 0.0)

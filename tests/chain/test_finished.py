@@ -31,7 +31,7 @@ def test_a_finished_run_on_a_read_only_disk_is_shown(place: Place, monkeypatch: 
     before = place.run()
     make_read_only(monkeypatch)
     assert place.run().outputs == before.outputs
-    assert "small-1 is finished; --new starts another run" in place.output.getvalue()
+    assert "small-1 is finished; use --new to start another run" in place.output.getvalue()
 
 
 def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
@@ -42,7 +42,7 @@ def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
         place.run()
     make_read_only(monkeypatch)
     with pytest.raises(
-        JournalError, match="cannot be opened: Read-only file system; have the disk"
+        JournalError, match="cannot be opened: Read-only file system; make the disk"
     ) as caught:
         place.run()
     assert "--new" not in str(caught.value)
@@ -55,7 +55,7 @@ def test_where_a_lost_snapshot_may_still_lie_is_named(place: Place) -> None:
     place.behave()
     kept = place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel"
     kept.write_bytes(kept.read_bytes()[:100])
-    hint = "restore it, as from tmp/small_init_iter_8.caffemodel on the host of rank 0"
+    hint = "restore it, for example from tmp/small_init_iter_8.caffemodel on the host of rank 0"
     with pytest.raises(WeightsError, match=hint):
         place.run()
     kept.write_bytes((place.root / "tmp/small_init_iter_8.caffemodel").read_bytes())

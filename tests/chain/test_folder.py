@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.new import RecipeRequest, make_new
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
@@ -164,7 +164,7 @@ def test_any_recipe_is_read_back_as_it_was(name: str, raw: dict[str, Any]) -> No
 @given(nodes=st.integers(1, 512), batch=st.integers(8, 14), epochs=st.integers(10, 120))
 def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, epochs: int) -> None:
     try:
-        wish = Wish(name="mine", images=1_281_167, nodes=nodes, batch=2**batch, epochs=epochs)
+        wish = RecipeRequest(name="mine", images=1_281_167, nodes=nodes, batch=2**batch, epochs=epochs)
         made = make_new(wish)
     except CaffeRecipesError:
         return
@@ -174,7 +174,7 @@ def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, 
 
 def test_what_only_a_builder_takes_is_refused_of_a_recipe_still(tmp_path: Path) -> None:
     path = write_recipe(tmp_path, {"prototxt": "my_net.prototxt", "zero_init": "none"})
-    with pytest.raises(CaffeRecipesError, match="zero_init: only a builder takes it"):
+    with pytest.raises(CaffeRecipesError, match="zero_init: only builders use it"):
         load_recipe(path)
 
 

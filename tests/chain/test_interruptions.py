@@ -102,7 +102,7 @@ def test_while_a_run_is_under_way_another_is_refused_with_its_process(place: Pla
     first = place.start()
     wait_until_trained(place, "init")
     for options in ({}, {"new": True}):
-        with pytest.raises(InputError, match=f"process {first.pid} on .* carries on this run"):
+        with pytest.raises(InputError, match=f"small-1: is in use by process {first.pid} on "):
             place.run(**options)
     (place.root / "release").touch()
     first.communicate(timeout=600)
@@ -122,7 +122,7 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
             journal.unlink()
         else:
             journal.write_text(text)
-        with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run still trains"):
+        with pytest.raises(InputError, match=r"init-1\.log: process \d+ of a killed run is still training"):
             place.run(new=True)
     journal.write_text(whole)
     (place.root / "release").touch()
@@ -136,7 +136,7 @@ def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_spoilt(plac
     journal = place.root / "runs/small-1/journal.jsonl"
     whole = journal.read_text()
     journal.write_text("what\n")
-    with pytest.raises(InputError, match="small-1: another process carries on this run"):
+    with pytest.raises(InputError, match="small-1: is in use by another process"):
         place.run(new=True)
     journal.write_text(whole)
     (place.root / "release").touch()

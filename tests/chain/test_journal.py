@@ -114,7 +114,7 @@ def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
 def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     first = open_journal(tmp_path)
     first.write("started", pid=os.getpid(), host="here")
-    with pytest.raises(InputError, match=r"process \d+ on .* carries on this run; wait for it, or stop it"):
+    with pytest.raises(InputError, match=r"is in use by process \d+ on .*; wait for it, or stop it"):
         open_journal(tmp_path)
     first.close()
     open_journal(tmp_path).close()
@@ -133,7 +133,7 @@ def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> No
         fcntl.flock(theirs, fcntl.LOCK_SH)
         with closing(open_journal(tmp_path)) as journal:
             journal.write("started", pid=os.getpid(), host="here")
-            with pytest.raises(InputError, match=r"process \d+ on .* carries on this run"):
+            with pytest.raises(InputError, match=r"is in use by process \d+ on "):
                 open_journal(tmp_path)
         assert journal.state().pid == os.getpid()
 
@@ -145,7 +145,7 @@ def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path:
     with path.open("rb+") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         for _ in range(2):
-            with pytest.raises(InputError, match="process 7 on login1 carries on this run"):
+            with pytest.raises(InputError, match="is in use by process 7 on login1"):
                 open_journal(tmp_path)
     with closing(open_journal(tmp_path)) as journal, path.open("rb+") as theirs:
         journal.write("started", pid=os.getpid(), host="here")
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:  # the limit lets a write be short, as a full disk does
         with pytest.raises(
-            RunFailed, match=r"journal.jsonl: cannot be written: .*; make room, then run the same"
+            RunFailed, match=r"journal.jsonl: cannot be written: .*; free disk space, then run the same"
         ):
             journal.write("staged", lmdb="b")
     finally:
@@ -220,7 +220,7 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
     with closing(open_journal(tmp_path)) as journal:
         journal.write("branched", phase="side", folder="branches/side", hosts=["n2"])
         assert branch_launches(tmp_path, journal.state()) == ()
-        with closing(journal.open_beside(beside / "journal.jsonl")) as branch:
+        with closing(journal.open_branch(beside / "journal.jsonl")) as branch:
             branch.write("launched", **{**LAUNCH, "phase": "side"})
         (launch,) = branch_launches(tmp_path, journal.state())
         assert launch.phase == "side"

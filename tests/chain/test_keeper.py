@@ -16,7 +16,7 @@ from caffe_recipes.render.nets import build_net
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import Policy, Run, RunOptions, find_setting
 from caffe_recipes.run.folders import create_run
-from caffe_recipes.run.launch import Keeper
+from caffe_recipes.run.launch import CheckpointKeeper
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.signals import Interrupts
@@ -40,12 +40,12 @@ class Launch:
     training: Training
     log: Path
 
-    def keeper(self, *said: str) -> Keeper:
+    def keeper(self, *said: str) -> CheckpointKeeper:
         """Let the log say that, all at once, and read it."""
         self.log.write_text("".join(f"I1120 11:49:33.768350  6374 x.cpp:1] {text}\n" for text in said))
         tail = LogTail(self.log)
         tail.read(to_end=True)
-        return Keeper(self.run, self.training, tail, lambda: LocalHost("n1"))
+        return CheckpointKeeper(self.run, self.training, tail, lambda: LocalHost("n1"))
 
     def snapshot(self, iteration: int) -> tuple[str, ...]:
         """Write both files; return what the log says of that."""
@@ -100,8 +100,8 @@ def test_what_is_snapshotted_on_the_way_is_kept_once_and_the_last_is_none(
 ) -> None:
     launch = make(Policy(checkpoint_every=2))
     keeper = launch.keeper(*WELL, *launch.snapshot(2), *launch.snapshot(4), *launch.snapshot(6))
-    assert keeper.take()
-    assert not keeper.take()
+    assert keeper.keep_new()
+    assert not keeper.keep_new()
     assert launch.kept() == [2, 4]
 
 
@@ -112,13 +112,13 @@ def test_nothing_is_kept_of_what_is_not_to_be_gone_on_from(
     make: Callable[[Policy], Launch], said: str
 ) -> None:
     launch = make(Policy(checkpoint_every=2))
-    assert launch.keeper(said, *launch.snapshot(2)).take()
+    assert launch.keeper(said, *launch.snapshot(2)).keep_new()
     assert launch.kept() == []
 
 
 def test_a_layer_without_weights_may_be_ignored(make: Callable[[Policy], Launch]) -> None:
     launch = make(Policy(checkpoint_every=2))
-    launch.keeper("Ignoring source layer data", *WELL, *launch.snapshot(2)).take()
+    launch.keeper("Ignoring source layer data", *WELL, *launch.snapshot(2)).keep_new()
     assert launch.kept() == [2]
 
 
@@ -126,8 +126,8 @@ def test_without_a_policy_only_what_comes_after_the_wish_is_kept(make: Callable[
     launch = make(Policy())
     first = launch.snapshot(2)
     keeper = launch.keeper(*WELL, *first)
-    assert not keeper.take()
+    assert not keeper.keep_new()
     keeper.is_wanted = True
     keeper.skip()
-    assert not keeper.take()
+    assert not keeper.keep_new()
     assert launch.kept() == []

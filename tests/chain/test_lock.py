@@ -84,8 +84,8 @@ def test_nobody_else_can_open_a_lock_to_hold_it(tmp_path: Path) -> None:
     (folder / "lock").touch()
     (folder / "lock").chmod(0o666)  # of an earlier version
     lock = RecipeLock(tmp_path, "small")
-    lock.take()
-    lock.take_trainer()
+    lock.acquire()
+    lock.acquire_trainer()
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
         "lock": 0o600,
         "script.lock": 0o600,
@@ -102,7 +102,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> Non
     (folder / name).symlink_to(tmp_path / "theirs")
     lock = RecipeLock(tmp_path, "small")
     with pytest.raises(InputError, match=rf"{name}: cannot be opened: .*; it belongs to user {os.getuid()}"):
-        lock.take() if name == "script.lock" else lock.take_trainer()
+        lock.acquire() if name == "script.lock" else lock.acquire_trainer()
     assert (tmp_path / "theirs").stat().st_mode & 0o777 == 0o644
     lock.close()
 
@@ -115,13 +115,13 @@ def test_beside_a_run_sh_at_work_a_run_tries_nothing(place: Place) -> None:
 
 def test_who_asks_for_a_lock_s_holder_takes_and_makes_nothing(tmp_path: Path) -> None:
     path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
-    assert not lock.is_trained()
+    assert not lock.is_trainer_active()
     assert not path.exists()
     with held(path):
-        assert lock.is_trained()
-        assert not lock.is_carried()
+        assert lock.is_trainer_active()
+        assert not lock.is_run_active()
         lock.check()
-    assert not lock.is_trained()
+    assert not lock.is_trainer_active()
     assert is_free(path)
 
 
@@ -137,9 +137,9 @@ def test_a_lock_that_may_not_be_opened_is_found_held_in_the_list_of_the_kernel(
 
         with monkeypatch.context() as patch:
             patch.setattr("caffe_recipes.run.lock.os.open", refuse)
-            assert lock.is_trained()
-            assert not lock.is_carried()
-    assert not lock.is_trained()
+            assert lock.is_trainer_active()
+            assert not lock.is_run_active()
+    assert not lock.is_trainer_active()
 
 
 def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
@@ -148,7 +148,7 @@ def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
     wait_for_log(place, "Iteration 4, lr")
     done = call_script(place)
     assert done.returncode == 2
-    assert "script.lock: another run.sh or caffe-recipes run is at work" in done.stderr
+    assert "script.lock: another run.sh or caffe-recipes run is running" in done.stderr
     (place.root / "release").touch()
     first.communicate(timeout=600)
     assert first.returncode == 0
@@ -164,7 +164,7 @@ def test_run_sh_waits_for_the_trainer_of_a_killed_run(place: Place) -> None:
     assert not is_free(place.root / "logs/small/lock")
     threading.Timer(2, (place.root / "release").touch).start()
     done = call_script(place)
-    assert "the mpiexec of a killed run is still at work; waiting for its end" in done.stderr
+    assert "the mpiexec of a killed run is still running; waiting until it ends" in done.stderr
     assert place.trained()[:2] == ["init", "init"]
 
 
@@ -173,8 +173,8 @@ def test_the_trainer_of_a_killed_run_sh_is_waited_for_a_moment_and_then_named(tm
     with held(path):
         lock = RecipeLock(tmp_path, "small", linger_s=0.2)
         with pytest.raises(InputError, match=r"small/lock: the mpiexec of a killed run is still at work"):
-            lock.take_trainer()
-    assert lock.take_trainer()
+            lock.acquire_trainer()
+    assert lock.acquire_trainer()
     assert not is_free(path)
     lock.close()
     assert is_free(path)
@@ -183,7 +183,7 @@ def test_the_trainer_of_a_killed_run_sh_is_waited_for_a_moment_and_then_named(tm
 def test_a_trainer_that_lingers_delays_a_run_and_does_not_stop_it(tmp_path: Path) -> None:
     path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
     with held(path):
-        waiting = threading.Thread(target=lock.take_trainer)
+        waiting = threading.Thread(target=lock.acquire_trainer)
         waiting.start()
         time.sleep(0.3)
         assert waiting.is_alive()
@@ -195,19 +195,19 @@ def test_a_trainer_that_lingers_delays_a_run_and_does_not_stop_it(tmp_path: Path
 def test_a_folder_that_cannot_be_made_is_left_to_what_is_written_next(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file")
     lock = RecipeLock(tmp_path, "small")
-    lock.take()
-    assert lock.take_trainer() == ()
+    lock.acquire()
+    assert lock.acquire_trainer() == ()
 
 
 def test_a_run_that_goes_on_beside_a_trainer_shares_its_lock_and_a_script_does_not(tmp_path: Path) -> None:
     path, killed = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
-    (inherited,) = killed.take_trainer()
+    (inherited,) = killed.acquire_trainer()
     (left,) = (os.dup(inherited),)  # what its trainer holds
     killed.close()
     lock = RecipeLock(tmp_path, "small", linger_s=0.1)
-    assert lock.is_trained()
-    lock.join_trainers()
-    assert lock.take_trainer()
+    assert lock.is_trainer_active()
+    lock.share_trainer()
+    assert lock.acquire_trainer()
     os.close(left)
     assert not is_free(path)
     lock.close()
@@ -217,6 +217,6 @@ def test_a_run_that_goes_on_beside_a_trainer_shares_its_lock_and_a_script_does_n
 def test_what_the_trainer_of_a_script_holds_is_not_shared(tmp_path: Path) -> None:
     lock = RecipeLock(tmp_path, "small", linger_s=0.1)
     with held(tmp_path / "logs/small/lock"):
-        lock.join_trainers()
+        lock.share_trainer()
         with pytest.raises(InputError, match="the mpiexec of a killed run is still at work"):
-            lock.take_trainer()
+            lock.acquire_trainer()

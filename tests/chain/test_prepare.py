@@ -19,7 +19,7 @@ from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.run import launch
 from caffe_recipes.run.context import LaunchFailed, Setting
-from caffe_recipes.run.prepare import check_read
+from caffe_recipes.run.prepare import check_hosts_read
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_a_disk_that_is_full_for_the_digits_fails_the_run_which_says_so_in_its_j
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: Path) -> None:
-        raise RunFailed(folder, "cannot be written: No space left on device", "make room on its disk")
+        raise RunFailed(folder, "cannot be written: No space left on device", "free space on its disk")
 
     lmdb = place.root / "digits" / "digits_train_lmdb"
     monkeypatch.setattr(Setting, "built_data", property(lambda setting: (lmdb,)))
@@ -118,14 +118,14 @@ def test_a_snapshot_damaged_between_phases_is_fetched_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check_and_spoil(*given: Any, **options: Any) -> None:  # noqa: ANN401
-        check_read(*given, **options)
+        check_hosts_read(*given, **options)
         spoil(place.root / KEPT)
-        monkeypatch.setattr(launch, "check_read", check_read)
+        monkeypatch.setattr(launch, "check_hosts_read", check_hosts_read)
         (place.root / "release").touch()
 
     place.edit("{name: last,", "{name: last, weights: init,")
     place.behave(cyc1="waits")
-    monkeypatch.setattr(launch, "check_read", check_and_spoil)
+    monkeypatch.setattr(launch, "check_hosts_read", check_and_spoil)
     place.run()
     assert restored(place) == [KEPT]
     assert place.trained() == ["init", "cyc1", "last"]
@@ -146,7 +146,9 @@ def test_weights_of_the_users_are_the_same_in_every_try(place: Place) -> None:
     place.edit("{name: init,", "{name: init, weights: given.caffemodel,")
     place.behave(init="spoils last given.caffemodel", cyc1="ends-early")
     place.edit("{name: cyc1,", "{name: cyc1, weights: given.caffemodel,")
-    with pytest.raises(RunFailed, match=r"given\.caffemodel: is no longer what was trained from; restore it"):
+    with pytest.raises(
+        RunFailed, match=r"given\.caffemodel: is no longer the file that training started from; restore it"
+    ):
         place.run(new=True)
     assert place.trained() == ["init", "cyc1", "last", "init"]
 
@@ -191,7 +193,7 @@ def test_a_host_that_reads_other_weights_is_named_before_it_trains_from_them(pla
     setting = Mock(hosts=hosts, path=lambda path: str(place.root / path))
     run = Mock(setting=setting, path=lambda path: place.root / path)
     with pytest.raises(LaunchFailed) as caught:
-        check_read(run, "w", ours, Mock())
+        check_hosts_read(run, "w", ours, Mock())
     assert caught.value.host == "n2"
     assert str(caught.value).startswith(f"n2: {path} differs from ours; every rank reads it")
 
@@ -208,7 +210,7 @@ def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place
     solver.write_text(ours.replace("base_lr: 0.01", "base_lr: 0.005"))
     (place.root / "release").touch()
     _, complained = run.communicate(timeout=600)
-    what = "has changed since the run began, and is not trained from; run again with --overwrite to continue"
+    what = "has changed since the run began; run again with --overwrite to continue"
     assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {solver}: {what}")
     assert place.trained() == ["init", "cyc1"]
     assert place.events()[-1]["event"] == "failed"

@@ -36,13 +36,13 @@ def test_a_log_is_sorted_as_it_grows_and_its_last_line_at_the_end(tmp_path: Path
     path = tmp_path / "init-1.log"
     log = LogFile(path)
     with RankLogs(tmp_path / "ranks", ranks=2) as logs:
-        logs.take(log)
+        logs.read(log)
         path.write_text("[0] a\n[1] b\n[0] cut")
-        logs.take(log)
+        logs.read(log)
         assert texts(tmp_path / "ranks") == {"0.log": "a\n", "1.log": "b\n"}
         with path.open("a") as file:
             file.write(" short\n[1] last")
-        logs.take(log, to_end=True)
+        logs.read(log, to_end=True)
     assert texts(tmp_path / "ranks") == {"0.log": "a\ncut short\n", "1.log": "b\nlast\n"}
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     with RankLogs(tmp_path, ranks=2, complain=said.append) as logs:
         logs.feed(["[0] a"])
         logs.feed(["[0] b", "[1] c"])
-    what = f"{tmp_path}: no more is written, No space left on device; the launcher's log has it all"
+    what = f"{tmp_path}: nothing more is written: No space left on device; the launcher's log is complete"
     assert said == [what]
     assert not (tmp_path / "1.log").exists()
 

@@ -126,8 +126,12 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
         recover(run, LaunchFailed("it ended", host="n1"), 1)
     why = "does not answer: no route to host"
     what = f"n1: no spare answers (n2: {why}; n3: {why})"
-    assert str(caught.value) == f"{what}; put more hosts into the hostfile"
-    notices = ["looking which hosts answer", f"n2 cannot be a spare: {why}", f"n3 cannot be a spare: {why}"]
+    assert str(caught.value) == f"{what}; add hosts to the hostfile"
+    notices = [
+        "checking which hosts answer",
+        f"n2 cannot be used as a spare: {why}",
+        f"n3 cannot be used as a spare: {why}",
+    ]
     assert said[2:] == notices
     assert journal[1:] == [
         *({"event": "notice", "message": message} for message in notices),
@@ -138,13 +142,13 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
 def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
     run, said, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
     assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
-    assert said[-1] == "n3 takes the place of n1"
+    assert said[-1] == "n3 replaces n1"
 
 
 def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:
     setting = replace_hosts(setting_of(place, Policy("replace")), ["n1"])
     setting = replace_hosts(setting, ["n2"])
-    with pytest.raises(LaunchFailed, match=r"^n3: no spare is left; put more hosts"):
+    with pytest.raises(LaunchFailed, match=r"^n3: no spare is left; add hosts"):
         replace_hosts(setting, ["n3"])
 
 
@@ -153,7 +157,7 @@ def test_who_is_asked_to_stop_looks_for_no_more_hosts(place: Place) -> None:
     run.interrupts.asked = 2
     with pytest.raises(Interrupted):
         recover(run, LaunchFailed("it ended"), 1)
-    assert said[-1] == "looking which hosts answer"
+    assert said[-1] == "checking which hosts answer"
 
 
 def test_the_main_line_and_a_branch_never_take_the_same_spare(place: Place) -> None:

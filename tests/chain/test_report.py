@@ -11,7 +11,7 @@ from rich.console import Console
 
 from caffe_recipes import units
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.console import EVERY_S, Reporter, describe_accuracy
+from caffe_recipes.run.console import PROGRESS_INTERVAL_S, Reporter, describe_accuracy
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
 
@@ -43,8 +43,8 @@ def test_a_line_of_progress_says_rate_loss_speed_and_what_is_left() -> None:
 
 def test_what_is_not_known_yet_is_blank_and_moves_no_column() -> None:
     reporter, output = plain_reporter(Clock())
-    reporter.show_now(START)
-    reporter.show_now(PROGRESS)
+    reporter.show_progress_line(START)
+    reporter.show_progress_line(PROGRESS)
     first, second = output.getvalue().splitlines()
     assert first == "  init 1/3     0/7800                 loss 6.900"
     assert first.index("loss") == second.index("loss")
@@ -54,7 +54,7 @@ def test_a_log_without_a_terminal_is_not_flooded() -> None:
     clock = Clock()
     reporter, output = plain_reporter(clock)
     for step in range(1000):
-        clock.now = step * EVERY_S / 100
+        clock.now = step * PROGRESS_INTERVAL_S / 100
         reporter.show_progress(PROGRESS)
     assert output.getvalue().count("\n") == 10
     assert "\x1b" not in output.getvalue()
@@ -79,15 +79,18 @@ def live_line(width: int) -> str:
     return output.getvalue()
 
 
-def test_a_narrower_terminal_goes_without_the_rate_then_the_speed_then_the_bar() -> None:
+def test_a_narrower_terminal_shortens_words_then_goes_without_the_rate_the_speed_and_the_bar() -> None:
     assert "cyc1 2/3  ━━━━━━──────────────  1240/3750  lr" in live_line(130)
     assert "cyc1 2/3  ━━━━──────────  1240/3750  lr" in live_line(120)
-    without_rate = LINE.replace("lr 0.45679     ", "").removeprefix("cyc1 2/3  ")
-    assert without_rate in live_line(110)
-    without_speed = without_rate.replace("   6,301 images/s  ", "  ")
-    assert f"cyc1 2/3  ━─────  {without_speed}" in live_line(80)
-    assert f"cyc1 2/3  {without_speed}" in live_line(76)
-    assert "cyc1 2/3  1240/3750  loss 2.346    run  2:46:40 left" in live_line(60)
+    times = "   27:11 left  run  2h46m"
+    short = f"1240/3750  lr 0.45679     loss 2.346     6,301/s{times}"
+    assert f"cyc1 2/3  ━━━━━━──────────────  {short}" in live_line(110)
+    without_rate = short.replace("lr 0.45679     ", "")
+    assert f"cyc1 2/3  ━━━───────  {without_rate}" in live_line(80)
+    without_speed = without_rate.replace("     6,301/s", "  ")
+    assert f"cyc1 2/3  ━━━─────────  {without_speed}" in live_line(72)
+    assert f"cyc1 2/3  {without_speed}" in live_line(58)
+    assert "cyc1 2/3  1240/3750  loss 2.346    run  2h46m" in live_line(50)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 200])
@@ -95,7 +98,7 @@ def test_no_line_of_progress_is_wider_than_its_terminal_and_none_is_cut(width: i
     for text in filter(None, strip_controls(live_line(width)).splitlines()):
         assert len(text) <= width
         assert "…" not in text
-        assert "left" in text or width < 60
+        assert "run  2h46m" in text or " left" in text or width < 60
 
 
 def test_a_terminal_that_knows_ascii_only_gets_a_bar_of_ascii() -> None:
@@ -174,7 +177,7 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120, color_system=None)
     reporter = Reporter(console, Clock())
-    beside = reporter.beside("side")
+    beside = reporter.for_branch("side")
     reporter.show_progress(PROGRESS)
     beside.show_progress(replace(PROGRESS, phase="side", iteration=7, phases={}))
     beside.say("trying again")
@@ -194,7 +197,7 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
 
 def test_the_lines_of_what_trains_beside_begin_with_its_name() -> None:
     reporter, output = plain_reporter(Clock())
-    beside = reporter.beside("side")
+    beside = reporter.for_branch("side")
     beside.say("trying again")
     beside.say("side: finished")
     reporter.say("finished")

@@ -12,7 +12,16 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed, InputError
-from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, Piece, Process, RunFiles, Wanted
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.run.monitor.files import (
+    FilePiece,
+    HostFiles,
+    LocalFiles,
+    Process,
+    ReadRequest,
+    RunFiles,
+    name_recipe,
+)
 from tests.stand_in_host import StandInHost, answer_call
 
 HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
@@ -26,15 +35,17 @@ def files(request: pytest.FixtureRequest) -> RunFiles:
 def test_what_is_new_is_read_to_the_byte(files: RunFiles, tmp_path: Path) -> None:
     path, whole = tmp_path / "log", bytes(range(256)) * 300
     path.write_bytes(whole)
-    wanted = [Wanted(str(path), start) for start in (0, 5, len(whole), len(whole) + 9)]
-    assert files.look(wanted).pieces == tuple(Piece(each.start, whole[each.start :]) for each in wanted)
+    requests = [ReadRequest(str(path), start) for start in (0, 5, len(whole), len(whole) + 9)]
+    assert files.read(requests).pieces == tuple(
+        FilePiece(each.start, whole[each.start :]) for each in requests
+    )
 
 
 def test_of_what_is_too_much_the_end_is_read(files: RunFiles, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
-    look = files.look([Wanted(str(path), 2, 8), Wanted(str(path), 2, 3)])
-    assert look.pieces == (Piece(2, b"23456789"), Piece(7, b"789"))
+    snapshot = files.read([ReadRequest(str(path), 2, 8), ReadRequest(str(path), 2, 3)])
+    assert snapshot.pieces == (FilePiece(2, b"23456789"), FilePiece(7, b"789"))
 
 
 def test_of_what_is_too_much_the_beginning_is_read_where_that_is_asked_for(
@@ -42,20 +53,23 @@ def test_of_what_is_too_much_the_beginning_is_read_where_that_is_asked_for(
 ) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
-    wanted = [Wanted(str(path), start, most, first=True) for start, most in ((2, 8), (2, 3), (9, 3), (12, 3))]
-    pieces = [Piece(2, b"23456789"), Piece(2, b"234"), Piece(9, b"9"), Piece(12, b"")]
-    assert list(files.look(wanted).pieces) == pieces
+    requests = [
+        ReadRequest(str(path), start, most, from_start=True)
+        for start, most in ((2, 8), (2, 3), (9, 3), (12, 3))
+    ]
+    pieces = [FilePiece(2, b"23456789"), FilePiece(2, b"234"), FilePiece(9, b"9"), FilePiece(12, b"")]
+    assert list(files.read(requests).pieces) == pieces
 
 
 def test_a_file_that_is_not_there_is_none(files: RunFiles, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    look = files.look([Wanted(str(tmp_path / "none")), Wanted(str(tmp_path / "file" / "none"))])
-    assert look.pieces == (None, None)
+    snapshot = files.read([ReadRequest(str(tmp_path / "none")), ReadRequest(str(tmp_path / "file" / "none"))])
+    assert snapshot.pieces == (None, None)
 
 
 def test_what_is_no_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: cannot be read"):
-        files.look([Wanted(str(tmp_path))])
+        files.read([ReadRequest(str(tmp_path))])
 
 
 def test_runs_are_the_folders_that_hold_a_journal(files: RunFiles, tmp_path: Path) -> None:
@@ -75,7 +89,7 @@ def test_names_from_hell_are_only_names(
     Path(name).mkdir()
     journal = Path(name) / "journal.jsonl"
     journal.write_text("x")
-    assert files.look([Wanted(str(journal))], Process(1, name, name)).pieces == (Piece(0, b"x"),)
+    assert files.read([ReadRequest(str(journal))], Process(1, name, name)).pieces == (FilePiece(0, b"x"),)
     assert files.names(name) == []
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -92,7 +106,7 @@ def test_a_process_lives_while_it_has_the_file_open(files: RunFiles, tmp_path: P
     holder.stdout.readline()
 
     def lives(pid: int, where: str = node) -> bool | None:
-        return files.look((), Process(pid, where, str(held))).lives
+        return files.read((), Process(pid, where, str(held))).lives
 
     assert lives(holder.pid) is True
     assert lives(os.getpid()) is False, "its number has come round again"
@@ -105,7 +119,7 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
     dead = subprocess.Popen(["true"])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     process = Process(dead.pid, socket.gethostname(), str(tmp_path))
-    assert files.look((), process).lives is False
+    assert files.read((), process).lives is False
     dead.wait()
 
 
@@ -121,5 +135,13 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
 )
 def test_what_is_no_answer_is_told_with_the_host(records: list[str]) -> None:
     host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(HostFailed, match=r"standin: the answer to `look` cannot be read: .*; check that"):
-        HostFiles(host).look([Wanted("/x")])
+    with pytest.raises(HostFailed, match=r"standin: cannot parse the answer to `look`: .*; check that"):
+        HostFiles(host).read([ReadRequest("/x")])
+
+
+def test_a_file_names_the_recipe_in_it_whichever_program_trains_it(tmp_path: Path) -> None:
+    shipped = shipped_recipes()
+    for name in ("digits-local", "tf-digits-local"):
+        (tmp_path / "mine.yaml").write_text(shipped[name].file.read_text("utf-8"))
+        assert name_recipe(str(tmp_path / "mine.yaml")) == name
+    assert name_recipe("any-run-3") == "any-run-3"

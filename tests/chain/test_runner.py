@@ -60,11 +60,11 @@ def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Pla
     class FullHost(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             if "take" in argv:
-                return answer_call(argv, "refused no room: 5 bytes are free, 7 are needed")
+                return answer_call(argv, "refused not enough space: 5 bytes free, 7 needed")
             return super().run(argv, timeout_s)
 
     place.connect = FullHost
-    said = r"localhost:.*/tmp/train_lmdb: no room: 5 bytes are free, 7 are needed; make room"
+    said = r"localhost:.*/tmp/train_lmdb: not enough space: 5 bytes free, 7 needed; free space"
     with pytest.raises(RunFailed, match=said):
         place.run()
     assert place.trained() == []
@@ -95,7 +95,7 @@ def test_a_finished_run_whose_model_is_gone_says_so(place: Place) -> None:
 def test_an_emptied_journal_does_not_train_over_what_is_finished(place: Place) -> None:
     place.run()
     (place.root / "runs/small-1/journal.jsonl").write_text("")
-    with pytest.raises(InputError, match="is empty beside snapshots"):
+    with pytest.raises(InputError, match="is empty, but the run has snapshots"):
         place.run()
     assert "loss3/top-1: 75.00 %" in place.output.getvalue()
 
@@ -207,7 +207,7 @@ def test_a_runs_spoilt_digests_are_named(place: Place, content: str) -> None:
     with pytest.raises(RunFailed):
         place.run()
     (place.root / "runs/small-1/prototxts.json").write_text(content)
-    with pytest.raises(InputError, match=r"small-1/prototxts\.json: cannot be read: not JSON.*; .*--new"):
+    with pytest.raises(InputError, match=r"small-1/prototxts\.json: cannot be read: not .*JSON.*; .*--new"):
         place.run()
 
 
@@ -254,7 +254,7 @@ def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Plac
 def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: Place) -> None:
     place.run()
     place.behave(init="writes-nothing")
-    with pytest.raises(RunFailed, match="the snapshot is an old one"):
+    with pytest.raises(RunFailed, match="the snapshot is an old file"):
         place.run(new=True)
 
 

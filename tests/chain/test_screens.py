@@ -25,11 +25,11 @@ MAIN = "from caffe_recipes.cli.main import main; main()"
 LIVE = """
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.trainer_log import Progress
-phases, reporter = {"init": 7800, "cyc1": 3750}, Reporter()
+phases, reporter = {"init": 7800, "cyc1": 3750, "cyc2": 9, "cyc3": 9, "collapse": 9}, Reporter()
 reporter.show_progress(Progress("init", 0, 7800, None, 6.9, None, None, None, phases))
-reporter.show_progress(Progress("init", 40, 7800, 0.1, 6.5, 980.0, 59.0, 61.0, phases))
-reporter.show_progress(Progress("init", 7760, 7800, 0.0001234, 0.05, 6301.2, 3599.0, 36000.0, phases))
-reporter.say_amid("init: finished")
+reporter.show_progress(Progress("init", 40, 7800, 0.0001234, 6.5, 980.0, 59.0, 61.0, phases))
+reporter.show_progress(Progress("init", 7760, 7800, None, 0.00048713, 6301.2, 3599.0, 36000.0, phases))
+reporter.say_above_progress("init: finished")
 reporter.show_progress(Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 16301.2, 5.0, 10.0, phases))
 reporter.end_progress()
 """
@@ -83,13 +83,19 @@ def test_progress_stays_in_its_columns_and_on_its_line(tmp_path: Path, columns: 
     assert len({len(line) for line in lines}) == 1, "every line is as wide, or blank at its end"
     assert len(lines[0]) <= columns
     assert len({line.index("loss") for line in lines}) == 1
-    assert len({line.index(" left") for line in lines if " left" in line}) == 1
+    assert len({line.index("run ") for line in lines if "run " in line}) == 1
 
 
-def test_at_80_columns_a_bar_and_both_times_are_shown(tmp_path: Path) -> None:
+def test_at_80_columns_a_bar_the_loss_the_speed_and_both_times_are_shown(tmp_path: Path) -> None:
     (line,) = {line for line in lines_of(show(tmp_path, LIVE)) if "7760/7800" in line}
-    assert "━━━" in line
-    assert line.endswith("phase   59:59 left  run 10:00:00 left")
+    assert line.startswith("init     1/5  ━━━━━─  7760/7800  loss 0.00049   6,301/s   59:59 left  run 10h00m")
+
+
+def test_a_wide_terminal_shows_all_in_full_and_the_rate_of_the_iteration_before(tmp_path: Path) -> None:
+    lines = lines_of(show(tmp_path, LIVE, columns=120))
+    (line,) = {line for line in lines if "7760/7800" in line}
+    assert "lr 0.0001234   loss 0.00049   6,301 images/s" in line
+    assert line.rstrip().endswith("phase   59:59 left  run 10:00:00 left")
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import Policy, all_hosts, choose_hosts, find_launcher, find_root, search_path
+from caffe_recipes.run.context import Policy, choose_hosts, find_hosts, find_launcher, find_root, search_path
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -58,7 +58,7 @@ def test_the_launcher_gets_a_line_a_host_whatever_the_users_hostfile_holds(place
 
 def test_a_folded_hostfile_gives_its_hosts_in_its_order(place: Place) -> None:
     (place.root / "hostfile").write_text("c402-[002,001]:2\nc401-001\n")
-    assert choose_hosts(recipe(place, 3), all_hosts(place.root, None)) == (
+    assert choose_hosts(recipe(place, 3), find_hosts(place.root, None)) == (
         ("c402-002", "c402-001", "c401-001"),
         (),
     )
@@ -68,7 +68,7 @@ def test_without_a_hostfile_the_slurm_job_around_us_gives_the_hosts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[003,001-002]")
-    found = all_hosts(place.root, None)
+    found = find_hosts(place.root, None)
     assert choose_hosts(recipe(place, 2), found) == (("c401-003", "c401-001"), ("c401-002",))
 
 
@@ -77,7 +77,7 @@ def test_a_hostfile_of_some_of_the_job_is_obeyed_in_its_order(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[003,001-002]")
     (place.root / "hostfile").write_text("c401-002.example.org\nc401-003\n")
-    found = all_hosts(place.root, None)
+    found = find_hosts(place.root, None)
     assert (found.names, found.stale) == (("c401-002.example.org", "c401-003"), "")
 
 
@@ -86,20 +86,20 @@ def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")
     (place.root / "hostfile").write_text("c401-002\nc401-003\nc401-004\n")
-    found = all_hosts(place.root, None)
+    found = find_hosts(place.root, None)
     assert found.names == ("c401-001", "c401-002")
     outside = "names hosts outside this Slurm job: c401-[003-004]"
-    assert found.stale == f"{place.root / 'hostfile'} {outside}; the job's own are used"
-    with pytest.raises(InputError, match=re.escape(f"{outside}; go without --hostfile")):
-        all_hosts(place.root, place.root / "hostfile")
+    assert found.stale == f"{place.root / 'hostfile'} {outside}; using the job's hosts"
+    with pytest.raises(InputError, match=re.escape(f"{outside}; leave out --hostfile")):
+        find_hosts(place.root, place.root / "hostfile")
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("localhost\n", "hostfile names hosts outside this Slurm job: localhost; the job's own are used"),
-        ("c401-002\n", "hostfile names 1 of the 2 hosts that are needed; the job's own are used"),
-        ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; the job's hosts are used"),
+        ("localhost\n", "hostfile names hosts outside this Slurm job: localhost; using the job's hosts"),
+        ("c401-002\n", "hostfile names 1 host, but 2 are needed; using the job's hosts"),
+        ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; using the job's hosts"),
     ],
 )
 def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(
@@ -107,7 +107,7 @@ def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")
     (place.root / "hostfile").write_text(text)
-    found = all_hosts(place.root, None, 2)
+    found = find_hosts(place.root, None, 2)
     assert found.names == ("c401-001", "c401-002")
     assert found.stale.endswith(why)
 
@@ -128,14 +128,14 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-003]")
     said = "the Slurm job: 3 hosts x 2 ranks = 6, the recipe needs 8; give 4 hosts"
     with pytest.raises(InputError, match=said):
-        choose_hosts(needs_four, all_hosts(place.root, None))
+        choose_hosts(needs_four, find_hosts(place.root, None))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
     with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is not a node list"):
-        choose_hosts(needs_four, all_hosts(place.root, None))
+        choose_hosts(needs_four, find_hosts(place.root, None))
 
 
 def test_one_node_without_a_hostfile_or_a_job_is_this_machine(place: Place) -> None:
-    assert choose_hosts(recipe(place, 1), all_hosts(place.root, None)) == (("localhost",), ())
+    assert choose_hosts(recipe(place, 1), find_hosts(place.root, None)) == (("localhost",), ())
 
 
 def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(place: Place) -> None:
@@ -219,7 +219,7 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 ) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     profile = str(place.root / "mine.yaml")
-    with pytest.raises(InputError, match="tacc: ibrun starts ranks inside a job only; run within one"):
+    with pytest.raises(InputError, match="tacc: ibrun starts ranks inside a job only; run inside a job"):
         place.run(profile=profile)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
     (place.root / "hostfile").write_text("c2\n")
@@ -231,7 +231,7 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 def test_ibrun_is_refused_spares_that_it_would_not_use(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
-    said = "--on-failure replace: ibrun starts ranks on the first hosts of the job, .*; use .* retry"
+    said = "--on-failure replace: ibrun starts ranks on the first hosts of the job only, .*; use .* retry"
     with pytest.raises(InputError, match=said):
         place.run(profile=str(place.root / "mine.yaml"), policy=Policy("replace"))
     with pytest.raises(InputError, match="--side-by-side: ibrun starts ranks on the first hosts of the job"):

@@ -159,7 +159,7 @@ def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> 
     reader = Reader(place)
     options = LogOptions(str(place.root))
     given = str(place.recipe) if run == "YAML" else run
-    with pytest.raises(InputError, match="no such file: job 12 has not begun; see caffe-recipes status"):
+    with pytest.raises(InputError, match="no such file: job 12 has not started; see caffe-recipes status"):
         show_job_log(given, options, reader._write, reader.said.append)
     output.write_text("module: not found\n")
     show_job_log(given, options, reader._write, reader.said.append)
@@ -168,7 +168,7 @@ def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> 
 
 def test_without_a_job_there_is_no_output(place: Place) -> None:
     submit(place, job_id=None)
-    with pytest.raises(InputError, match="small: no job was submitted; caffe-recipes submit does that"):
+    with pytest.raises(InputError, match="small: no job was submitted; submit one with caffe-recipes submit"):
         show_job_log("small", LogOptions(str(place.root)), print, print)
 
 
@@ -210,7 +210,7 @@ def test_where_none_runs_the_output_of_the_last_that_has_begun_is_written(place:
 
 def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
     submit_phases(place, "init", "cyc1")
-    with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not begun"):
+    with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not started"):
         read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
 
 
@@ -225,7 +225,7 @@ def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> Non
 
 def test_where_slurm_does_not_tell_it_that_is_one_line(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
-    with pytest.raises(InputError, match="small: where job 50 writes is not known: Slurm does not tell; it"):
+    with pytest.raises(InputError, match="small: the output file of job 50 is not known to Slurm; it"):
         read_job(place, Job(50, "mine", State.RUNNING))
 
 

@@ -17,7 +17,7 @@ from caffe_recipes.errors import HostFailed, InputError, RunFailed
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
-from caffe_recipes.run.monitor.status import StatusOptions, detail_standing, find_standing, standing_as_json
+from caffe_recipes.run.monitor.status import StatusOptions, find_status, status_as_json, status_details
 from tests.chain.conftest import Place
 from tests.chain.several_hosts import connect
 from tests.chain.test_attach import Watcher
@@ -48,11 +48,11 @@ def branch_events(place: Place) -> list[str]:
 
 def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     run = start_amid_both(graph)
-    standing = find_standing("small", StatusOptions(str(graph.root)))
-    details = list(detail_standing(standing, 0.0))
+    status = find_status("small", StatusOptions(str(graph.root)))
+    details = list(status_details(status, 0.0))
     assert ("phase", "cyc1 (2 of 4): iteration 4 of 6, lr 0.05, loss 0.5") in details
-    assert ("beside", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
-    (beside,) = standing_as_json(standing)["beside"]
+    assert ("branch", "side (3 of 4): iteration 4 of 6, lr 0.01, loss 0.5") in details
+    (beside,) = status_as_json(status)["beside"]
     assert (beside["phase"], beside["log"]) == ("side", "runs/small-1/branches/side/logs/side-1.log")
     shown = io.StringIO()
     reporter = Reporter(Console(file=shown, soft_wrap=True, highlight=False))
@@ -66,7 +66,7 @@ def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
     finish(run, graph)
     check_end(graph)
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"]
-    assert "side: a branch, on node2; log: runs/small-1/branches/side/logs" in said(graph)
+    assert "side: branch on node2; log: runs/small-1/branches/side/logs" in said(graph)
 
 
 def test_who_watches_sees_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
@@ -186,7 +186,7 @@ def test_told_to_stop_behind_the_main_line_a_branch_ends_in_order(graph: Place) 
 def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
     graph.behave(cyc1="waits", side="ends-early")
     run = start(graph, "--side-by-side")
-    wait_until(run, graph, lambda: "the run ends when what trains now is finished" in said(graph))
+    wait_until(run, graph, lambda: "the run ends after the phases that are training now" in said(graph))
     (graph.root / "release").touch()
     finish(run, graph, 3)
     assert (
@@ -203,7 +203,7 @@ def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
 def test_when_the_main_line_fails_the_branch_is_finished_first(graph: Place) -> None:
     graph.behave(cyc1="nan", side="waits")
     run = start(graph, "--side-by-side")
-    wait_until(run, graph, lambda: "first the end of side is waited for" in said(graph))
+    wait_until(run, graph, lambda: "waiting for side to finish first" in said(graph))
     (graph.root / "release").touch()
     finish(run, graph, 3)
     assert said(graph).splitlines()[-1].startswith("Error: phase cyc1: failed: the loss is nan")
@@ -225,9 +225,9 @@ def test_a_branch_has_retries_of_its_own(graph: Place) -> None:
     [
         (
             "localhost\n",
-            "--side-by-side: needs at least 2 hosts, 1 for the main line and as many for a branch",
+            "--side-by-side: needs at least 2 hosts, 1 for the main line and 1 for a branch",
         ),
-        ("localhost\ndead\n", "--side-by-side: needs at least 2 hosts, .*; 1 can be used"),
+        ("localhost\ndead\n", "--side-by-side: needs at least 2 hosts, .*; only 1 can be used"),
         (None, "--side-by-side: needs at least 2 hosts"),
     ],
 )
@@ -246,7 +246,7 @@ def test_with_too_few_hosts_nothing_changes(graph: Place, hosts: str | None, par
 
 def test_a_recipe_without_branches_is_refused(place: Place) -> None:
     before = place.tree()
-    with pytest.raises(InputError, match="--side-by-side: nothing branches off in small; leave it out"):
+    with pytest.raises(InputError, match="--side-by-side: small has no branches; leave it out"):
         place.run(side_by_side=True)
     assert place.tree() == before
 
@@ -257,7 +257,7 @@ def test_new_is_refused_while_a_branch_of_a_killed_run_trains(graph: Place) -> N
     wait_until(first, graph, lambda: AMID in log(graph, "side") and "last" in graph.state().finished)
     first.kill()
     first.wait()
-    with pytest.raises(InputError, match=r"side-1\.log: process \d+ of a killed run still trains"):
+    with pytest.raises(InputError, match=r"side-1\.log: process \d+ of a killed run is still training"):
         graph.run(hostfile=graph.root / "hosts", new=True)
     (graph.root / "release").touch()
     finish(start(graph), graph)

@@ -123,7 +123,7 @@ class EarlierJob:
 
 
 AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
-NO_COMMAND = NoCommand("c1", "scontrol is not on its PATH", "")
+NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_job_that_is_queued_again_goes_on_from_other_nodes(
     state = place.run()
     assert (state.outputs is not None, state.job, state.restarts) == (True, "12", 1)
     assert state.hosts == ("localhost",)
-    assert "init: Slurm has ended it with job 12\n" in place.output.getvalue()
+    assert "phase init: failed: its Slurm job, 12, has ended; log: " in place.output.getvalue()
     assert place.trained() == ["init", "init", "cyc1", "last"]
     launched = [event for event in place.events() if event["event"] == "launched"]
     assert [(event["job"], event["restarts"]) for event in launched] == [("12", 0), *[("12", 1)] * 3]
@@ -217,7 +217,7 @@ def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
     assert started["pid"] == os.getpid()
 
 
-STARTED = "Slurm has just been started and looks for its nodes"
+STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:
@@ -268,7 +268,7 @@ def test_slurm_is_not_waited_for_for_ever() -> None:
 
 def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
     def nobody(number: int) -> bool:
-        raise NoCommand("c1", "scontrol is not on its PATH", "")
+        raise NoCommand("c1", "scontrol not found on its PATH", "")
 
     def pause(seconds: float) -> None:
         raise AssertionError("nothing is waited for")

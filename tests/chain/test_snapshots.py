@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
-from caffe_recipes.run.caffe import learned_ignored, verify_weights
+from caffe_recipes.run.caffe import find_ignored_learned, verify_weights
 from caffe_recipes.run.snapshots import check_places, fetch_snapshot
 
 NOBODY = 65534
@@ -106,9 +106,9 @@ def made_before_by_others(path: Path) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a link to another user's": (link_to_what_others_have, "is a symbolic link, of user root (0)"),
+    "a link to another user's": (link_to_what_others_have, "is a symbolic link owned by user root (0)"),
     "a hard link to another user's": (hard_link_to_what_others_have, "belongs to user nobody (65534)"),
-    "a link to ours": (link_to_what_is_ours, "is a symbolic link, of user root (0)"),
+    "a link to ours": (link_to_what_is_ours, "is a symbolic link owned by user root (0)"),
     "made before by another user": (made_before_by_others, "belongs to user nobody (65534)"),
     "a pipe": (os.mkfifo, "is not a file"),
 }
@@ -133,7 +133,7 @@ def test_a_snapshot_in_another_users_folder_is_not_fetched(place: Place) -> None
     place.tmp.mkdir()
     place.snapshot.write_bytes(weights())
     os.chown(place.tmp, NOBODY, NOBODY)
-    with pytest.raises(RunFailed, match=r"the snapshot lies under .*theirs, which belongs to user nobody"):
+    with pytest.raises(RunFailed, match=r"the snapshot is under .*theirs, which belongs to user nobody"):
         place.fetch()
 
 
@@ -178,7 +178,7 @@ def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> N
 def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     stamp = file_stamp(place.host, str(place.snapshot))
-    with pytest.raises(RunFailed, match="the snapshot is an old one, from before this training"):
+    with pytest.raises(RunFailed, match="the snapshot is an old file, from before this training"):
         place.fetch(stamp)
     place.snapshot.rename(place.tmp / "real")
     place.snapshot.symlink_to(place.tmp / "real")
@@ -225,5 +225,5 @@ def test_a_bad_snapshot_is_one_clear_line_and_not_kept(place: Place, bad: str) -
 
 def test_of_the_ignored_layers_those_that_had_learned_count(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(weights("ip1"))
-    assert learned_ignored(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
-    assert learned_ignored([], tmp_path / "w") == []
+    assert find_ignored_learned(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
+    assert find_ignored_learned([], tmp_path / "w") == []

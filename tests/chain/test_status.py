@@ -18,14 +18,14 @@ from caffe_recipes.errors import ClusterError, HostFailed, InputError
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import (
-    Standing,
+    RunStatus,
     StatusOptions,
-    detail_standing,
-    find_standing,
-    find_standings,
-    standing_as_json,
-    summarize_standing,
-    table_of_standings,
+    find_status,
+    find_statuses,
+    status_as_json,
+    status_details,
+    status_table,
+    summarize_status,
 )
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
 from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
@@ -67,14 +67,14 @@ class Eye:
     def __init__(self, place: Place, *jobs: Job) -> None:
         self.place, self.jobs = place, jobs
 
-    def all(self, ask: object = None, on: str | None = None) -> list[Standing]:
+    def all(self, ask: object = None, on: str | None = None) -> list[RunStatus]:
         env = FollowEnv(lambda name, copy_with: LocalHost(name))
         options = StatusOptions(str(self.place.root), on)
-        return find_standings(options, env, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        return find_statuses(options, env, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
 
-    def one(self, run: str = "small", ask: object = None) -> Standing:
+    def one(self, run: str = "small", ask: object = None) -> RunStatus:
         options = StatusOptions(str(self.place.root))
-        return find_standing(run, options, ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        return find_status(run, options, ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
 
 
 def test_without_runs_nothing_is_told(place: Place) -> None:
@@ -86,10 +86,10 @@ def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> N
     assert Eye(place).all(no_slurm, on) == []
     env = FollowEnv(lambda name, copy_with: LocalHost(name))
     with pytest.raises(InputError) as caught:
-        find_standings(StatusOptions(str(place.root / "gone"), on), env, no_slurm)
+        find_statuses(StatusOptions(str(place.root / "gone"), on), env, no_slurm)
     where = f"{on}:{place.root}" if on else str(place.root)
     assert str(caught.value) == (
-        f"{where}/gone: no such folder; give the one that holds `runs` with --caffe-root"
+        f"{where}/gone: no such folder; give the one that contains `runs` with --caffe-root"
     )
 
 
@@ -99,7 +99,7 @@ def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) 
         tell_run(place.root, place.recipe, *WHOLE, number=number)
     told = Eye(place).all(no_slurm, on)
     assert [each.name for each in told] == ["small-10", "small-2", "small-1"]
-    assert {(each.state, summarize_standing(each)) for each in told} == {
+    assert {(each.state, summarize_status(each)) for each in told} == {
         ("finished", "loss3/top-1: 75.00 % (reported: 76.3 %)")
     }
 
@@ -107,17 +107,17 @@ def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) 
 def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) -> None:
     folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG)
     with closing(Journal(folder / "journal.jsonl")):
-        (standing,) = Eye(place).all(no_slurm)
-    assert standing.state == "running"
-    assert summarize_standing(standing) == (
+        (status,) = Eye(place).all(no_slurm)
+    assert status.state == "running"
+    assert summarize_status(status) == (
         f"init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; process {os.getpid()} on {HERE}"
     )
-    assert dict(detail_standing(standing, NOW_S)) == {
+    assert dict(status_details(status, NOW_S)) == {
         "state": "running",
         "started": STARTED,
         "elapsed": "1:40",
         "phase": "init (1 of 3): iteration 2 of 8, lr 0.1, loss 1.25",
-        "rate": "128 images/s, 0.5 s an iteration",
+        "rate": "128 images/s, 0.5 s per iteration",
         "left": "phase 0:03, run 0:08",
         "process": f"process {os.getpid()} on {HERE}",
         "log": "runs/small-1/logs/init-1.log",
@@ -126,8 +126,8 @@ def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) 
 
 def test_a_run_whose_process_is_gone_is_stopped_and_says_what_goes_on(place: Place) -> None:
     tell_run(place.root, place.recipe, started(), launched(), log=LOG)
-    (standing,) = Eye(place).all(no_slurm)
-    assert (standing.state, summarize_standing(standing)) == ("stopped", GO_ON)
+    (status,) = Eye(place).all(no_slurm)
+    assert (status.state, summarize_status(status)) == ("stopped", GO_ON)
 
 
 def test_a_failed_and_an_interrupted_run_are_told_apart(place: Place) -> None:
@@ -135,11 +135,11 @@ def test_a_failed_and_an_interrupted_run_are_told_apart(place: Place) -> None:
     interrupted: Event = ("interrupted", {"signal": "SIGINT"})
     tell_run(place.root, place.recipe, started(), launched(), interrupted, number=2)
     second, first = Eye(place).all(no_slurm)
-    assert (first.state, summarize_standing(first)) == (
+    assert (first.state, summarize_status(first)) == (
         "failed",
         "phase init: failed: the loss is nan; log: runs/small-1/logs/init-1.log",
     )
-    assert (second.state, summarize_standing(second)) == (
+    assert (second.state, summarize_status(second)) == (
         "interrupted",
         f"runs/small-2: interrupted by SIGINT; {GO_ON}",
     )
@@ -149,9 +149,9 @@ def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Pla
     events = (started(), launched(), failed("init", "a host died"), started(os.getpid()), launched("init", 2))
     folder = tell_run(place.root, place.recipe, *events)
     with closing(Journal(folder / "journal.jsonl")):
-        standing = Eye(place).one(ask=no_slurm)
-    assert standing.state == "running"
-    told = dict(detail_standing(standing, NOW_S))
+        status = Eye(place).one(ask=no_slurm)
+    assert status.state == "running"
+    told = dict(status_details(status, NOW_S))
     assert told["before"].startswith("phase init: failed: a host died")
     assert "failure" not in told
 
@@ -161,7 +161,7 @@ def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: P
     interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
-    told = dict(detail_standing(Eye(place, job(state)).one(), NOW_S))
+    told = dict(status_details(Eye(place, job(state)).one(), NOW_S))
     assert told["before"] == "interrupted by SIGUSR1"
     assert not [word for word, text in told.items() if "resumes it" in text]
 
@@ -170,11 +170,11 @@ def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None
     interrupted: Event = ("interrupted", {"signal": "SIGTERM"})
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
-    standing = Eye(place, job(State.CANCELLED)).one()
-    told = dict(detail_standing(standing, NOW_S))
+    status = Eye(place, job(State.CANCELLED)).one()
+    told = dict(status_details(status, NOW_S))
     submits = GO_ON.replace("run", "submit")
     assert (told["failure"], told["next"]) == ("interrupted by SIGTERM", submits)
-    assert summarize_standing(standing) == (
+    assert summarize_status(status) == (
         f"job 12 was cancelled before it started; runs/small-1: interrupted by SIGTERM; {submits}"
     )
 
@@ -184,8 +184,8 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
     tell_run(place.root, place.recipe, *WHOLE, number=2)
     second, first = Eye(place).all(no_slurm)
     assert (second.state, first.state) == ("finished", "unknown")
-    assert "recipe.json: is no run's recipe: not JSON" in summarize_standing(first)
-    with pytest.raises(InputError, match="is no run's recipe"):
+    assert "recipe.json: is not the recipe of a run: not JSON" in summarize_status(first)
+    with pytest.raises(InputError, match="is not the recipe of a run"):
         Eye(place).one("small-1", no_slurm)
 
 
@@ -194,25 +194,25 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     assert Eye(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))
     env = FollowEnv(lambda name, copy_with: host)
-    standing = find_standing("small", StatusOptions(str(place.root)), env, no_slurm)
-    assert standing.state == "unknown"
-    told = dict(detail_standing(standing, NOW_S))["process"]
-    assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d: whether it lives is not known", told)
+    status = find_status("small", StatusOptions(str(place.root)), env, no_slurm)
+    assert status.state == "unknown"
+    told = dict(status_details(status, NOW_S))["process"]
+    assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d; cannot tell whether it is alive", told)
 
 
 def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
     submit(place, None)
     eye = Eye(place, job(State.PENDING, reason="Resources"))
-    for standing in (*eye.all(), eye.one(), eye.one(str(place.recipe))):
-        assert (standing.name, standing.state) == ("small", "waiting")
-        assert summarize_standing(standing) == "job 12 waits: its nodes are still in use (Resources)"
+    for status in (*eye.all(), eye.one(), eye.one(str(place.recipe))):
+        assert (status.name, status.state) == ("small", "waiting")
+        assert summarize_status(status) == "job 12 waits: its nodes are still in use (Resources)"
 
 
 def test_a_job_that_is_to_go_on_with_a_run_is_told_with_it(place: Place) -> None:
     tell_run(place.root, place.recipe, started(), launched(), failed("init", "x"))
     submit(place, None)
-    (standing,) = Eye(place, job(State.PENDING, reason="Resources")).all()
-    assert (standing.name, standing.state) == ("small-1", "waiting")
+    (status,) = Eye(place, job(State.PENDING, reason="Resources")).all()
+    assert (status.name, status.state) == ("small-1", "waiting")
 
 
 def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
@@ -228,9 +228,9 @@ def test_a_job_beside_a_finished_run_begins_another(place: Place) -> None:
 def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
-    (standing,) = Eye(place, job(State.RUNNING)).all()
-    assert standing.state == "running"
-    assert summarize_standing(standing) == (
+    (status,) = Eye(place, job(State.RUNNING)).all()
+    assert status.state == "running"
+    assert summarize_status(status) == (
         "init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 is running"
     )
 
@@ -238,9 +238,9 @@ def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
 def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched())
     submit(place, None)
-    (standing,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
-    assert standing.state == "stopped"
-    assert summarize_standing(standing) == (
+    (status,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
+    assert status.state == "stopped"
+    assert summarize_status(status) == (
         "job 12 was ended at its time limit of 1 h 00 min; submit again: it resumes from the last snapshot; "
         + GO_ON.replace("run", "submit")
     )
@@ -249,36 +249,36 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
 def test_of_a_run_that_another_job_is_to_go_on_with_no_process_is_told(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="11"), launched(), failed("init", "x"))
     submit(place, None)
-    told = dict(detail_standing(Eye(place, job(State.RUNNING)).one(), NOW_S))
+    told = dict(status_details(Eye(place, job(State.RUNNING)).one(), NOW_S))
     assert (told["job"], "process" in told) == ("12 is running", False)
-    assert "process" not in dict(detail_standing(Eye(place, job(State.FAILED)).one(), NOW_S))
+    assert "process" not in dict(status_details(Eye(place, job(State.FAILED)).one(), NOW_S))
 
 
 def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
-    (standing,) = Eye(place).all(away)
-    assert standing.state == "unknown"
+    (status,) = Eye(place).all(away)
+    assert status.state == "unknown"
     then = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
-    assert summarize_standing(standing) == (
+    assert summarize_status(status) == (
         f"init 2/8, 128 images/s, phase 0:03 left, run 0:08 left; job 12 unknown since {then} "
-        "(then the run went on): login1: Slurm gives squeue no answer; ask again later"
+        "(the last event of the run): login1: Slurm gives squeue no answer; ask again later"
     )
 
 
 def test_the_job_of_a_user_s_own_sbatch_is_told(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched(), log=LOG)
     eye = Eye(place, job(State.RUNNING, 50, "mine"))
-    for standing in (*eye.all(), eye.one()):
-        assert standing.state == "running"
-        assert summarize_standing(standing).endswith("run 0:08 left; job 50 is running")
+    for status in (*eye.all(), eye.one()):
+        assert status.state == "running"
+        assert summarize_status(status).endswith("run 0:08 left; job 50 is running")
 
 
 def test_it_is_told_beside_what_was_submitted_before_it(place: Place) -> None:
     submit(place, None)
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
-    standing = Eye(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
-    assert [(each.job_id, each.standing) for each in standing.jobs] == [(12, "over"), (50, "waiting")]
+    status = Eye(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
+    assert [(each.job_id, each.standing) for each in status.jobs] == [(12, "over"), (50, "waiting")]
 
 
 def test_of_a_run_that_told_its_end_a_slurm_that_is_away_changes_nothing(place: Place) -> None:
@@ -292,8 +292,8 @@ def test_each_job_of_a_chain_is_told(place: Place) -> None:
         job(State.RUNNING, 12, "small-init"),
         job(State.PENDING, 13, "small-cyc1", reason="Dependency"),
     )
-    standing = Eye(place, *jobs).one()
-    assert [said for word, said in detail_standing(standing, NOW_S) if word == "job"] == [
+    status = Eye(place, *jobs).one()
+    assert [said for word, said in status_details(status, NOW_S) if word == "job"] == [
         "12 (init) is running",
         "13 (cyc1) waits: a job that it depends on has not ended (Dependency)",
     ]
@@ -302,7 +302,7 @@ def test_each_job_of_a_chain_is_told(place: Place) -> None:
 def test_programs_read_it_as_json(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), finished("init"))
     submit(place, None)
-    told = json.loads(json.dumps(standing_as_json(Eye(place, job(State.RUNNING)).one())))
+    told = json.loads(json.dumps(status_as_json(Eye(place, job(State.RUNNING)).one())))
     assert (told["run"], told["recipe"], told["state"], told["failure"]) == (
         "small-1",
         "small",
@@ -337,10 +337,10 @@ def test_an_empty_journal_beside_snapshots_is_told_as_a_run_tells_it(place: Plac
     folder = tell_run(place.root, place.recipe, *WHOLE)
     (folder / "journal.jsonl").write_text("")
     (folder / "snapshots/small_init_iter_8.caffemodel").touch()
-    (standing,) = Eye(place).all()
-    said = "journal.jsonl: is empty beside snapshots; restore it, or start over with --new"
-    assert standing.state == "unknown"
-    assert summarize_standing(standing).endswith(said)
+    (status,) = Eye(place).all()
+    said = "journal.jsonl: is empty, but the run has snapshots; restore it, or start over with --new"
+    assert status.state == "unknown"
+    assert summarize_status(status).endswith(said)
     with pytest.raises(InputError, match=said):
         Eye(place).one()
 
@@ -350,38 +350,38 @@ def test_a_trainer_that_outlived_its_killed_run_is_told(place: Place) -> None:
     with (folder / "logs/init-1.log").open("ab") as log:
         left = subprocess.Popen(["sleep", "600"], stdout=log, start_new_session=True)
     try:
-        (standing,) = Eye(place).all(no_slurm)
-        said = f"process {left.pid} of a killed run still trains"
-        assert (standing.state, summarize_standing(standing)) == ("stopped", f"{said}; {GO_ON}")
-        assert dict(detail_standing(standing, NOW_S))["trainer"] == said
+        (status,) = Eye(place).all(no_slurm)
+        said = f"process {left.pid} of a killed run is still training"
+        assert (status.state, summarize_status(status)) == ("stopped", f"{said}; {GO_ON}")
+        assert dict(status_details(status, NOW_S))["trainer"] == said
     finally:
         left.kill()
         left.wait()
 
 
-def shown(standings: Sequence[Standing], width: int | None = None) -> list[str]:
+def shown(statuses: Sequence[RunStatus], width: int | None = None) -> list[str]:
     """Return the lines of the table, without their colours."""
-    return ["".join(text for text, _ in line) for line in table_of_standings(standings, NOW_S, width)]
+    return ["".join(text for text, _ in line) for line in status_table(statuses, NOW_S, width)]
 
 
 def test_the_table_has_a_line_for_each_run_with_phase_times_and_result(place: Place) -> None:
     tell_run(place.root, place.recipe, *WHOLE)
     folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG, number=2)
     with closing(Journal(folder / "journal.jsonl")):
-        standings = Eye(place).all(no_slurm)
-        assert shown(standings) == [
+        statuses = Eye(place).all(no_slurm)
+        assert shown(statuses) == [
             f"run      state     phase     reached  {'started':{len(STARTED)}}  elapsed  left  result",
             f"small-2  running   1/3 init      2/8  {STARTED}     1:40  0:08  loss 1.250",
             f"small-1  finished                     {STARTED}     0:00        "
             "loss3/top-1: 75.00 % (reported: 76.3 %)",
         ]
-        assert shown(standings, 80) == [
+        assert shown(statuses, 80) == [
             "run      state     phase     reached  elapsed  left  result",
             "small-2  running   1/3 init      2/8     1:40  0:08  loss 1.250",
             "small-1  finished                        0:00        loss3/top-1: 75.00 % (re...",
         ]
-        assert shown(standings, 50)[1] == "small-2  running   1/3 init  0:08  loss 1.250"
-        (header, first, second) = table_of_standings(standings, NOW_S, 80)
+        assert shown(statuses, 50)[1] == "small-2  running   1/3 init  0:08  loss 1.250"
+        (header, first, second) = status_table(statuses, NOW_S, 80)
     assert {style for _, style in header} == {"bold", ""}
     assert ("running ", "cyan") in first
     assert ("finished", "green") in second
@@ -390,10 +390,10 @@ def test_the_table_has_a_line_for_each_run_with_phase_times_and_result(place: Pl
 def test_the_newest_run_comes_first_whatever_its_recipe_is_called(place: Place) -> None:
     tell_run(place.root, place.recipe, *WHOLE)
     submit(place, None, at_s=1_700_000_050)
-    standings = Eye(place, job(State.PENDING)).all()
-    newest, _ = sorted(standings, key=lambda each: each.run is not None)
+    statuses = Eye(place, job(State.PENDING)).all()
+    newest, _ = sorted(statuses, key=lambda each: each.run is not None)
     assert newest.run is None
-    assert [line.split()[1] for line in shown([*reversed(standings)])[1:]] == ["waiting", "finished"]
+    assert [line.split()[1] for line in shown([*reversed(statuses)])[1:]] == ["waiting", "finished"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])

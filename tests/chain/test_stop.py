@@ -224,7 +224,7 @@ def test_a_phase_without_the_snapshot_that_a_later_one_needs_is_not_finished(bra
 def test_an_old_snapshot_is_not_taken_for_one_that_a_later_phase_needs(branched: Place) -> None:
     branched.run()
     branched.behave(init="never-snapshots")
-    with pytest.raises(RunFailed, match="the snapshot is an old one"):
+    with pytest.raises(RunFailed, match="the snapshot is an old file"):
         branched.run(new=True)
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import check_submitted, note_submitted
+from caffe_recipes.run.context import check_submitted, submitted_environment
 from tests.chain.conftest import RECIPE
 
 
 def test_a_recipe_that_was_changed_after_its_submit_is_refused_in_its_job(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
-    told = {**note_submitted(load_recipe(path), "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
+    told = {**submitted_environment(load_recipe(path), "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
     check_submitted(load_recipe(os.path.relpath(path)), told)
     changed = RECIPE.replace("batch_per_rank: 32", "batch_per_rank: 8")
     assert changed != RECIPE
@@ -22,7 +22,7 @@ def test_a_recipe_that_was_changed_after_its_submit_is_refused_in_its_job(tmp_pa
     with pytest.raises(InputError) as caught:
         check_submitted(load_recipe(path), told)
     assert str(caught.value) == (
-        "small: the recipe has changed since it was submitted; submit it again, or undo that"
+        "small: the recipe has changed since it was submitted; submit it again, or undo the change"
     )
     check_submitted(load_recipe(path), {**told, "SLURM_JOB_NAME": "another"})
     check_submitted(load_recipe(path), {})
@@ -32,5 +32,5 @@ def test_a_title_may_change_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     recipe = load_recipe(path)
-    told = {**note_submitted(recipe, "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
+    told = {**submitted_environment(recipe, "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
     check_submitted(recipe.model_copy(update={"title": "Another"}), told)

@@ -35,7 +35,7 @@ def test_what_is_finished_is_not_done_again(place: Place) -> None:
     for until in ("init", "cyc1"):
         place.run(until=until)
     assert place.tree() == before
-    assert "small-1 is finished up to init; --new starts another run\n" in place.output.getvalue()
+    assert "small-1 is finished up to init; use --new to start another run\n" in place.output.getvalue()
     (place.root / "runs/small-1/snapshots/small_cyc1_iter_6.caffemodel").write_bytes(b"")
     with pytest.raises(WeightsError):
         place.run(until="cyc1")

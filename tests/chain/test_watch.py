@@ -323,7 +323,7 @@ def test_signs_of_life_are_progress_and_before_it_what_is_new(
 def test_a_loss_that_stays_at_that_of_a_guess_for_an_epoch_is_reported() -> None:
     flat = summary((0, 0, "2.3026"), (10, 10, "2.31"), (20, 20, "2.29"))
     assert find_guessing(flat, 10, 20) == (
-        "the loss has stayed at ln(10) = 2.303 for an epoch: the net only guesses; "
+        "the loss has stayed at ln(10) = 2.303 for an epoch: the net is only guessing; "
         "check labels, base_lr and mean"
     )
     assert find_guessing(flat, 10, 21) is None, "not a whole epoch yet"

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.health import Pulse, RankPulse, Silence, find_unstarted
-from caffe_recipes.run.trainer_log import HELD_S, SILENT_S, STALL_S, START_STALL_S, LogTail, Trouble, Watchdog
+from caffe_recipes.run.trainer_log import (
+    BLOCKED_S,
+    SILENT_S,
+    STALL_S,
+    START_STALL_S,
+    LogTail,
+    Trouble,
+    Watchdog,
+)
 
 
 @dataclass
@@ -192,21 +200,21 @@ def test_a_stopped_rank_is_trouble_once_the_log_waits_for_it(scene: Scene) -> No
     train(scene, dog, tail, every_s=1)
     scene.hold_up("T")
     assert dog.look(tail) is None
-    trouble = pass_time(scene, dog, tail, HELD_S + 1)
-    assert trouble == Trouble("holds the others up: rank 1 is stopped (SIGSTOP)", "node2")
+    trouble = pass_time(scene, dog, tail, BLOCKED_S + 1)
+    assert trouble == Trouble("blocks the others: rank 1 is stopped (SIGSTOP)", "node2")
 
 
 def test_a_rank_that_waits_for_a_disk_is_only_suspected_until_the_log_stalls(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail, every_s=1)
     scene.hold_up("D")
-    assert pass_time(scene, dog, tail, HELD_S + 1) is None
+    assert pass_time(scene, dog, tail, BLOCKED_S + 1) is None
     assert dog.suspect is not None
     assert dog.suspect.host == "node2"
     trouble = pass_time(scene, dog, tail, STALL_S)
     assert trouble is not None
     assert trouble.host == "node2"
-    assert trouble.what.endswith("rank 1 waits for a disk")
+    assert trouble.what.endswith("rank 1 is waiting for a disk")
 
 
 def start_ranks(scene: Scene, dog: Watchdog, tail: LogTail, beats: int) -> Trouble | None:

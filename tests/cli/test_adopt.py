@@ -30,7 +30,7 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_folder_becomes_a_recipe_s_file_that_generates_it(tmp_path: Path) -> None:
     done = run("adopt", FOLDER, "--out", "mine.yaml", "--name", "mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote mine.yaml\n")
-    assert "cyc1 starts from the last snapshot of init: a guess" in done.stderr
+    assert "cyc1 starts from the last snapshot of init (guessed)" in done.stderr
     assert run("generate", "mine.yaml", cwd=tmp_path).returncode == 0
     same = run("diff", "prototxt/mine", FOLDER, cwd=tmp_path)
     assert same.stdout == "no difference in meaning\n"
@@ -47,7 +47,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DIGITS, tmp_path / "a\udcff")
     done = run("adopt", "a\udcff", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: a\\udcff: a name or path is not UTF-8, as a recipe has to be; ")
+    assert done.stderr.startswith("Error: a\\udcff: a name or path is not valid UTF-8; ")
     assert done.stderr.count("\n") == 1
 
 
@@ -55,24 +55,24 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["nowhere"], "nowhere: cannot be read: No such file or directory"),
-        (["."], ".: holds no solver; give a solver, or the folder of the solvers' .prototxt files"),
+        (["."], ".: contains no solver; give a solver, or the folder of the solvers' .prototxt files"),
         ([FOLDER, "--out", "there.yaml"], "there.yaml: already exists; remove it, or give another --out"),
-        ([FOLDER, "--out", "a.txt"], "a.txt: is not a name for a recipe; end it in .yaml"),
+        ([FOLDER, "--out", "a.txt"], "a.txt: is not a recipe file name; use the suffix .yaml"),
         ([FOLDER, "--out", "no/a.yaml"], "no/a.yaml: its parent directory does not exist; create it first"),
-        ([FOLDER, "--script", "there.yaml"], "there.yaml: holds no training command"),
+        ([FOLDER, "--script", "there.yaml"], "there.yaml: contains no training command"),
         ([FOLDER, "--name", "a/b"], "Error: --name: must start with a letter"),
-        ([FOLDER, "--name", ""], "--name: is empty; give a name, or leave it out"),
+        ([FOLDER, "--name", ""], "--name: is empty; give a name, or omit the option"),
         ([FOLDER, "--ranks", "7", "--ranks-per-node", "2"], "--ranks: 7 ranks do not fill whole nodes of 2"),
         ([DIGITS, "--ranks-per-node", "5"], "Error: --ranks-per-node: 2 ranks do not fill whole nodes of 5"),
         (
             [DIGITS, "--ranks", "1000"],
-            "Error: --ranks: an iteration takes 32000 images, but there are only 1438; use fewer",
+            "Error: --ranks: the global batch is 32000 images, but there are only 1438; use fewer",
         ),
         (
             [DIGITS, "--images", "7"],
-            "Error: --images: an iteration takes 64 images, but there are only 7; use fewer",
+            "Error: --images: the global batch is 64 images, but there are only 7; use fewer",
         ),
-        ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; leave it out"),
+        ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; omit it"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at
     path = write(tmp_path)
     (tmp_path / "folder.png").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
-    for name, what in (("folder.png", "Is a directory"), ("pipe.png", "Is a device, a pipe or a socket")):
+    for name, what in (("folder.png", "Is a directory"), ("pipe.png", "Is a device, pipe or socket")):
         code, out, err = call("check", path, "--sheet", tmp_path / name)
         assert (code, out) == (2, "")
         assert err.startswith(f"Error: {tmp_path / name}: cannot be written: {what}")
@@ -100,7 +100,7 @@ def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
 def test_all_images_and_some_of_them_contradict_each_other(tmp_path: Path) -> None:
     code, out, err = call("check", write(tmp_path), "--all", "--sample", 3)
     assert (code, out) == (2, "")
-    assert err == "Error: --sample: cannot be used with --all, which decodes every image; leave one out\n"
+    assert err == "Error: --sample: cannot be used with --all, which decodes every image; omit one of them\n"
 
 
 def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
-    what = "is not an image that OpenCV decodes, or is cut short"
-    hint = "fix it and run the same command again to resume; or give --skip-bad"
+    what = "is not an image that OpenCV can decode, or is cut short"
+    hint = "fix it and run the same command again to resume, or give --skip-bad"
     assert (code, out) == (2, "")
     assert err == f"Error: {folder}/b/1.jpg: {what}; {hint}\n"
     assert not (tmp_path / "lmdb").exists()
@@ -169,15 +169,15 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     words = "build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1"
     code, _, err = call(*words)
     assert code == 2
-    assert "z.gif: is a GIF, which Caffe's OpenCV does not read" in err
+    assert "z.gif: is a GIF, which Caffe's OpenCV cannot read" in err
     assert "left out" not in err
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
     assert (code, out.endswith(", 1 left out\n")) == (0, True)
-    assert f"{folder}: left out 1 file without the suffix of an image: 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 1 file without an image suffix: 'a/.DS_Store'\n" in err
     (folder / "a/README.txt").write_text("x")
     err = call(*words, "--skip-bad")[2]
-    assert f"{folder}: left out 2 files without the suffix of an image, e.g. 'a/.DS_Store'\n" in err
+    assert f"{folder}: left out 2 files without an image suffix, e.g. 'a/.DS_Store'\n" in err
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         ),
         (
             ["--raw", "--resize-height", "65500", "--resize-width", "65500"],
-            "65500 x 65500 pixels are 12.9 GB raw, more than a Datum holds (2.1 GB)",
+            "65500 x 65500 pixels are 12.9 GB raw, more than a Datum can hold (2.1 GB)",
         ),
         (["--raw", "--gray", "--shorter-side", "65500"], "65500 x 65500 pixels are 4.3 GB raw"),
         (["--shorter-side", "32769"], "32769 x 32769 pixels are more than can be decoded (100,000,000)"),
@@ -245,7 +245,7 @@ def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
 def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(data, ["build", "digits", "--out", str(tmp_path / "digits"), *words])
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == f"{words[0]}: cannot be used with digits; leave it out"
+    assert str(done.exception) == f"{words[0]}: cannot be used with digits; omit it"
     assert not list(tmp_path.iterdir())
 
 

@@ -230,14 +230,14 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of the same kind"),
         (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
         (["a.prototxt", "none.prototxt"], "none.prototxt: no such file"),
-        (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
+        (["a.prototxt", "empty.prototxt"], "empty.prototxt: is empty: it has no fields"),
         (["a.prototxt", "bytes.prototxt"], "bytes.prototxt:1:1: byte 0x"),
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
         (["a.prototxt"], "nothing to compare 'a.prototxt' with"),
         (["a.prototxt", "a.prototxt", "more"], "unexpected argument 'more'"),
         (["nothing", "a.prototxt"], "'nothing' is not a file, folder, recipe or revision"),
         (["a" * 5000, "a.prototxt"], "is not a file, folder, recipe or revision"),
-        (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks go together"),
+        (["a.prototxt", "a.prototxt", "--images", "9"], "--images and --ranks must be given together"),
         (["a.prototxt", "a.prototxt", "--images", "9", "--ranks", "1,2,3"], "is not a number of ranks"),
         ([], "Missing argument 'A'"),
     ],
@@ -402,9 +402,11 @@ def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
     (driven / "nets" / "solver.prototxt").write_bytes(b"\x00\xff")
     (driven / "nets" / "new.prototxt").chmod(0o755)
     shown = git("diff")
-    assert "as text, because nets/net.prototxt:1:7: this block is never closed" in shown
+    assert "compared as text, because nets/net.prototxt:1:7: this block is never closed" in shown
     assert "\n+layer {\n" in shown
-    assert "diff nets/solver.prototxt\nas text, because nets/solver.prototxt:1:2: byte 0xff is" in shown
+    assert (
+        "diff nets/solver.prototxt\ncompared as text, because nets/solver.prototxt:1:2: byte 0xff is" in shown
+    )
     assert "diff nets/new.prototxt\nmode 100644 -> 100755\n" in shown
 
 

@@ -19,12 +19,15 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("none",), "Error: runs: no run, and no recipe's, is called 'none'"),
+        (("none",), "Error: runs: no run or recipe is named 'none'"),
         (
             ("digits-local",),
-            "Error: runs: no run of digits-local is here; `caffe-recipes run digits-local` first",
+            "Error: runs: no run of digits-local found; start one with `caffe-recipes run digits-local`",
         ),
-        (("other.yaml",), "Error: runs: no run of other is here; `caffe-recipes run other.yaml` first"),
+        (
+            ("other.yaml",),
+            "Error: runs: no run of other found; start one with `caffe-recipes run other.yaml`",
+        ),
         (("small",), "one member, last; an ensemble has two or more: name them with --members; finished are"),
         (("small", "--members", "init,lsat"), "no phase 'lsat' in small; did you mean 'last'"),
         (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),

@@ -29,7 +29,7 @@ def estimate(*words: str | int, cwd: Path | None = None) -> subprocess.Completed
 def test_a_recipe_s_page_is_printed() -> None:
     done = estimate(RECIPE, "--start", "2026-03-01T09:00")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "6,303 images/s: the recipe's reported rate" in done.stdout
+    assert "6,303 images/s: the recipe's reported images/s" in done.stdout
     assert "ends        2026-03-01 13:27\n" in done.stdout
 
 
@@ -66,37 +66,37 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no recipe is given; name one, or give --paper-tables"),
+        ([], "no recipe given; give one, or --paper-tables"),
         (["nowhere"], "unknown recipe 'nowhere'"),
-        (["digits-local"], "digits-local: nothing is known of its speed; give --log"),
+        (["digits-local"], "digits-local: its speed is unknown; give --log"),
         ([RECIPE, "--log", "none.log"], "none.log: cannot be read: No such file or directory"),
         ([RECIPE, "--log", "empty.log"], "empty.log: no lines `Iteration N, loss = ...` with a time"),
-        ([RECIPE, "--images-per-s", "0"], "--images-per-s: 0 is not a speed"),
-        ([RECIPE, "--images-per-s", "nan"], "--images-per-s: nan is not a speed"),
+        ([RECIPE, "--images-per-s", "0"], "--images-per-s: 0 is not a plausible speed"),
+        ([RECIPE, "--images-per-s", "nan"], "--images-per-s: nan is not a plausible speed"),
         ([RECIPE, "--sweep", "nods=1"], "--sweep: unknown key 'nods'; did you mean 'nodes'?"),
         ([RECIPE, "--sweep", "nodes=0"], "--sweep nodes: '0' is not an integer of 1 or more"),
-        ([RECIPE, "--by", "log"], "no log pace is known for it"),
+        ([RECIPE, "--by", "log"], "no speed is known for --by log"),
         ([RECIPE, "--start", "soon"], "--start: 'soon' is not a time; e.g. 2026-03-01T09:00"),
-        ([RECIPE, "--start", "9999-12-31T23:00"], "are beyond the year 9999"),
+        ([RECIPE, "--start", "9999-12-31T23:00"], "it would end after the year 9999"),
         (
             [RECIPE, "--images-per-s", "1e-300"],
-            "--images-per-s: 1e-300 is not a speed; give the images per second",
+            "--images-per-s: 1e-300 is not a plausible speed; give the images per second",
         ),
-        ([RECIPE, "--images-per-s", "1e400"], "--images-per-s: inf is not a speed"),
-        ([RECIPE, "--images-per-s", "1e10"], "1e+10 is not a speed; give the images per second"),
-        ([RECIPE, "--nodes", "2000000000"], "images an iteration are more than the 1,281,167"),
-        ([RECIPE, "--paper-tables"], "--paper-tables: stands for the paper's own recipes and speeds"),
+        ([RECIPE, "--images-per-s", "1e400"], "--images-per-s: inf is not a plausible speed"),
+        ([RECIPE, "--images-per-s", "1e10"], "1e+10 is not a plausible speed; give the images per second"),
+        ([RECIPE, "--nodes", "2000000000"], "is larger than the data set of 1,281,167 images"),
+        ([RECIPE, "--paper-tables"], "--paper-tables: uses the paper's own recipes and speeds"),
         ([RECIPE, "--profile", "nowhere"], "unknown profile 'nowhere'"),
         (
             [RECIPE, "--to-accuracy", "77"],
-            "--to-accuracy: the epochs to 77 % top-1 are not known; the paper has",
+            "--to-accuracy: the epochs to 77 % top-1 are unknown; the paper gives",
         ),
-        (["--paper-tables", "--to-accuracy", "76"], "--paper-tables: stands for the paper's own"),
+        (["--paper-tables", "--to-accuracy", "76"], "--paper-tables: uses the paper's own"),
         (
             [RECIPE, "--plot", "a.txt"],
             "a.txt: is not a picture file; end it in .svg, .png or .pdf",
         ),
-        ([RECIPE, "--plot", "a.svg"], "--plot: draws a sweep, but none is given; give --sweep or --nodes"),
+        ([RECIPE, "--plot", "a.svg"], "--plot: needs a sweep to draw; give --sweep or --nodes"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:

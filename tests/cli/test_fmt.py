@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(unreadable: Path) -> No
 def test_a_folder_without_prototxts_is_said(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert isinstance(done.exception, InputError)
-    assert str(done.exception) == f"{tmp_path}: holds no prototxt file; name the files"
+    assert str(done.exception) == f"{tmp_path}: contains no prototxt files; name the files"
 
 
 def test_one_bad_file_of_several_leaves_all_as_they_are(ugly: Path) -> None:

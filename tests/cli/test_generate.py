@@ -57,7 +57,7 @@ def test_a_file_written_by_hand_is_kept_unless_it_may_be_overwritten(tmp_path: P
     file.write_text(text)
     done = call("digits-local", "--out", tmp_path)
     assert isinstance(done.exception, InputError)
-    said = "was not written by generate; move it away, or give --overwrite"
+    said = "was not written by `generate`; move it, or give --overwrite"
     assert str(done.exception) == f"{file}: {said}"
     assert state_of(tmp_path) == {SOLVER: text}
     assert call("digits-local", "--out", tmp_path, "--overwrite").exit_code == 0
@@ -69,14 +69,14 @@ def test_several_files_written_by_hand_are_counted(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("mine")
     done = call("digits-local", "--out", tmp_path)
-    assert f"was not written by generate, nor {len(FILES) - 1} more;" in str(done.exception)
+    assert f"was not written by `generate`, and neither were {len(FILES) - 1} more;" in str(done.exception)
     assert set(state_of(tmp_path).values()) == {"mine"}
 
 
 def test_check_is_silent_but_for_a_count_where_nothing_differs(tmp_path: Path) -> None:
     call("digits-local", "--out", tmp_path)
     done = call("--check", "digits-local", "--out", tmp_path)
-    assert (done.exit_code, done.output) == (0, f"{len(FILES)} files are as generated\n")
+    assert (done.exit_code, done.output) == (0, f"{len(FILES)} files are up to date\n")
 
 
 def test_check_prints_a_diff_fails_and_writes_nothing(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_another_dialect_is_written_beside_the_default(tmp_path: Path) -> None:
     assert (tmp_path / "jobs/stampede2-64n-72ep-intel/run.sh").stat().st_mode & 0o100
     assert {path: text for path, text in state_of(tmp_path).items() if "intel" not in path} == FILES
     checked = call("--check", "digits-local", "--dialect", "intel", "--out", tmp_path)
-    assert (checked.exit_code, checked.output) == (0, f"{len(FILES)} files are as generated\n")
+    assert (checked.exit_code, checked.output) == (0, f"{len(FILES)} files are up to date\n")
 
 
 def test_check_sees_a_change_in_another_dialect_s_files(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_what_has_no_equivalent_is_listed_and_nothing_is_written(
     done = call("digits-local", "--dialect", dialect, "--out", tmp_path / "out", *check)
     assert isinstance(done.exception, RecipeError)
     assert str(done.exception) == (
-        f"{parts} parts have no exact equivalent in the dialect {dialect}; nothing is written"
+        f"{parts} parts have no exact equivalent in the dialect {dialect}; nothing was written"
     )
     lines = done.stderr.splitlines()
     assert len(lines) == parts

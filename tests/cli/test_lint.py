@@ -44,7 +44,7 @@ def test_findings_are_printed_and_fail(solver: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[:2] == [
         "solver.prototxt:4:1: warning [final-rate-high] solver: the last phase ends at a rate of 0.01, "
-        "0.01 of its base_lr",
+        "which is 0.01 of its base_lr",
         "    the noise of the last batches stays in the final model",
     ]
     assert done.stdout.splitlines()[-1] == "0 errors, 1 warning, 1 note"
@@ -84,7 +84,7 @@ def test_format_github_prints_annotations_alone(solver: Path) -> None:
 def test_solvers_read_as_a_chain_are_announced_beside_the_findings(solver: Path) -> None:
     other = solver.with_name("solver2.prototxt")
     other.write_text(SOLVER)
-    line = "2 solvers are read as one chain; --alone reads each by itself\n"
+    line = "2 solvers are checked as one chain; --alone checks each by itself\n"
     assert call(solver, other).stderr == line
     assert call("--alone", solver, other).stderr == ""
     assert call("--json", solver, other).stderr == ""
@@ -126,8 +126,8 @@ def test_rules_lists_all_and_explain_one() -> None:
     assert len(done.stdout.splitlines()) > 80
     one = call("--explain", "join-jump")
     assert one.returncode == 0
-    assert one.stdout.startswith("join-jump: a warning\nproblem  the rate jumps by more than 2 %")
-    assert "\nhappens  A phase starts from the weights" in one.stdout
+    assert one.stdout.startswith("join-jump: a warning\nproblem  a rate that jumps by more than 2 %")
+    assert "\neffect   A phase starts from the weights" in one.stdout
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_rules_lists_all_and_explain_one() -> None:
     [
         ([], "Missing argument"),
         (["missing.prototxt"], "Error: missing.prototxt: cannot be read (No such file or directory)"),
-        (["nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
+        (["nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
-        ([".", "--ranks", "2"], "Error: .: holds no .prototxt file"),
-        (["digits-local", "--ranks", "2"], "Error: --ranks is for files: a recipe states its own"),
+        ([".", "--ranks", "2"], "Error: .: contains no .prototxt file"),
+        (["digits-local", "--ranks", "2"], "Error: --ranks applies to files only: a recipe sets its own"),
         (["x.prototxt", "--ranks", "0"], "0 is too small; give 1 or more"),
         (["x.prototxt", "--dialect", "caffe2"], "'caffe2' is not one of"),
         (["x.prototxt", "--caffe-root", "nowhere"], "'nowhere' does not exist"),
@@ -157,13 +157,13 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", ": holds no field at all; was it copied whole?"),
+        (b"", ": is empty: it has no fields; check that it was copied completely"),
         (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
         (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
         (b"\x89PNG", ":1:1: byte 0x89 is not UTF-8"),
         (
             b"# " + b"." * 16_000_000,
-            ": is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes",
+            ": is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes",
         ),
     ],
 )

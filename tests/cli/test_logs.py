@@ -33,7 +33,7 @@ def test_the_log_goes_to_standard_output_and_its_name_beside_it(root: Path) -> N
 def test_what_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     done = call(root, "smal")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: runs: no run, and no recipe's, is called 'smal'; did you mean 'small-1'?\n"
+    assert done.stderr == "Error: runs: no run or recipe is named 'smal'; did you mean 'small-1'?\n"
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])
@@ -48,7 +48,7 @@ def test_a_log_that_was_removed_is_one_line_and_exit_2(root: Path) -> None:
     done = call(root, "small")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(
-        "Error: runs/small-1/logs/init-1.log: no such file; it has been removed since\n"
+        "Error: runs/small-1/logs/init-1.log: no such file; it was removed after the launch\n"
     )
 
 
@@ -65,4 +65,4 @@ def test_a_long_log_is_written_whole_and_a_line_without_end_as_it_is(root: Path)
 def test_a_run_whose_process_is_gone_is_followed_to_the_end_of_what_it_said(root: Path) -> None:
     done = call(root, "small", "-f")
     assert (done.returncode, done.stdout) == (3, "[0] größe\n[1] b\n")
-    assert "is gone; `caffe-recipes run`" in done.stderr
+    assert "has ended unexpectedly; `caffe-recipes run`" in done.stderr

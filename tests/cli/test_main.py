@@ -97,7 +97,8 @@ def test_version_is_the_package_s() -> None:
     ("words", "said"),
     [
         (["generat"], "Error: No such command 'generat'; did you mean 'generate'?\n"),
-        (["zyzzyva"], "Error: No such command 'zyzzyva'; see caffe-recipes --help\n"),
+        (["bogus"], "Error: No such command 'bogus'; see caffe-recipes --help\n"),
+        (["data", "bild"], "Error: No such command 'bild'; did you mean 'build'?\n"),
         (["generate", "."], "Error: .: is a folder; give a recipe's name, or the path of its YAML\n"),
         (["generate"], "Error: Missing argument 'NAME|FILE.yaml...'; see caffe-recipes generate --help"),
         (["generate", "--cheque", "x"], "Error: No such option '--cheque'"),
@@ -106,11 +107,11 @@ def test_version_is_the_package_s() -> None:
             "Error: Invalid value for '--images': 1000000000000 is too large",
         ),
         (["run", "--retries"], "Error: Option '--retries' requires an argument"),
-        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
+        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
         (
             ["show", "digits-local", "--images-per-s", "nan"],
-            "Error: --images-per-s: nan is not a speed;",
+            "Error: --images-per-s: nan is not a plausible speed;",
         ),
         (["data", "check", "nowhere"], "Error: nowhere: no such LMDB"),
         (["data", "check", "nowhere", "--classes", "0"], "0 is too small; give 1 or more"),
@@ -170,7 +171,7 @@ def test_a_full_disk_is_a_failure_with_a_line() -> None:
             check=False,
         )
     assert done.returncode == 3
-    assert done.stderr == "Error: standard output cannot be written to: No space left on device\n"
+    assert done.stderr == "Error: cannot write to standard output: No space left on device\n"
 
 
 def test_recipes_lists_what_ships() -> None:
@@ -229,5 +230,5 @@ entry.main()
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("Error: no more threads can be started; raise the limit on processes")
+    assert done.stderr.startswith("Error: cannot start more threads; raise `ulimit -u`")
     assert done.stderr.count("\n") == 1

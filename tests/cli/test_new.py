@@ -63,12 +63,12 @@ def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, told)
     assert run("generate", "a.yaml", cwd=tmp_path).stderr == told
     done = run("new", *words_of(WHOLE), *MACHINE, "--out", "digits-local.yaml", cwd=tmp_path)
-    assert "its jobs run the recipe digits-local that ships; give this one another name" in done.stderr
+    assert "its jobs run the shipped recipe digits-local; give this one another name" in done.stderr
 
 
 def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), "--depth", "18", *MACHINE, "--out", "a.yaml", cwd=tmp_path)
-    told = "warning: ResNet-18: the paper and the runs with LARS trained ResNet-50\n"
+    told = "warning: the rules and known accuracies are for ResNet-50; ResNet-18 may need other settings\n"
     assert (done.returncode, done.stderr) == (0, told)
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
     assert 'name: "ResNet-18"' in (tmp_path / "prototxt/a/train_val.prototxt").read_text()
@@ -116,9 +116,10 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout
     lars, threads = done.stderr.splitlines()
-    assert lars.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
+    assert lars.startswith("warning: 30 epochs may be too few: MLPerf's runs with LARS take 40 to 75.9 %")
     assert threads.startswith(
-        "warning: omp_num_threads is 1: no --profile says how many cores a node has; give one"
+        "warning: omp_num_threads is 1, since the number of cores is unknown: no --profile is given; "
+        "give a profile"
     )
     assert not list(tmp_path.iterdir())
 
@@ -128,25 +129,28 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     [
         ({"--epochs": "0"}, "--epochs: 0 is not a valid number of epochs; give 1 or more"),
         ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
-        ({"--epochs": "1000000"}, "--epochs: 1000000 epochs are more than anyone trains for; give 100000 or"),
-        ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs are more than anyone trains for"),
-        ({"--name": ""}, "--name: is empty; give a name, or leave it out"),
+        ({"--epochs": "1000000"}, "--epochs: 1000000 epochs is too many; give 100000 or"),
+        ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs is too many"),
+        ({"--name": ""}, "--name: is empty; give a name, or omit the option"),
         ({"--name": "a/b"}, "Error: --name: must start with a letter"),
         (
             {"--lmdb": "\udcff"},
-            "new: a name or path is not UTF-8, as a recipe has to be; give it another name",
+            "new: a name or path is not valid UTF-8; rename it",
         ),
-        ({"--ranks-per-node": "7"}, "--batch: 1 node x 7 ranks do not divide a batch of 4,096; give another"),
+        (
+            {"--ranks-per-node": "7"},
+            "--batch: a batch of 4,096 cannot be divided among 1 node x 7 ranks; use another",
+        ),
         ({"--epochs": "6"}, "--epochs: 6 epochs are too few for 5 of warm-up"),
-        ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is more than the 1,281,167 images"),
+        ({"--batch": "2000000"}, "--batch: a batch of 2,000,000 is larger than the data set"),
         ({"--cycles": "9"}, "--cycles: 90 epochs are too few for 5 of warm-up, 135 of 9 cycles"),
-        ({"--nodes": "7"}, "--nodes: 7 nodes x 1 rank do not divide a batch of 4,096; use 4 or 8"),
+        ({"--nodes": "7"}, "--nodes: a batch of 4,096 cannot be divided among 7 nodes x 1 rank; use 4 or 8"),
         ({"--collapse-epochs": "0"}, "--collapse-epochs: 0 is not a valid number of epochs"),
         ({"--profile": "nowhere"}, "unknown profile 'nowhere'"),
         ({"--out": "there.yaml"}, "there.yaml: already exists"),
         (
             {"--out": "a b.yaml"},
-            "a b.yaml: 'a b' is not a name for a recipe: use letters, digits, '.', '_' and '-'",
+            "a b.yaml: 'a b' is not a valid recipe name: use letters, digits, '.', '_' and '-'",
         ),
     ],
 )

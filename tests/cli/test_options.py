@@ -75,7 +75,7 @@ def test_a_command_that_reviews_runs_no_code_that_was_not_allowed(folder: Path, 
     before = sorted(folder.iterdir())
     done = call(*words)
     assert isinstance(done.exception, RecipeError), done.output
-    assert "the code of 'my_nets' beside the recipe, which you have not allowed" in str(done.exception)
+    assert "the code of 'my_nets' next to the recipe, which you have not allowed" in str(done.exception)
     assert done.exception.exit_code == 2
     assert sorted(folder.iterdir()) == before
 
@@ -111,6 +111,6 @@ def test_the_refusal_says_what_to_type(folder: Path, before: list[str]) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     line = " ".join(["caffe-recipes", *before, "lint --run-code --fail-on never mine.yaml"])
-    assert f"; read it, then type `{line}`; `caffe-recipes generate` on the recipe" in done.stderr
+    assert f"; read it, then run `{line}`; running `caffe-recipes generate` allows" in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not ran(folder)

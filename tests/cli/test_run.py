@@ -30,11 +30,11 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         ),
         (
             ["stampede2-64n-72ep", "--caffe-root", "."],
-            "hostfile: no such file; write 64 hosts there, or give --hostfile",
+            "hostfile: no such file; write 64 hosts to it, or give --hostfile",
         ),
         (
             ["digits-local", "--profile", "mpihc"],
-            "Error: unknown profile 'mpihc'; did you mean 'mpich'? there",
+            "Error: unknown profile 'mpihc'; did you mean 'mpich'? known",
         ),
         (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
         (["digits-local", "--caffe-root", ".", "--caffe", "./none"], "none: no such Caffe binary"),

@@ -26,7 +26,7 @@ def test_doctor_of_a_command_fails_where_that_cannot_work(monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     done = CliRunner().invoke(commands, ["doctor", "submit"])
     assert done.exit_code == 1
-    assert "missing Slurm  no sbatch on PATH\n" in done.output
+    assert "missing Slurm  sbatch not found on PATH\n" in done.output
     assert "needed by: submit, cancel, status\n" in done.output
     assert "install:   run on a login node" in done.output
 

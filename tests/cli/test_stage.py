@@ -63,7 +63,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Pl
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
         f"localhost: not cleaned: {place.lmdb}: can be changed by anybody",
-        "Error: stage: 1 of 1 hosts were not cleaned: localhost; fix them, and run it again",
+        "Error: stage: 1 of 1 hosts were not cleaned: localhost; fix them, and run the same command again",
     ]
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -73,7 +73,7 @@ def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
     (place.lmdb / "data.mdb").write_bytes(CONTENT)
     done = place.call("--clean")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "localhost: kept: it was not put there by caffe-recipes\n"
+    assert done.stdout == "localhost: kept: it was not staged by caffe-recipes\n"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_a_process_of_the_host_reads_is_not_cleaned(place: Place) -> None:
     with (place.lmdb / "data.mdb").open("rb"):
         done = place.call("--clean")
     assert done.returncode == 3
-    assert f"localhost: not cleaned: {place.lmdb}: in use: process {os.getpid()} reads it\n" in done.stderr
+    assert f"localhost: not cleaned: {place.lmdb}: in use by process {os.getpid()}\n" in done.stderr
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
@@ -141,5 +141,5 @@ def test_what_root_has_staged_is_neither_replaced_nor_cleaned_by_another(place: 
     os.chown(place.folder / "node", 65534, 65534)
     assert "1 had it" in place.call(as_user=(*NOBODY, *READS)).stdout
     done = place.call("--clean", as_user=(*NOBODY, *READS))
-    assert done.stdout == "localhost: kept: it was not put there by caffe-recipes\n"
+    assert done.stdout == "localhost: kept: it was not staged by caffe-recipes\n"
     assert [(path, path.stat().st_ino, path.stat().st_ctime_ns) for path in place.lmdb.iterdir()] == before

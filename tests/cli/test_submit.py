@@ -50,9 +50,9 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     ]
     assert words[-3:] == ["jobs/small/chain.sbatch", "--how", "copy"]
     assert done.stdout.splitlines()[:5] == [
-        "jobs:         1 job, for all phases that are left",
+        "jobs:         1 job, for all remaining phases",
         "nodes:        1 with 2 ranks each",
-        "time:         1 h 30 min at most, 1.5 node-hours; by --time",
+        "time:         1 h 30 min at most, 1.5 node-hours; from --time",
         "account:      your default, partition debug",
         "at the limit: 9 min before it Caffe writes a snapshot; the job is requeued and resumes",
     ]
@@ -60,6 +60,16 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     assert script not in done.stdout
     assert script in call(root, "small.yaml", "--dry-run", "--show-scripts").stdout
     assert sorted(root.rglob("*")) == before
+
+
+def test_the_tensorflow_run_of_a_recipe_is_submitted_by_its_own_job_with_its_own_time(root: Path) -> None:
+    write_files(generate(load_recipe("tf-256n-90ep")), root)
+    done = call(root, "tf-256n-90ep", "--trainer", "tensorflow", "--caffe-root", ".", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    (words,) = commands(done.stdout)
+    assert "--time=03:00:00" in words
+    assert "jobs/tf-256n-90ep/tf_train.sbatch" in words
+    assert "3 h 00 min at most, 768.0 node-hours; estimated from the recipe's images/s" in done.stdout
 
 
 def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> None:
@@ -111,11 +121,11 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
     ("words", "said"),
     [
         (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
-        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not an address; write one as"),
-        (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not an address"),
-        (["small.yaml", "--mail", ""], "Error: --mail: '' is not an address"),
-        (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is not an address"),
-        (["small.yaml", "--on-failure", "replace"], "Error: --on-failure: replace needs spares, and there"),
+        (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
+        (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not a mail address"),
+        (["small.yaml", "--mail", ""], "Error: --mail: '' is not a mail address"),
+        (["small.yaml", "--mail", "a@b.org\n"], "Error: --mail: 'a@b.org\\n' is not a mail address"),
+        (["small.yaml", "--on-failure", "replace"], "Error: --on-failure: replace needs spare nodes; give"),
         (["small.yaml", "--lmdb-source", "none"], "none: no such folder; give the LMDB's folder with --lmdb"),
         (["small.yaml", "--lmdb-source", ""], "Error: --lmdb-source: '' is not a path; is a variable unset?"),
         (["small.yaml", "--time", "soon"], "Error: --time: 'soon' is not a Slurm time; write minutes"),

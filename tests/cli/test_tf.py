@@ -29,7 +29,7 @@ def test_the_published_log_is_said_to_be_of_another_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075)], catch_exceptions=False)
     assert done.output == (
         "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"
-        "  not this recipe's: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
+        "  not from this recipe: tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of"
         " 8,192: tf-256n-8k-90ep\n"
     )
 
@@ -65,25 +65,26 @@ def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "attribute", "words"),
+    ("command", "attribute", "words", "instead"),
     [
-        ("lint", "lint", ["tf-digits-local"]),
-        ("estimate", "estimate", ["tf-digits-local"]),
-        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"]),
-        ("summary", "summary", ["tf-digits-local"]),
-        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"]),
-        ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"]),
+        ("lint", "lint", ["tf-digits-local"], "give it to show"),
+        ("estimate", "estimate", ["tf-digits-local"], "start it, and see its images/s"),
+        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"], "give it to show"),
+        ("summary", "summary", ["tf-digits-local"], "give it to show"),
+        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"], "give it to show"),
+        ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"], "change `cluster` and tensorflow"),
     ],
 )
 def test_what_needs_solvers_or_nets_refuses_a_recipe_of_tensorflow(
-    command: str, attribute: str, words: list[str]
+    command: str, attribute: str, words: list[str], instead: str
 ) -> None:
     module = import_module(f"caffe_recipes.cli.{command}")
-    with pytest.raises(RecipeError, match="tf-digits-local: is trained by TensorFlow and has no phases"):
+    what = "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; "
+    with pytest.raises(RecipeError, match=what + instead):
         CliRunner().invoke(getattr(module, attribute), words, catch_exceptions=False)
 
 
 def test_another_caffe_has_nothing_to_train_of_it() -> None:
     words = ["tf-digits-local", "--dialect", "intel"]
-    with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, and no Caffe"):
+    with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, not a Caffe"):
         CliRunner().invoke(show, words, catch_exceptions=False)

@@ -52,12 +52,12 @@ def test_names_of_classes_are_those_of_a_list(lmdb: Path) -> None:
 
 
 def test_a_prefix_with_a_folder_is_refused(lmdb: Path) -> None:
-    with pytest.raises(InputError, match=r"--prefix: '../x' cannot begin a file name; e\.g\. train"):
+    with pytest.raises(InputError, match=r"--prefix: '../x' cannot start a file name; e\.g\. train"):
         call("tfrecords", lmdb, "--out", lmdb.parent / "records", "--prefix", "../x")
 
 
 def test_a_sheet_is_drawn_of_lmdbs_alone(lmdb: Path) -> None:
     out = lmdb.parent / "records"
     call("tfrecords", lmdb, "--out", out, "--shards", 4)
-    with pytest.raises(InputError, match="--sheet: works only for LMDBs; leave it out"):
+    with pytest.raises(InputError, match="--sheet: works only for LMDBs; omit it"):
         call("check", out, "--sheet", "sheet.png")

@@ -40,7 +40,7 @@ def test_what_a_login_shell_is_given_means_the_same_to_each(shell: str) -> None:
 
 
 def test_a_zero_byte_is_refused() -> None:
-    with pytest.raises(ClusterError, match="a word of the command holds a zero byte"):
+    with pytest.raises(ClusterError, match="an argument contains a null byte"):
         supervise(["a", "b\0c"], None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.hostfile import (
-    find_strangers,
+    find_hosts_outside_job,
     load_hostfile,
     parse_host_lines,
     parse_hostfile,
@@ -50,23 +50,23 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("root@a", "write the host alone, and its user in ~/.ssh/config"),
-        ("fe80::1", "hydra reads ranks after a colon: write the host's name"),
-        ("[2001:db8::1]:2", "hydra reads ranks after a colon: write the host's name"),
-        ("a slots=4", "that is for Open MPI; for hydra write `host:ranks`"),
-        ("root@a slots=4 max_slots=4", "write the host alone"),
-        ("a max-slots=2", "that is for Open MPI"),
-        ("a 4", "for hydra write `host:ranks`, one a line"),
+        ("root@a", "write only the host; set its user in ~/.ssh/config"),
+        ("fe80::1", "hydra takes what follows a colon for ranks; write the host's name"),
+        ("[2001:db8::1]:2", "hydra takes what follows a colon for ranks; write the host's name"),
+        ("a slots=4", "this is the syntax of Open MPI; for hydra write `host:ranks`"),
+        ("root@a slots=4 max_slots=4", "write only the host"),
+        ("a max-slots=2", "this is the syntax of Open MPI"),
+        ("a 4", "for hydra write one `host:ranks` per line"),
         ("a:4 # rack 1", "write the comment on a line of its own, as hydra requires"),
         ("a:4 binding=user:0", "options of a host are not supported; write `host:ranks`"),
-        ("a:0", "ranks are an integer of 1 or more, which -ppn overrides"),
-        ("a:-1", "ranks are an integer"),
-        ("a: 2", "ranks are an integer"),
-        ("a:two", "ranks are an integer"),
-        ("n[1-4]:", "ranks are an integer"),
-        ("ssh://a", "write `host` or `host:ranks`, one a line"),
-        ('"a"', "write `host` or `host:ranks`, one a line"),
-        ("a;b", "write `host` or `host:ranks`, one a line"),
+        ("a:0", "write the number of ranks as an integer of at least 1; -ppn overrides it"),
+        ("a:-1", "write the number of ranks as an integer"),
+        ("a: 2", "write the number of ranks as an integer"),
+        ("a:two", "write the number of ranks as an integer"),
+        ("n[1-4]:", "write the number of ranks as an integer"),
+        ("ssh://a", "write one `host` or `host:ranks` per line"),
+        ('"a"', "write one `host` or `host:ranks` per line"),
+        ("a;b", "write one `host` or `host:ranks` per line"),
     ],
 )
 def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
@@ -78,7 +78,7 @@ def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hi
 def test_a_pipe_is_read_to_its_end_and_one_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="pipe: cannot be read: it is a pipe that nobody writes to"):
+    with pytest.raises(InputError, match="pipe: cannot be read: it is a pipe without a writer"):
         load_hostfile(pipe)
     reader, writer = os.pipe()
     with ThreadPoolExecutor(1) as pool, os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as file:
@@ -94,7 +94,7 @@ def test_a_missing_a_binary_and_a_folder_hostfile_are_refused(tmp_path: Path) ->
     binary.write_bytes(b"\xff\xfe\x00a")
     for path, what in [
         (tmp_path / "none", "cannot be read"),
-        (binary, "is not text"),
+        (binary, "is not a text file"),
         (tmp_path, "cannot be"),
     ]:
         with pytest.raises(InputError, match=what):
@@ -113,8 +113,8 @@ def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
 def test_localhost_is_no_name_among_hosts_that_reach_each_other() -> None:
     with pytest.raises(InputError) as caught:
         take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
-    beside = "lists localhost beside node1, but localhost names another machine on each host"
-    assert str(caught.value) == f"hostfile: {beside}; write the name of this machine instead of localhost"
+    beside = "lists localhost beside node1, but localhost is a different machine on each host"
+    assert str(caught.value) == f"hostfile: {beside}; replace localhost by the name of this machine"
     assert take_hosts(("node1", "node2", "localhost"), 2, 1, "hostfile") == ("node1", "node2")
     assert take_hosts(("localhost", "127.0.0.1"), 2, 1, "hostfile") == ("localhost", "127.0.0.1")
 
@@ -166,4 +166,4 @@ def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_a
 def test_hosts_of_a_job_are_known_by_short_and_full_names(
     hosts: tuple[str, ...], strangers: tuple[str, ...]
 ) -> None:
-    assert find_strangers(hosts, ("n1.example.org", "n2")) == strangers
+    assert find_hosts_outside_job(hosts, ("n1.example.org", "n2")) == strangers

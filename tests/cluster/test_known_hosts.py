@@ -10,7 +10,7 @@ import pytest
 from caffe_recipes.cluster.ssh_config import (
     is_revoked,
     judge_key,
-    keys_of,
+    keys_for_host,
     load_known_hosts,
     parse_known_hosts,
 )
@@ -24,7 +24,7 @@ def line(names: str, key: bytes = KEY, marker: str = "") -> str:
 
 
 def judge(text: str, name: str, key: bytes = KEY) -> tuple[str, str]:
-    return judge_key(keys_of(parse_known_hosts(text, "known"), name), key)
+    return judge_key(keys_for_host(parse_known_hosts(text, "known"), name), key)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_certificate_authority_vouches_for_no_plain_key() -> None:
 
 def test_lines_that_are_none_are_passed_over() -> None:
     text = "\n#x y z\nnode1\nnode1 ssh-rsa\nnode1 ssh-rsa !!!\n|1|x|y ssh-rsa AAAA\n|1|x ssh-rsa AAAA\n"
-    assert keys_of(parse_known_hosts(text, "known"), "node2") == ()
+    assert keys_for_host(parse_known_hosts(text, "known"), "node2") == ()
 
 
 def test_files_are_read_in_order_and_one_that_is_missing_says_nothing(tmp_path: Path) -> None:

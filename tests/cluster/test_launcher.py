@@ -124,7 +124,7 @@ def test_what_the_profile_sets_wins_over_a_login_and_its_modules(tmp_path: Path)
     (tmp_path / ".bash_profile").write_text("module() { export FABRIC=theirs OTHER=theirs; }; FABRIC=login\n")
     launch = RankLaunch("srun", environment={"FABRIC": "a 'b'"}, modules=("intel",), path="/usr/bin:/bin")
     done = subprocess.run(
-        launch.argv_alone(["env"]),
+        launch.argv_without_launcher(["env"]),
         env={**os.environ, "HOME": str(tmp_path), **launch.process_environment()},
         capture_output=True,
         text=True,

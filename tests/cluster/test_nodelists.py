@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caffe_recipes.cluster.hostfile import MOST_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
+from caffe_recipes.cluster.hostfile import MAX_HOSTS, fold_hosts, is_host_name, parse_nodelist, slurm_hosts
 from caffe_recipes.errors import InputError
 
 
@@ -54,7 +54,7 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
         ("$(touch x)", "'$(touch x)' is not a host"),
         ("a[1-999999999]", "names more than 100,000 hosts"),
         ("a[1-1000][1-1000]", "names more than 100,000 hosts"),
-        (f"a[1-{MOST_HOSTS}],b", "names more than 100,000 hosts"),
+        (f"a[1-{MAX_HOSTS}],b", "names more than 100,000 hosts"),
     ],
 )
 def test_what_is_no_node_list_is_refused_in_one_line(text: str, what: str) -> None:
@@ -117,7 +117,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
 def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
     assert not is_host_name(name)
-    with pytest.raises(InputError, match=f"^nodes: '{name}' is not a host; a host's name cannot be a number"):
+    with pytest.raises(InputError, match=f"^nodes: '{name}' is not a host; a host name cannot be a number"):
         parse_nodelist(name, "nodes")
 
 
@@ -129,8 +129,8 @@ def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("a" * 300, "it is too long: a name has at most 255 letters"),
-        ("node1.", "leave out the dot at its end"),
+        ("a" * 300, "host names have at most 255 characters"),
+        ("node1.", "remove the trailing dot"),
         ("a!", "write hosts as in"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.hosts import LocalHost, file_stamp
-from caffe_recipes.cluster.remote import PlacedFile, drop_files, look_at, place_files
+from caffe_recipes.cluster.remote import PlacedFile, drop_files, own_file_stamp, place_files
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError, HostFailed
 from tests.cluster.conftest import SshServer
@@ -115,7 +115,7 @@ def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: 
         to = str(place.tmp / name)
         place_files([host], place.root, [PlacedFile(place.kept, to, SHA256)])
         assert Path(to).read_bytes() == DATA
-        assert look_at(host, to, place.root) == file_stamp(host, to)
+        assert own_file_stamp(host, to, place.root) == file_stamp(host, to)
         host.close()
 
 
@@ -132,14 +132,16 @@ def test_what_a_killed_copy_has_left_goes_and_what_others_left_stays(place: Plac
 def test_what_arrives_otherwise_is_not_placed(place: Place) -> None:
     place.kept.write_bytes(b"changed since")
     for unseen in ((), (str(place.kept),)):
-        with pytest.raises(ClusterError, match=r"n1:.*/f: what arrived is not .*kept: its digest differs"):
+        with pytest.raises(
+            ClusterError, match=r"n1:.*/f: the digest of the copy differs from that of .*kept"
+        ):
             place.place(host=ToldHost("n1", unseen=unseen))
     assert list(place.tmp.iterdir()) == []
 
 
 def test_no_room_is_said_before_anything_is_written(place: Place) -> None:
     host = StandInHost("n2", answer=lambda argv, _: answer_call(argv, "absent 99999 0"))
-    with pytest.raises(ClusterError, match="n2:/tmp/a: no room: 99,999 bytes are free, 102,400 are needed"):
+    with pytest.raises(ClusterError, match="n2:/tmp/a: not enough space: 99,999 bytes free, 102,400 needed"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
     assert [argv[5] for argv, _ in host.asked] == ["file-probe"]
 
@@ -200,9 +202,12 @@ def hard_link_to_another_users_file(path: Path) -> None:
 
 ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a file": (another_users_file, r"belongs to user nobody \(65534\)"),
-    "a link to a file": (link_to_another_users_file, r"is a symbolic link, of user root \(0\)"),
-    "a link to ours": (another_users_link_to_ours, r"is a symbolic link, of user nobody \(65534\)"),
-    "a dangling link": (lambda path: path.symlink_to("/nowhere"), r"is a symbolic link, of user root \(0\)"),
+    "a link to a file": (link_to_another_users_file, r"is a symbolic link owned by user root \(0\)"),
+    "a link to ours": (another_users_link_to_ours, r"is a symbolic link owned by user nobody \(65534\)"),
+    "a dangling link": (
+        lambda path: path.symlink_to("/nowhere"),
+        r"is a symbolic link owned by user root \(0\)",
+    ),
     "a hard link": (hard_link_to_another_users_file, r"belongs to user nobody \(65534\)"),
     "a folder": (lambda path: path.mkdir(), "is not a file"),
     "a pipe": (os.mkfifo, "is not a file"),
@@ -217,7 +222,7 @@ def test_what_somebody_else_made_is_named_and_left_as_it_is(place: Place, attack
     make(target)
     before = target.lstat()
     acts: list[Callable[[], object]] = [
-        lambda: look_at(LocalHost("n1"), str(target), place.root),
+        lambda: own_file_stamp(LocalHost("n1"), str(target), place.root),
         lambda: place.place(),
         lambda: place.place(host=ToldHost("n1", unseen=(str(place.kept),))),
     ]
@@ -239,7 +244,7 @@ def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind
     os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(
         ClusterError,
-        match=rf"lies under {theirs}, which belongs to user nobody \(65534\), who can change what is there",
+        match=rf"is under {theirs}, which belongs to user nobody \(65534\), who can change its contents",
     ):
         place.place("theirs/f")
     assert list(place.root.iterdir()) == [place.kept]
@@ -247,7 +252,7 @@ def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind
 
 def test_nothing_is_put_where_anybody_can_exchange_it(place: Place) -> None:
     place.tmp.chmod(0o777)
-    with pytest.raises(ClusterError, match=f"n1:.*: lies under {place.tmp}, which can be changed by anybody"):
+    with pytest.raises(ClusterError, match=f"n1:.*: is under {place.tmp}, which can be changed by anybody"):
         place.place()
 
 

@@ -300,7 +300,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a host under two names": (
         one_host_twice, "hosts", "failed", ["10.77.0.4"],
-        r"10\.77\.0\.4: is the machine that node3 is, too: node3",
+        r"10\.77\.0\.4: is the same machine as node3: node3",
     ),
     "ranks of another launch": (
         other_launch, "launches", "failed", ["node3"],
@@ -326,7 +326,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a /tmp too small for the LMDB": (
         lambda on: on.resize_tmp("node4", 65536), "training data", "failed", ["node4"],
-        r"node4:/tmp/looked_lmdb: no room: [\d,]+ bytes are free, [\d,]+ are needed",
+        r"node4:/tmp/looked_lmdb: not enough space: [\d,]+ bytes free, [\d,]+ needed",
     ),
     "a /tmp too small for the snapshots": (
         room_for_the_lmdb_alone, "disk", "failed", ["node1"], r"node1:/tmp: .* are free, .* are needed",
@@ -349,7 +349,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a Caffe that ends well and trains nothing": (
         lambda on: on.replace("node4", on.root / "bin/caffe", "#!/bin/sh\necho hello\n"),
-        "trainer", "failed", ["node4"], r"ends with 0 and without `Optimization Done\.`.*hello",
+        "trainer", "failed", ["node4"], r"exits with 0 and without `Optimization Done\.`.*hello",
     ),
     "a Caffe that does not know the policy": (
         lambda on: on.replace("node2", on.root / "bin/caffe", CAFFE), "trainer", "failed", ["node2"],
@@ -365,11 +365,11 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "an LMDB cut short on one host": (
         lambda on: on.copy_lmdb("node3", cut=4096), "training data", "failed", ["node3"],
-        r"node3:/tmp/looked_lmdb: holds another LMDB \([\d,]+ bytes",
+        r"node3:/tmp/looked_lmdb: has a different LMDB \([\d,]+ bytes",
     ),
     "an LMDB of other content on one host": (
         lambda on: on.copy_lmdb("node2", tail="other"), "training data", "failed", ["node2"],
-        r"node2:/tmp/looked_lmdb: holds another LMDB \(as large as the source",
+        r"node2:/tmp/looked_lmdb: has a different LMDB \(same size as the source",
     ),
     "an LMDB that a host lacks, and none to stage": (
         only_on_three, "training data", "failed", ["node3"], r"node3:/tmp/looked_lmdb: no LMDB there",
@@ -428,7 +428,7 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
         r"^ok +trainer +\./bin/caffe trains, and knows lr_policy poly_cyc, fixed$", said, re.MULTILINE
     )
     assert "to be staged on 4 of 4 hosts by" in said
-    assert said.splitlines()[-1] == "all is well; start it with `run`"
+    assert said.splitlines()[-1] == "all checks pass; start it with `run`"
     assert everything() == before
     for node in ground.cluster.nodes:
         assert ground.do(node, "sh", "-c", "ls -A /tmp") == ""
@@ -445,7 +445,7 @@ def test_a_host_without_sshd_is_named_and_the_others_are_looked_at(ground: Groun
     said = next(one["said"] for one in found if one["subject"] == "hosts")
     assert said.startswith("node2: cannot be reached by ssh")
     launcher = next(one for one in found if one["subject"] == "launcher")
-    assert (launcher["mark"], launcher["said"]) == ("warn", "not looked at without node2")
+    assert (launcher["mark"], launcher["said"]) == ("warn", "not checked: no answer from node2")
 
 
 def test_a_preflight_that_is_killed_leaves_nothing_on_any_host(ground: Ground) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import Running
-from caffe_recipes.cluster.health import Pulses, RankPulse, Silence, parse_beat
+from caffe_recipes.cluster.health import PulseMonitor, RankPulse, Silence, parse_beat
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.remote import Conversation
@@ -79,7 +79,7 @@ def until(holds: Callable[[], object], within_s: float = 600.0) -> bool:
     return bool(held)
 
 
-def states(pulses: Pulses, host: str = "node1") -> dict[int, str]:
+def states(pulses: PulseMonitor, host: str = "node1") -> dict[int, str]:
     latest = pulses.latest().get(host)
     return {rank.rank: rank.state for rank in latest.ranks} if latest else {}
 
@@ -87,7 +87,7 @@ def states(pulses: Pulses, host: str = "node1") -> dict[int, str]:
 def test_ranks_are_heard_as_they_come_stop_and_go(
     launch: str, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    with Pulses([Doubtful()], launch, every_s=0.05) as pulses:
+    with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
         assert until(lambda: "node1" in pulses.latest())
         assert states(pulses) == {}
         first, second = start("sleep", "600"), start("sh", "-c", "while :; do :; done", rank=12)
@@ -114,7 +114,7 @@ def test_ranks_are_heard_as_they_come_stop_and_go(
 def test_a_host_that_refuses_is_silent_says_why_and_is_heard_again(launch: str) -> None:
     now = [100.0]
     good, bad = Doubtful("node1"), Doubtful("node2")
-    with Pulses([good, bad], launch, every_s=0.05, clock=lambda: now[0], again_s=0.05) as pulses:
+    with PulseMonitor([good, bad], launch, every_s=0.05, clock=lambda: now[0], retry_s=0.05) as pulses:
         assert until(lambda: len(pulses.latest()) == 2)
         bad.refusing.set()
         for pid in commands(launch):  # the connections of both are lost
@@ -133,7 +133,7 @@ def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(lau
     mute = Doubtful("node2")
     mute.mute.set()
     try:
-        pulses = Pulses([Doubtful("node1"), mute], launch, every_s=0.05)
+        pulses = PulseMonitor([Doubtful("node1"), mute], launch, every_s=0.05)
         assert until(lambda: "node1" in pulses.latest())
         (silence,) = pulses.silent(-1.0)[1:]
         assert (silence.host, silence.reason) == ("node2", "no answer")
@@ -151,22 +151,22 @@ def test_this_machine_is_never_lost(launch: str) -> None:
     here, node = Doubtful("here", is_local=True), Doubtful("node1")
     for host in (here, node):
         host.refusing.set()
-    with Pulses([here, node], launch, every_s=0.05, again_s=0.05) as pulses:
+    with PulseMonitor([here, node], launch, every_s=0.05, retry_s=0.05) as pulses:
         assert [silence.host for silence in pulses.silent(-1.0)] == ["node1"]
 
 
 def test_what_is_no_launch_and_no_pulse_is_refused() -> None:
-    with pytest.raises(ClusterError, match="is not a launch"):
-        Pulses([], "x y")
+    with pytest.raises(ClusterError, match="is not the name of a run or launch"):
+        PulseMonitor([], "x y")
     assert parse_beat("node1", ["rank 1 2 D 1500 4096"]) == (RankPulse(1, 2, "D", 1.5, 4096),)
     for record in ("hello", "rank 1 2 D 1500", "rank -1 2 D 1 1"):
-        with pytest.raises(HostFailed, match="node1: the answer to `beat` cannot be read"):
+        with pytest.raises(HostFailed, match="node1: cannot parse the answer to `beat`"):
             parse_beat("node1", [record])
 
 
 def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None:
     """As on a node behind a cut link, whose sshd keeps the command's input open."""
-    with Pulses([Doubtful()], launch, every_s=0.05) as pulses:
+    with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
         assert until(lambda: "node1" in pulses.latest())
     assert until(lambda: not commands(launch))
     with Conversation(LocalHost(), "ranks", "beat", launch, "1") as unasked:

@@ -16,10 +16,10 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.ranks import (
     LAUNCH_VARIABLE,
     RankProcess,
-    ask_snapshot,
     end_ranks,
     find_ranks,
     pick_trainer,
+    request_snapshot,
 )
 from caffe_recipes.cluster.remote import call
 from caffe_recipes.errors import ClusterError, HostFailed
@@ -171,10 +171,10 @@ def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
     ]
     for process in hearing:
         assert line(process) == "up\n"
-    assert ask_snapshot(HOST, f"{run}/init-1", solver) == "asked"
+    assert request_snapshot(HOST, f"{run}/init-1", solver) == "asked"
     assert line(rank_0) == "snapshot\n"
-    assert ask_snapshot(HOST, f"{run}/init-1", "--solver=another") == "absent"
-    assert ask_snapshot(HOST, f"{run}/init-3", solver) == "absent"
+    assert request_snapshot(HOST, f"{run}/init-1", "--solver=another") == "absent"
+    assert request_snapshot(HOST, f"{run}/init-3", solver) == "absent"
     (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
     for wrong in (["0"], [str(started + 1)]):  # its number, come round again
         assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
@@ -189,7 +189,7 @@ def test_a_trainer_that_sighup_would_kill_is_spared(run: str, start: Starter) ->
         **{LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": "0"},
     )
     line(process)
-    assert ask_snapshot(HOST, f"{run}/init-1", "--solver=s") == "deaf"
+    assert request_snapshot(HOST, f"{run}/init-1", "--solver=s") == "deaf"
     assert process.poll() is None
 
 
@@ -249,10 +249,10 @@ def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else
     ]
     for process in (*ended, mpiexec, *spared):
         assert line(process) == "up\n"
-    assert end_ranks([HOST], run, but=f"{run}/init-2", grace_s=0.3) == {}
+    assert end_ranks([HOST], run, keep=f"{run}/init-2", grace_s=0.3) == {}
     assert all(process.wait(1) < 0 for process in ended)
     assert pids(run) == {mpiexec.pid, spared[0].pid}
-    assert end_ranks([HOST], run, but=f"{run}/init-2", grace_s=0.3, launcher=True) == {}
+    assert end_ranks([HOST], run, keep=f"{run}/init-2", grace_s=0.3, launcher=True) == {}
     assert mpiexec.wait(1) == -signal.SIGTERM
     assert pids(run) == {spared[0].pid}
     assert [process.poll() for process in spared] == [None] * 4
@@ -264,11 +264,11 @@ def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else
 def test_what_is_no_launch_is_refused(name: str) -> None:
     for act in (
         lambda: find_ranks(HOST, name),
-        lambda: ask_snapshot(HOST, name, "s"),
+        lambda: request_snapshot(HOST, name, "s"),
         lambda: end_ranks([HOST], name),
-        lambda: end_ranks([HOST], "0" * 16, but=name),
+        lambda: end_ranks([HOST], "0" * 16, keep=name),
     ):
-        with pytest.raises(ClusterError, match="is not a launch"):
+        with pytest.raises(ClusterError, match="is not the name of a run or launch"):
             act()
 
 
@@ -284,7 +284,7 @@ def test_what_is_no_launch_is_refused(name: str) -> None:
 )
 def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[str]) -> None:
     host = StandInHost("node7", answer=lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(HostFailed, match="node7: the answer to `list` cannot be read: "):
+    with pytest.raises(HostFailed, match="node7: cannot parse the answer to `list`: "):
         find_ranks(host, "0" * 16)
     assert list(end_ranks([host], "0" * 16)) == ["node7"]
 
@@ -297,5 +297,5 @@ def test_ending_goes_on_where_one_host_is_unreachable_and_says_what_survives(run
     hosts: list[Host] = [dead, StandInHost("node2", answer), HOST]
     assert end_ranks(hosts, run) == {
         "node1": "cannot be reached",
-        "node2": "SIGKILL does not end process 71 (state D)",
+        "node2": "SIGKILL did not end process 71 (state D)",
     }

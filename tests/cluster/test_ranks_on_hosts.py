@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.health import Pulses, Straggler, find_straggler
-from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, ask_snapshot, end_ranks, find_ranks
+from caffe_recipes.cluster.health import PulseMonitor, Straggler, find_straggler
+from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE, end_ranks, find_ranks, request_snapshot
 from caffe_recipes.cluster.ssh import SshHost
 from tests.cluster.harness.cluster import Cluster
 
@@ -98,7 +98,7 @@ def test_a_launch_is_found_asked_for_a_snapshot_and_ended_on_every_host(
         assert {rank.launch for rank in found} == {f"{run}/init-1"}
     assert {rank.rank for rank in find_ranks(hosts["head"], run)} == {None}
 
-    assert [ask_snapshot(host, f"{run}/init-1", word) for host in hosts.values()] == [
+    assert [request_snapshot(host, f"{run}/init-1", word) for host in hosts.values()] == [
         "absent",  # the head's mpiexec has the word among its arguments, and SIGHUP would end it
         "asked",
         *(["absent"] * 3),
@@ -106,7 +106,7 @@ def test_a_launch_is_found_asked_for_a_snapshot_and_ended_on_every_host(
     assert until(lambda: list(shared.glob("snapshot-*")), 10)
     assert [path.name for path in shared.glob("snapshot-*")] == ["snapshot-node1-0"]
 
-    assert end_ranks(nodes, run, but=f"{run}/init-1", grace_s=1) == {}
+    assert end_ranks(nodes, run, keep=f"{run}/init-1", grace_s=1) == {}
     assert process.poll() is None
     assert end_ranks(nodes, run, grace_s=1) == {}
     assert process.wait(10) != 0  # mpiexec ends with its ranks
@@ -120,7 +120,7 @@ def test_a_launch_is_ended_but_on_a_host_that_is_cut_off_and_there_once_it_is_ba
     cluster: Cluster, shared: Path, hosts: dict[str, SshHost], run: str
 ) -> None:
     process = launch(cluster, shared, f"{run}/init-1", "deaf")
-    assert ask_snapshot(hosts["node1"], f"{run}/init-1", "deaf") == "deaf"
+    assert request_snapshot(hosts["node1"], f"{run}/init-1", "deaf") == "deaf"
     for host in hosts.values():
         host.connect()
     cluster.cut("node4")
@@ -147,7 +147,7 @@ def test_pulses_are_heard_through_cut_links_and_sshds_that_come_and_go(
             ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &"],
             env={LAUNCH_VARIABLE: f"{run}/init-1", "PMI_RANK": str(number)},
         )
-    with Pulses(nodes, f"{run}/init-1", every_s=0.3, again_s=0.3) as pulses:
+    with PulseMonitor(nodes, f"{run}/init-1", every_s=0.3, retry_s=0.3) as pulses:
 
         def ranks() -> list[list[int]]:
             return [[rank.rank for rank in pulse.ranks] for pulse in pulses.latest().values()]

@@ -20,7 +20,7 @@ from caffe_recipes.cluster.remote import (
     ask_node,
     call,
     call_to_end,
-    sent_text,
+    full_program_text,
 )
 from caffe_recipes.errors import ClusterError, HostFailed
 from tests.stand_in_host import StandInHost, answer_call
@@ -41,7 +41,7 @@ def test_a_program_is_posix_shell_without_findings(name: Program) -> None:
         pytest.skip("shellcheck is not installed")
     # `test -O` and `-ef` are in every shell that we know.
     argv = [shellcheck, "-s", "sh", "-e", "SC3067,SC3013", "-"]
-    done = subprocess.run(argv, input=sent_text(name), capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, input=full_program_text(name), capture_output=True, text=True, check=False)
     assert done.stdout == ""
 
 
@@ -73,9 +73,7 @@ def test_each_call_has_a_token_of_its_own() -> None:
     ],
 )
 def test_an_answer_that_cannot_be_read_names_host_and_function(answer: Completed, shown: str) -> None:
-    said = (
-        f"^n1: the answer to `list` cannot be read: '{shown}'; check that it has sh, /proc and GNU coreutils$"
-    )
+    said = f"^n1: cannot parse the answer to `list`: '{shown}'; check that the host has sh, /proc and GNU"
     with pytest.raises(HostFailed, match=said):
         call(StandInHost("n1", lambda argv, stdin: answer), "ranks", "list", LAUNCH)
 
@@ -84,7 +82,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
     def break_off(argv: tuple[str, ...], stdin: bytes) -> Completed:
         return Completed(0, f"{argv[4]} name YQ==\n{argv[4]} en", "")
 
-    with pytest.raises(HostFailed, match="the answer to `names` cannot be read: 'name YQ=='"):
+    with pytest.raises(HostFailed, match="cannot parse the answer to `names`: 'name YQ=='"):
         call_to_end(StandInHost("n1", break_off), "watch", "names", "/", ".x")
 
 
@@ -99,15 +97,13 @@ def test_what_is_refused_carries_host_place_and_hint() -> None:
 @pytest.mark.parametrize("record", ["refused", "refused "])
 def test_a_refusal_without_a_reason_is_one(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
-    with pytest.raises(
-        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed, and gave no reason; have it removed"
-    ):
+    with pytest.raises(NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; have it removed"):
         ask_node(host, "commit", "/tmp/a", "part", "7", "-")
 
 
 def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
     host = StandInHost("n1", lambda argv, stdin: Completed(1, "", "sh: gone"))
-    with pytest.raises(HostFailed, match=r"^n1:/tmp/a: the answer to `file-look` cannot be read: 'sh: gone'"):
+    with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `file-look`: 'sh: gone'"):
         ask_node(host, "file-look", "/tmp/a", "/root")
 
 

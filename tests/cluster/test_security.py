@@ -22,7 +22,7 @@ from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
-from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, only_one
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, staging_lock
 from caffe_recipes.cluster.staging.plan import clean_node, probe_node, reserve_part
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
@@ -170,7 +170,7 @@ def test_a_launcher_whose_path_a_hosts_shell_would_read_otherwise_is_refused(
     launcher = tmp_path / folder / "mpiexec.hydra"
     launcher.parent.mkdir()
     launcher.touch(mode=0o755)
-    with pytest.raises(ClusterError, match="hydra gives its own path to the hosts' shells"):
+    with pytest.raises(ClusterError, match="hydra passes its own path unquoted to shells"):
         find_launcher(str(launcher.parent))
 
 
@@ -254,7 +254,9 @@ def test_links_of_ours_are_followed_step_by_step_and_not_without_end(disk: Path)
     reserve_part(HOST, f"{disk}/one/new\nline\n/lmdb", ".data.mdb.part-1", 1)
     assert (disk / "a" / "lmdb" / ".data.mdb.part-1").exists()
     (disk / "round").symlink_to("round")
-    assert "through too many symbolic links" in probe_node(HOST, f"{disk}/round/lmdb", "/none", 1).reason
+    assert (
+        "has too many levels of symbolic links" in probe_node(HOST, f"{disk}/round/lmdb", "/none", 1).reason
+    )
 
 
 def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> None:
@@ -283,5 +285,5 @@ def test_a_cache_that_others_can_write_in_is_neither_believed_nor_filled(open_to
     assert load_manifest(source, cache) is None
     shutil.rmtree(cache / "manifests")
     hash_source(source, cache)
-    with only_one("/tmp/lmdb", cache):
+    with staging_lock("/tmp/lmdb", cache):
         assert list(cache.iterdir()) == []

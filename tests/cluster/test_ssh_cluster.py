@@ -214,7 +214,7 @@ def test_an_unknown_and_a_changed_host_key_are_refused_and_not_added(
     )
     host = SshHost("node1", folder)
     with pytest.raises(
-        ClusterError, match=r"node1: its host key is not in known_hosts as 10\.77\.0\.2; it shows"
+        ClusterError, match=r"node1: its host key is not in known_hosts as 10\.77\.0\.2; it presents"
     ):
         host.connect()
     assert not known.exists()
@@ -280,9 +280,9 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
     [
         (
             "Ciphers chacha20-poly1305@openssh.com",
-            "Ciphers chacha20-poly1305@openssh.com of the",
+            "sets Ciphers chacha20-poly1305@openssh.com, of which",
         ),
-        ("HostKeyAlgorithms ssh-dss", "HostKeyAlgorithms ssh-dss of the configuration"),
+        ("HostKeyAlgorithms ssh-dss", "sets HostKeyAlgorithms ssh-dss, of which"),
         ("RevokedHostKeys {folder}/revoked", "is revoked in"),
         ("RevokedHostKeys {folder}/gone", "no host key can be trusted: RevokedHostKeys"),
         ("Ciphers aes256-ctr\nMACs hmac-sha2-512\nRevokedHostKeys none", ""),
@@ -338,7 +338,7 @@ def test_a_jump_host_with_an_unknown_key_is_refused_by_its_own_name(cluster: Clu
 def test_a_jump_host_that_cannot_reach_on_says_so(cluster: Cluster, tmp_path: Path) -> None:
     first = "Host node3\n  ProxyJump node2\n  Port 23\n  ConnectTimeout 5"
     folder = change_config(cluster, tmp_path / "ssh", first)
-    with pytest.raises(ClusterError, match=r"node3: cannot be reached by ssh .*: node2 cannot reach it"):
+    with pytest.raises(ClusterError, match=r"node3: cannot be reached .*: jump host node2 cannot reach it"):
         SshHost("node3", folder, patience_s=0).connect()
 
 

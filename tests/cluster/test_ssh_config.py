@@ -128,9 +128,9 @@ def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("Port many\n", "node1: a value cannot be read: invalid literal"),
+        ("Port many\n", "node1: invalid value: invalid literal"),
         ("Match host\n", "Missing parameter"),
-        ("Include config\n", "files include each other without end"),
+        ("Include config\n", "its Include lines form a loop"),
         ("Include 'x\n", "No closing quotation"),
         ("Nonsense\n", "Unparsable line"),
     ],

@@ -44,9 +44,9 @@ def all_hosts(**special: tuple[Pulse, ...]) -> dict[str, tuple[Pulse, ...]]:
     [
         ("RRRTTT", "rank 2 is stopped (SIGSTOP)"),
         ("RRRttt", "rank 2 is stopped by a debugger"),
-        ("RRRDDD", "rank 2 waits for a disk"),
-        ("RRR---", "rank 2 has ended, while others continue"),
-        ("RRRZZZ", "rank 2 has ended, while others continue"),
+        ("RRRDDD", "rank 2 is waiting for a disk"),
+        ("RRR---", "rank 2 has ended while others continue"),
+        ("RRRZZZ", "rank 2 has ended while others continue"),
     ],
 )
 def test_a_rank_that_is_stuck_or_gone_over_several_beats_is_named(states: str, reason: str) -> None:
@@ -71,7 +71,7 @@ def test_the_last_rank_that_goes_on_is_named() -> None:
         host: beats(host, states="RRRRRR" if host == "d" else "RRR---", first_rank=index)
         for index, host in enumerate(HOSTS)
     }
-    assert find_straggler(histories) == Straggler("d", 3, "only rank 3 continues, the others have ended")
+    assert find_straggler(histories) == Straggler("d", 3, "only rank 3 continues; the others have ended")
 
 
 def test_ranks_that_all_wait_for_their_disks_or_all_end_hold_nobody_up() -> None:
@@ -85,9 +85,12 @@ def test_ranks_that_all_wait_for_their_disks_or_all_end_hold_nobody_up() -> None
     [
         (
             (0.0, 0.01, 1.9, 0.0),
-            "rank 2 is the only one that works (1.90 CPUs), the others wait (0.01 at most)",
+            "rank 2 is the only one computing (1.90 CPUs); the others wait (at most 0.01)",
         ),
-        ((1.0, 0.9, 0.01, 22.0), "rank 2 is the only idle one (0.01 CPUs), the others work (0.90 or more)"),
+        (
+            (1.0, 0.9, 0.01, 22.0),
+            "rank 2 is the only idle one (0.01 CPUs); the others compute (0.90 or more)",
+        ),
         ((1.0, 1.0, 0.2, 1.0), None),
         ((1.0, 0.0, 0.0, 1.0), None),
         ((1.0, 0.3, 0.0, 1.0), None),
@@ -108,7 +111,7 @@ def test_all_of_a_hosts_ranks_are_named_by_the_host() -> None:
         host: beats(host, (0.0, 0.0) if host == "b" else (1.0, 1.0), first_rank=2 * index)
         for index, host in enumerate(HOSTS)
     }
-    reason = "is the only idle one (0.00 CPUs), the others work (2.00 or more)"
+    reason = "is the only idle one (0.00 CPUs); the others compute (2.00 or more)"
     assert find_straggler(histories) == Straggler("b", None, reason)
 
 

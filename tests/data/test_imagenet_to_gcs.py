@@ -189,4 +189,4 @@ def test_the_generated_script_starts_the_program_as_it_stands(raw: Path, tmp_pat
     done = subprocess.run([str(script)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     # All flags are known: these are too few images for ImageNet's 1,024 files.
-    assert "1,024 files of 12 records" in done.stderr
+    assert "1,024 files for 12 records" in done.stderr

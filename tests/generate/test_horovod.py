@@ -111,7 +111,7 @@ def test_a_path_that_is_not_set_is_named(tmp_path: Path, name: str) -> None:
     missing = list(paths)[1]
     done, record = run_script(tmp_path, name, {**paths, missing: ""}, has_program=False)
     assert done.returncode == 2
-    assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the top of {name}\n"
+    assert done.stderr == f"tf-256n-90ep: {missing} is not set; see the comment at the top of {name}\n"
     assert not record.exists()
 
 
@@ -124,7 +124,7 @@ def test_no_rank_is_started_where_the_program_is_missing(tmp_path: Path) -> None
 
 def test_the_hosts_are_named_in_either_hydra_s_variable() -> None:
     text = FILES[f"{FOLDER}/tf_train.sh"]
-    assert "HYDRA_HOST_FILE (MPICH) or I_MPI_HYDRA_HOST_FILE (Intel MPI)" in text
+    assert "I_MPI_HYDRA_HOST_FILE (Intel MPI)" in text
 
 
 def test_training_finds_the_schedule_beside_its_script(tmp_path: Path) -> None:

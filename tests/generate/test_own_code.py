@@ -58,7 +58,9 @@ def records(state: Path) -> list[Path]:
 
 
 def test_code_that_was_never_allowed_is_not_run(folder: Path, state: Path) -> None:
-    assert "runs the code of 'nets' beside the recipe, which you have not allowed; read it" in refused(folder)
+    assert "needs the code of 'nets' next to the recipe, which you have not allowed; read it" in refused(
+        folder
+    )
     assert list(state.iterdir()) == []
 
 
@@ -156,10 +158,9 @@ def test_bytecode_is_never_run(folder: Path) -> None:
 def test_what_is_installed_is_not_taken(folder: Path, name: str) -> None:
     said = refused(folder, name)
     root, module = name.partition(":")[0].partition(".")[0], name.partition(":")[0]
-    assert (
-        f"there is no module '{root}' beside the recipe; write a file there, in which `from {module}" in said
-    )
-    with pytest.raises(RecipeError, match="there is no module"):
+    assert f"no module '{root}' next to the recipe; for an installed module, write a file there with" in said
+    assert f"`from {module}" in said
+    with pytest.raises(RecipeError, match="no module"):
         consent(folder, name)
 
 
@@ -172,7 +173,7 @@ def test_a_folder_that_the_code_adds_to_the_path_is_not_taken(
         f"import sys\nsys.path.insert(0, {str(elsewhere)!r})\nimport strange\ndef own(net):\n    return net\n"
     )
     (folder / "nets.py").write_text(text)
-    with pytest.raises(RecipeError, match="it imports 'strange', which is neither beside the recipe"):
+    with pytest.raises(RecipeError, match="it imports 'strange', which is neither next to the recipe"):
         consent(folder)
     assert records(state) == []
 
@@ -264,7 +265,7 @@ def test_a_consent_that_cannot_be_recorded_is_said(
     heard: list[str] = []
     with allowing_code("always", warn=heard.append):
         assert call(folder) == "made of it"
-    assert heard == ["that you allow nets:own cannot be recorded: Not a directory"]
+    assert heard == ["cannot record your consent to nets:own: Not a directory"]
 
 
 def test_several_threads_may_ask_at_once(folder: Path) -> None:

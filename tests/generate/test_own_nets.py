@@ -109,7 +109,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
     (tmp_path / "my_nets.py").symlink_to("/proc/self/mem")  # a file that not even root reads from its start
     recipe = with_net(make_recipe, function="my_nets:build")
     with pytest.raises(
-        RecipeError, match=r"net.function my_nets:build: my_nets.py cannot be read: .*; let it"
+        RecipeError, match=r"net.function my_nets:build: my_nets.py cannot be read: .*; check its"
     ):
         build_net(recipe, "train_val")
 
@@ -117,7 +117,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
-        ("", "my_nests:build", "there is no module 'my_nests' beside the recipe; write a file there"),
+        ("", "my_nests:build", "no module 'my_nests' next to the recipe; for an installed module, write"),
         ("", "my_nets.deep:build", "no module 'my_nets.deep'"),
         (
             "import nowhere_to_be_found",
@@ -182,12 +182,12 @@ def test_a_net_that_reads_images_from_elsewhere_is_refused_in_one_line(
     own = DATA.replace('"Data"', f'"{kind}"')
     with pytest.raises(RecipeError) as caught:
         build_net(with_prototxt(make_recipe, tmp_path, own + REST), "train_val")
-    what = f"layer 'mnist' of mine.prototxt reads {kind}, but a recipe's data are LMDBs"
-    assert str(caught.value) == f"digits-local: {what}; remove the layer, or give it type Data"
+    what = f"layer 'mnist' of mine.prototxt reads {kind}, but recipes support only LMDBs"
+    assert str(caught.value) == f"digits-local: {what}; remove the layer, or change its type to Data"
 
 
 def test_a_net_of_data_layers_alone_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"mine\.prototxt has no layers besides Data; give a whole net"):
+    with pytest.raises(RecipeError, match=r"mine\.prototxt has only Data layers; give a complete net"):
         build_net(with_prototxt(make_recipe, tmp_path, DATA), "train_val")
 
 
@@ -200,7 +200,7 @@ def test_layers_of_the_old_format_are_refused(make_recipe: MakeRecipe, tmp_path:
 def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace('bottom: "label"', 'bottom: "labels"'))
     with pytest.raises(
-        PrototxtError, match=r"reads blob 'labels', which no layer above it makes; .* 'label'"
+        PrototxtError, match=r"reads blob 'labels', which no layer above it produces; .* 'label'"
     ):
         build_net(recipe, "train_val")
 

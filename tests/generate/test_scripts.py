@@ -131,7 +131,7 @@ def test_a_phase_names_where_it_is_stopped_and_what_later_phases_need() -> None:
 
 
 WHOLE = """
-is_whole "$1" "$2" 7800 && echo whole || echo not
+is_complete "$1" "$2" 7800 && echo whole || echo not
 """
 
 
@@ -179,7 +179,7 @@ getent() {
     *) return 2 ;;
   esac
 }
-near "$1" && echo near || echo far
+is_here "$1" && echo near || echo far
 """
 
 

@@ -108,7 +108,7 @@ def test_a_phase_that_the_recipe_stops_says_so_and_shows_the_rate_at_its_own_end
     stopped = {"lr_policy": "poly", "max_iter": 540, "stop_iter": 270, "lr_iter": None}
     recipe = make_recipe(lambda raw: raw["phases"][1].update(stopped))
     text = render_solver(recipe, recipe.phase("cyc1"))
-    assert "# To be stopped (SIGINT) after the snapshot of 270; its rate goes on to 540." in text
+    assert "# To be stopped (SIGINT) after the snapshot of 270; its schedule extends to 540." in text
     assert "max_iter: 540 # stopped at 270, 12.02 epochs\n" in text
     assert "at 269.\n" in text
     assert "snapshot: 270\n" in text

@@ -74,7 +74,7 @@ def test_hydra_is_told_as_run_tells_it(given: dict[str, str]) -> None:
     environment = {"PATH": os.environ["PATH"], **given}
     done = subprocess.run(
         ["bash", "-s"],
-        input=f"{script}\ntell_hydra\nenv -0",
+        input=f"{script}\nconfigure_hydra\nenv -0",
         env=environment,
         capture_output=True,
         text=True,
@@ -149,7 +149,7 @@ def test_a_run_that_failed_in_phase_2_goes_on_there(small_cluster: StandInCluste
     small_cluster.hook("mpiexec.hydra", '[[ $* != *cyc1* ]] || { echo "no route" >&2; exit 7; }')
     failed = small_cluster.run()
     assert failed.returncode == 3
-    assert "cyc1: training returned 7; read logs/stampede2-64n-72ep/cyc1.log" in failed.stderr
+    assert "cyc1: training returned 7; see logs/stampede2-64n-72ep/cyc1.log" in failed.stderr
     log = small_cluster.root / "logs/stampede2-64n-72ep/cyc1.log"
     assert log.read_text() == "no route\n"
     assert not (small_cluster.play / "test.argv").exists()
@@ -197,7 +197,7 @@ def test_nets_that_recipes_share_are_placed_in_a_folder_of_their_own(tmp_path: P
     (theirs / "train_val.prototxt").write_text("another's")
     assert "models/it's/shared/train_val.prototxt: differs from the recipe's" in cluster.refused()
     (ours / "train_val.prototxt").write_text("changed")
-    assert "made from another train_val.prototxt" in cluster.refused(FORCE="1")
+    assert "made from a different train_val.prototxt" in cluster.refused(FORCE="1")
 
 
 def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
@@ -216,7 +216,7 @@ def test_a_missing_test_lmdb_is_told_before_training_and_does_not_stop_it(
     done = small_cluster.run()
     assert done.returncode == 0, done.stderr
     first, *_ = done.stderr.splitlines()
-    assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB to evaluate with yet" in first
+    assert "examples/imagenet/ilsvrc12_val_lmdb: no LMDB for the evaluation yet" in first
     assert len(small_cluster.calls("mpiexec.hydra")) == 2
 
 
@@ -242,7 +242,7 @@ def test_one_node_needs_no_hostfile(tmp_path: Path) -> None:
     (cluster.root / "hostfile").unlink()
     done = cluster.run()
     assert done.returncode == 0, done.stderr
-    assert "hostfile: there was none; localhost is written to it" in done.stderr
+    assert "hostfile: not found; created it with localhost" in done.stderr
     assert (cluster.root / "hostfile").read_text() == "localhost\n"
     assert "hostfile" not in cluster.run().stderr
 

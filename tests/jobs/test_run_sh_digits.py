@@ -110,7 +110,7 @@ def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) ->
     killed.kill_in("cyc1", alone=True)
     assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
     said = killed.kill_in("cyc1", alone=False)
-    assert "the mpiexec of a killed run is still at work" in said
+    assert "the mpiexec of a killed run is still running" in said
     assert "Optimization Done" in (killed.logs / "cyc1.log.old").read_text()
     assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
     assert sorted(path.name for path in killed.root.glob("*.caffemodel")) == ["digits_init_iter_4.caffemodel"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 LOGS = "logs/stampede2-64n-72ep"
-AT_WORK = "script.lock: another run.sh or caffe-recipes run is at work; wait for it or end it"
+AT_WORK = "script.lock: another run.sh or caffe-recipes run is running; wait for it or stop it"
 # An mpiexec that trains until it is told to end.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
 sleep 3600 &
@@ -57,7 +57,7 @@ def failed(cluster: StandInCluster, **environment: str) -> str:
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf", "87.3365"])
 def test_a_loss_that_is_no_number_or_saturated(small_cluster: StandInCluster, loss: str) -> None:
     small_cluster.hook("mpiexec.hydra", f"LOSS={loss}")
-    assert f"init: the loss is {loss}; read {LOGS}/init.log" in failed(small_cluster)
+    assert f"init: the loss is {loss}; see {LOGS}/init.log" in failed(small_cluster)
 
 
 def test_an_evaluation_whose_loss_is_no_number(small_cluster: StandInCluster) -> None:
@@ -65,7 +65,7 @@ def test_an_evaluation_whose_loss_is_no_number(small_cluster: StandInCluster) ->
     caffe.write_text("#!/bin/bash\necho 'I1120 11:50:35.93 8088 caffe.cpp:505] Loss: nan'\n")
     done = small_cluster.run()
     assert done.returncode == 3
-    assert f"evaluation: the loss is nan; read {LOGS}/evaluation.log" in done.stderr
+    assert f"evaluation: the loss is nan; see {LOGS}/evaluation.log" in done.stderr
 
 
 def test_an_evaluation_that_ends_without_means_is_none(small_cluster: StandInCluster) -> None:
@@ -73,7 +73,7 @@ def test_an_evaluation_that_ends_without_means_is_none(small_cluster: StandInClu
     for _ in range(2):
         done = small_cluster.run()
         assert done.returncode == 3
-        assert f"evaluation: printed no means; read {LOGS}/evaluation.log" in done.stderr
+        assert f"evaluation: printed no results; see {LOGS}/evaluation.log" in done.stderr
 
 
 def test_an_early_stop_that_returns_0(small_cluster: StandInCluster) -> None:
@@ -107,7 +107,7 @@ def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
 
 def test_a_half_copy_never_bears_the_final_name(small_cluster: StandInCluster) -> None:
     small_cluster.hook("scp", 'finish "$@"; truncate -s 3 "${1##*/}"; exit 0')
-    assert f"{LOGS}/incoming/{INIT}: a half copy" in failed(small_cluster)
+    assert f"{LOGS}/incoming/{INIT}: incomplete or damaged copy" in failed(small_cluster)
     small_cluster.hook("scp", "")
     assert small_cluster.run().returncode == 0
     assert (small_cluster.root / INIT).read_text().startswith("weights of")
@@ -154,7 +154,7 @@ def test_a_host_that_gives_no_answer_is_named_and_nothing_trains(
     small_cluster: StandInCluster, silent: str
 ) -> None:
     small_cluster.hook("ssh", silent)
-    assert "/tmp/ilsvrc12_train_lmdb: cannot be looked for on c401-001 c401-002" in failed(small_cluster)
+    assert "/tmp/ilsvrc12_train_lmdb: no answer from c401-001 c401-002" in failed(small_cluster)
     assert small_cluster.calls("mpiexec.hydra") == []
 
 
@@ -172,7 +172,7 @@ def test_without_an_answer_of_ssh_an_old_snapshot_needs_a_log_that_trained(
     (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
     small_cluster.hook("ssh", "[[ ! -e $PLAY/trained ]] || exit 0")
     small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"; exit 0')
-    assert f"c401-001:/tmp/{INIT}: nothing says that this run wrote it" in failed(small_cluster)
+    assert f"c401-001:/tmp/{INIT}: the log does not show that this run wrote it" in failed(small_cluster)
 
 
 def test_a_trainer_that_only_the_nodes_have_trains_and_the_evaluation_says_why_not(
@@ -183,8 +183,8 @@ def test_a_trainer_that_only_the_nodes_have_trains_and_the_evaluation_says_why_n
     assert done.returncode == 3
     first, *_, last = done.stderr.splitlines()
     assert "./build/tools/caffe: not found from" in first
-    assert "the nodes may have it, the evaluation needs it here" in first
-    assert f"{CYC1}: trained, not evaluated: ./build/tools/caffe is not found from" in last
+    assert "the nodes may have it, but the evaluation needs it here" in first
+    assert f"{CYC1}: trained, but not evaluated: ./build/tools/caffe not found from" in last
     assert len(small_cluster.calls("mpiexec.hydra")) == 2
 
 
@@ -216,7 +216,7 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     small_cluster.hook("mpiexec.hydra", "")
     second = small_cluster.start()
     assert second.stderr is not None
-    assert "the mpiexec of a killed run is still at work; waiting for its end" in second.stderr.readline()
+    assert "the mpiexec of a killed run is still running; waiting until it ends" in second.stderr.readline()
     third = small_cluster.run()
     assert third.returncode == 2
     assert AT_WORK in third.stderr
@@ -241,7 +241,7 @@ def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: 
 
     second = small_cluster.start()
     assert second.stderr is not None
-    assert "waiting for its end (Ctrl-C gives up)" in second.stderr.readline()
+    assert "waiting until it ends (Ctrl-C to give up)" in second.stderr.readline()
     # bash loses a Ctrl-C that comes between its fork and flock's exec; the next one serves.
     while "flock" not in names_of_children(second.pid):
         assert second.poll() is None
@@ -290,9 +290,7 @@ def test_a_snapshot_that_is_damaged_while_the_run_lives_is_read_by_no_launch_and
     write(small_cluster.play / "bin/mv", DAMAGES % damaged, 0o755)
     done = small_cluster.run()
     assert done.returncode == 3, done.stderr
-    says = (
-        f"{damaged}: its bytes are not those that were fetched; move it away, with its .made-from, to train"
-    )
+    says = f"{damaged}: has changed since it was fetched; move it away, with its .made-from file, to train"
     assert says in done.stderr.splitlines()[-1]
     assert len(small_cluster.calls("mpiexec.hydra")) == launches
     assert not (small_cluster.play / "test.argv").exists()
@@ -302,7 +300,7 @@ def test_a_snapshot_that_arrives_otherwise_than_the_host_has_it_is_not_taken(
     small_cluster: StandInCluster,
 ) -> None:
     small_cluster.hook("scp", 'finish "$@"; sed -i s/weights/Weights/ "${1##*/}"; exit 0')
-    assert f"{LOGS}/incoming/{INIT}: a half copy, or damaged; check the disk" in failed(small_cluster)
+    assert f"{LOGS}/incoming/{INIT}: incomplete or damaged copy; check the disk" in failed(small_cluster)
 
 
 def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
@@ -312,7 +310,7 @@ def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
     victim.write_text("precious")
     (small_cluster.node("c401-001") / "tmp" / INIT).symlink_to(victim)
     error = failed(small_cluster)
-    assert f"c401-001:/tmp/{INIT}: is a symbolic link, of user " in error
+    assert f"c401-001:/tmp/{INIT}: is a symbolic link owned by user " in error
     assert "have its owner remove it" in error
     assert victim.read_text() == "precious"
     assert small_cluster.calls("mpiexec.hydra") == []

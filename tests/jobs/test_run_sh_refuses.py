@@ -17,9 +17,9 @@ CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "hostfile: has 0 of the 2 hosts that 4 ranks need; list them all"),
-        ("# only\n\n  # comments\n", "hostfile: has 0 of the 2 hosts"),
-        ("c401-001\n", "hostfile: has 1 of the 2 hosts that 4 ranks need; list them all"),
+        ("", "hostfile: lists 0 of the 2 hosts that 4 ranks need; list them all"),
+        ("# only\n\n  # comments\n", "hostfile: lists 0 of the 2 hosts"),
+        ("c401-001\n", "hostfile: lists 1 of the 2 hosts that 4 ranks need; list them all"),
         ("c401-001\n#\nc401-001:2\n", "hostfile:3: c401-001 appears twice"),
         ("c401-001\nc401-002 # the second\n", "hostfile:2: 'c401-002 # the second' is not a host"),
         ("-oProxyCommand=reboot\nc401-002\n", "hostfile:1: '-oProxyCommand=reboot' is not a host"),
@@ -34,7 +34,7 @@ def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, 
 
 def test_a_missing_hostfile(small_cluster: StandInCluster) -> None:
     (small_cluster.root / "hostfile").unlink()
-    assert "hostfile: cannot be read; write one host a line" in small_cluster.refused()
+    assert "hostfile: cannot be read; write one host per line" in small_cluster.refused()
 
 
 def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: StandInCluster) -> None:
@@ -72,7 +72,7 @@ def test_a_script_away_from_what_it_reads(small_cluster: StandInCluster, file: s
 def test_a_library_of_another_version(small_cluster: StandInCluster) -> None:
     chain = small_cluster.library / "chain.sh"
     chain.write_text(chain.read_text().replace("CHAIN_INTERFACE=1", "CHAIN_INTERFACE=2"))
-    assert "jobs/lib: of another version than run.sh (2, not 1); generate the recipe again" in (
+    assert "jobs/lib: version 2 does not match run.sh, version 1; generate the recipe again" in (
         small_cluster.refused()
     )
 
@@ -80,7 +80,8 @@ def test_a_library_of_another_version(small_cluster: StandInCluster) -> None:
 def test_a_caffe_root_that_others_can_write_in(small_cluster: StandInCluster) -> None:
     small_cluster.root.chmod(0o1777)
     assert (
-        f"{small_cluster.root}: can be changed by anybody; let nobody else write" in small_cluster.refused()
+        f"{small_cluster.root}: can be changed by anybody; make it writable only by you"
+        in small_cluster.refused()
     )
 
 
@@ -98,7 +99,7 @@ def test_a_prototxt_that_differs_is_overwritten_only_by_force(small_cluster: Sta
 
 def test_a_script_away_from_its_prototxts(small_cluster: StandInCluster) -> None:
     (small_cluster.prototxts / "train_val.prototxt").unlink()
-    assert "train_val.prototxt: not there; start run.sh by its path" in small_cluster.refused()
+    assert "train_val.prototxt: not found; start run.sh by its path" in small_cluster.refused()
 
 
 @pytest.mark.parametrize("file", ["solver_init.prototxt", "train_val.prototxt"])
@@ -106,7 +107,7 @@ def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) 
     assert small_cluster.run().returncode == 0
     with (small_cluster.prototxts / file).open("a") as text:
         text.write("# changed\n")
-    says = f"{INIT}: made from another {file}; move it away to train init again"
+    says = f"{INIT}: made from a different {file}; move it away to train init again"
     assert says in small_cluster.refused(FORCE="1")
 
 
@@ -121,7 +122,7 @@ def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> 
     (small_cluster.root / f"{CYC1}.made-from").write_text(
         (small_cluster.root / "later.made-from").read_text().replace("a", "b")
     )
-    assert f"{CYC1}: made from another" in small_cluster.refused()
+    assert f"{CYC1}: made from a different" in small_cluster.refused()
 
 
 @pytest.mark.parametrize("damaged", [INIT, CYC1])
@@ -133,7 +134,7 @@ def test_a_snapshot_that_is_not_what_was_fetched(
     path = small_cluster.root / damaged
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] if kind == "truncated" else bytes([whole[0] ^ 1]) + whole[1:])
-    assert f"{damaged}: its bytes are not those that were fetched; move it away" in small_cluster.refused()
+    assert f"{damaged}: has changed since it was fetched; move it away" in small_cluster.refused()
     path.write_bytes(whole)
     assert small_cluster.run().returncode == 0
 
@@ -143,13 +144,16 @@ def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
 ) -> None:
     assert small_cluster.run().returncode == 0
     (small_cluster.root / INIT).unlink()
-    says = f"{INIT}: missing, and {CYC1} was made from it; put it back, or move {CYC1} away"
+    says = f"{INIT}: missing, but {CYC1} was made from it; restore it, or move {CYC1} away"
     assert says in small_cluster.refused()
 
 
 def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:
     (small_cluster.root / INIT).write_text("somebody's weights")
-    assert f"{INIT}: no {INIT}.made-from says what it was made from; move it away" in small_cluster.refused()
+    assert (
+        f"{INIT}: {INIT}.made-from, which records what it was made from, is missing; move"
+        in small_cluster.refused()
+    )
 
 
 def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:

@@ -46,18 +46,18 @@ def test_it_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
 def test_without_a_source_the_nodes_that_lack_it_are_named(bare: StandInCluster) -> None:
     (bare.root / "build/tools/caffe").unlink()
     (bare.root / bare.recipe.data.test.lmdb / "data.mdb").unlink()
-    assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and LMDB_SOURCE ('') holds none" in bare.refused()
+    assert "/tmp/ilsvrc12_train_lmdb: missing on c401-002, and not in LMDB_SOURCE ('')" in bare.refused()
 
 
 def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
-    says = "missing on c401-002, and LMDB_SOURCE ('/no/such/folder') holds none"
+    says = "missing on c401-002, and not in LMDB_SOURCE ('/no/such/folder')"
     assert says in bare.refused(LMDB_SOURCE="/no/such/folder")
 
 
 def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
     shutil.rmtree(lmdb(bare, "c401-001"))
     bare.hook("ssh", "[[ $1 != c401-002 ]] || { echo caffe-recipes: absent 9 0 0; exit; }")
-    assert "missing on c401-002, and LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
+    assert "missing on c401-002, and not in LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 @pytest.mark.parametrize("text", ["", "garbage"])
@@ -105,8 +105,8 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     bare.hook("ssh", '[[ $1 != c401-001 ]] || { echo "no route to host" >&2; exit 255; }')
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert "cannot be looked for on c401-001; check that " in done.stderr
-    assert "check `ssh c401-001 true`; where its host key is not in known_hosts" in done.stderr
+    assert "no answer from c401-001; check that " in done.stderr
+    assert "check `ssh c401-001 true`; if its host key is not in known_hosts" in done.stderr
     assert "`ssh-keyscan c401-001 >>~/.ssh/known_hosts`" in done.stderr
     assert not (bare.root / "logs").exists()
 
@@ -145,8 +145,8 @@ def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, 
     lmdb(bare).mkdir()
     (lmdb(bare) / "data.mdb").write_text(COPIED)
     os.chown(lmdb(bare) / what, 4242, 4242)
-    which = "holds data.mdb, which " if what == "data.mdb" else ""
-    says = f"on c401-002: {which}belongs to user 4242, who can change what is there; have its owner remove it"
+    which = "contains data.mdb, which " if what == "data.mdb" else ""
+    says = f"on c401-002: {which}belongs to user 4242, who can change its contents; have its owner remove it"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
@@ -160,14 +160,14 @@ def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> N
     assert done.returncode == 0, done.stderr
 
 
-def keep_manifest(bare: StandInCluster) -> None:
+def save_manifest(bare: StandInCluster) -> None:
     """Have the source hashed by `caffe-recipes stage`."""
     os.utime(bare.root / SOURCE / "data.mdb", (1_700_000_000, 1_700_000_000))
     hash_source(find_source(bare.root / SOURCE), bare.play / ".cache/caffe-recipes")
 
 
 def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     stamp = parse_stamp((lmdb(bare) / STAMP).read_text())
     with (lmdb(bare) / "data.mdb").open("rb") as file:
@@ -176,14 +176,14 @@ def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: S
 
 
 def test_a_copy_of_other_content_is_not_kept(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     source = bare.root / SOURCE / "data.mdb"
     status = source.stat()
     source.write_text(COPIED[::-1])  # a disk that returns other bytes for the same file
     os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 3
-    assert "staging failed on c401-002: what arrived is not what was sent: its digest differs" in done.stderr
+    assert "staging failed on c401-002: the digest of the copy differs from the source's" in done.stderr
     assert not lmdb(bare).exists()
     assert bare.calls("mpiexec.hydra") == []
 
@@ -196,9 +196,9 @@ def test_without_a_manifest_nothing_is_hashed_and_the_stamp_says_so(bare: StandI
 
 
 def test_a_verified_copy_of_another_source_is_refused(bare: StandInCluster) -> None:
-    keep_manifest(bare)
+    save_manifest(bare)
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     (bare.root / "resnet_50_64nodes_cyc1_iter_3750.caffemodel").unlink()
     (bare.root / SOURCE / "data.mdb").write_text(COPIED.upper())
-    keep_manifest(bare)
+    save_manifest(bare)
     assert "not a copy of LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)

@@ -113,12 +113,15 @@ def test_a_trainer_that_does_not_stop_is_ended(cluster: StandInCluster, ignored:
 @pytest.mark.parametrize(
     ("rest", "said"),
     [
-        ("begin 7800; exit 9", "init: training returned 9 before the snapshot of iteration 7800 was whole"),
-        ("exit 0", "init: training returned 0 before the snapshot of iteration 7800 was whole"),
-        ("say 'Optimization stopped early.'; exit 0", "before the snapshot of iteration 7800 was whole"),
+        (
+            "begin 7800; exit 9",
+            "init: training returned 9 before the snapshot of iteration 7800 was complete",
+        ),
+        ("exit 0", "init: training returned 0 before the snapshot of iteration 7800 was complete"),
+        ("say 'Optimization stopped early.'; exit 0", "before the snapshot of iteration 7800 was complete"),
         (
             "begin 7800; say 'Iteration 7780, loss = 1'; exit 0",
-            "before the snapshot of iteration 7800 was whole",
+            "before the snapshot of iteration 7800 was complete",
         ),
         ("at=7880; go_on", f"c401-001:/tmp/{INIT}: not written by this run"),
         ("say 'Iteration 7780, loss = nan'; LATER=nan; snapshot 7800; go_on", "init: the loss is nan"),
@@ -258,6 +261,6 @@ def test_a_needed_snapshot_that_is_gone_is_named(branched: StandInCluster, conte
 def test_another_snapshot_on_the_way_trains_no_later_phase_silently(branched: StandInCluster) -> None:
     assert branched.run().returncode == 0
     (branched.root / MIDWAY).write_text("of another training")
-    assert f"{MIDWAY}: its bytes are not those that were fetched" in branched.refused()
+    assert f"{MIDWAY}: has changed since it was fetched" in branched.refused()
     (branched.root / f"{MIDWAY}.made-from").unlink()
-    assert f"{CYC1}: made from another {MIDWAY}" in branched.refused()
+    assert f"{CYC1}: made from a different {MIDWAY}" in branched.refused()

@@ -32,7 +32,7 @@ def test_a_phase_s_job_runs_up_to_that_phase(play: Play) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--how", "copy"), ("",)])
 def test_a_phase_s_job_without_a_phase_says_which_there_are(play: Play, words: tuple[str, ...]) -> None:
-    said = "name a phase first: init, cyc1, cyc2, cyc3, collapse\n"
+    said = "give a phase as the first argument: init, cyc1, cyc2, cyc3, collapse\n"
     assert play.run("phase.sbatch", *words) == (2, "", said)
     assert play.calls() == []
 
@@ -60,11 +60,11 @@ def test_a_recipe_file_and_a_program_are_taken_as_they_are_called(play: Play) ->
     [
         (
             {"CAFFE_RECIPES": "caffe-recipse"},
-            "caffe-recipse: not found on PATH of this node; load its environment, or set CAFFE_RECIPES\n",
+            "caffe-recipse: not found on the PATH of this node; load its environment, or set CAFFE_RECIPES\n",
         ),
         (
             {"CAFFE_ROOT": "nowhere"},
-            f"nowhere: no such folder on {os.uname().nodename}; set CAFFE_ROOT to one of all nodes\n",
+            f"nowhere: no such folder on {os.uname().nodename}; set CAFFE_ROOT to one that all nodes share\n",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
     assert complained.splitlines() == [
         "sbatch: error: no",
-        "digits-local: cyc2: sbatch returned 1; cancelled what was submitted before: 101 102",
+        "digits-local: cyc2: sbatch returned 1; cancelled the jobs submitted before: 101 102",
     ]
 
 
@@ -96,13 +96,13 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
             "echo Welcome; echo to us",
             "",
             3,
-            "init: sbatch named no job, but 'Welcome to us'; see squeue --me for it",
+            "init: sbatch printed no job number, but 'Welcome to us'; check squeue --me",
         ),
         (
             refuses(1) + NUMBERS,
             "exit 1",
             3,
-            "cyc1: sbatch returned 1; still submitted, cancel them yourself: scancel 101",
+            "cyc1: sbatch returned 1; earlier jobs are still submitted; cancel them: scancel 101",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
     process.send_signal(signal.SIGTERM)
     code, _, complained = play.end(process)
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
-    assert "stopped by a signal; cancelled what was submitted before: 101 102" in complained
+    assert "stopped by a signal; cancelled the jobs submitted before: 101 102" in complained
 
 
 def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
@@ -149,7 +149,7 @@ def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
         (lambda lib: lib.unlink(), "lib/submit.sh: cannot be read; start submit.sh by its path"),
         (
             lambda lib: lib.write_text(lib.read_text().replace("INTERFACE=1", "INTERFACE=2")),
-            "lib: of another version than submit.sh (2, not 1); generate the recipe again",
+            "lib: version 2 does not match submit.sh, version 1; generate the recipe again",
         ),
     ],
 )

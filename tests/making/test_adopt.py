@@ -33,7 +33,7 @@ REFUSED = [
         "solver_cyc1",
         "display",
         "debug_info: true display",
-        r"solver_cyc1.prototxt:\d+:1: debug_info: recipes have no",
+        r"solver_cyc1.prototxt:\d+:1: debug_info: recipes do not support",
     ),
     (
         "solver_cyc1",
@@ -57,13 +57,13 @@ REFUSED = [
         "solver_cyc1",
         'net: "models/small/train_val.prototxt"',
         'train_net: "a"',
-        "train_net: a recipe's solvers name",
+        "train_net: the solvers of a recipe name",
     ),
     (
         "solver_cyc1",
         "models/small/train_val",
         "models/small/none",
-        "none.prototxt is neither here nor beside",
+        "none.prototxt not found, neither in the current folder nor next",
     ),
     (
         "solver_cyc1",
@@ -81,7 +81,7 @@ REFUSED = [
         "train_val",
         "batch_size: 32",
         "batch_size: 16",
-        "train_val_noaug.prototxt: .*batch_size: 32, but a recipe makes it 16",
+        "train_val_noaug.prototxt: .*batch_size: 32, but a recipe generates 16",
     ),
     (
         "train_val_noaug",
@@ -93,19 +93,19 @@ REFUSED = [
         "train_val_noaug",
         "mirror: false",
         "mirror: true",
-        "mirror: true, but a recipe makes it false",
+        "mirror: true, but a recipe generates false",
     ),
     (
         "train_val",
         'type: "Data"',
         'type: "ImageData"',
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, but a recipe's data are LMDBs",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads ImageData, but recipes support only LMDBs",
     ),
     (
         "train_val",
         "backend: LMDB",
         "backend: LEVELDB",
-        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, but a recipe's data are LMDBs",
+        r"train_val.prototxt:\d+:\d+: layer 'data' reads a LevelDB, but recipes support only LMDBs",
     ),
 ]
 
@@ -175,9 +175,9 @@ def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_told
     made = adopt(PUBLISHED / "resnet50_448nodes", AdoptOptions(), home=tmp_path)
     assert made.recipe.phase("collapse").weights_iter == 7638
     said = "\n".join(made.notes)
-    assert "collapse starts from iteration 7638 of main: a guess, of 20 snapshots the one whose rate" in said
+    assert "collapse starts from iteration 7638 of main (guessed: of 20 snapshots, the one whose rate" in said
     assert "solver_collapse.prototxt names its net in models/" in said
-    assert "896 ranks: by the comments: 14,336 images an iteration, 16 of each rank" in said
+    assert "896 ranks: from the comments: 14,336 images per iteration, 16 per rank" in said
 
 
 @pytest.mark.parametrize("name", COMMITTED)
@@ -234,14 +234,14 @@ def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: P
 def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Path) -> None:
     change(small / "solver_cyc1.prototxt", "snapshot: 270", "")
     made = adopt(small, AdoptOptions(images=1438))
-    assert "cyc1 is written with snapshot 270, at which Caffe writes its last one anyway" in made.notes
+    assert "cyc1 gets snapshot: 270, the iteration of Caffe's final snapshot" in made.notes
 
 
 def test_nets_without_a_folder_are_told_to_be_written_with_one(small: Path) -> None:
     for path in small.glob("solver*"):
         change(path, "models/small/", "")
     made = adopt(small, AdoptOptions(images=1438))
-    assert "the solvers name their nets without a folder: they are written with ./" in made.notes
+    assert "the solvers name their nets without a folder: written with ./" in made.notes
     assert made.recipe.prototxt_dir == "."
 
 
@@ -249,7 +249,7 @@ def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(path.read_text().replace("train_val.prototxt", "train_val.pt"))
     (small / "train_val.prototxt").rename(small / "train_val.pt")
-    said = r"solver_init.prototxt: net: .*train_val.pt.*, but a recipe makes it .*train_val.prototxt"
+    said = r"solver_init.prototxt: net: .*train_val.pt.*, but a recipe generates .*train_val.prototxt"
     with pytest.raises(CaffeRecipesError, match=said):
         adopt(small, AdoptOptions(images=1438))
 
@@ -260,12 +260,12 @@ def test_guesses_are_told(small: Path) -> None:
     said = "\n".join(adopt(small, AdoptOptions(images=1438)).notes)
     for guess in (
         "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
-        "cyc1 starts from the last snapshot of init: a guess",
-        "1 rank: a guess, since no file says how many (--ranks)",
-        "1 OpenMP thread per rank: a guess",
+        "cyc1 starts from the last snapshot of init (guessed)",
+        "1 rank: guessed, since no file gives the number (set it with --ranks)",
+        "1 OpenMP thread per rank: guessed",
         "1,438 training images: as given",
-        "359 test images: a guess: one batch (--test-images)",
-        "net: equal to what the builder resnet_small makes",
+        "359 test images: guessed: one batch (set it with --test-images)",
+        "net: equal to the net of the builder resnet_small",
     ):
         assert guess in said
 
@@ -292,14 +292,14 @@ def test_two_folders_of_nets_are_refused(
     shutil.copy(small / "train_val.prototxt", other / "train_val2.prototxt")
     change(small / "solver_cyc1.prototxt", "models/small/train_val.", "models/other/train_val2.")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CaffeRecipesError, match=r"solver_cyc1.prototxt:\d+:1: net: lies in models/other"):
+    with pytest.raises(CaffeRecipesError, match=r"solver_cyc1.prototxt:\d+:1: net: is in models/other"):
         adopt(small, AdoptOptions(images=1438))
 
 
 def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
     (small / "solver_init.prototxt").rename(small / "solver_odd.prototxt")
     with pytest.raises(
-        CaffeRecipesError, match=r"and their order is unknown: .*solver_odd.prototxt; adopt one of them"
+        CaffeRecipesError, match=r"in unknown order: .*solver_odd.prototxt; adopt one of them"
     ):
         adopt(small, AdoptOptions())
 
@@ -374,9 +374,9 @@ def test_the_transformations_of_the_zoo_are_generated_again_equal_as_messages(
     solver.ClearField("snapshot_format")
     solver.ClearField("device_id")
     assert again["solver_main.prototxt"] == solver
-    left_out = sorted(note for note in made.notes if "written without" in note)
+    left_out = sorted(note for note in made.notes if " drops " in note)
     assert [note.split(":")[0] for note in left_out] == (
-        ["main is written without device_id", "main is written without snapshot_format"] if more else []
+        ["main drops device_id", "main drops snapshot_format"] if more else []
     )
 
 
@@ -384,7 +384,7 @@ def test_images_of_public_sets_are_guessed_by_the_name_of_their_lmdb(tmp_path: P
     write_zoo_net(tmp_path / "zoo")
     write_zoo_solver(tmp_path / "zoo", "solver")
     made = adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
-    assert "50,000 training images: a guess: CIFAR-10's, by cifar10_TRAIN_lmdb" in made.notes
+    assert "50,000 training images: guessed (CIFAR-10) from the name of cifar10_TRAIN_lmdb" in made.notes
 
 
 def test_one_of_several_solvers_may_be_named_and_names_the_recipe(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_solvers_that_are_alternatives_are_listed_with_what_to_type(tmp_path: Pa
     write_zoo_solver(folder, "solver")
     with pytest.raises(CaffeRecipesError) as caught:
         adopt(folder, AdoptOptions(), home=tmp_path)
-    what = f"{folder}: holds 2 solvers, and their order is unknown: quick_solver.prototxt, solver.prototxt"
+    what = f"{folder}: contains 2 solvers in unknown order: quick_solver.prototxt, solver.prototxt"
     hint = f"adopt one of them (`caffe-recipes adopt {quick}`), or give the script"
     assert str(caught.value) == f"{what}; {hint} that trains them as a chain (--script FILE)"
 
@@ -414,7 +414,7 @@ def test_two_scripts_of_a_folder_that_train_different_solvers_make_alternatives(
         names = [write_zoo_solver(folder, f"{chain}_solver{end}") for end in ("", "_fine")]
         lines = [f"caffe train --solver=zoo/{name.name}" for name in names]
         (folder / f"train_{chain}.sh").write_text("\n".join(lines))
-    with pytest.raises(CaffeRecipesError, match="holds 4 solvers, and their order is unknown"):
+    with pytest.raises(CaffeRecipesError, match="contains 4 solvers in unknown order"):
         adopt(folder, AdoptOptions(), home=tmp_path)
     made = adopt(folder, AdoptOptions(), script=folder / "train_quick.sh", home=tmp_path)
     assert len(made.recipe.phases) == 2
@@ -436,7 +436,7 @@ def test_a_chain_of_solverstates_is_refused_with_the_one_solver_that_trains_the_
     with pytest.raises(CaffeRecipesError) as caught:
         adopt(folder, AdoptOptions(), home=tmp_path)
     what = "full_lr1 resumes zoo/full_solver_iter_600.solverstate, but a recipe's phases start from weights"
-    hint = 'make it one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
+    hint = 'use one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
     assert str(caught.value).endswith(f"train_full.sh:2: {what}; {hint}")
 
 
@@ -451,7 +451,7 @@ def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
     change(small / "train_val.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
     change(small / "train_val_noaug.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")
-    with pytest.raises(CaffeRecipesError, match="nowhere_lmdb: nothing says how many images it holds"):
+    with pytest.raises(CaffeRecipesError, match="nowhere_lmdb: the number of images is unknown"):
         adopt(small, AdoptOptions())
 
 
@@ -461,14 +461,14 @@ def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
 
 
 def test_ranks_that_the_comments_contradict_are_warned_of(small: Path) -> None:
-    said = "warning: the comments say 64 images an iteration, that is 2 ranks of 32; 3 make 96"
+    said = "warning: the comments say 64 images per iteration, which is 2 ranks x 32; 3 ranks give 96"
     assert said in adopt(small, AdoptOptions(ranks=3)).notes
     assert not [note for note in adopt(small, AdoptOptions(ranks=2)).notes if note.startswith("warning:")]
     assert not [note for note in adopt(small, AdoptOptions()).notes if note.startswith("warning:")]
 
 
 def test_a_folder_without_solvers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaffeRecipesError, match="holds no solver"):
+    with pytest.raises(CaffeRecipesError, match="contains no solver"):
         adopt(tmp_path, AdoptOptions())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.authoring.asked import AskedRecipe, make_wish
+from caffe_recipes.authoring.asked import NewOptions, make_request
 from caffe_recipes.authoring.new import make_new
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
@@ -43,12 +43,12 @@ def lmdbs(tmp_path: Path) -> dict[str, Any]:
     return {"lmdb": write_lmdb(tmp_path / "train"), "test_lmdb": write_lmdb(tmp_path / "test", 60)}
 
 
-def make(asked: AskedRecipe, home: Path) -> Recipe:
-    return make_new(make_wish(asked, home), home).recipe
+def make(asked: NewOptions, home: Path) -> Recipe:
+    return make_new(make_request(asked, home), home).recipe
 
 
 def test_images_classes_and_crop_are_those_of_the_lmdb(lmdbs: dict[str, Any], tmp_path: Path) -> None:
-    recipe = make(AskedRecipe(20, net="resnet_small", **lmdbs), tmp_path)
+    recipe = make(NewOptions(20, net="resnet_small", **lmdbs), tmp_path)
     assert (recipe.data.train.images, recipe.data.test.images, recipe.net.classes) == (400, 60, 4)
     assert (recipe.data.crop_size, recipe.data.test.shorter_side_px) == (28, None)
     assert (recipe.cluster.nodes, recipe.cluster.global_batch) == (1, 32)
@@ -57,14 +57,14 @@ def test_images_classes_and_crop_are_those_of_the_lmdb(lmdbs: dict[str, Any], tm
 
 def test_grey_images_have_one_mean_and_are_not_mirrored(tmp_path: Path) -> None:
     train = write_lmdb(tmp_path / "train", channels=1)
-    recipe = make(AskedRecipe(20, net="resnet_small", lmdb=train, test_lmdb=train), tmp_path)
+    recipe = make(NewOptions(20, net="resnet_small", lmdb=train, test_lmdb=train), tmp_path)
     assert (recipe.data.mean_value, recipe.data.mirror) == ((128,), False)
 
 
 def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "own.prototxt"
     file.write_text(NET % (20, 4))
-    recipe = make(AskedRecipe(20, net=str(file), **lmdbs), tmp_path)
+    recipe = make(NewOptions(20, net=str(file), **lmdbs), tmp_path)
     assert (recipe.net.prototxt, recipe.net.classes, recipe.name) == ("own.prototxt", 4, "own-32-20ep")
     assert (recipe.data.crop_size, recipe.data.mean_value, recipe.data.mirror) == (20, (3,), None)
     assert build_net(recipe, "train_val").layer[0].data_param.source == lmdbs["lmdb"]
@@ -72,7 +72,7 @@ def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, An
 
 def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text("raise SystemExit('was run')")
-    recipe = make(AskedRecipe(20, net="my_nets:lenet", **lmdbs), tmp_path)
+    recipe = make(NewOptions(20, net="my_nets:lenet", **lmdbs), tmp_path)
     assert (recipe.net.function, recipe.net.name, recipe.net.classes) == ("my_nets:lenet", "lenet", 4)
 
 
@@ -80,9 +80,9 @@ def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) 
     ("changes", "message"),
     [
         ({"net": "resnet5O"}, "--net: 'resnet5O' is not a net; did you mean 'resnet50'?"),
-        ({"net": "my_nets:lenet"}, "my_nets.py does not exist; put the module beside the recipe"),
-        ({"net": "resnet18", "depth": 50}, "--depth: --net is resnet18; give only one of them"),
-        ({"test_lmdb": None}, "--lmdb: no LMDB of test images is given; give --test-lmdb DIR"),
+        ({"net": "my_nets:lenet"}, "my_nets.py does not exist; put the module in the recipe's folder"),
+        ({"net": "resnet18", "depth": 50}, "--depth: contradicts --net resnet18; give only one of them"),
+        ({"test_lmdb": None}, "--lmdb: needs an LMDB of test images too; give --test-lmdb DIR"),
         ({"lmdb": "nowhere"}, "--images: cannot count the images: no LMDB at nowhere; give --images N"),
         (
             {"test_lmdb": "none"},
@@ -94,7 +94,7 @@ def test_what_nothing_says_is_asked_for(
     changes: dict[str, Any], message: str, lmdbs: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
-        make_wish(AskedRecipe(**{"epochs": 20, **lmdbs, **changes}), tmp_path)
+        make_request(NewOptions(**{"epochs": 20, **lmdbs, **changes}), tmp_path)
     assert str(caught.value).endswith(message)
 
 
@@ -111,12 +111,12 @@ def test_a_net_that_does_not_fit_the_images_is_refused(
     file = tmp_path / "own.prototxt"
     file.write_text(NET % (crop, outputs))
     with pytest.raises(InputError, match=message):
-        make_wish(AskedRecipe(20, net=str(file), **lmdbs), tmp_path)
+        make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path)
 
 
 def test_a_small_batch_takes_one_node_and_a_large_one_as_many_as_it_needs(tmp_path: Path) -> None:
     nodes = {
-        batch: make(AskedRecipe(90, images=1_281_167, batch=batch), tmp_path).cluster.nodes
+        batch: make(NewOptions(90, images=1_281_167, batch=batch), tmp_path).cluster.nodes
         for batch in (256, 4096)
     }
     assert nodes == {256: 1, 4096: 128}

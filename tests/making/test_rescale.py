@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring.new import Wish, make_new
+from caffe_recipes.authoring.new import RecipeRequest, make_new
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.authoring.scale import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.caffe.rates import lr_at
@@ -121,8 +121,11 @@ def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
     assert (first.warmup_iter or 0) * 65_536 / 1_281_167 == pytest.approx(10, abs=0.1)
     said = "\n".join(made.notes)
     assert "the paper's accuracy falls above 8K (section V-B): 76.6 % at 8,192" in said
-    assert "kept the rate at 6.4 and warmed up for 7 to 10 epochs" in said
-    assert "72.33 epochs: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536" in said
+    assert "limited the rate to 6.4 and warmed up for 7 to 10 epochs" in said
+    assert (
+        "72.33 epochs may be too few: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536"
+        in said
+    )
 
 
 @pytest.mark.parametrize("smooth", [False, True])
@@ -130,15 +133,15 @@ def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
     made = rescale(load_recipe(SMALL), RescaleTarget(batch=256, smooth=smooth))
     first = made.recipe.phases[0]
     assert (first.name, first.base_lr, first.warmup_iter, first.warmup_start_lr) == ("init", 0.1, None, None)
-    assert "no warm-up: it would start at 0.1, and the peak rate is not higher" in made.notes
+    assert "no warm-up: the peak rate is not above its start, 0.1" in made.notes
     assert model_epochs(made.recipe) == pytest.approx(model_epochs(load_recipe(SMALL)), abs=0.01)
 
 
 def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
     down = rescale(load_recipe(SMALL), RescaleTarget(batch=128, nodes=2))
     up = rescale(down.recipe, RescaleTarget(batch=4096, nodes=64))
-    said = f"warning: nothing warms up to 1.6, as {down.recipe.name} has no warm-up; "
-    assert any(note.startswith(f"{said}for such a batch the rule is 5 epochs") for note in up.notes), up.notes
+    said = f"warning: no warm-up to 1.6, since {down.recipe.name} has none; "
+    assert any(note == f"{said}the rule for this batch size is 5 epochs" for note in up.notes), up.notes
 
 
 @pytest.mark.parametrize(
@@ -147,12 +150,12 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
         (
             "tf-256n-90ep",
             8192,
-            "the highest rate is 1.6; for such a batch the rule is 3.2, and tf-256n-90ep has 4.8 where it is",
+            "the peak rate is 1.6; the rule for this batch size gives 3.2 (tf-256n-90ep has 4.8",
         ),
         (
             LARGE,
             28_672,
-            f"the highest rate is 5.48571; for such a batch the rule is 6.4, and {LARGE} has 4.8",
+            f"the peak rate is 5.48571; the rule for this batch size gives 6.4 ({LARGE} has 4.8",
         ),
         (SMALL, 8192, None),
         ("digits-local", 128, None),  # the rule is of ImageNet
@@ -160,16 +163,18 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
 )
 def test_a_rate_that_is_not_the_rules_is_told(name: str, batch: int, said: str | None) -> None:
     found = [
-        note for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes if "for such a" in note
+        note
+        for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes
+        if "for this batch size" in note
     ]
-    rates = [note for note in found if "highest rate" in note]
+    rates = [note for note in found if "peak rate" in note]
     assert len(rates) == (said is not None)
     assert all(note.startswith(said or "") for note in rates)
 
 
 def test_epochs_that_rounding_takes_away_are_explained() -> None:
     notes = rescale(load_recipe(LARGE), RescaleTarget(batch=917_504)).notes
-    said = "iterations are rounded, those of main to 20 times its snapshot of 6"
+    said = "iterations are rounded, those of main to 20 x 6 (its snapshots)"
     assert f"85.94 epochs instead of 89.97: {said}" in notes
     for change in (RescaleTarget(batch=28_672), RescaleTarget(epochs=60)):
         assert "rounded" not in "".join(rescale(load_recipe(LARGE), change).notes)
@@ -194,7 +199,7 @@ def test_a_smaller_batch_leaves_the_rules_five_epochs_of_warm_up() -> None:
     source = load_recipe("tf-256n-90ep")
     made = rescale(source, RescaleTarget(batch=8192))
     assert warmup_epochs(made.recipe) == pytest.approx(warmup_epochs(source), abs=0.01)
-    assert "the warm-up stays at 4.99 epochs; for such a batch the rule is 5" in made.notes
+    assert "the warm-up stays at 4.99 epochs; the rule for this batch size is 5" in made.notes
     made = rescale(load_recipe("paper-t9-65536-128n"), RescaleTarget(batch=8192))
     assert warmup_epochs(made.recipe) == pytest.approx(5, abs=0.1)
     assert "warm-up 9.97 -> 5.00 epochs" in made.notes[0]
@@ -226,12 +231,12 @@ def test_the_epochs_that_a_refusal_suggests_are_enough(name: str) -> None:
 def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) -> None:
     made = rescale(load_recipe("paper-f4-4096-120ep"), RescaleTarget(epochs=60, smooth=smooth))
     assert [note for note in made.notes if "shortest" in note] == [
-        "warning: the shortest collapse is now 1.46 epochs instead of 3: the rule is 3 to 10 (section VI), "
-        "and `new` keeps that",
-        "warning: the shortest cycle is now 7.31 epochs instead of 15: the paper's are of 15 (section VI), "
-        "and `new` keeps that",
-        "warning: the shortest rise is now 1.46 epochs instead of 3: the paper's are of 3 (section VI), "
-        "and `new` keeps that",
+        "warning: the shortest collapse is now 1.46 epochs instead of 3; the paper uses 3 to 10 "
+        "(section VI), and so does `new`",
+        "warning: the shortest cycle is now 7.31 epochs instead of 15; the paper uses 15 "
+        "(section VI), and so does `new`",
+        "warning: the shortest rise is now 1.46 epochs instead of 3; the paper uses 3 (section VI), "
+        "and so does `new`",
     ]
     (note,) = (
         note for note in rescale(load_recipe(LARGE), RescaleTarget(epochs=30)).notes if "shortest" in note
@@ -316,14 +321,16 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
     ],
 )
 def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own: str, place: str) -> None:
-    with pytest.raises(CaffeRecipesError, match=f"--name: '{own}' makes {place}, as {name} does; give anot"):
+    with pytest.raises(
+        CaffeRecipesError, match=f"--name: '{own}' and '{name}' would both use {place}; give anot"
+    ):
         rescale(load_recipe(name), RescaleTarget(epochs=60, name=own))
 
 
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
-    recipe = make_new(Wish(1_281_167, 4096, 90, depth=depth)).recipe
-    with pytest.raises(InputError, match="4,096 images of a rank make a blob of more than"):
+    recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
+    with pytest.raises(InputError, match="4,096 images per rank need a blob of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
 
@@ -333,9 +340,11 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     run, old = made.recipe.tensorflow, source.tensorflow
     assert run and old
     # 7 b ii: 5 epochs of warm-up, 90 of all, 0.1 for each 256 images, and half of that.
-    steps = run.images_per_epoch / 8192
-    assert run.schedule.warmup_steps == pytest.approx(5 * steps, rel=0.005)
-    assert run.schedule.steps == pytest.approx(90 * steps, rel=0.005)
+    # 1,280,000 / 8,192 = 156.25 steps an epoch; parts of a step are left out.
+    assert (run.schedule.warmup_steps, run.schedule.steps) == (781, 14_062)
+    alone = rescale(source, RescaleTarget(batch=8192)).recipe.tensorflow
+    assert alone
+    assert alone.schedule == run.schedule
     assert (run.schedule.learning_rate, run.schedule.end_learning_rate) == (0.1, 1.6)
     assert (run.model, run.linear_share, run.evaluation) == ("mine", None, old.evaluation)
     rates = [
@@ -344,10 +353,16 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
         for iteration in range(phase.max_iter)
     ]
     assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(rates)) < 1e-6
-    warning = (
-        "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, where that was found for a batch of"
-    )
+    warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
     assert any(warning in note for note in made.notes)
+
+
+def test_what_differs_from_the_source_in_net_and_data_still_does_after_a_rescaling() -> None:
+    source = load_recipe("tf-256n-90ep")
+    made = rescale(source, RescaleTarget(batch=8192)).recipe
+    assert made.differences == source.differences[:3]
+    keys = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
+    assert [one.key for one in made.differences] == keys
 
 
 def test_a_run_of_tensorflow_on_other_nodes_keeps_its_schedule() -> None:
@@ -383,29 +398,29 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        (SMALL, RescaleTarget(), "nothing is to change; give --nodes, --batch, --epochs or --smooth"),
-        (SMALL, RescaleTarget(name="other"), "nothing is to change"),
-        (SMALL, RescaleTarget(nodes=64, batch=4096), "is so already: batch 4,096 on 64 nodes, 72.29 ep"),
-        (SMALL, RescaleTarget(epochs=72.29), "is so already"),
-        ("digits-local", RescaleTarget(batch_per_rank=32), "is so already: batch 64 on 1 node"),
+        (SMALL, RescaleTarget(), "nothing to change; give --nodes, --batch, --epochs or --smooth"),
+        (SMALL, RescaleTarget(name="other"), "nothing to change"),
+        (SMALL, RescaleTarget(nodes=64, batch=4096), "already has batch 4,096, 64 nodes and 72.29 ep"),
+        (SMALL, RescaleTarget(epochs=72.29), "already has"),
+        ("digits-local", RescaleTarget(batch_per_rank=32), "already has batch 64, 1 node and"),
         (
             SMALL,
             RescaleTarget(ranks_per_node=3),
-            "--ranks-per-node: 64 nodes x 3 ranks do not divide a batch of",
+            "--ranks-per-node: a batch of 4,096 cannot be divided among 64 nodes x 3 ranks",
         ),
-        (SMALL, RescaleTarget(64, 4096, batch_per_rank=9), "x 2 ranks of 9 images are not .*; leave one"),
+        (SMALL, RescaleTarget(64, 4096, batch_per_rank=9), "x 2 ranks x 9 images do not .*; omit one"),
         (
             SMALL,
             RescaleTarget(nodes=7),
-            "--nodes: 7 nodes x 2 ranks do not divide a batch of 4,096; use 4 or 8",
+            "cannot be divided among 7 nodes x 2 ranks; use 4 or 8",
         ),
         (
             SMALL,
             RescaleTarget(batch=2_000_000),
-            "--batch: a batch of 2,000,000 is more than the 1,281,167 images",
+            "--batch: a batch of 2,000,000 is larger than the data set",
         ),
-        (SMALL, RescaleTarget(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is more"),
-        (SMALL, RescaleTarget(nodes=1, batch_per_rank=4096), "4,096 images of a rank make a blob"),
+        (SMALL, RescaleTarget(nodes=100_000, batch_per_rank=32), "--nodes: a batch of 6,400,000 is larger"),
+        (SMALL, RescaleTarget(nodes=1, batch_per_rank=4096), "4,096 images per rank need a blob"),
         (
             LARGE,
             RescaleTarget(epochs=4),
@@ -419,12 +434,12 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (
             "tf-256n-90ep",
             RescaleTarget(epochs=4),
-            "--epochs: 4 epochs do not hold 4.99 of warm-up; use 5 or more",
+            "--epochs: 4 epochs are too few for 5 epochs of warm-up; use 6 or more",
         ),
         (
             SMALL,
             RescaleTarget(epochs=10**9),
-            "--epochs: phase 'init' has 107,.* iterations, but Caffe counts to 2,147",
+            "--epochs: phase 'init': 107,.* iterations exceed Caffe's maximum, 2,147",
         ),
         (SMALL, RescaleTarget(batch=8192, name="a/b"), "name: must start with a letter"),
     ],

@@ -36,9 +36,9 @@ def test_a_phase_may_start_from_any_snapshot_of_an_earlier_one_and_from_its_last
 @pytest.mark.parametrize(
     ("iteration", "what", "hint"),
     [
-        (7650, "phase 'main' snapshots every 402 iterations, not at 7650", "use 7638"),
-        (7900, "phase 'main' snapshots every 402 iterations, not at 7900", "use 8040"),
-        (1, "phase 'main' snapshots every 402 iterations, not at 1", "use 402"),
+        (7650, "phase 'main' writes a snapshot every 402 iterations, not at 7650", "use 7638"),
+        (7900, "phase 'main' writes a snapshot every 402 iterations, not at 7900", "use 8040"),
+        (1, "phase 'main' writes a snapshot every 402 iterations, not at 1", "use 402"),
         (8442, "phase 'main' ends at iteration 8040, before 8442", "use 8040"),
     ],
 )
@@ -104,7 +104,7 @@ def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
             "  mean_value:",
             "  mean_file: mean.binaryproto\n  mean_value:",
             "data.mean_file: train has a mean_file and a mean_value, but Caffe subtracts only one mean; "
-            "remove one, or give each under `train` or `test`",
+            "remove one, or move each to `train` or `test`",
         ),
         (
             "  test:\n",
@@ -124,8 +124,8 @@ def test_the_steps_of_tensorflow_are_the_iterations_of_the_phases() -> None:
         (
             "  test:\n",
             "  test:\n    crop_size: 20\n",
-            "data.test.crop_size: train has 224 and test 20, but a builder's net has one input size; "
-            "give one crop_size under `data`",
+            "data.test.crop_size: train has 224 and test has 20, but the net of a builder has "
+            "one input size; give one crop_size under `data`",
         ),
     ],
 )
@@ -147,13 +147,13 @@ RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
         (
             "cluster:\n",
             "phases: []\ncluster:\n",
-            "phases: a recipe that TensorFlow trains has none; remove it, or let a Caffe be the trainer",
+            "phases: is not allowed if TensorFlow trains; remove it, or use a Caffe as the trainer",
         ),
         ("  data:\n", "  dato:\n", "tensorflow.dato: unknown key; did you mean 'data'?"),
         (
             "batch_per_rank: 32",
             "batch_per_rank: 720",
-            "cluster.batch_per_rank: an iteration takes 1440 images, but there are only 1438; use",
+            "cluster.batch_per_rank: the global batch is 1440 images, but there are only 1438; use",
         ),
         (
             "omp_num_threads: 1\n",
@@ -163,12 +163,12 @@ RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
         (
             "cluster:\n",
             "cluster:\n  mlsl: {num_servers: 2}\n",
-            "cluster.mlsl: TensorFlow's ranks have no servers of MLSL; remove it",
+            "cluster.mlsl: TensorFlow does not use MLSL servers; remove it",
         ),
         (
             "      files: 8\n      images: 359",
             "      files: 360\n      images: 359",
-            "tensorflow.data.validation.files: 360 files cannot hold 359 images",
+            "tensorflow.data.validation.files: 360 files are too many for 359 images",
         ),
         (
             "folder: tmp/digits_records/train",
@@ -188,27 +188,27 @@ RECORDS = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
         (
             "flags: {deterministic: true,",
             "flags: {file_groups: 3,",
-            "tensorflow.flags.file_groups: 3 does not divide 2 ranks; give the number of nodes",
+            "tensorflow.flags.file_groups: 2 ranks cannot be divided into 3 groups; give",
         ),
         (
             "flags: {deterministic: true,",
             "flags: {file_groups: true,",
-            "tensorflow.flags.file_groups: True does not divide 2 ranks; give the number of nodes",
+            "tensorflow.flags.file_groups: 2 ranks cannot be divided into True groups; give",
         ),
         (
             "flags: {deterministic: true,",
             "flags: {deterministic: true, file_groups: 2,",
-            "tensorflow.flags.file_groups: with files dealt to nodes, the images of a step depend on the",
+            "tensorflow.flags.file_groups: with file groups, the images of a step depend on the",
         ),
         (
             "flags: {deterministic: true,",
             "flags: {train_steps: 9,",
-            "tensorflow: flags: train_steps follows from other keys of the recipe; remove it",
+            "tensorflow: flags: train_steps is derived from other keys of the recipe; remove it",
         ),
         (
             "kmp_blocktime: 1}",
             "kmp_blocktime: 1, flags: {num_eval_images: 9}}",
-            "tensorflow: evaluation.flags: num_eval_images follows from other keys of the recipe; remove it",
+            "tensorflow: evaluation.flags: num_eval_images is derived from other keys of the recipe; remove",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:
 
 
 def test_more_images_an_iteration_than_there_are_to_train_on_are_refused(recipe: Recipe) -> None:
-    said = "1,281,280 images an iteration are more than the 1,281,167 to train on; use fewer nodes"
+    said = "a batch of 1,281,280 is larger than the data set of 1,281,167 images; use fewer nodes"
     with pytest.raises(InputError, match=said):
         estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_020, 2, 32))
     assert estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_018, 2, 32)).epochs > 71
@@ -82,7 +82,7 @@ def test_without_the_lmdb_s_size_staging_is_left_out_and_it_is_said(recipe: Reci
     sizeless = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
     found = estimate_recipe(sizeless, [given_pace(6303)])
     assert (found.staging, found.duration.staging_s) == ((), 0)
-    assert found.notes == ("staging is left out: the recipe does not say the training LMDB's size_gb",)
+    assert found.notes == ("staging is not included: the recipe does not give the training LMDB's size_gb",)
 
 
 def test_on_other_nodes_the_epochs_stay_and_the_iterations_change(recipe: Recipe) -> None:
@@ -90,7 +90,7 @@ def test_on_other_nodes_the_epochs_stay_and_the_iterations_change(recipe: Recipe
     assert [phase.iterations for phase in found.phases] == [3900, 1875, 2375, 2375, 780]
     assert found.epochs == at_reported(recipe).epochs
     assert round(found.duration.training_s / 60) == 122
-    assert "8,192 images an iteration, not the recipe's 4,096" in found.notes[0]
+    assert "8,192 images per iteration instead of the recipe's 4,096" in found.notes[0]
 
 
 def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
@@ -101,7 +101,7 @@ def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
 
 
 def test_a_recipe_of_unknown_speed_is_refused_with_what_to_give() -> None:
-    with pytest.raises(InputError, match=r"^digits-local: nothing is known of its speed; give --log"):
+    with pytest.raises(InputError, match=r"^digits-local: its speed is unknown; give --log"):
         estimate_recipe(load_recipe("digits-local"), [])
 
 

@@ -117,8 +117,8 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
         ("momentum: 0.9", "momentum: 9", "momentum: must be below 1"),
         ("trainer: caffe-torch", "trainer: '-x'", "trainer: a launcher"),
         ("- {key: trainer, rule: ours}", "- {key: trainer}", "derived[0].rule: missing"),
-        ("  title: One of ours", "  name: x", "name: a row's key is its name; remove it"),
-        ("    schedule: {epochs: 20}", "    name: x", "name: a row's key is its name; remove it"),
+        ("  title: One of ours", "  name: x", "name: the key of a row is its name; remove it"),
+        ("    schedule: {epochs: 20}", "    name: x", "name: the key of a row is its name; remove it"),
         ("family: ours", "family: ../ours", "family: must start with a letter"),
     ],
 )
@@ -144,7 +144,9 @@ def test_a_family_s_own_keys_are_known() -> None:
 
 
 def test_a_family_without_a_row_says_which_there_are() -> None:
-    assert "is a family of recipes; name one as mine.yaml:ROW, of ours-small" in str(refuse(FAMILY, None))
+    assert "is a family of recipes; use mine.yaml:ROW, where ROW is one of ours-small" in str(
+        refuse(FAMILY, None)
+    )
     assert "did you mean 'mine.yaml:ours-small'?" in str(refuse(FAMILY, "ours-smal"))
 
 
@@ -231,7 +233,7 @@ def test_a_row_may_name_its_folders_itself() -> None:
     assert nets_dir(text, "ours-small") == "nets/mine"
     for bad in ("nets/", "nets/.", "'a b'"):
         error = refuse(text.replace("nets/mine", bad))
-        assert "nets_dir: does not end in a folder's name; end it in letters" in str(error)
+        assert "nets_dir: does not end in a valid folder name; use letters" in str(error)
 
 
 def test_what_is_wrong_in_another_row_s_nets_is_that_row_s() -> None:

@@ -128,7 +128,7 @@ def test_beyond_the_measured_nodes_each_doubling_costs_the_same_and_it_is_said()
         found = find_throughput(TABLE_V, nodes, 32)
         assert found.how == "beyond"
         assert found.notes == (
-            "beyond Table V, which has 256 to 1536 nodes with 32 images a node: extrapolated",
+            "outside Table V, which has 256 to 1536 nodes with 32 images per node: extrapolated",
         )
 
 
@@ -144,7 +144,7 @@ def test_below_the_measured_batches_the_line_goes_on_and_finds_table_iv_s_first_
     found = find_throughput(TABLE_V, 256, 8)
     assert 18120 * 2048 / found.images_per_s / 60 == pytest.approx(64, rel=0.01)
     assert (found.how, len(found.notes)) == ("beyond", 1)
-    assert found.notes[0] == "beyond Table V, whose nearest local batch is 16 images a node"
+    assert found.notes[0] == "outside Table V: its nearest local batch is 16 images per node"
 
 
 def test_a_larger_batch_and_a_node_more_are_never_slower() -> None:

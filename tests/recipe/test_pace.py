@@ -90,21 +90,21 @@ def test_a_run_s_log_tells_its_phase_whose_iterations_may_be_larger(recipe: Reci
 
 def test_where_it_matters_whose_log_it_is_the_guess_is_said(recipe: Recipe) -> None:
     found = logged_pace(with_iter_size(recipe), [("x.log", [loss(0, "10:00:00"), loss(40, "10:00:20")])])
-    assert found.notes == ("x.log is taken for the log of phase init",)
+    assert found.notes == ("assumes that x.log is the log of phase init",)
 
 
 @pytest.mark.parametrize(
     ("lines", "what"), [([], "no lines"), (["hello"], "no lines"), ([loss(0, "10:00:00")], "1 lines")]
 )
 def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str], what: str) -> None:
-    with pytest.raises(InputError, match=r"^a.log: " + what + r".*; give a log of Caffe's"):
+    with pytest.raises(InputError, match=r"^a.log: " + what + r".*; give a Caffe log"):
         logged_pace(recipe, [("a.log", lines)])
 
 
 def test_the_source_s_rate_goes_before_that_of_a_node_and_before_its_minutes(recipe: Recipe) -> None:
     found = reported_pace(recipe)
     assert found
-    assert (found.images_per_s, found.source) == (6303, "the recipe's reported rate")
+    assert (found.images_per_s, found.source) == (6303, "the recipe's reported images/s")
     minutes = reported_pace(load_recipe("stampede2-448n-90ep"))
     assert minutes
     assert minutes.images_per_s == pytest.approx((8040 + 402) * 14336 / (65 * 60))
@@ -127,7 +127,7 @@ def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_
         found = measured_pace(recipe, machine, KNL)
         assert found
         assert found.images_per_s == 15170
-        assert found.source == "the paper's Table VI, as of nodes with 2 x 24 cores"
+        assert found.source == "the paper's Table VI (nodes with 2 x 24 cores)"
 
 
 def test_no_table_tells_of_another_net_or_machine(recipe: Recipe) -> None:
@@ -153,19 +153,19 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
     moved = moved_pace(known, recipe, Shape(128, 2, 16))
     assert moved.images_per_s == 12800
     assert moved.notes == (
-        "known for 64 nodes: a node is taken to be as fast among others",
-        "known for 64 images a node: an image is taken to take as long with others",
+        "known for 64 nodes; assumes that the speed per node does not change",
+        "known for 64 images per node; assumes that the time per image does not change",
     )
     local = load_recipe("digits-local")
     (note,) = moved_pace(known, local, Shape(2, 2, 32)).notes
-    assert note.startswith("known for 1 node: ")
+    assert note.startswith("known for 1 node; ")
 
 
 def test_a_pace_moves_as_a_table_has_it_where_there_is_one(recipe: Recipe) -> None:
     of_own, there = Pace(5000, "measured", "table"), Pace(7500, "measured", "table", ("beyond",))
     moved = moved_pace(given_pace(6400), recipe, Shape(128, 2, 16), (of_own, there))
     assert moved.images_per_s == 9600
-    assert moved.notes == ("known for 64 nodes of 64 images each: in proportion to table", "beyond")
+    assert moved.notes == ("known for 64 nodes with 64 images each, scaled by table", "beyond")
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:

@@ -200,9 +200,9 @@ def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said:
     [
         ({}, "either iterations or epochs"),
         ({"epochs": 90, "iterations": 9}, "either iterations or epochs"),
-        ({"epochs": 90, "decay": "cycles"}, "leave out iterations and epochs"),
+        ({"epochs": 90, "decay": "cycles"}, "remove iterations and epochs"),
         ({"decay": "cycles", "collapse": True}, "only one weight decay"),
-        ({"epochs": 90, "decay": "steps", "collapse": True}, "leave out collapse"),
+        ({"epochs": 90, "decay": "steps", "collapse": True}, "remove collapse"),
         ({"decay": "cycles", "cycles": {"count": 1, "collapse_epochs": (1, 2, 3)}}, "at most 2 values"),
         ({"decay": "cycles", "cycles": {"square_to": 0.6}}, "must be below linear_to"),
     ],

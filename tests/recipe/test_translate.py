@@ -128,19 +128,19 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
     [
         (
             snapshots(1000, 333, 999),
-            "999, 1000, so one every 1 iterations: 1000 in all; end it at 999 or 1332,",
+            "999, 1000, so one every 1 iterations: 1000 in total; end it at 999 or 1332,",
         ),
         (
             snapshots(1000, 333, 999, 1100),
-            "so one every 1 iterations: 1000 in all; end it at 999, where its snapshot: 333",
+            "so one every 1 iterations: 1000 in total; end it at 999, where its snapshot: 333",
         ),
         (
             snapshots(1010, 100, 300),
-            "300, 1010, so one every 10 iterations: 101 in all; end it at 1000 or 1100,",
+            "300, 1010, so one every 10 iterations: 101 in total; end it at 1000 or 1100,",
         ),
         (
             snapshots(3001, 10, 300, 4000),
-            "300, 3001, so one every 1 iterations: 3001 in all; end it at 3000 or",
+            "300, 3001, so one every 1 iterations: 3001 in total; end it at 3000 or",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_the_warm_up_of_others_is_named() -> None:
     recipe = load_recipe("digits-local")
     assert str(find_inexact(recipe, "nvcaffe")[0]) == (
         "phase 'init': warmup_iter: nvcaffe has no warmup_iter; "
-        "there the warm-up is rampup_interval, quadratic and not linear"
+        "there the warm-up is rampup_interval, which is quadratic, not linear"
     )
     assert "BVLC's Caffe trains in one process" in str(find_inexact(recipe, "bvlc")[-1])
 
@@ -254,7 +254,7 @@ def test_a_recipe_without_an_equivalent_is_refused_with_the_first_reason() -> No
     with pytest.raises(RecipeError, match=said):
         translate(load_recipe("digits-local"), "nvcaffe")
     with pytest.raises(
-        RecipeError, match=r"1 part has no exact .*: phase 'cyc1': lr_iter: .* end it by 300$"
+        RecipeError, match=r"1 part has no exact .*: phase 'cyc1': lr_iter: .* end it at 300 or before$"
     ):
         translate(with_phase(max_iter=400, lr_iter=300), "intel")
     with pytest.raises(InputError, match="unknown dialect 'itel'; did you mean 'intel'"):

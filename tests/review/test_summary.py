@@ -199,9 +199,9 @@ def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_pa
 @pytest.mark.parametrize(
     ("type_", "said"),
     [
-        ("Relu", "layer 'r' has type 'Relu', which no Caffe has; did you mean 'ReLU'?"),
-        ("Attention", "layer 'r' has type 'Attention', which no Caffe has; Caffe stops"),
-        ("R" * 10_000, "which no Caffe has; Caffe stops"),
+        ("Relu", "layer 'r' has the unknown type 'Relu'; did you mean 'ReLU'?"),
+        ("Attention", "layer 'r' has the unknown type 'Attention'; Caffe stops"),
+        ("R" * 10_000, "'; Caffe stops"),
         ("", "layer 'r' has no type"),
     ],
 )
@@ -263,7 +263,7 @@ def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_pa
 
 def test_a_bottom_that_no_layer_makes_is_told_before_an_input_that_changes_nothing(tmp_path: Path) -> None:
     for batch in (None, 2):
-        with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it makes"):
+        with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it produces"):
             summary_of(tmp_path, CONV, image=(3, 9, 9), batch=batch)
 
 

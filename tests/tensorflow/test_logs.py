@@ -24,7 +24,7 @@ PUBLISHED = (
 def test_the_published_log_s_result_is_read() -> None:
     (found,) = parse_evaluations(PUBLISHED).evaluations
     assert (found.step, found.top1, found.top5, found.loss) == (14075, 0.75232, 0.9241, 1.9024274)
-    assert (found.batches, found.batches_in_all, found.line) == (250, 250, 4)
+    assert (found.batches, found.batches_total, found.line) == (250, 250, 4)
 
 
 @pytest.mark.skipif(not SEED.is_file(), reason="the source's text is not here; its lines are held above")
@@ -53,7 +53,9 @@ def test_an_evaluation_that_was_cut_off_says_how_far_it_came(tmp_path: Path) -> 
     log = tmp_path / "eval.log"
     log.write_text(f"{PREFIX}Evaluation [225/250]\n")
     assert parse_evaluations(log.read_text()).unfinished == (225, 250)
-    with pytest.raises(InputError, match=r"eval.log: has no line .*: it ends at batch 225 of 250; give what"):
+    with pytest.raises(
+        InputError, match=r"eval.log: has no line .*; it ends at batch 225 of 250; give the complete output"
+    ):
         load_evaluations(log)
 
 
@@ -61,7 +63,7 @@ def test_an_evaluation_that_was_cut_off_says_how_far_it_came(tmp_path: Path) -> 
 def test_an_accuracy_that_is_no_fraction_is_refused(tmp_path: Path, top: str) -> None:
     log = tmp_path / "eval.log"
     log.write_text(f"x\nSaving dict for global step 9: top_1_accuracy = {top}, loss = 2.0\n")
-    what = r"eval.log:2: a top-1 accuracy of \S+ is not between 0 and 1; give it as a fraction"
+    what = r"eval.log:2: top-1 accuracy \S+ is not between 0 and 1; write it as a fraction"
     with pytest.raises(InputError, match=what):
         load_evaluations(log)
 

@@ -28,5 +28,5 @@ def test_the_rate_is_linear_between_the_breakpoints_and_stays_at_0() -> None:
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
-    with pytest.raises(ValidationError, match="260 steps of warm-up leave none of 260"):
+    with pytest.raises(ValidationError, match="warmup_steps 260 must be less than steps 260"):
         GradualWarmup(learning_rate=0.1, warmup_steps=260, end_learning_rate=4.8, steps=260)

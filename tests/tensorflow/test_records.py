@@ -64,10 +64,10 @@ def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> No
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        (0, "is not a TFRecord file; give files of TFRecords"),
+        (0, "is not a TFRecord file; give TFRecord files"),
         (14, "record 0 at byte 0 is damaged; make the records again"),
         (20, "record 0 at byte 0 is damaged; make"),
-        (22, "record 1 at byte 21 is damaged: so is its length; make"),
+        (22, "record 1 at byte 21 is damaged: its length is wrong; make"),
         (40, "record 1 at byte 21 is damaged; make"),
     ],
 )

@@ -32,7 +32,7 @@ def test_two_ranks_learn_97_percent_of_the_digits(digits: Digits, tmp_path: Path
     done = run(evaluate_command(digits, tmp_path / "model"), env)
     assert done.returncode == 0, done.stdout
     (found,) = parse_evaluations(done.stdout).evaluations
-    assert (found.step, found.batches, found.batches_in_all) == (660, 8, 8)
+    assert (found.step, found.batches, found.batches_total) == (660, 8, 8)
     assert found.top1 is not None
     assert found.top1 >= 0.97
     # The last batch has 9 images, not 50, and each counts as much as any other.

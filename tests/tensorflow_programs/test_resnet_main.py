@@ -233,9 +233,9 @@ def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(digits: Digits, tmp
     ("option", "message"),
     [
         ("--train_batch_size=63", "--train_batch_size 63 is not divisible by 2 ranks"),
-        ("--train_batch_size=1440", "--train_batch_size 1440 is more than the 1438 images"),
+        ("--train_batch_size=1440", "--train_batch_size 1440 exceeds the 1438 images"),
         ("--use_tpu=True", "give --use_tpu=False"),
-        ("--train_steps=10", "10 steps of warm-up leave none of 10"),
+        ("--train_steps=10", "--train_steps 10 must be more than the 10 steps of warm-up"),
         ("--data_dir=nowhere", "nowhere.manifest.json: cannot be read"),
         ("--file_groups=3", "--file_groups 3 does not divide 2 ranks"),
         ("--file_groups=2 --deterministic", "--deterministic with --file_groups 2"),
@@ -279,7 +279,7 @@ def test_a_horovod_of_another_mpi_is_found_before_training(digits: Digits, tmp_p
     # Its launcher starts two ranks, each of which sees itself alone.
     command = train_command(2, digits, tmp_path / "model")[3:]
     env = environment(digits.rates, OMPI_COMM_WORLD_SIZE="2")
-    assert "the launcher started 2 ranks, and Horovod sees 1" in refuse(command, env)
+    assert "the launcher started 2 ranks, but Horovod sees 1" in refuse(command, env)
 
 
 def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_model_or_one_that_is_missing_or_cut_short_is_re
     assert run([*command, "--train_steps=11"], env).returncode == 0
     before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
     line = refuse([*command, "--train_steps=20", "--num_label_classes=11"], env)
-    assert "dense/kernel is of shape [512, 10], not of shape [512, 11]" in line
+    assert "dense/kernel has shape [512, 10], but the model needs shape [512, 11]" in line
     model.joinpath("model.ckpt-11.index").rename(tmp_path / "index")
     assert "model.ckpt-11 is missing" in refuse([*command, "--train_steps=20"], env)
     (tmp_path / "index").rename(model / "model.ckpt-11.index")

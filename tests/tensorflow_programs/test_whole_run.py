@@ -112,4 +112,4 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     again = start(root)
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 0
-    assert "is finished; --new starts another run" in said
+    assert "is finished; use --new to start another run" in said

@@ -1,12 +1,12 @@
-# Reports what preflight checks on a host: `facts [QUESTION PATH]...`. Nothing is changed. nodes.py reads the answer. Other
-# users can create files in /tmp: control characters are removed from the names that are found there.
+# Reports what preflight checks on a host: `facts [QUESTION PATH]...`. Changes nothing. nodes.py parses the answer. Other
+# users can create files in /tmp, so control characters are removed from the names found there.
 me=$(id -u)
 
 clean() { printf %s "$1" | tr -s '[:cntrl:]' ' ' | cut -c 1-4096; }
 user_of() { stat -c %U -- "$1" 2>/dev/null || echo '?'; }
 
-# Sets folder: the path, or its nearest parent that exists.
-near() {
+# Sets folder to the path, or to its nearest parent that exists.
+find_folder() {
     folder=$1
     while ! [ -d "$folder" ] && [ -n "$folder" ]; do
         case $folder in */*) folder=${folder%/*} ;; *) folder='' ;; esac
@@ -14,9 +14,9 @@ near() {
     folder=${folder:-/}
 }
 
-# Reports a folder's disk, its free bytes, whether we can write there, and whether others can change what we write.
+# Reports a folder's device, its free bytes, whether we can write there, and whether others can change our files.
 look_at_folder() {
-    near "$1"
+    find_folder "$1"
     writable=0 open=0 mode=0x$(stat -L -c %f -- "$folder")
     if [ -w "$folder" ] && [ -x "$folder" ]; then writable=1; fi
     if [ $((mode & 02)) != 0 ] && [ $((mode & 01000)) = 0 ]; then open=1; fi
@@ -24,7 +24,7 @@ look_at_folder() {
     say folder "$(stat -L -c %d -- "$folder")" "${room:--1}" "$writable" "$open"
 }
 
-# Reports files that Caffe would overwrite, or write through, and that are not ours.
+# Reports files that Caffe would overwrite, or links that it would write through, and that are not ours.
 look_at_snapshots() {
     say snapshots
     for file in "$1"_iter_*.caffemodel "$1"_iter_*.solverstate; do
@@ -59,12 +59,12 @@ look_at_program() {
     say program "$kind"
 }
 
-# Reports the running ranks, as `RANK LAUNCH`, of all users whose processes we can read. They are read as in ranks.sh: one
-# `tail` for all, and a line break within a value does not start a new entry.
+# Reports the running ranks, as `RANK LAUNCH`, of all users whose processes we can read. They are read as in ranks.sh: by
+# one `tail` for all, and so that a line break within a value does not start a new entry.
 list_ranks() {
     newline='
 '
-    IFS=$newline near='' found='' files=''
+    IFS=$newline process='' found='' files=''
     for folder in /proc/[0-9]*; do
         if [ -r "$folder/environ" ]; then files="$files$newline$folder/environ"; fi
     done
@@ -72,8 +72,8 @@ list_ranks() {
     # shellcheck disable=SC2086
     for entry in $(tail -v -c +1 -- /dev/null $files 2>/dev/null | tr '\0' '\n'); do
         case $entry in
-        '==> /proc/'*'/environ <==') near=${entry#'==> /proc/'} near=${near%%/*} ;;
-        CAFFE_RECIPES_LAUNCH=*) case $newline$found in *"$newline$near$newline"*) ;; *) found="$found$near$newline" ;; esac ;;
+        '==> /proc/'*'/environ <==') process=${entry#'==> /proc/'} process=${process%%/*} ;;
+        CAFFE_RECIPES_LAUNCH=*) case $newline$found in *"$newline$process$newline"*) ;; *) found="$found$process$newline" ;; esac ;;
         esac
     done
     for pid in $found; do
@@ -98,7 +98,7 @@ facts() {
     say clock "$(date +%s.%N)"
     say name "$(uname -n)"
     say boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo -)"
-    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would apply them
+    unset OMP_NUM_THREADS OMP_THREAD_LIMIT # nproc would respect them
     say usable "$(nproc)"
     tr -d '\t' </proc/cpuinfo | while IFS= read -r line; do
         case $line in processor* | 'physical id'* | 'cpu cores'*) say cpu "$line" ;; esac

@@ -1,5 +1,5 @@
-# The verbs of node.sh that only `run` and `stage` use, not run.sh. It is sent before node.sh, and uses its functions.
-# shellcheck shell=sh disable=SC2034,SC2154 # of node.sh
+# The verbs of node.sh that only `run` and `stage` use, not run.sh. This is sent before node.sh, and uses its functions.
+# shellcheck shell=sh disable=SC2034,SC2154 # the variables are those of node.sh
 
 manage() {
     case $verb in
@@ -22,13 +22,13 @@ manage() {
 
 digest() { answer "digest $(tree_digest "$data")"; }
 
-# An LMDB: PART BYTES
+# PART BYTES: prepares an LMDB's folder for a copy.
 reserve() {
     make_folder
     make_part "$@"
 }
 
-# PART ROOM SOURCE SECONDS BYTES DIGEST: copies the source from this node; commits the copy if its digest is known by now.
+# PART SPACE SOURCE SECONDS BYTES DIGEST: copies the source on this node; commits the copy if the digest is not `-`.
 take() {
     reserve "$1" "$2"
     copy "$1" "$3" "$4"
@@ -40,27 +40,27 @@ abandon() {
     answer abandoned
 }
 
-# Refuses while a process has the LMDB open, as far as we may see the open files of processes.
+# Refuses while a process has the file open, as far as we may see the open files of processes.
 check_unused() {
     for file in /proc/[0-9]*/fd/*; do
         # shellcheck disable=SC3013
         [ "$file" -ef "$data" ] || continue
         pid=${file#/proc/}
-        refuse "in use: process ${pid%%/*} reads it"
+        refuse "in use by process ${pid%%/*}"
     done
 }
 
-# Removes the copy that staging has put here, and nothing else.
+# Removes the copy made by staging, and nothing else.
 clean() {
     exists "$folder" || answer nothing
     check_folder "$folder"
     if ! read_stamp; then
-        exists "$data" && answer "kept it was not put there by caffe-recipes"
+        exists "$data" && answer "kept it was not staged by caffe-recipes"
         answer nothing
     fi
     size=0
     if exists "$data"; then
-        if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes put it there"; fi
+        if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes staged it"; fi
         check_unused
         size=$(stat -c %s -- "$data")
         rm -f -- "$data"
@@ -70,9 +70,9 @@ clean() {
     answer "cleaned $size"
 }
 
-# --- A set of files in one folder. Each is treated like the data.mdb of an LMDB, and has a stamp of its own. The folder's
-# stamp is that of an unfinished LMDB: it records how many folders were made, and is removed with the last file.
-# The arguments of a verb are "NAME WORD..." for each file; the records of its answer are in the same order.
+# --- A set of files in one folder. Each is treated like the data.mdb of an LMDB, and has its own stamp. The folder has the
+# stamp of an unfinished LMDB: it records how many folders were made, and is removed with the last file.
+# The arguments of a verb are "NAME WORD..." for each file; the records of the answer are in the same order.
 
 # shellcheck disable=SC2086 # names of files have no spaces
 manage_set() {
@@ -83,25 +83,25 @@ manage_set() {
     set-reserve) make_set; each_file reserve "$@" ;;
     set-take) from=$1 seconds=$2; shift 2; make_set; each_file take_file "$@" ;;
     set-commit) each_file commit "$@" ;;
-    set-abandon) find_stamps; each_file abandon $names; end_set ;;
+    set-abandon) find_stamps; each_file abandon $names; remove_empty_set ;;
     set-clean) clean_set ;;
     esac
 }
 
 # NAME: makes the functions above work on this file of the set.
-of_set() { name=$1 data=$folder/$1 kind='a file' parts=$folder/.$1.part- stamp=$folder/.$1.caffe-recipes-staged; }
+select_file() { name=$1 data=$folder/$1 kind='a file' parts=$folder/.$1.part- stamp=$folder/.$1.caffe-recipes-staged; }
 
-# FUNCTION "NAME WORD..."...: calls the function for each file, with its words.
+# FUNCTION "NAME WORD..."...: calls the function for each file, with the file's words.
 # shellcheck disable=SC2086 # names of files have no spaces
 each_file() {
     function=$1
     shift
     for file in "$@"; do
         (
-            set -f # no word is a pattern
+            set -f # the words are not patterns
             set -- $file
             set +f
-            of_set "$1"
+            select_file "$1"
             shift
             "$function" "$@"
             answer "done"
@@ -109,7 +109,7 @@ each_file() {
     done
 }
 
-# What changes whenever the file is written.
+# Reports attributes that change whenever the file is written.
 identify() { answer "$(identity "$data")"; }
 
 # BYTES
@@ -121,11 +121,11 @@ take_file() { take "$1" "$2" "$from/$name" "$seconds" "$2" "$3"; }
 make_set() {
     make_folder
     if read_stamp && [ "$new" = 0 ]; then return; fi
-    read_stamp || ! exists "$stamp" || refuse "holds a stamp that is not ours"
+    read_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
     message=$(write_stamp "$((made + new)) - - - -" 2>&1) || refuse "$message"
 }
 
-# Sets names: of the files that have a stamp.
+# Sets names to the files that have a stamp.
 find_stamps() {
     names=''
     for file in "$folder"/.*.caffe-recipes-staged; do
@@ -133,40 +133,40 @@ find_stamps() {
     done
 }
 
-# Removes the folder after its last file.
-end_set() {
+# Removes the folder if no staged file is left.
+remove_empty_set() {
     find_stamps
     if [ -z "$names" ]; then undo; fi
 }
 
-# Removes the staged files of a set, or none while a process reads one of them.
+# Removes the staged files of a set, or none if a process is reading one of them.
 # shellcheck disable=SC2086 # names of files have no spaces
 clean_set() {
     exists "$folder" || return
     check_folder "$folder"
     find_stamps
     for file in $names; do
-        of_set "$file"
+        select_file "$file"
         check_unused
     done
     each_file clean $names
     data=$folder/data.mdb parts=$folder/.data.mdb.part- stamp=$folder/.caffe-recipes-staged
-    end_set
+    remove_empty_set
 }
 
-# A file: DIGEST
-is_whole() { [ "$(sha256 "$target")" = "$1" ]; }
+# DIGEST: does the file $target have it?
+is_complete() { [ "$(sha256 "$target")" = "$1" ]; }
 
-# DIGEST BYTES KEPT: reports whether it exists; if not, the free space, and whether this host sees the file to copy.
+# DIGEST BYTES KEPT: reports whether the file exists; if not, the free space, and whether this host can read KEPT.
 file_probe() {
     check_path "$folder"
-    look && is_whole "$1" && answer there
+    look && is_complete "$1" && answer there
     sees=0
     [ "$(size_of "$3")" = "$2" ] && [ -r "$3" ] && sees=1
-    answer "absent $(room_in "${folder%/}") $sees"
+    answer "absent $(free_bytes "${folder%/}") $sees"
 }
 
-# STEM: makes the folder, and removes what a killed copy has left.
+# STEM: makes the folder, and removes what a killed copy has left behind.
 file_ready() {
     file_make_folder
     rm -f -- "$folder$1"*
@@ -181,13 +181,13 @@ file_commit() {
     if look; then
         complaint=$(mv -f -T -- "$part" "$target" 2>&1) || refuse "cannot be replaced: ${complaint##*: }"
     elif ! complaint=$(ln -T -- "$part" "$target" 2>&1); then
-        if ! look || ! is_whole "$1"; then refuse "cannot be made: ${complaint##*: }"; fi
+        if ! look || ! is_complete "$1"; then refuse "cannot be created: ${complaint##*: }"; fi
     fi
     sync -- "$folder" 2>/dev/null
     answer placed
 }
 
-# DIGEST PART KEPT STEM: copies a file that this host sees; set -C makes `>` create a new file or fail.
+# DIGEST PART KEPT STEM: copies KEPT, which this host can read; set -C makes `>` create a new file or fail.
 file_fill() {
     file_ready "$4"
     part=$folder$2
@@ -201,7 +201,7 @@ file_fill() {
 file_drop() {
     check_path "$folder"
     look || answer nothing
-    is_whole "$1" || answer kept
+    is_complete "$1" || answer kept
     rm -f -- "$target"
     answer dropped
 }

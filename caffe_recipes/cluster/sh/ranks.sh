@@ -1,13 +1,13 @@
-# Lists, signals and ends the ranks on a host: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH is sixteen hex
-# digits, which stand for a run with all its launches, or one launch.
-# Only an entry of the environment identifies our processes. Process ids are reused, so a process is identified by its id
-# and its start time, which are checked again before every signal.
+# Lists, signals and ends the ranks on a host: FUNCTION LAUNCH WORD..., for ranks.py and health.py. LAUNCH names a single
+# launch, or is the sixteen hex digits of a run, for all its launches.
+# Our processes are identified only by an entry in their environment. Process ids are reused, so a process is identified
+# by its id and its start time, which are checked again before every signal.
 set -f
 newline='
 '
 IFS=$newline
 
-# Sets comm, state, parent, session, ticks, started and pages of a process; fails if it does not exist. comm is any text.
+# Sets comm, state, parent, session, ticks, started and pages of a process; fails if there is none. comm can be any text.
 read_stat() {
     text=''
     { while read -r line; do text="$text $line"; done <"/proc/$1/stat"; } 2>/dev/null
@@ -21,9 +21,9 @@ read_stat() {
     state=$1 parent=$2 session=$4 ticks=$((${12} + ${13})) started=${20} pages=${22}
 }
 
-lives() { read_stat "$1" && [ "$started" = "$2" ] && [ "$state" != Z ] && [ "$state" != X ]; }
+is_alive() { read_stat "$1" && [ "$started" = "$2" ] && [ "$state" != Z ] && [ "$state" != X ]; }
 
-# Sets launch and rank, after read_stat; fails for a launch that was not asked for. A line break within a value becomes \1,
+# Sets launch and rank, after read_stat; fails if it is not the requested launch. A line break within a value becomes \1,
 # so that no value can look like an entry. Launchers are not ranks, though Slurm numbers batch scripts and proxies, too.
 read_environment() {
     launch='' pmi='' pmix='' slurm='' step='' open=''
@@ -48,8 +48,8 @@ read_environment() {
     rank=${rank:--}
 }
 
-# Sets candidates: those of our processes that may have the entry asked for, except those that $1 lists as ` PID:`. One
-# `tail` reads them all, since a fork for each would be slow.
+# Sets candidates: our processes that may belong to the requested launch, except those that $1 lists as ` PID:`. One `tail`
+# reads them all, since a fork for each would be slow.
 find_candidates() {
     candidates='' near='' files=''
     set +f
@@ -69,7 +69,7 @@ find_candidates() {
     done
 }
 
-# Calls $1 for every process of this launch, with its variables set, except for those that $2 lists.
+# Calls $1 for every process of this launch, with its variables set, except for the processes that $2 lists.
 for_each() {
     find_candidates "${2-}"
     for pid in $candidates; do
@@ -77,7 +77,7 @@ for_each() {
     done
 }
 
-# Does a process catch SIGHUP? Signal 1 is the lowest bit.
+# Does a process catch SIGHUP? Signal 1 is the lowest bit of the mask.
 catches_hup() {
     while read -r line; do
         case $line in SigCgt:*[13579bdf]) return 0 ;; SigCgt:*) return 1 ;; esac
@@ -106,11 +106,11 @@ list() {
 
 # PID STARTED: sends SIGHUP to rank 0's process, so that it writes a snapshot, unless SIGHUP would kill it.
 snapshot() {
-    if ! lives "$1" "$2" || ! read_environment "$1" || [ "$rank" != 0 ]; then
+    if ! is_alive "$1" "$2" || ! read_environment "$1" || [ "$rank" != 0 ]; then
         say absent
     elif ! catches_hup "$1"; then
         say deaf
-    elif lives "$1" "$2" && kill -s HUP "$1" 2>/dev/null; then
+    elif is_alive "$1" "$2" && kill -s HUP "$1" 2>/dev/null; then
         say asked
     else
         say absent
@@ -119,18 +119,18 @@ snapshot() {
 
 add_target() { case $targets in *" $1:$2 "*) ;; *) targets="$targets$1:$2 $newline " ;; esac; }
 
-# A proxy of hydra has our launch in its environment only on the launcher's own host; elsewhere it is found as the parent
-# of its ranks.
+# A hydra proxy has our launch in its environment only on the launcher's own host; elsewhere it is found as the parent of
+# its ranks.
 collect() {
-    [ "$launch" != "$but" ] || return 0
+    [ "$launch" != "$keep" ] || return 0
     case $rank:$comm in
     -:hydra_*) add_target "$pid" "$started" ;;
     -:*) [ "$launcher" = 0 ] || add_target "$pid" "$started" ;;
     *)
         add_target "$pid" "$started"
-        of=$parent
-        if [ -O "/proc/$of" ] && read_stat "$of"; then
-            case $comm in hydra_*) add_target "$of" "$started" ;; esac
+        proxy=$parent
+        if [ -O "/proc/$proxy" ] && read_stat "$proxy"; then
+            case $comm in hydra_*) add_target "$proxy" "$started" ;; esac
         fi
         ;;
     esac
@@ -142,17 +142,17 @@ signal_targets() {
     for target in $targets; do
         target=${target# } target=${target% }
         [ -n "$target" ] || continue
-        lives "${target%:*}" "${target#*:}" || continue
+        is_alive "${target%:*}" "${target#*:}" || continue
         alive="$alive$target $newline "
         for signal in $1; do kill -s "$signal" "${target%:*}" 2>/dev/null; done
     done
     targets=$alive
 }
 
-# BUT GRACE LAST LAUNCHER: ends all processes except those of the launch BUT. Sends SIGTERM, and SIGKILL after GRACE; gives
-# up after LAST. Both are tenths of a second.
+# KEEP GRACE LAST LAUNCHER: ends all processes except those of the launch KEEP. Sends SIGTERM, and SIGKILL after GRACE;
+# gives up after LAST, both in tenths of a second. Spares the launcher's processes if LAUNCHER is 0.
 end_all() {
-    but=$1 launcher=$4 targets=' ' tenths=0
+    keep=$1 launcher=$4 targets=' ' tenths=0
     for_each collect
     signal_targets "TERM${newline}CONT"
     while :; do
@@ -168,7 +168,7 @@ end_all() {
     done
     for target in $targets; do
         target=${target# } target=${target% }
-        if lives "${target%:*}" "${target#*:}"; then say "left ${target%:*} $state"; fi
+        if is_alive "${target%:*}" "${target#*:}"; then say "left ${target%:*} $state"; fi
     done
     say end
 }
@@ -176,7 +176,7 @@ end_all() {
 remember() { [ "$rank" = - ] || known="$known$pid:$started:$rank $newline "; }
 
 # Reports the state of each rank for every line of input. After a network failure sshd keeps our input open for hours, so
-# this ends after $1 seconds without a line.
+# this function ends after $1 seconds without a line.
 beat() {
     known=' '
     while timeout --foreground "$1" sh -c 'read -r _'; do

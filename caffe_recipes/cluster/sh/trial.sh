@@ -1,8 +1,8 @@
 # Tries the trainer on a host: `try SECONDS COUNT [NAME TEXT]... COUNT [WORDS]... COMMAND...`. The files are written to a new
-# folder, and each attempt runs the command with its WORDS, quoted for sh. The variables of a rank come on standard input, as
-# text for sh, where no other user sees them. The output of the trainer, and any core, goes to that folder, which is removed
-# at the end in any case.
-# shellcheck disable=SC3045 # a sh without it does without
+# folder, and each attempt runs the command followed by its WORDS, which are quoted for sh. The variables of a rank are read
+# from standard input, as shell text, so that no other user sees them. The trainer's output and core dumps go to that folder,
+# which is always removed at the end.
+# shellcheck disable=SC3045 # a shell without this option ignores the line
 ulimit -c 0 2>/dev/null
 limit=$2 count=$3
 shift 3
@@ -10,14 +10,14 @@ given=$(cat)
 folder='' tried=''
 finish() {
     trap '' TERM HUP INT
-    # `timeout` passes SIGTERM on to its process group, and SIGKILL a second later.
+    # `timeout` forwards SIGTERM to its process group, and sends SIGKILL a second later.
     test -z "$tried" || { kill -s TERM "$tried" && wait "$tried"; } 2>/dev/null
     test -z "$folder" || rm -rf -- "$folder"
 }
 trap finish EXIT
 trap 'exit 143' TERM HUP INT
 give_up() {
-    say refused "cannot be tried: no file can be written to ${TMPDIR:-/tmp}: ${1:-is it full?}"
+    say refused "cannot be tried: cannot write to ${TMPDIR:-/tmp}: ${1:-is it full?}"
     exit 0
 }
 made=$(mktemp -d "${TMPDIR:-/tmp}/caffe-recipes-trial-XXXXXXXXXX" 2>&1) || give_up "${made##*: }"
@@ -31,7 +31,7 @@ done
 count=$1 attempts=''
 shift
 while [ "$count" -gt 0 ]; do
-    # A line each: no word of an attempt has a line break.
+    # One per line: no word of an attempt contains a line break.
     attempts="$attempts$1
 "
     count=$((count - 1))
@@ -41,9 +41,9 @@ printf %s "$attempts" 2>/dev/null >attempts || give_up
 while IFS= read -r words <&3; do
     (
         eval "set -- \"\$@\" $words"
-        unset LC_ALL # which is of the prelude
+        unset LC_ALL # set by the prelude
         eval "$given"
-        # In a group of its own: what the trainer starts ends with it.
+        # In its own process group, so that what the trainer starts ends with it.
         exec timeout -k 1 "$limit" "$@"
     ) >log 2>&1 </dev/null 3<&- &
     tried=$!

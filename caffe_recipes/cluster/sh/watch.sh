@@ -1,8 +1,8 @@
-# Reads the files of runs on another host, for monitor/files.py. Nothing is written, locked or signalled.
+# Reads the files of runs on another host, for monitor/files.py. Does not write, lock or signal anything.
 
 # Is the run's process alive? Process ids are reused, but a live run has its journal open. We cannot see the open files of
-# another user's process, and sometimes not the process itself.
-lives() {
+# another user's process, and sometimes not even the process.
+is_alive() {
     if [ "$here" != "$node" ]; then echo unknown; return; fi
     if ! [ -d "/proc/$pid" ]; then
         if [ -O "$held" ] || [ "$(id -u)" = 0 ]; then echo no; else echo unknown; fi
@@ -17,13 +17,14 @@ lives() {
     echo no
 }
 
-# PID NODE HELD [PATH START MOST first|last]...: reports whether a process with HELD open is alive, and pieces of files.
+# PID NODE HELD [PATH START MOST first|last]...: reports whether process PID, which has HELD open, is alive, and the
+# content of each PATH from START on, but only its first or last MOST bytes.
 look() {
     pid=$1 node=$2 held=$3 here=$(uname -n)
     shift 3
     say node "$here"
-    # This comes first: a process that has ended by now has written everything to the files that are read next.
-    say lives "$(lives)"
+    # This comes first: a process that has ended by now has written everything that is read next.
+    say lives "$(is_alive)"
     while [ "$#" -gt 0 ]; do
         path=$1 start=$2 most=$3 end=$4
         shift 4
@@ -41,7 +42,7 @@ look() {
     say end
 }
 
-# FOLDER SUFFIX: reports the names of the files there that end in SUFFIX, without it.
+# FOLDER SUFFIX: reports the names of the files in FOLDER that end in SUFFIX, without the suffix.
 names() {
     for each in "$1"/*"$2"; do
         if [ -f "$each" ]; then each=${each%"$2"} && say "name $(printf %s "${each#"$1"/}" | base64 -w 0)"; fi

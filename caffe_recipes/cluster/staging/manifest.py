@@ -1,7 +1,7 @@
-"""Cache the digests of sources, which every copy is compared with, and of copies that staging did not make.
+"""Cache the digests of sources, which every copy is checked against, and of copies not made by staging.
 
 A copy that staging did not make has no stamp and gets none, since `--clean` must not remove it. Each run
-checks it twice, and to hash 42 GB takes minutes, so its digest is cached until the copy changes. The cache is
+checks it twice, and hashing 42 GB takes minutes, so its digest is cached until the copy changes. The cache is
 in the user's cache folder.
 """
 
@@ -23,7 +23,7 @@ from caffe_recipes.cluster.staging.relay import DATA, digest_of
 from caffe_recipes.errors import ClusterError, DataError
 from caffe_recipes.files import is_changed_by_group, lock, read_within, reading, write_whole
 
-# A file younger than this may be written again within one tick of its file system's clock.
+# A file modified more recently may be written again without a change of its mtime, which has a coarse clock.
 _SETTLED_S = 2.0
 
 
@@ -37,7 +37,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """The source file on this machine, with the values that change when it is written."""
+    """The source file on this machine, with the attributes that change when it is written."""
 
     data: Path
     size_bytes: int
@@ -46,13 +46,13 @@ class SourceFile:
 
 
 def cache_folder() -> Path:
-    """Return our folder in the user's cache."""
+    """Return the path of our folder in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home.startswith("/") else Path.home() / ".cache") / "caffe-recipes"
 
 
 def find_source(folder: Path) -> SourceFile:
-    """Return the LMDB in a folder; raises DataError if there is none."""
+    """Return the data file of the LMDB in a folder. Raises DataError if there is none."""
     data = folder.absolute() / DATA
     with reading(data, DataError, "give the LMDB's folder"):
         status = data.stat()
@@ -61,17 +61,17 @@ def find_source(folder: Path) -> SourceFile:
     return SourceFile(data, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def look_at_file(path: Path) -> SourceFile:
-    """Return a source file of a set; raises DataError if it does not exist."""
-    with reading(path, DataError, "copy the files again, or make them again"):
+def stat_source(path: Path) -> SourceFile:
+    """Return a source file with its attributes. Raises DataError if it does not exist."""
+    with reading(path, DataError, "copy or create the files again"):
         status = path.stat()
     return SourceFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
-    """Return the cached manifest of a source; None if the source has changed, or was never hashed."""
+    """Return the cached manifest of a source; None if the source was never hashed, or has changed since."""
     try:
-        known = json.loads(read_within(own_cache(cache) / _manifest_name(source), "json-bytes"))
+        known = json.loads(read_within(private_cache(cache) / _manifest_name(source), "json-bytes"))
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
@@ -80,49 +80,58 @@ def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
 
 
 def hash_source(source: SourceFile, cache: Path) -> Manifest:
-    """Hash a source, cache and return its manifest; raises DataError, also if it changes meanwhile."""
+    """Hash a source, and cache and return its manifest. Raises DataError, also if the source changes."""
     with reading(source.data, DataError, "check its disk"):
         digest = digest_of(source.data)
-    return keep_manifest(source, digest, cache)
+    return save_manifest(source, digest, cache)
 
 
 def known_digest(source: SourceFile, cache: Path) -> str:
-    """Return the digest of a source, from the cache or by hashing it; raises DataError."""
+    """Return the digest of a source, from the cache or by hashing it. Raises DataError."""
     return (load_manifest(source, cache) or hash_source(source, cache)).digest
 
 
-def keep_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
-    """Cache the digest of a source, and return its manifest; raises DataError if the source has changed."""
-    if look_at_file(source.data) != source:
-        raise DataError(source.data, "changed while it was staged", "stop what writes to it, and stage again")
+def save_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
+    """Cache the digest of a source, and return its manifest. Raises DataError if the source has changed."""
+    if stat_source(source.data) != source:
+        raise DataError(
+            source.data,
+            "changed while it was being staged",
+            "stop the program that writes to it, and stage again",
+        )
     if time.time() - source.mtime_ns / 1e9 > _SETTLED_S:
         with contextlib.suppress(OSError):  # without a cache it is hashed again next time
-            write_kept(own_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest)))
+            write_cache_file(
+                private_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest))
+            )
     return Manifest(source.size_bytes, digest)
 
 
 @contextlib.contextmanager
-def only_one(lmdb: str, cache: Path) -> Iterator[None]:
-    """Hold the lock for staging to one path; raises ClusterError if another process of the user holds it."""
+def staging_lock(lmdb: str, cache: Path) -> Iterator[None]:
+    """Hold the lock for staging to a path. Raises ClusterError if another process of the user holds it."""
     name = hashlib.sha256(lmdb.encode(errors="surrogateescape")).hexdigest()[:16]
     busy = ClusterError(lmdb, "is being staged by another process", "wait for it to end")
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # without a lock each node still verifies its copy
-            held.enter_context(lock(own_cache(cache) / f"stage-{name}.lock", busy))
+            held.enter_context(lock(private_cache(cache) / f"stage-{name}.lock", busy))
         yield
 
 
-def own_cache(cache: Path) -> Path:
-    """Return the cache, created if needed; raises OSError if others can write there, e.g. a false digest."""
+def private_cache(cache: Path) -> Path:
+    """Return the cache folder, created if needed.
+
+    Raises OSError if other users can write there, and so could plant a false digest.
+    """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
     if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH or is_changed_by_group(status):
-        raise PermissionError(errno.EPERM, "others can write there", str(cache))
+        raise PermissionError(errno.EPERM, "other users can write there", str(cache))
     return cache
 
 
-def write_kept(path: Path, text: str) -> None:
-    """Write a file of the cache atomically, readable only by the user; raises OSError."""
+def write_cache_file(path: Path, text: str) -> None:
+    """Write a file of the cache atomically, readable only by the user. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole({path: text.encode()}, mode=0o600)
 
@@ -143,29 +152,29 @@ def _identity(source: SourceFile, digest: str) -> dict[str, str | int]:
 
 
 class Copy(NamedTuple):
-    """A file on a host: its stamp, which changes whenever it is written, and the digest that it had then."""
+    """A file on a host: its stamp, which changes whenever it is written, and its digest at that stamp."""
 
     stamp: str
     digest: str
 
 
 def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
-    """Return the cached copies of an LMDB by host, or a host's files of a set by name.
+    """Return the cached copies of an LMDB by host, or the cached files of a set on one host by name.
 
     The cache is ignored if other users can write to it.
     """
     try:
-        known = json.loads(read_within(own_cache(cache) / _copies_name(lmdb), "json-bytes"))
+        known = json.loads(read_within(private_cache(cache) / _copies_name(lmdb), "json-bytes"))
         return {str(host): Copy(str(stamp), str(digest)) for host, (stamp, digest) in known.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def keep_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
+def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
     """Add copies to the cache."""
     copies = {**load_copies(lmdb, cache), **found}
     with contextlib.suppress(OSError):  # without a cache they are hashed again next time
-        write_kept(own_cache(cache) / _copies_name(lmdb), json.dumps(copies))
+        write_cache_file(private_cache(cache) / _copies_name(lmdb), json.dumps(copies))
 
 
 def _copies_name(lmdb: str) -> Path:

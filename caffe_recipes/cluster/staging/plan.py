@@ -1,8 +1,7 @@
-"""Plan staging: which hosts lack the LMDB, how long each way would take, and which one is chosen.
+"""Plan staging: which hosts lack the LMDB, how long each way would take, and which way to use.
 
-The plan is a value computed from the states of the hosts. The cost model is small, and its results are
-printed, so that a choice can be understood. The functions that ask a node (`probe_node` to `clean_node`) are
-here too.
+The plan is a value computed from the states of the hosts. The cost model is simple, and its results are
+printed, to explain the choice. The functions that call `node.sh` (`probe_node` to `clean_node`) are here too.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from caffe_recipes.wording import describe_count, plural
 How = Literal["copy", "chain", "sbcast", "ssh"]
 WAYS: tuple[How, ...] = ("copy", "chain", "sbcast", "ssh")
 
-# A launcher logs in to every host, and starts Python there: seconds in all, and seconds per host.
-_LAUNCH_S, _LAUNCH_S_A_HOST = 2.0, 0.1
-_LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 4 << 20
-# The last node of a chain begins late by one chunk per hop: at most this fraction of the whole.
-_FILL = 0.01
+# A launcher logs in to every host and starts Python there: fixed seconds, and seconds per host.
+_LAUNCH_S, _LAUNCH_S_PER_HOST = 2.0, 0.1
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 256 << 10, 4 << 20
+# The last node of a chain starts one chunk later per hop: at most this fraction of the whole file.
+_MAX_FILL = 0.01
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class CopyRates:
 
 @dataclass(frozen=True)
 class Option:
-    """A way of staging with its estimated time; if it is not available, `why` gives the reason."""
+    """A way of staging, with its estimated time; `why` explains the estimate, or why it is not available."""
 
     how: How
     why: str
@@ -48,20 +47,20 @@ class Option:
 
 
 def chunk_bytes(size_bytes: int, hosts: int) -> int:
-    """Return the size of a chain's messages, a power of two from 256 KiB to 4 MiB.
+    """Return the message size of a chain in bytes, a power of two from 256 KiB to 4 MiB.
 
     >>> [chunk_bytes(n, hosts) >> 10 for n, hosts in ((256 * 10**6, 4), (42 * 10**9, 64), (42 * 10**9, 4))]
     [512, 4096, 4096]
     """
-    most = min(_MOST_CHUNK_BYTES, _FILL * size_bytes / max(1, hosts - 1))
-    chunk = _LEAST_CHUNK_BYTES
+    most = min(_MAX_CHUNK_BYTES, _MAX_FILL * size_bytes / max(1, hosts - 1))
+    chunk = _MIN_CHUNK_BYTES
     while chunk * 2 <= most:
         chunk *= 2
     return chunk
 
 
 def copy_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `copy`: every node reads the shared file system at the same time.
+    """Return the seconds that `copy` takes: all nodes read from the shared file system at the same time.
 
     >>> round(copy_s(42 * 10**9, 64, CopyRates()))
     538
@@ -70,18 +69,18 @@ def copy_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
 
 
 def chain_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `chain`: one copy, plus one chunk per hop until the last node begins.
+    """Return the seconds that `chain` takes: one copy, plus one chunk per hop until the last node starts.
 
     >>> round(chain_s(42 * 10**9, 64, CopyRates()))
     93
     """
     rate = min(rates.link, rates.shared, rates.disk)
     fill_s = (hosts - 1) * chunk_bytes(size_bytes, hosts) / rates.link
-    return _LAUNCH_S + _LAUNCH_S_A_HOST * hosts + fill_s + size_bytes / rate
+    return _LAUNCH_S + _LAUNCH_S_PER_HOST * hosts + fill_s + size_bytes / rate
 
 
 def star_s(size_bytes: int, hosts: int, rates: CopyRates) -> float:
-    """Return the seconds of `ssh`, and of `sbcast`, which waits for every node after every block.
+    """Return the seconds that `ssh` takes, or `sbcast`, which waits for all nodes after every block.
 
     >>> round(star_s(42 * 10**9, 64, CopyRates()))
     2150
@@ -100,15 +99,15 @@ def render_rate(bytes_per_s: float) -> str:
 
 T = TypeVar("T")
 
-_LONGEST_S = 86400.0
+_MAX_S = 86400.0
 
 
 @dataclass(frozen=True)
 class NodeState:
     """What a host has at the path of the LMDB.
 
-    A `present` copy with a digest was verified by staging, and has not changed since. If `refused`, `reason`
-    says why nothing can be copied there; if `unreachable`, why the host does not answer.
+    A `present` copy with a digest was verified by staging and has not changed since. For `refused`, `reason`
+    says why nothing can be copied there; for `unreachable`, why the host does not answer.
     """
 
     host: str
@@ -121,14 +120,14 @@ class NodeState:
 
 
 def on_each(
-    hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = _LONGEST_S
+    hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = _MAX_S
 ) -> list[T | CaffeRecipesError | None]:
-    """Call `act` on every host at the same time; return the results or errors in the order of hosts."""
+    """Call `act` on all hosts in parallel; return the results or errors in the order of the hosts."""
     return [answer.error or answer.value for answer in ask_all(hosts, act, timeout_s)]
 
 
 def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeState:
-    """Return what a host has at the path of an LMDB; a host that does not answer has a state too."""
+    """Return what a host has at the path of an LMDB; never raises, since `unreachable` is a state, too."""
     try:
         words = ask_node(host, "probe", lmdb, source, str(source_bytes))
     except NodeRefusal as refusal:
@@ -141,21 +140,21 @@ def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeSta
 
 
 def hash_node(host: Host, lmdb: str, size_bytes: int) -> str:
-    """Return the digest of the LMDB on a host; raises ClusterError."""
+    """Return the digest of the LMDB on a host. Raises ClusterError."""
     return ask_node(host, "digest", lmdb, timeout_s=seconds_for(size_bytes))[1]
 
 
 def reserve_part(host: Host, lmdb: str, part: str, size_bytes: int) -> None:
-    """Create the folder and an empty file in it, if there is space; raises ClusterError."""
+    """Create the folder and an empty file in it, if there is enough space. Raises ClusterError."""
     ask_node(host, "reserve", lmdb, part, str(size_bytes))
 
 
-def take_part(
+def pull_part(
     host: Host, lmdb: str, part: str, source: str, size_bytes: int, *, room_bytes: int, digest: str | None
 ) -> None:
-    """Reserve a part, and let the node copy the source itself; if the digest is known, also commit the part.
+    """Reserve a part, and let the node itself copy the source to it; commit it if the digest is known.
 
-    This is one command, since each command on 64 nodes takes some time. Raises ClusterError.
+    This is a single command, since every command on 64 nodes takes time. Raises ClusterError.
     """
     limit_s = seconds_for(size_bytes)
     words = (part, str(room_bytes), source, f"{limit_s:.0f}", str(size_bytes), digest or "-")
@@ -163,12 +162,12 @@ def take_part(
 
 
 def commit_part(host: Host, lmdb: str, part: str, size_bytes: int, digest: str) -> None:
-    """Verify a part, and give it its final name; raises ClusterError."""
+    """Verify a part, and give it its final name. Raises ClusterError."""
     ask_node(host, "commit", lmdb, part, str(size_bytes), digest, timeout_s=seconds_for(size_bytes))
 
 
 def abandon_part(host: Host, lmdb: str) -> None:
-    """Remove an unfinished copy; raises ClusterError."""
+    """Remove an unfinished copy. Raises ClusterError."""
     ask_node(host, "abandon", lmdb)
 
 
@@ -179,7 +178,7 @@ def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
 
 
 def normalize_lmdb(lmdb: str) -> str:
-    """Return an LMDB's path in normal form; raises InputError unless it is the absolute path of a folder.
+    """Return an LMDB's path in normal form. Raises InputError unless it is the absolute path of a folder.
 
     >>> normalize_lmdb("/tmp//lmdb/")
     '/tmp/lmdb'
@@ -190,7 +189,7 @@ def normalize_lmdb(lmdb: str) -> str:
         )
     path = "/" + posixpath.normpath(lmdb).lstrip("/")
     if path == "/":
-        raise InputError(lmdb, "is not a folder for an LMDB", "name one, e.g. /tmp/train_lmdb")
+        raise InputError(lmdb, "is not a folder for an LMDB", "give one, e.g. /tmp/train_lmdb")
     return path
 
 
@@ -198,8 +197,8 @@ def normalize_lmdb(lmdb: str) -> str:
 class StagingPlan:
     """Which hosts have the LMDB, which lack it, and the chosen way; `how` is None if there is nothing to do.
 
-    `refused` are the hosts that cannot be staged to, each with the reason. `size_bytes` is per host, or the
-    total for files that are split among hosts.
+    `refused` holds the hosts that cannot be staged to, with reasons. `size_bytes` is per host, or the total
+    if files are split among the hosts.
     """
 
     lmdb: str
@@ -215,7 +214,7 @@ class StagingPlan:
 
 @dataclass(frozen=True)
 class ChainOrder:
-    """The hosts of a chain, rank 0 first, which reads `source`; if `read_only` it writes no copy itself."""
+    """The hosts of a chain; the first, rank 0, reads `source`, and writes no copy if `read_only`."""
 
     hosts: tuple[str, ...]
     source: str
@@ -232,16 +231,16 @@ def plan_staging(
     digest: str | None,
     rates: CopyRates = CopyRates(),
     how: How | None = None,
-    lacking: Mapping[How, str] | None = None,
+    unavailable: Mapping[How, str] | None = None,
 ) -> StagingPlan:
-    """Return the plan, with the quickest way or the requested one (`how`).
+    """Return the plan, with the fastest way or the requested one (`how`).
 
-    `lacking` has the ways that are not available here, with the reasons. Raises InputError if the requested
-    way is not available, ClusterError if none is.
+    `unavailable` holds the ways that are not available here, with reasons. Raises InputError if the requested
+    way is not available, and ClusterError if none is.
     """
     judged = [(state, _refusal(state, size_bytes, digest)) for state in states]
     missing = tuple(state for state, reason in judged if state.kind == "absent" and not reason)
-    options = weigh_ways(missing, size_bytes, rates, lacking or {}) if missing else ()
+    options = estimate_ways(missing, size_bytes, rates, unavailable or {}) if missing else ()
     return StagingPlan(
         lmdb=lmdb,
         source=source,
@@ -255,7 +254,7 @@ def plan_staging(
 
 
 def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> StagingPlan | None:
-    """Return a plan for these hosts by the next best way, after the plan's way failed; None without one."""
+    """Return a plan for these hosts by the next best way, now that this one failed; None if there is none."""
     options = tuple(Option(option.how, why) if option.how == plan.how else option for option in plan.options)
     if all(option.seconds is None for option in options):
         return None
@@ -279,7 +278,7 @@ def plan_chain(
     size_bytes: int,
     here: str,
 ) -> ChainOrder:
-    """Return the order of a chain; the reader sees the source, else has a copy, else is this machine."""
+    """Return the order of a chain. It starts at a node that sees the source, or has a copy, or else here."""
     names = tuple(state.host for state in missing)
     reader = next((state.host for state in missing if state.sees_source), None)
     chunk = chunk_bytes(size_bytes, len(names) + 1)
@@ -292,42 +291,42 @@ def plan_chain(
 
 
 def render_plan(plan: StagingPlan) -> list[str]:
-    """Return the plan as lines of text, with one line per way."""
+    """Return the plan as lines of text, one per way."""
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
-        rest = f"{len(plan.refused)} cannot take it" if plan.refused else "nothing to send"
+        rest = f"{len(plan.refused)} cannot be staged to" if plan.refused else "nothing to send"
         return [*lines, f"{plan.lmdb} is on {describe_count(len(plan.present), 'host')}, {rest}"]
     lines.append(
-        f"{plan.size_bytes / 1e9:.3g} GB{' in all' if plan.is_split else ''} to {plan.lmdb} on "
+        f"{plan.size_bytes / 1e9:.3g} GB{' in total' if plan.is_split else ''} to {plan.lmdb} on "
         f"{describe_count(len(plan.missing), 'host')}; "
         f"{len(plan.present)} {plural(len(plan.present), 'has', 'have')} it"
     )
     for option in plan.options:
-        takes = "not here" if option.seconds is None else f"{option.seconds:,.0f} s"
+        takes = "n/a" if option.seconds is None else f"{option.seconds:,.0f} s"
         chosen = "  <- chosen" if option.how == plan.how else ""
         lines.append(f"  {option.how:6}  {takes:>8}  {option.why}{chosen}")
     return lines
 
 
 def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
-    """Return why a host cannot be staged to; "" if it can."""
+    """Return why a host cannot be staged to, or "" if it can."""
     if state.kind in ("refused", "unreachable"):
         return state.reason
     if state.kind == "absent":
         if state.free_bytes < size_bytes:
-            return f"no room: {state.free_bytes:,} bytes are free, {size_bytes:,} are needed"
+            return f"not enough space: {state.free_bytes:,} bytes free, {size_bytes:,} needed"
         return ""
     if state.size_bytes != size_bytes:
-        return f"holds another LMDB ({state.size_bytes:,} bytes, the source has {size_bytes:,})"
+        return f"has a different LMDB ({state.size_bytes:,} bytes; the source has {size_bytes:,})"
     if digest is None or state.digest != digest:
-        return "holds another LMDB (as large as the source, but with other content)"
+        return "has a different LMDB (same size as the source, but different content)"
     return ""
 
 
-def weigh_ways(
-    missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, lacking: Mapping[How, str]
+def estimate_ways(
+    missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[How, str]
 ) -> tuple[Option, ...]:
-    """Return every way with its estimated seconds; `lacking` has the unavailable ones, with the reasons."""
+    """Return every way with its estimated seconds; `unavailable` holds the others, with reasons."""
     count, link, shared = len(missing), render_rate(rates.link), render_rate(rates.shared)
     times = "once" if count == 1 else f"{count} times"
     seconds: dict[How, float] = {
@@ -338,26 +337,27 @@ def weigh_ways(
     }
     hosts = f"{describe_count(count, 'host')} {plural(count, 'passes', 'pass')}"
     why: dict[How, str] = {
-        "copy": f"{describe_count(count, 'reader')} of a shared file system with {shared}",
-        "chain": f"one reader, {hosts} it on at {link}",
+        "copy": f"{describe_count(count, 'reader')} of a shared file system at {shared}",
+        "chain": f"one node reads, {hosts} it on at {link}",
         "sbcast": f"Slurm sends {times} at {link}",
         "ssh": f"this machine sends {times} at {link}",
     }
     blind = [state.host for state in missing if not state.sees_source]
-    barred: dict[How, str] = {**({"copy": f"{blind[0]} does not see the source"} if blind else {}), **lacking}
+    reasons: dict[How, str] = {"copy": f"{blind[0]} cannot read the source"} if blind else {}
+    reasons |= unavailable
     return tuple(
-        Option(way, barred[way]) if way in barred else Option(way, why[way], seconds[way]) for way in WAYS
+        Option(way, reasons[way]) if way in reasons else Option(way, why[way], seconds[way]) for way in WAYS
     )
 
 
 def choose_way(options: Sequence[Option], how: How | None) -> How:
-    """Return the requested way, or the quickest; raises InputError or ClusterError if it is not available."""
+    """Return the requested way, or the fastest. Raises InputError or ClusterError if it is not available."""
     if how is not None:
-        asked = next(option for option in options if option.how == how)
-        if asked.seconds is None:
-            raise InputError("", f"staging by {how} is not possible: {asked.why}", "stage without --how")
+        requested = next(option for option in options if option.how == how)
+        if requested.seconds is None:
+            raise InputError("", f"staging by {how} is not possible: {requested.why}", "stage without --how")
         return how
-    able = [option for option in options if option.seconds is not None]
-    if not able:
-        raise ClusterError("", "no way of staging is possible", "; ".join(option.why for option in options))
-    return min(able, key=lambda option: option.seconds or 0.0).how
+    available = [option for option in options if option.seconds is not None]
+    if not available:
+        raise ClusterError("", "no way of staging is available", "; ".join(option.why for option in options))
+    return min(available, key=lambda option: option.seconds or 0.0).how

@@ -2,26 +2,26 @@
 
 `python -m caffe_recipes.cluster.staging.relay` runs with one rank per host, in the order of the chain. Rank 0
 reads the source. A ring of buffers lets a rank receive, send and write at the same time. A rank that cannot
-write still passes the data on, so that the others finish. Nothing blocks inside MPI, whose waiting uses a
-whole core, and a rank without progress for `--stall-s` ends, since MPI never notices a dead connection. At
-the end each rank prints `relay: RANK HOST landed` or `relay: RANK HOST failed: REASON` on a line of its own.
+write still passes the data on, so that the others finish. Nothing blocks inside MPI, which would busy-wait,
+and a rank without progress for `--stall-s` exits, since MPI never notices a dead connection. At the end, each
+rank prints a line `relay: RANK HOST landed` or `relay: RANK HOST failed: REASON`.
 
 **The file** is written under a temporary name, verified, and only then renamed to `data.mdb`. `node.sh` has
-created the folder and the empty file; here they are opened without following links, and checked again to be
-ours. This module runs on nodes, and uses only the standard library and mpi4py.
+created the folder and the empty file; this program opens them without following links, and checks again that
+they are ours. This module runs on nodes, and uses only the standard library and mpi4py.
 
-**The digest** of a staged file is the SHA-256 over the SHA-256 digests of its blocks. A plain SHA-256 uses
-one core: at 0.1 GB/s the 42 GB of ImageNet take seven minutes. Blocks are hashed by several cores, while the
-rest of the file is still arriving. Coreutils can compute the digest too, so that a node does not need our
+**The digest** of a staged file is the SHA-256 of the SHA-256 digests of its blocks. A plain SHA-256 uses one
+core: at 0.1 GB/s, the 42 GB of ImageNet take seven minutes. Blocks are hashed by several cores, while the
+rest of the file is still arriving. Coreutils can compute the digest as well, so a node does not need our
 Python:
 
     split -b 16M --filter='sha256sum | cut -c 1-64' data.mdb | sha256sum
 
 **The stamp** beside a staged file proves that the file is ours and complete. It is one line, `caffe-recipes-1
-MADE DIGEST BYTES MTIME INODE`: the number of folders that were made, and the file's state when it was
-verified. A file that still has this size, time and inode, in a folder where nobody else can write, is not
-hashed again. During a copy the last four are `-`; only the digest is `-` if run.sh copied a source whose
-digest was unknown. `node.sh` reads and writes the same line.
+MADE DIGEST BYTES MTIME INODE`: the number of folders that staging made, and the state of the file when it was
+verified. A file that still has this size, mtime and inode, in a folder where nobody else can write, is not
+hashed again. During a copy, the last four words are `-`; only the digest is `-` if run.sh copied a source
+whose digest was unknown. `node.sh` reads and writes the same line.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 # More readers do not make one disk faster.
-MOST_HASHERS = 8
+MAX_HASHERS = 8
 
 
 def combine_blocks(digests: Iterable[str]) -> str:
-    """Return a file's digest from those of its blocks, in order.
+    """Return the digest of a file, given the digests of its blocks in order.
 
     >>> combine_blocks([hashlib.sha256(b"records").hexdigest()])[:16]
     'c477d56a6c8271a5'
@@ -66,7 +66,7 @@ def combine_blocks(digests: Iterable[str]) -> str:
 
 
 def count_blocks(size_bytes: int) -> int:
-    """Return the number of blocks of a file, the last of which may be short.
+    """Return the number of blocks of a file; the last may be short.
 
     >>> [count_blocks(n) for n in (0, 1, BLOCK_BYTES, BLOCK_BYTES + 1)]
     [0, 1, 1, 2]
@@ -75,20 +75,20 @@ def count_blocks(size_bytes: int) -> int:
 
 
 def block_digest(file: int, block: int, size_bytes: int) -> str:
-    """Return the SHA-256 of a block of an open file; raises OSError, also if the file ends early."""
+    """Return the SHA-256 of a block of an open file. Raises OSError, also if the file ends early."""
     digest, at = hashlib.sha256(), block * BLOCK_BYTES
     end = min(at + BLOCK_BYTES, size_bytes)
     while at < end:
         piece = os.pread(file, min(_PIECE_BYTES, end - at), at)
         if not piece:
-            raise OSError(f"ends at byte {at} of {size_bytes}")
+            raise OSError(f"the file ends at byte {at} of {size_bytes}")
         digest.update(piece)
         at += len(piece)
     return digest.hexdigest()
 
 
 def file_digest(file: int, size_bytes: int) -> str:
-    """Return the digest of an open file, hashed by several threads; raises OSError."""
+    """Return the digest of an open file, hashed by several threads. Raises OSError."""
     with ThreadPoolExecutor(hasher_count()) as pool:
         return combine_blocks(
             pool.map(lambda block: block_digest(file, block, size_bytes), range(count_blocks(size_bytes)))
@@ -96,14 +96,14 @@ def file_digest(file: int, size_bytes: int) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return the digest of a file; raises OSError."""
+    """Return the digest of a file. Raises OSError."""
     with path.open("rb") as file:
         return file_digest(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def hasher_count() -> int:
     """Return the number of hashing threads: one per core that this process may use, at most eight."""
-    return min(MOST_HASHERS, len(os.sched_getaffinity(0)))
+    return min(MAX_HASHERS, len(os.sched_getaffinity(0)))
 
 
 DATA = "data.mdb"
@@ -113,7 +113,7 @@ _FORMAT = "caffe-recipes-1"
 
 @dataclass(frozen=True)
 class Stamp:
-    """The stamp of a staged file; without `mtime` the copy is unfinished, without `digest` not verified."""
+    """The stamp of a staged file; without `mtime` the copy is unfinished, without `digest` unverified."""
 
     folders_made: int
     digest: str | None = None
@@ -165,15 +165,15 @@ def render_mtime(mtime_ns: int) -> str:
     return f"{mtime_ns // 10**9}.{mtime_ns % 10**9:09}"
 
 
-# Written blocks are synced this often, so that little is left to sync at the end.
-_BLOCKS_A_SYNC = 8
+# Data is synced once per this many blocks, so that little is left to sync at the end.
+_BLOCKS_PER_SYNC = 8
 _LOCK_S = 5.0
 
 
 class Landing:
-    """Writes a part in the folder of an LMDB, in order, and hashes the blocks that are written.
+    """Writes the partial copy of an LMDB in its folder, in order, and hashes the written blocks.
 
-    Raises OSError, with a message, if other users could change the folder or the part.
+    Raises OSError if other users could change the folder or the file.
     """
 
     def __init__(self, folder: str, part: str, size_bytes: int, pool: ThreadPoolExecutor) -> None:
@@ -192,30 +192,30 @@ class Landing:
         except OSError:
             self.close()
             raise
-        # Blocks of an earlier attempt; the digest at the end shows whether they are correct.
+        # Blocks from an earlier attempt; the digest at the end shows whether they are correct.
         self.held_blocks = min(status.st_size, size_bytes) // BLOCK_BYTES
 
     def start(self, block: int) -> None:
-        """Begin to write at a block; the earlier blocks exist, and are hashed now."""
+        """Start writing at a block; the earlier blocks exist, and are hashed now."""
         os.ftruncate(self._file, block * BLOCK_BYTES)
         for held in range(block):
             self._hash(held)
 
     def write(self, data: memoryview, at: int) -> None:
-        """Write the next bytes; raises OSError, e.g. for a full disk."""
+        """Write the next bytes. Raises OSError, e.g. if the disk is full."""
         end = at + len(data)
         while data:
             written = os.pwrite(self._file, data, at)
             at, data = at + written, data[written:]
-        whole = count_blocks(end) if end == self._size_bytes else end // BLOCK_BYTES
-        for block in range(len(self._hashes), whole):
+        complete = count_blocks(end) if end == self._size_bytes else end // BLOCK_BYTES
+        for block in range(len(self._hashes), complete):
             self._hash(block)
 
     def finish(self, digest: str) -> None:
-        """Verify the file, write its stamp, and give it its final name; raises OSError."""
+        """Verify the file, write its stamp, and give it its final name. Raises OSError."""
         found = combine_blocks(future.result() for future in self._hashes)
         if found != digest:
-            raise OSError("what arrived is not what was sent: its digest differs")
+            raise OSError("the digest of the copy differs from the source's")
         os.fsync(self._file)
         made = self._folders_made()
         line = render_stamp(stamp_file(made, digest, os.fstat(self._file)))
@@ -225,7 +225,7 @@ class Landing:
         os.fsync(self._folder)
 
     def close(self) -> None:
-        """Close the file, whether finished or not."""
+        """Close the file, finished or not."""
         for future in self._hashes:
             future.cancel()
         for descriptor in (self._file, self._folder):
@@ -238,7 +238,7 @@ class Landing:
 
     def _hash_block(self, block: int) -> str:
         digest = block_digest(self._file, block, self._size_bytes)
-        if block % _BLOCKS_A_SYNC == _BLOCKS_A_SYNC - 1:
+        if block % _BLOCKS_PER_SYNC == _BLOCKS_PER_SYNC - 1:
             os.fdatasync(self._file)
         return digest
 
@@ -263,25 +263,25 @@ def _check_ours(status: os.stat_result, what: str) -> None:
     if status.st_uid != os.geteuid():
         raise OSError(f"{what} belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH:
-        raise OSError(f"others can write in {what}")
+        raise OSError(f"other users can write to {what}")
 
 
 def _lock(file: int) -> None:
-    """Lock a part for this process; a process of a chain that has just been ended may still hold it."""
+    """Lock the partial copy; a process of a chain that was just ended may still hold the lock."""
     until = time.monotonic() + _LOCK_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                raise OSError("another process of this host stages the same LMDB") from None
+                raise OSError("another process on this host is staging the same LMDB") from None
             time.sleep(0.1)
         else:
             return
 
 
 class Sink:
-    """A thread that writes buffers to disk in order; after an error it only releases them."""
+    """A thread that writes buffers to disk in order; after an error it discards them."""
 
     def __init__(self, landing: Landing | None, error: str) -> None:
         self.landing, self.error = landing, error
@@ -291,7 +291,7 @@ class Sink:
         self._thread.start()
 
     def put(self, data: memoryview, at: int) -> None:
-        """Queue a buffer; `stored` counts the buffers that are written."""
+        """Queue a buffer; `stored` counts the buffers written so far."""
         self._queue.put((data, at))
 
     def finish(self, digest: str) -> str:
@@ -316,7 +316,7 @@ class Sink:
 
 
 class RelayReader:
-    """A thread of rank 0 that reads the source ahead into buffers, and hashes it."""
+    """A thread of rank 0 that reads the source ahead into buffers and hashes it."""
 
     def __init__(self, path: str, size_bytes: int, known_digest: str, pool: ThreadPoolExecutor) -> None:
         self._file = os.open(path, os.O_RDONLY)
@@ -330,11 +330,11 @@ class RelayReader:
         threading.Thread(target=self._run, daemon=True).start()
 
     def want(self, into: memoryview, at: int) -> None:
-        """Queue a buffer to be filled; `read` counts the buffers that are filled."""
+        """Queue a buffer to be filled; `read` counts the buffers filled so far."""
         self._wanted.put((into, at))
 
     def digest(self) -> str:
-        """Return the file's digest: the known one, or that of the data that was read."""
+        """Return the file's digest: the known one, or the digest of the data that was read."""
         blocks = range(len(self._hashes), 0 if self._known else count_blocks(self._size_bytes))
         self._hash(blocks)
         return self._known or combine_blocks(future.result() for future in self._hashes)
@@ -362,22 +362,22 @@ class RelayReader:
 
 
 def explain(error: OSError) -> str:
-    """Return the reason of an error, without the number and the path that Python adds."""
+    """Return the message of an error, without the number and path that Python adds."""
     return error.strerror or str(error)
 
 
 BUFFERS = 16
 _DIGEST_BYTES = 64
-_LONGEST_NAP_S = 0.002
+_MAX_NAP_S = 0.002
 _ABORT_S = 10
 
 
 class Stalled(Exception):
-    """There was no progress for too long; the text says what was waited for."""
+    """Raised after too long without progress; the text says what was waited for."""
 
 
 class Waiter:
-    """Waits for progress in short naps, a fraction of the duration of the last step; raises Stalled."""
+    """Waits for progress in short sleeps, each a fraction of the last step's duration. Raises Stalled."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -385,13 +385,13 @@ class Waiter:
         self._nap_s = 0.0
 
     def moved(self) -> None:
-        """Note progress."""
+        """Record progress."""
         now = time.monotonic()
-        self._nap_s = min(_LONGEST_NAP_S, (now - self._moved) / 4)
+        self._nap_s = min(_MAX_NAP_S, (now - self._moved) / 4)
         self._moved = now
 
     def nap(self, waiting_for: Callable[[], str]) -> None:
-        """Sleep briefly, while MPI's own waiting would spin; raises Stalled."""
+        """Sleep briefly, whereas MPI's own wait would spin. Raises Stalled."""
         if time.monotonic() - self._moved > self._stall_s:
             raise Stalled(waiting_for())
         time.sleep(self._nap_s)
@@ -399,7 +399,7 @@ class Waiter:
     def wait(self, request: MPI.Request, waiting_for: str) -> None:
         """Wait for one request."""
         self.moved()
-        self._nap_s = _LONGEST_NAP_S
+        self._nap_s = _MAX_NAP_S
         while not request.Test():
             self.nap(lambda: waiting_for)
         self.moved()
@@ -417,24 +417,24 @@ class Relay:
     def run(
         self, start: int, source: RelayReader | None, sink: Sink, on_progress: Callable[[int], None]
     ) -> None:
-        """Pass all bytes from `start` on; raises Stalled, and OSError if the source cannot be read."""
+        """Pass on all bytes from `start`. Raises Stalled, and OSError if the source cannot be read."""
         chunks = -(-(self._size_bytes - start) // self._chunk_bytes)
-        asked = came = sent = 0
+        requested = received = sent = 0
         receiving: list[MPI.Request | None] = [None] * BUFFERS
         sending: list[MPI.Request | None] = [None] * BUFFERS
         while min(sent, sink.stored) < chunks:
             moved = False
-            while asked < chunks and asked < min(sent, sink.stored) + BUFFERS:
-                self._ask(start, asked, source, receiving)
-                asked += 1
-            while came < asked and self._has_come(came, source, receiving):
-                data, at = self._chunk(start, came)
+            while requested < chunks and requested < min(sent, sink.stored) + BUFFERS:
+                self._request(start, requested, source, receiving)
+                requested += 1
+            while received < requested and self._is_received(received, source, receiving):
+                data, at = self._chunk(start, received)
                 if self._rank < self._last:
-                    sending[came % BUFFERS] = self._comm.Isend(data, self._rank + 1)
+                    sending[received % BUFFERS] = self._comm.Isend(data, self._rank + 1)
                 sink.put(data, at)
-                came += 1
+                received += 1
                 moved = True
-            while sent < came and self._has_gone(sent, sending):
+            while sent < received and self._is_sent(sent, sending):
                 sent += 1
                 moved = True
             if source is not None and source.error:
@@ -443,13 +443,13 @@ class Relay:
                 self._waiter.moved()
                 on_progress(start + sent * self._chunk_bytes)
             else:
-                self._waiter.nap(partial(self._waiting_for, came, sent, sink.stored))
+                self._waiter.nap(partial(self._waiting_for, received, sent, sink.stored))
 
     def _chunk(self, start: int, index: int) -> tuple[memoryview, int]:
         at = start + index * self._chunk_bytes
         return self._ring[index % BUFFERS][: min(self._chunk_bytes, self._size_bytes - at)], at
 
-    def _ask(
+    def _request(
         self, start: int, index: int, source: RelayReader | None, receiving: list[MPI.Request | None]
     ) -> None:
         data, at = self._chunk(start, index)
@@ -459,31 +459,31 @@ class Relay:
             receiving[index % BUFFERS] = self._comm.Irecv(data, self._rank - 1)
 
     @staticmethod
-    def _has_come(index: int, source: RelayReader | None, receiving: Sequence[MPI.Request | None]) -> bool:
+    def _is_received(index: int, source: RelayReader | None, receiving: Sequence[MPI.Request | None]) -> bool:
         if source is not None:
             return index < source.read
         request = receiving[index % BUFFERS]
         return request is not None and bool(request.Test())
 
     @staticmethod
-    def _has_gone(index: int, sending: Sequence[MPI.Request | None]) -> bool:
+    def _is_sent(index: int, sending: Sequence[MPI.Request | None]) -> bool:
         request = sending[index % BUFFERS]
         return request is None or bool(request.Test())
 
-    def _waiting_for(self, came: int, sent: int, stored: int) -> str:
-        if sent < came and sent <= stored:
-            return f"rank {self._rank + 1} takes nothing"
-        if stored < came:
-            return "its disk writes nothing"
-        return f"rank {self._rank - 1} sends nothing" if self._rank else "the source gives nothing"
+    def _waiting_for(self, received: int, sent: int, stored: int) -> str:
+        if sent < received and sent <= stored:
+            return f"rank {self._rank + 1} receives nothing"
+        if stored < received:
+            return "nothing is written to its disk"
+        return f"rank {self._rank - 1} sends nothing" if self._rank else "nothing can be read from the source"
 
 
 def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
-    """Take part in the chain; return this host's error message, or "". Raises Stalled, OSError."""
+    """Run this rank's part of the chain; return its error message, or "". Raises Stalled, OSError."""
     waiter, rank = Waiter(options.stall_s), comm.Get_rank()
     if comm.Get_size() != options.ranks:
         what = f"{comm.Get_size()} ranks were started, not {options.ranks}"
-        raise OSError(f"{what}: mpi4py and the launcher belong to different MPIs")
+        raise OSError(f"{what}: mpi4py and the launcher use different MPIs")
     with ThreadPoolExecutor(hasher_count()) as pool:
         landing, error = None, ""
         if rank or not options.read_only:
@@ -492,7 +492,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
             except OSError as failure:
                 error = explain(failure)
         held = landing.held_blocks if landing else options.bytes // BLOCK_BYTES
-        start = _least(comm, held, waiter)
+        start = _common_start(comm, held, waiter)
         if landing:
             landing.start(start)
         source = RelayReader(options.source, options.bytes, options.digest, pool) if rank == 0 else None
@@ -506,7 +506,7 @@ def run_rank(comm: MPI.Comm, options: argparse.Namespace) -> str:
 
 
 class _ProgressReport:
-    """Prints rank 0's progress once a second, which shows the starting process that the chain is alive."""
+    """Prints rank 0's progress once a second, so that the process that started the chain sees it is alive."""
 
     def __init__(self, rank: int, size_bytes: int) -> None:
         self._rank, self._size_bytes, self._next_s = rank, size_bytes, 0.0
@@ -518,48 +518,48 @@ class _ProgressReport:
             print(f"relay: at {min(at, self._size_bytes)}", flush=True)
 
 
-def _least(comm: MPI.Comm, held: int, waiter: Waiter) -> int:
-    """Return the smallest number of blocks that a rank has; the chain continues from there."""
+def _common_start(comm: MPI.Comm, held: int, waiter: Waiter) -> int:
+    """Return the number of blocks that every rank already has; the chain continues from there."""
     from mpi4py import MPI
 
     mine, least = bytearray(held.to_bytes(8, sys.byteorder)), bytearray(8)
-    waiter.wait(
-        comm.Iallreduce([mine, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN), "a rank that never started"
-    )
+    waiter.wait(comm.Iallreduce([mine, MPI.INT64_T], [least, MPI.INT64_T], MPI.MIN), "a rank did not start")
     return int.from_bytes(least, sys.byteorder)
 
 
 def _shared_digest(comm: MPI.Comm, source: RelayReader | None, waiter: Waiter) -> str:
     shared = bytearray(source.digest().encode() if source else _DIGEST_BYTES)
-    waiter.wait(comm.Ibcast(shared, 0), "the digest of the source")
+    waiter.wait(comm.Ibcast(shared, 0), "the digest of the source did not arrive")
     return shared.decode()
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="relay", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--folder", required=True, help="the folder of the LMDB to write")
-    parser.add_argument("--part", required=True, help="the temporary file in that folder")
+    parser.add_argument("--part", required=True, help="the name of the temporary file in that folder")
     parser.add_argument("--source", required=True, help="the file that rank 0 reads")
     parser.add_argument("--ranks", type=int, required=True, help="the number of hosts in the chain")
     parser.add_argument("--bytes", type=int, required=True, help="the size of the source")
     parser.add_argument("--chunk", type=int, required=True, help="bytes per message")
-    parser.add_argument("--digest", default="", help="the digest of the source, if it is known")
+    parser.add_argument("--digest", default="", help="the digest of the source, if known")
     parser.add_argument("--read-only", action="store_true", help="rank 0 writes no copy")
-    parser.add_argument("--stall-s", type=float, default=60.0, help="end after so long without progress")
+    parser.add_argument(
+        "--stall-s", type=float, default=60.0, help="seconds without progress after which to exit"
+    )
     return parser.parse_args(words)
 
 
 def main() -> None:
-    """Run one rank; exit 0 if the chain was completed, even if this host could not write."""
+    """Run one rank; exit with 0 if the chain completed, even if this host could not write."""
     options = _parse(sys.argv[1:])
     try:
         import mpi4py
 
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
-    except ImportError as lacking:
-        # In one write, which hydra labels; output just before the ranks are aborted may be lost.
-        os.write(1, f"ImportError: {lacking}\n".encode())
+    except ImportError as missing:
+        # In a single write, so that hydra labels it; output just before the ranks are aborted may be lost.
+        os.write(1, f"ImportError: {missing}\n".encode())
         wait_until_read(1)
         sys.exit(1)
 
@@ -569,7 +569,7 @@ def main() -> None:
     except (Stalled, OSError) as failure:
         print(f"relay: {comm.Get_rank()} {host} stopped: {failure}", flush=True)
         wait_until_read(1)
-        signal.alarm(_ABORT_S)  # ends this rank if the launcher cannot be reached
+        signal.alarm(_ABORT_S)  # ends this rank even if the launcher cannot be reached
         comm.Abort(3)
     print(f"relay: {comm.Get_rank()} {host} {f'failed: {error}' if error else 'landed'}", flush=True)
 

@@ -1,8 +1,8 @@
 """Stage a set of files: each host gets its own files of the set, in one folder.
 
-On a host each file is treated like the data.mdb of an LMDB, by the same functions: it is hashed and compared
-before it gets its final name, never replaces another file, and has a stamp of its own. So an interrupted
-staging resumes with the missing files.
+On a host, each file is treated like the data.mdb of an LMDB, by the same functions: it is verified before it
+gets its final name, never replaces another file, and has its own stamp. So an interrupted staging resumes
+with the missing files.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, call, seconds_for, unreadable
-from caffe_recipes.cluster.staging.manifest import Copy, cache_folder, keep_copies, load_copies, only_one
+from caffe_recipes.cluster.staging.manifest import Copy, cache_folder, load_copies, save_copies, staging_lock
 from caffe_recipes.cluster.staging.plan import (
     How,
     NodeState,
     StagingPlan,
     choose_way,
+    estimate_ways,
     normalize_lmdb,
     on_each,
     render_plan,
-    weigh_ways,
 )
 from caffe_recipes.cluster.staging.stage import Say, StagedHost, StagingEnv, host_results
 from caffe_recipes.cluster.staging.ways import find_failures
@@ -32,12 +32,12 @@ from caffe_recipes.errors import DataError
 from caffe_recipes.wording import describe_count
 
 # Each file is an argument of the command, and the system limits their total length.
-_FILES_A_COMMAND = 64
+_FILES_PER_COMMAND = 64
 _ABANDON_S = 15.0
 _CLEAN_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_HINT = "have it removed, or stage elsewhere"
-_ONE_FILE = "sends one file to every host, and these are several"
+_HINT = "have it removed, or stage to another folder"
+_ONE_FILE = "sends the same file to every host, and these differ"
 
 
 @dataclass(frozen=True)
@@ -59,22 +59,22 @@ class FileSet:
     wanted: Mapping[str, Sequence[SetFile]]
 
     def __post_init__(self) -> None:
-        """Raise InputError unless the folder is absolute, DataError for a file name with other characters."""
+        """Raise InputError unless the folder is absolute, and DataError if a file name is not portable."""
         object.__setattr__(self, "folder", normalize_lmdb(self.folder))
         for file in dict.fromkeys(file for each in self.wanted.values() for file in each):
             if not _NAME.fullmatch(file.name):
                 what = (
-                    f"{file.name!r} has other characters than letters, digits, dots, dashes and underscores"
+                    f"{file.name!r} has characters other than letters, digits, dots, dashes and underscores"
                 )
                 raise DataError(self.source, what, "rename the files of the set")
 
     def is_read_by_nodes(self, file: SetFile) -> bool:
-        """Return whether the file is in the source folder under its own name, where nodes can read it."""
+        """Return whether nodes may read the file themselves: it is in the source folder, under its name."""
         return file.path == self.source / file.name
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Probe:
     """The state of a host, and the files that it lacks."""
 
     state: NodeState
@@ -86,20 +86,24 @@ def stage_set(
 ) -> tuple[StagedHost, ...]:
     """Send every host the files that it lacks, each atomically; return the outcome of each host.
 
-    Raises ClusterError if another process stages to the same folder, InputError if the requested way is not
-    available. A failure of one host is a result, and the others are staged.
+    Raises ClusterError if another process is staging to the same folder, and InputError if the requested way
+    is not available. If a host fails, its outcome says so, and the others are still staged.
     """
     cache = env.cache or cache_folder()
-    with only_one(files.folder, cache):
-        looks = [
-            look if isinstance(look, _Look) else _Look(NodeState(host.name, "unreachable", reason=look.what))
-            for host, look in zip(hosts, on_each(hosts, lambda host: _look(host, files, cache)), strict=True)
-            if look is not None
+    with staging_lock(files.folder, cache):
+        probes = [
+            probe
+            if isinstance(probe, _Probe)
+            else _Probe(NodeState(host.name, "unreachable", reason=probe.what))
+            for host, probe in zip(
+                hosts, on_each(hosts, lambda host: _probe(host, files, cache)), strict=True
+            )
+            if probe is not None
         ]
-        plan = _plan(files, looks, env)
+        plan = _plan(files, probes, env)
         for line in render_plan(plan):
             say(line)
-        lacking = {look.state.host: look.lacking for look in looks}
+        lacking = {probe.state.host: probe.lacking for probe in probes}
         missing = {state.host for state in plan.missing}
         busy = [host for host in hosts if host.name in missing]
         try:
@@ -113,9 +117,9 @@ def stage_set(
 
 
 def clean_set(host: Host, folder: str) -> tuple[str, str]:
-    """Remove the files that `stage_set` put on a host; return as `clean_node` does.
+    """Remove the files that `stage_set` put on a host; the result is that of `clean_node`.
 
-    Raises ClusterError; it is a NodeRefusal if a process is reading one of the files.
+    Raises ClusterError, or its subclass NodeRefusal if a process is reading one of the files.
     """
     *records, _ = call(host, "node", "set-clean", folder, timeout_s=_CLEAN_S, place=folder)
     answers = [record.split() for record in records]
@@ -125,15 +129,15 @@ def clean_set(host: Host, folder: str) -> tuple[str, str]:
     return ("cleaned", str(sum(int(size) for _, size in answers))) if answers else ("nothing", "")
 
 
-def _look(host: Host, files: FileSet, cache: Path) -> _Look:
+def _probe(host: Host, files: FileSet, cache: Path) -> _Probe:
     try:
-        return _judge(host, files, cache)
+        return _compare(host, files, cache)
     except NodeRefusal as refusal:
-        return _Look(NodeState(host.name, "refused", reason=refusal.what))
+        return _Probe(NodeState(host.name, "refused", reason=refusal.what))
 
 
-def _judge(host: Host, files: FileSet, cache: Path) -> _Look:
-    """Compare the files on a host with those that it should have; raises NodeRefusal for other files."""
+def _compare(host: Host, files: FileSet, cache: Path) -> _Probe:
+    """Compare the files on a host with those that it should have. Raises NodeRefusal if one differs."""
     lacking, unsure, free_bytes, sees = list[SetFile](), list[SetFile](), 0, True
     for file, (kind, *words) in _ask_each(
         host, "set-probe", files, files.wanted[host.name], [str(files.source)], lambda file: [file.size_bytes]
@@ -143,27 +147,26 @@ def _judge(host: Host, files: FileSet, cache: Path) -> _Look:
             free_bytes = int(words[0])
             sees = sees and (words[1] == "1" or not files.is_read_by_nodes(file))
         elif int(words[0]) != file.size_bytes:
-            what = (
-                f"{file.name} is another file ({int(words[0]):,} bytes, the source has {file.size_bytes:,})"
-            )
+            sizes = f"{int(words[0]):,} bytes; the source has {file.size_bytes:,}"
+            what = f"{file.name} is a different file ({sizes})"
             raise NodeRefusal(host.name, what, _HINT, files.folder)
         elif words[1] != file.digest:
             unsure.append(file)
     for file, digest in _digests(host, files, unsure, cache).items():
         if digest != file.digest:
-            what = f"{file.name} is another file (as large as the source, but with other content)"
+            what = f"{file.name} is a different file (same size as the source, but different content)"
             raise NodeRefusal(host.name, what, _HINT, files.folder)
     needed = sum(file.size_bytes for file in lacking)
     if lacking and free_bytes < needed:
-        what = f"no room: {free_bytes:,} bytes are free, {needed:,} are needed"
-        raise NodeRefusal(host.name, what, "make room", files.folder)
+        what = f"not enough space: {free_bytes:,} bytes free, {needed:,} needed"
+        raise NodeRefusal(host.name, what, "free space there", files.folder)
     if not lacking:
-        return _Look(NodeState(host.name, "present"))
-    return _Look(NodeState(host.name, "absent", free_bytes=free_bytes, sees_source=sees), tuple(lacking))
+        return _Probe(NodeState(host.name, "present"))
+    return _Probe(NodeState(host.name, "absent", free_bytes=free_bytes, sees_source=sees), tuple(lacking))
 
 
 def _digests(host: Host, files: FileSet, unsure: Sequence[SetFile], cache: Path) -> dict[SetFile, str]:
-    """Return the digests of files that staging has not put on a host, from the cache or by hashing them."""
+    """Return the digests of files on a host without our stamp, from the cache or by hashing them."""
     place = f"{host.name}:{files.folder}"
     known = load_copies(place, cache) if unsure else {}
     stamps = {file: " ".join(words) for file, words in _ask_each(host, "set-identify", files, unsure)}
@@ -173,18 +176,18 @@ def _digests(host: Host, files: FileSet, unsure: Sequence[SetFile], cache: Path)
     rest = [file for file in unsure if file not in found]
     new = {file: digest for file, (_, digest) in _ask_each(host, "set-digest", files, rest)}
     if new:
-        keep_copies(place, {file.name: Copy(stamps[file], digest) for file, digest in new.items()}, cache)
+        save_copies(place, {file.name: Copy(stamps[file], digest) for file, digest in new.items()}, cache)
     return found | new
 
 
-def _plan(files: FileSet, looks: Sequence[_Look], env: StagingEnv) -> StagingPlan:
-    """Return the plan; raises InputError if the requested way is not available."""
-    states = [look.state for look in looks]
+def _plan(files: FileSet, probes: Sequence[_Probe], env: StagingEnv) -> StagingPlan:
+    """Return the plan. Raises InputError if the requested way is not available."""
+    states = [probe.state for probe in probes]
     missing = tuple(state for state in states if state.kind == "absent")
-    size_bytes = sum(file.size_bytes for look in looks for file in look.lacking)
+    size_bytes = sum(file.size_bytes for probe in probes for file in probe.lacking)
     each = -(-size_bytes // max(1, len(missing)))
-    barred: dict[How, str] = {"chain": _ONE_FILE, "sbcast": _ONE_FILE}
-    options = weigh_ways(missing, each, env.rates, barred) if missing else ()
+    unavailable: dict[How, str] = {"chain": _ONE_FILE, "sbcast": _ONE_FILE}
+    options = estimate_ways(missing, each, env.rates, unavailable) if missing else ()
     return StagingPlan(
         lmdb=files.folder,
         source=str(files.source),
@@ -199,18 +202,18 @@ def _plan(files: FileSet, looks: Sequence[_Look], env: StagingEnv) -> StagingPla
 
 
 def _send(host: Host, files: FileSet, lacking: Sequence[SetFile], how: How | None) -> None:
-    """Let a host copy the files that it can read, and send it the others; raises ClusterError."""
+    """Let a host copy the files that it can read, and send it the others. Raises ClusterError."""
     part = uuid.uuid4().hex[:12]
 
     def words(file: SetFile) -> list[object]:
         return [f".{file.name}.part-{part}", file.size_bytes, file.digest]
 
-    taken = [file for file in lacking if how == "copy" and files.is_read_by_nodes(file)]
-    limit_s = seconds_for(max((file.size_bytes for file in taken), default=0))
-    for _ in _ask_each(host, "set-take", files, taken, [str(files.source), f"{limit_s:.0f}"], words):
+    pulled = [file for file in lacking if how == "copy" and files.is_read_by_nodes(file)]
+    limit_s = seconds_for(max((file.size_bytes for file in pulled), default=0))
+    for _ in _ask_each(host, "set-take", files, pulled, [str(files.source), f"{limit_s:.0f}"], words):
         pass
     for file in lacking:
-        if file not in taken:
+        if file not in pulled:
             for _ in _ask_each(host, "set-reserve", files, [file], (), words):
                 host.put(file.path, f"{files.folder}/{words(file)[0]}")
             for _ in _ask_each(host, "set-commit", files, [file], (), words):
@@ -218,7 +221,7 @@ def _send(host: Host, files: FileSet, lacking: Sequence[SetFile], how: How | Non
 
 
 def _abandon(hosts: Sequence[Host], folder: str) -> None:
-    """Remove unfinished copies; on a dead host they stay, and the next staging handles them."""
+    """Remove unfinished copies; on a dead host they remain until the next staging removes them."""
     on_each(hosts, lambda host: ask_node(host, "set-abandon", folder), _ABANDON_S)
 
 
@@ -232,10 +235,10 @@ def _ask_each(
 ) -> Iterator[tuple[SetFile, list[str]]]:
     """Call a verb of manage.sh for many files at a time; yield each file with the words of its answer.
 
-    Raises NodeRefusal, with the name of the file, if the host refuses one, and HostFailed without an answer.
+    Raises NodeRefusal, which names the file, if the host refuses one, and HostFailed if there is no answer.
     """
-    for start in range(0, len(some), _FILES_A_COMMAND):
-        batch = some[start : start + _FILES_A_COMMAND]
+    for start in range(0, len(some), _FILES_PER_COMMAND):
+        batch = some[start : start + _FILES_PER_COMMAND]
         lines = [" ".join(map(str, (file.name, *words(file)))) for file in batch]
         limit_s = 2 * seconds_for(sum(file.size_bytes for file in batch)) + COMMAND_S
         *records, _ = call(

@@ -1,4 +1,4 @@
-"""Stage an LMDB: probe the hosts, plan, send and verify; and remove staged copies."""
+"""Stage an LMDB: probe the hosts, plan, send and verify. Also remove staged copies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from caffe_recipes.cluster.staging.manifest import (
     cache_folder,
     find_source,
     hash_source,
-    keep_copies,
-    keep_manifest,
     load_copies,
     load_manifest,
-    only_one,
+    save_copies,
+    save_manifest,
+    staging_lock,
 )
 from caffe_recipes.cluster.staging.plan import (
     CopyRates,
@@ -56,7 +56,7 @@ from caffe_recipes.wording import describe_count
 
 Say = Callable[[str], None]
 T = TypeVar("T")
-# On a dead host unfinished copies stay, and the next staging handles them.
+# On a dead host unfinished copies remain; the next staging removes them.
 _ABANDON_S = 15.0
 
 
@@ -80,7 +80,7 @@ class Cleaned:
 
 @dataclass(frozen=True)
 class StagingEnv:
-    """The settings of staging; None for `chain` makes chains unavailable, and `how` overrides the costs."""
+    """The settings of staging; chains need `chain`, and `how` requests a way regardless of its cost."""
 
     rates: CopyRates = field(default_factory=CopyRates)
     how: How | None = None
@@ -92,22 +92,22 @@ class StagingEnv:
 def stage(
     hosts: Sequence[Host], lmdb: str, folder: Path, env: StagingEnv, say: Say = lambda line: None
 ) -> tuple[StagedHost, ...]:
-    """Copy the LMDB of a folder atomically to every host that lacks it; return the outcome of each host.
+    """Copy the LMDB in a folder atomically to every host that lacks it; return the outcome of each host.
 
-    Raises DataError for a bad source, ClusterError if another process stages to the same path, and InputError
-    or ClusterError if no way, or not the requested one, is available. A failure of one host is a result, and
-    the others are staged.
+    Raises DataError if the source is not valid, ClusterError if another process is staging to the same path
+    or no way is available, and InputError if the requested way is not. If a host fails, its outcome says so,
+    and the others are still staged.
     """
     lmdb, source = normalize_lmdb(lmdb), find_source(folder)
     cache = env.cache or cache_folder()
-    with only_one(lmdb, cache):
+    with staging_lock(lmdb, cache):
         states, manifest = survey(hosts, lmdb, source, cache)
         plan = plan_from(states, lmdb, source, manifest, env)
         for line in render_plan(plan):
             say(line)
         if plan.how is None:
             return host_results(hosts, plan, {})
-        failed = _send_somehow(hosts, plan, source, manifest, replace(env, cache=cache), say)
+        failed = _send_with_fallback(hosts, plan, source, manifest, replace(env, cache=cache), say)
         return host_results(hosts, plan, failed)
 
 
@@ -116,7 +116,7 @@ def survey(
 ) -> tuple[list[NodeState], Manifest | None]:
     """Return the state of every host, and the manifest if it is known or needed.
 
-    Copies without a stamp of ours are hashed.
+    Copies without one of our stamps are hashed.
     """
     seen = on_each(hosts, lambda host: probe_node(host, lmdb, str(source.data), source.size_bytes))
     states = [_state(host, state) for host, state in zip(hosts, seen, strict=True)]
@@ -130,7 +130,7 @@ def survey(
         host for host, state in zip(hosts, states, strict=True) if host.name in alike and not state.digest
     ]
     with ThreadPoolExecutor(1) as pool:
-        known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
+        known = _completed_future(manifest) if manifest else pool.submit(hash_source, source, cache)
         digests = _digests(unsure, lmdb, source.size_bytes, cache)
         return [_with_digest(state, digests.get(state.host)) for state in states], known.result()
 
@@ -150,7 +150,7 @@ def _digests(
         if isinstance(digest, str) and isinstance(stamp := stamps[name], str)
     }
     if new:
-        keep_copies(lmdb, new, cache)
+        save_copies(lmdb, new, cache)
     return {**known, **found}
 
 
@@ -162,11 +162,11 @@ def plan_from(
     states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, env: StagingEnv
 ) -> StagingPlan:
     """Return the plan, without the ways that this machine does not support; raises as `plan_staging`."""
-    lacking: dict[How, str] = {}
+    unavailable: dict[How, str] = {}
     if env.chain is None:
-        lacking["chain"] = "no launcher, or no mpi4py"
+        unavailable["chain"] = "no launcher or no mpi4py"
     if "SLURM_JOB_ID" not in os.environ:
-        lacking["sbcast"] = "not inside a Slurm allocation"
+        unavailable["sbcast"] = "not inside a Slurm allocation"
     return plan_staging(
         states,
         lmdb=lmdb,
@@ -175,7 +175,7 @@ def plan_from(
         digest=manifest.digest if manifest else None,
         rates=env.rates,
         how=env.how,
-        lacking=lacking,
+        unavailable=unavailable,
     )
 
 
@@ -187,15 +187,15 @@ def clean(
 ) -> list[Cleaned]:
     """Remove the staged copies from all hosts, and nothing else; return the outcome of each host.
 
-    `act` cleans one host, either of an LMDB or of a set of files.
+    `act` cleans one host: `clean_node` for an LMDB, or `clean_set` for a set of files.
     """
     lmdb = normalize_lmdb(lmdb)
-    with only_one(lmdb, cache or cache_folder()):
+    with staging_lock(lmdb, cache or cache_folder()):
         done = on_each(hosts, lambda host: act(host, lmdb))
     return [_cleaned(host.name, lmdb, result) for host, result in zip(hosts, done, strict=True)]
 
 
-def _send_somehow(
+def _send_with_fallback(
     hosts: Sequence[Host],
     plan: StagingPlan,
     source: SourceFile,
@@ -203,21 +203,21 @@ def _send_somehow(
     env: StagingEnv,
     say: Say,
 ) -> Mapping[str, str]:
-    """Send the LMDB to the hosts that lack it; return the reason for each host that failed.
+    """Send the LMDB to the hosts that lack it; return reasons by host for those that failed.
 
-    If a chain does not start, e.g. since a node lacks our Python, the next best way is used, unless a way was
-    requested.
+    If a chain does not start, e.g. because a node lacks our Python, the next best way is used, unless a way
+    was requested.
     """
     sent = _send(hosts, plan, source, manifest, env, say)
     if not sent.unstarted or env.how is not None:
         return sent.failed
     why = next(iter(sent.unstarted.values()))
-    instead = plan_without(plan, sent.unstarted.keys(), why)
-    if instead is None:
+    fallback = plan_without(plan, sent.unstarted.keys(), why)
+    if fallback is None:
         return sent.failed
-    hosts_left = describe_count(len(instead.missing), "host")
-    say(f"the {plan.how} does not start ({why}); using {instead.how} instead for {hosts_left}")
-    rest = _send_somehow(hosts, instead, source, manifest, env, say)
+    hosts_left = describe_count(len(fallback.missing), "host")
+    say(f"the {plan.how} did not start ({why}); using {fallback.how} for {hosts_left}")
+    rest = _send_with_fallback(hosts, fallback, source, manifest, env, say)
     return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}
 
 
@@ -229,7 +229,7 @@ def _send(
     env: StagingEnv,
     say: Say,
 ) -> Sent:
-    """Send to the hosts that lack it, by the plan's way; unfinished copies are removed."""
+    """Send the LMDB to the hosts that lack it, by the plan's way, and remove unfinished copies."""
     cache = env.cache or cache_folder()
     job = StagingJob(
         hosts={host.name: host for host in hosts},
@@ -241,13 +241,13 @@ def _send(
     try:
         if plan.how == "chain" and env.chain is not None:
             digest = manifest.digest if manifest else None
-            sent = send_by_chain(job, env.chain, digest, asked=env.how is not None)
+            sent = send_by_chain(job, env.chain, digest, is_requested=env.how is not None)
             if sent.digest and manifest is None:
-                keep_manifest(source, sent.digest, cache)
+                save_manifest(source, sent.digest, cache)
         else:
             send = send_by_sbcast if plan.how == "sbcast" else send_to_each
             with ThreadPoolExecutor(1) as pool:  # while the nodes are busy
-                known = _settled(manifest) if manifest else pool.submit(hash_source, source, cache)
+                known = _completed_future(manifest) if manifest else pool.submit(hash_source, source, cache)
                 sent = Sent(send(job, known))
     except BaseException:
         _abandon(job, [state.host for state in plan.missing])
@@ -263,7 +263,7 @@ def _abandon(job: StagingJob, names: Sequence[str]) -> None:
 def host_results(
     hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]
 ) -> tuple[StagedHost, ...]:
-    """Return the outcome of each host of a plan; `failed` has the reasons of those that failed."""
+    """Return the outcome of each host of a plan; `failed` holds reasons by host that failed."""
     reasons = {**dict(plan.refused), **failed}
     return tuple(
         StagedHost(host.name, "failed", reasons[host.name])
@@ -273,7 +273,7 @@ def host_results(
     )
 
 
-def _settled(manifest: Manifest) -> Future[Manifest]:
+def _completed_future(manifest: Manifest) -> Future[Manifest]:
     future: Future[Manifest] = Future()
     future.set_result(manifest)
     return future

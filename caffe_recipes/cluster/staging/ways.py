@@ -1,7 +1,7 @@
 """The ways to send an LMDB to nodes; each fills a reserved part, verifies it, and gives it its final name.
 
-`copy`, `ssh` and `sbcast` are simple commands. For `chain` the relay is launched on all hosts by the
-cluster's launcher, monitored and ended.
+`copy`, `ssh` and `sbcast` are simple commands. For `chain`, the cluster's launcher starts the relay on all
+hosts, and this module monitors and ends it.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from caffe_recipes.cluster.staging.plan import (
     on_each,
     plan_chain,
     probe_node,
+    pull_part,
     reserve_part,
-    take_part,
 )
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.wording import describe_count
 
 RELAY = "caffe_recipes.cluster.staging.relay"
 STALL_S = 60.0
-# Time for the logins, and for loading Python from a shared file system on every host.
+# Seconds for the logins, and for loading Python from a shared file system on every host.
 START_S = 180.0
 _END_S = 10.0
 _LOGOUT_S = 2.0
-# Hydra labels a rank's line `[0] `, srun `0: `.
+# Hydra prefixes a rank's line with `[0] `, srun with `0: `.
 _LINE = re.compile(r"(?:\[\d+\] |\d+: )?relay: (\d+) \S+ (landed|failed|stopped)(?:: (.*))?")
-# After such an error a rank never joins the others.
-_HOPELESS = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
+# A rank with such an error never joins the others.
+_FATAL = re.compile(r"(ModuleNotFound|Import)Error: |error while loading shared|execvp error|: not found$")
 _AT = re.compile(r"(?:\[\d+\] |\d+: )?relay: at (\d+)")
 
 
 @dataclass
 class ChainEnd:
-    """The report of a launch: reasons by rank that could not write or gave up, and the last line of output.
+    """How a chain ended: reasons by rank that could not write or gave up, and the last line of its output.
 
     `moved` is true if any data was passed on.
     """
 
     failed: dict[int, str] = field(default_factory=dict)
     stopped: dict[int, str] = field(default_factory=dict)
-    last_words: str = ""
+    last_line: str = ""
     moved: bool = False
 
 
@@ -71,8 +71,8 @@ class ChainEnd:
 class ChainEnv:
     """How a chain is started: by `launch`, with the hosts and the hostfile of the chain.
 
-    `python` and all files in `needs` must exist under these paths on every node: hydra does not notice a rank
-    that never starts, and the other ranks would wait for it.
+    `python` and all files in `needs` must exist at these paths on every node: hydra does not notice if a rank
+    never starts, and the other ranks would wait for it.
     """
 
     launch: RankLaunch
@@ -106,10 +106,10 @@ def relay_command(
 
 
 def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
-    """Start a chain, and wait until it ends; without progress it is ended.
+    """Start a chain, and wait until it ends; end it if there is no progress.
 
-    The report does not say which files have arrived: ask the nodes. Raises ClusterError if the launcher does
-    not start.
+    The result does not say which hosts have the file; probe the nodes for that. Raises ClusterError if the
+    launcher does not start.
     """
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
@@ -120,7 +120,7 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
         try:
             process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,  # and without a terminal, so that ssh cannot ask for a password
+                stdin=subprocess.DEVNULL,  # and no terminal, so that ssh cannot prompt for a password
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -137,14 +137,14 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
 
 
 class _Logins:
-    """The ssh processes that the launcher has started here; they would survive a dead connection."""
+    """The ssh processes started by the launcher on this machine; they would survive a dead connection."""
 
     def __init__(self, launcher: int) -> None:
         self._launcher = launcher
         self._found: dict[int, int] = {}
 
     def note(self) -> None:
-        """Remember the processes that exist now, by pidfd, since process ids are reused."""
+        """Record the processes that exist now, by pidfd, since process ids are reused."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/{self._launcher}/task/{self._launcher}/children").read_text()
             for pid in map(int, listed.split()):
@@ -152,7 +152,7 @@ class _Logins:
                     self._found[pid] = os.pidfd_open(pid)
 
     def end(self) -> None:
-        """Give the processes a moment to end by themselves, and then kill them."""
+        """Give the processes a moment to exit by themselves, and then kill them."""
         until = time.monotonic() + _LOGOUT_S
         for descriptor in self._found.values():
             select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
@@ -170,20 +170,20 @@ def _watch(process: subprocess.Popen[bytes], logins: _Logins, env: ChainEnv, siz
         try:
             line = lines.get(timeout=max(0.1, last + patience_s - time.monotonic()))
         except Empty:
-            end.last_words = f"no progress for {patience_s:.0f} s"
+            end.last_line = f"no progress for {patience_s:.0f} s"
             return end
         if line is None:
             return end
         logins.note()
         at = _AT.fullmatch(line)
         if at:
-            # The limit of the ranks comes first. Once all data is sent, only the disks are waited for.
-            whole = int(at[1]) >= size_bytes
-            patience_s = size_bytes / SLOWEST_BYTES_PER_S + env.start_s if whole else 2 * env.stall_s
+            # The ranks' own limit is lower. Once all data is sent, only the disks can still take time.
+            is_sent = int(at[1]) >= size_bytes
+            patience_s = size_bytes / SLOWEST_BYTES_PER_S + env.start_s if is_sent else 2 * env.stall_s
             end.moved = True
         if at or _note(line, end):
             last = time.monotonic()
-        elif not end.moved and _HOPELESS.search(line):
+        elif not end.moved and _FATAL.search(line):
             return end
 
 
@@ -195,11 +195,11 @@ def _read(process: subprocess.Popen[bytes], lines: SimpleQueue[str | None]) -> N
 
 
 def _note(line: str, end: ChainEnd) -> bool:
-    """Record a line of output; return whether it was a report of a rank."""
+    """Record a line of output; return whether it is a rank's report."""
     found = _LINE.fullmatch(line)
     if found is None:
         if line.strip("= |"):
-            end.last_words = line[:300]
+            end.last_line = line[:300]
         return False
     if found[2] != "landed":
         (end.failed if found[2] == "failed" else end.stopped)[int(found[1])] = found[3] or ""
@@ -207,7 +207,7 @@ def _note(line: str, end: ChainEnd) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
-    """End the launcher, which ends its ranks, and then everything that it has started here."""
+    """End the launcher, which ends its ranks, and then everything that it started on this machine."""
     logins.note()
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -220,20 +220,20 @@ def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
 
 
 _FIRST_MISSING = 'for file do test -r "$file" || { echo "$file"; exit 1; }; done'
-# Space besides the data, for the stamp and for the lock file that every reader of an LMDB makes.
-_ROOM_BESIDE_BYTES = 1 << 20
-# A chain that breaks although no host is dead or full is tried once more.
-_FRUITLESS_LAUNCHES = 2
+# Space besides the data, for the stamp and for the lock file that every reader of an LMDB creates.
+_OVERHEAD_BYTES = 1 << 20
+# A chain that breaks although no host is dead or full is started once more.
+_MAX_FRUITLESS = 2
 # How long to wait for the answer of a host.
-_LOOK_S = 15.0
-# If the digest is known after this time, a command per node is saved; to hash 42 GB takes as long as the
-# copies.
-_SOON_S = 0.5
+_PROBE_S = 15.0
+# Waiting this long for the digest may save a command per node. It is not worth waiting longer: hashing 42 GB
+# takes as long as the copies.
+_DIGEST_WAIT_S = 0.5
 
 
 @dataclass(frozen=True)
 class StagingJob:
-    """One staging: the hosts by name, the plan, the name of the part, this machine's name, and the output."""
+    """A staging in progress: hosts by name, plan, name of the part, this machine's name, and output."""
 
     hosts: Mapping[str, Host]
     plan: StagingPlan
@@ -250,8 +250,8 @@ class StagingJob:
 class Sent:
     """The result of sending: reasons by failed host, and the source's digest if any host has a copy now.
 
-    `dead` are failed hosts that gave no answer, and need not be asked again. `unstarted` are failed hosts,
-    with reasons, for which no chain has started, so that another way may reach them.
+    `dead` holds the failed hosts that did not answer, and need not be contacted again. `unstarted` holds the
+    failed hosts, with reasons, that no chain has reached, so that another way may still work.
     """
 
     failed: Mapping[str, str]
@@ -261,20 +261,20 @@ class Sent:
 
 
 def send_to_each(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
-    """Let every node copy the source, or send it over ssh; return the reasons by failed host."""
-    act = {"copy": _take, "ssh": _put}[str(job.plan.how)]
+    """Let every node copy the source, or send it over ssh; return reasons by failed host."""
+    act = {"copy": _pull, "ssh": _put}[str(job.plan.how)]
     return find_failures(job.lacking(), on_each(job.lacking(), lambda host: act(job, host, known)))
 
 
 def send_by_sbcast(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
-    """Let Slurm send it to all nodes of the allocation, and verify it; return the reasons by failed host."""
+    """Let sbcast send the LMDB to all nodes of the job, and verify it; return reasons by failed host."""
     plan, hosts = job.plan, job.lacking()
     failed = find_failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
     limit_s = seconds_for(plan.size_bytes * len(job.hosts))
     stderr = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
     rest = [host for host in hosts if host.name not in failed]
     lost = find_failures(rest, on_each(rest, lambda host: _commit(job, host, known)))
-    # sbcast sends to all nodes: those that already had the LMDB got another copy.
+    # sbcast sends to all nodes, so those that already had the LMDB got another copy.
     on_each([job.hosts[name] for name in plan.present], lambda host: abandon_part(host, plan.lmdb))
     return failed | {
         name: f"{why}; sbcast printed: {stderr}" if stderr else why for name, why in lost.items()
@@ -282,7 +282,7 @@ def send_by_sbcast(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
 
 
 def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
-    """Return the argv that copies a file to every node of the allocation, into an existing part.
+    """Return the sbcast argv that copies a file to an existing part on every node of the allocation.
 
     >>> " ".join(sbcast_argv("/scratch/lmdb/data.mdb", "/tmp/lmdb/part"))
     'sbcast --force --size=8m /scratch/lmdb/data.mdb /tmp/lmdb/part'
@@ -290,34 +290,34 @@ def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
     return ("sbcast", "--force", "--size=8m", source, target)
 
 
-def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: bool = True) -> Sent:
+def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, is_requested: bool = True) -> Sent:
     """Pass the file through all nodes; if one dies, a new chain continues where the old one stopped.
 
-    If the way was `asked` for, a chain that does not start is tried again, and a launcher that does not start
-    raises ClusterError.
+    If the user requested a chain (`is_requested`), one that does not start is tried again, and a launcher
+    that does not start raises ClusterError.
     """
     failed = find_failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
-    unfit = _unfit(env, [job.hosts[name] for name in _names(job) if name not in failed])
+    unfit = _find_unfit(env, [job.hosts[name] for name in _all_hosts(job) if name not in failed])
     missing = [state for state in job.plan.missing if state.host not in failed and state.host not in unfit]
     landed, moved = [name for name in job.plan.present if name not in unfit], False
     unstarted = {state.host: unfit[state.host] for state in job.plan.missing if state.host in unfit}
     dead, fruitless = set[str](), 0
     while missing:
         order = _order(job, missing, landed)
-        end = _launch(job, env, order, digest, asked=asked)
+        end = _launch(job, env, order, digest, is_requested=is_requested)
         moved = moved or end.moved
-        states = on_each([job.hosts[each.host] for each in missing], lambda host: _look(job, host), _LOOK_S)
-        digest = digest or next((state.digest for state in _nodes(states) if state.digest), None)
-        lost = _lost(missing, states, order, end)
-        dead |= _silent(missing, states)
-        arrived = {state.host for state in _nodes(states) if state.digest and state.digest == digest}
+        states = on_each([job.hosts[each.host] for each in missing], lambda host: _probe(job, host), _PROBE_S)
+        digest = digest or next((state.digest for state in _answered(states) if state.digest), None)
+        lost = _find_lost(missing, states, order, end)
+        dead |= _find_silent(missing, states)
+        arrived = {state.host for state in _answered(states) if state.digest and state.digest == digest}
         left = [state for state in missing if state.host not in arrived and state.host not in lost]
         fruitless = fruitless + 1 if len(left) == len(missing) else 0
         failed |= lost
-        # A reader whose chain made no progress may itself be the fault.
+        # If a chain made no progress, its reader may be at fault.
         landed = [host for host in landed if not (fruitless and host == order.hosts[0])] + sorted(arrived)
         missing = left
-        if missing and fruitless == (_FRUITLESS_LAUNCHES if asked or moved else 1):
+        if missing and fruitless == (_MAX_FRUITLESS if is_requested or moved else 1):
             names = [state.host for state in missing]
             failed |= dict.fromkeys(names, f"the chain broke: {_why(end, order)}")
             unstarted |= {} if moved else dict.fromkeys(names, _why(end, order))
@@ -329,18 +329,18 @@ def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, asked: 
     return Sent({**unstarted, **failed}, digest, frozenset(dead), unstarted)
 
 
-def _names(job: StagingJob) -> list[str]:
+def _all_hosts(job: StagingJob) -> list[str]:
     return [*job.plan.present, *(state.host for state in job.plan.missing)]
 
 
-def _unfit(env: ChainEnv, hosts: Sequence[Host]) -> dict[str, str]:
-    """Return the reasons by host that lacks a file that a rank needs; silent hosts are left to the chain."""
+def _find_unfit(env: ChainEnv, hosts: Sequence[Host]) -> dict[str, str]:
+    """Return reasons by host that lacks a file needed by the ranks; unresponsive hosts are skipped."""
     if not env.needs:
         return {}
-    asked = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *env.needs]), _LOOK_S)
+    answers = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *env.needs]), _PROBE_S)
     return {
-        host.name: f"{host.name} has no {' '.join(done.stdout.split())[-200:] or env.needs[0]}"
-        for host, done in zip(hosts, asked, strict=True)
+        host.name: f"{host.name} lacks {' '.join(done.stdout.split())[-200:] or env.needs[0]}"
+        for host, done in zip(hosts, answers, strict=True)
         if isinstance(done, Completed) and done.returncode != 0
     }
 
@@ -353,7 +353,7 @@ def _order(job: StagingJob, missing: Sequence[NodeState], landed: Sequence[str])
 
 
 def _launch(
-    job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None, *, asked: bool
+    job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None, *, is_requested: bool
 ) -> ChainEnd:
     size_bytes = job.plan.size_bytes
     command = relay_command(
@@ -362,39 +362,41 @@ def _launch(
     try:
         return run_chain(order, env, command, size_bytes)
     except ClusterError as error:
-        if asked:
+        if is_requested:
             raise
-        return ChainEnd(last_words=error.without_hint)
+        return ChainEnd(last_line=error.without_hint)
 
 
-def _look(job: StagingJob, host: Host) -> NodeState:
+def _probe(job: StagingJob, host: Host) -> NodeState:
     return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes)
 
 
-def _nodes(states: Sequence[NodeState | CaffeRecipesError | None]) -> list[NodeState]:
+def _answered(states: Sequence[NodeState | CaffeRecipesError | None]) -> list[NodeState]:
     return [state for state in states if isinstance(state, NodeState)]
 
 
-def _lost(
+def _find_lost(
     missing: Sequence[NodeState],
     states: Sequence[NodeState | CaffeRecipesError | None],
     order: ChainOrder,
     end: ChainEnd,
 ) -> dict[str, str]:
-    """Return the reasons by host that a chain must leave out: dead hosts, and those that could not write."""
+    """Return reasons by host that the next chain must exclude: dead hosts, and those that could not write."""
     reasons = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
     lost = {host.host: reasons[host.host] for host in missing if host.host in reasons}
     for host, state in zip(missing, states, strict=True):
         if not isinstance(state, NodeState):
-            lost[host.host] = f"was lost while the chain ran: {state.what if state else 'no answer'}"
+            lost[host.host] = f"failed during the chain: {state.what if state else 'no answer'}"
         elif state.kind == "unreachable":
-            lost[host.host] = f"was lost while the chain ran: {state.reason}"
+            lost[host.host] = f"failed during the chain: {state.reason}"
         elif state.kind == "refused":
             lost[host.host] = state.reason
     return lost
 
 
-def _silent(missing: Sequence[NodeState], states: Sequence[NodeState | CaffeRecipesError | None]) -> set[str]:
+def _find_silent(
+    missing: Sequence[NodeState], states: Sequence[NodeState | CaffeRecipesError | None]
+) -> set[str]:
     return {
         host.host
         for host, state in zip(missing, states, strict=True)
@@ -403,11 +405,11 @@ def _silent(missing: Sequence[NodeState], states: Sequence[NodeState | CaffeReci
 
 
 def _why(end: ChainEnd, order: ChainOrder) -> str:
-    """Return which host broke a chain, and why: the first of those that saw no progress."""
+    """Return which host broke a chain, and why: the first one that saw no progress."""
     names = dict(enumerate(order.hosts))
     if not end.stopped:
-        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.last_words)
-        words = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.last_words
+        labelled = re.fullmatch(r"\[?(\d+)(?:\]|:) (.+)", end.last_line)
+        words = f"{names.get(int(labelled[1]), labelled[1])}: {labelled[2]}" if labelled else end.last_line
         return words or "the launcher ended"
     rank = min(end.stopped)
     reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), end.stopped[rank])
@@ -415,18 +417,24 @@ def _why(end: ChainEnd, order: ChainOrder) -> str:
 
 
 def _reserve(job: StagingJob, host: Host) -> None:
-    reserve_part(host, job.plan.lmdb, job.part, _room_bytes(job))
+    reserve_part(host, job.plan.lmdb, job.part, _required_bytes(job))
 
 
-def _room_bytes(job: StagingJob) -> int:
-    return job.plan.size_bytes + _ROOM_BESIDE_BYTES
+def _required_bytes(job: StagingJob) -> int:
+    return job.plan.size_bytes + _OVERHEAD_BYTES
 
 
-def _take(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
-    wait([known], _SOON_S)
+def _pull(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
+    wait([known], _DIGEST_WAIT_S)
     digest, plan = known.result().digest if known.done() else None, job.plan
-    take_part(
-        host, plan.lmdb, job.part, plan.source, plan.size_bytes, room_bytes=_room_bytes(job), digest=digest
+    pull_part(
+        host,
+        plan.lmdb,
+        job.part,
+        plan.source,
+        plan.size_bytes,
+        room_bytes=_required_bytes(job),
+        digest=digest,
     )
     if digest is None:
         _commit(job, host, known)
@@ -443,7 +451,7 @@ def _commit(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
 
 
 def find_failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str]:
-    """Return the reasons by name of the hosts whose result is an error."""
+    """Return reasons by name of the hosts whose result is an error."""
     return {
         host.name: result.what
         for host, result in zip(hosts, results, strict=True)
@@ -458,7 +466,7 @@ def _call(argv: Sequence[str], timeout_s: float) -> str:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"not done within {timeout_s:.0f} s"
+        return f"did not finish within {timeout_s:.0f} s"
     except OSError as error:
         return error.strerror or str(error)
     return "" if done.returncode == 0 else " ".join(done.stderr.decode(errors="replace").split())[:300]

@@ -1,1 +1,1 @@
-"""What changed in meaning between two prototxts, recipes, folders or revisions."""
+"""Compare two prototxts, recipes, folders or git revisions by meaning, not by text."""

@@ -1,4 +1,4 @@
-"""The result of a comparison: changes, with both sides of each."""
+"""The result of a comparison: the files that differ, and the old and new value of each change."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ FileStatus = Literal["changed", "added", "removed", "renamed", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A value as text and as JSON; if `is_set` is false, it is Caffe's default, if any."""
+class ShownValue:
+    """A value as text and as JSON; if `is_set` is false, it is Caffe's default, or None without one."""
 
     text: str
     value: Json = None
     is_set: bool = True
 
 
-NOT_SET = Given("not set", None, is_set=False)
+NOT_SET = ShownValue("not set", None, is_set=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change of a field, or of a whole layer if `field` is empty.
 
-    `layer` is the layer's name, with its phase if it has one; empty outside layers. For a renamed or moved
-    layer, `old` and `new` hold its names, or the layers before it. `note` adds what else changes with it.
+    `layer` is the layer's name, with its phase if it is in only one; empty outside layers. For a renamed
+    layer, `old` and `new` hold its names; for a moved one, the layer before it. `note` says what else
+    changes with it.
     """
 
     kind: ChangeKind
     field: str
-    old: Given = NOT_SET
-    new: Given = NOT_SET
+    old: ShownValue = NOT_SET
+    new: ShownValue = NOT_SET
     layer: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """A number of the schedule on both sides, None if a side has none, at the `iterations` of each.
+    """A number of the schedule on both sides, at the `iterations` of each; None if a side has none.
 
-    `part` is the field of the phase in a file of several solvers.
+    `part` is the field that holds the phase, in a file of several solvers.
     """
 
     name: str
@@ -74,12 +75,12 @@ class Comparison:
     old: str
     new: str
     files: tuple[FileDiff, ...]
-    values: tuple[Change, ...] = ()  # the recipe's own, which no prototxt holds
+    values: tuple[Change, ...] = ()  # values of the recipe that are in no prototxt
     single: bool = False
 
     @property
     def equal(self) -> bool:
-        """Whether both sides mean the same."""
+        """Whether both sides have the same meaning."""
         return not self.files and not self.values
 
     @property

@@ -1,4 +1,4 @@
-"""Compare two sides: the files added, removed or renamed, and the changes in the others."""
+"""Compare two sides: find added, removed and renamed files, and the changes in the others."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Compare = Callable[[TextFile, TextFile], FileDiff | None]
 
 
 def compare_trees(old: Tree, new: Tree, compare: Compare) -> list[FileDiff]:
-    """Return the files that differ, by path; a file that cannot be compared is marked as such.
+    """Return the files that differ, sorted by path; a file that cannot be compared is marked as unreadable.
 
-    A removed file and a new one of equal meaning are a rename.
+    A removed file and an added one with the same meaning count as a rename.
     """
     common = old.files.keys() & new.files.keys()
-    gone = {path: old.files[path] for path in sorted(old.files.keys() - common)}
-    come = {path: new.files[path] for path in sorted(new.files.keys() - common)}
-    pairs = match_by_keys([*gone.items()], [*come.items()], [_meaning]) if gone and come else {}
-    origins, paths = [*gone], [*come]
+    removed = {path: old.files[path] for path in sorted(old.files.keys() - common)}
+    added = {path: new.files[path] for path in sorted(new.files.keys() - common)}
+    pairs = match_by_keys([*removed.items()], [*added.items()], [_meaning]) if removed and added else {}
+    origins, paths = [*removed], [*added]
     renamed = {paths[j]: origins[i] for i, j in pairs.items()}
     found = [_compare_entry(path, old, new, compare) for path in common]
     found += [FileDiff(path, "renamed", renamed_from=origin) for path, origin in renamed.items()]
-    found += [FileDiff(path, "removed") for path in gone.keys() - set(renamed.values())]
-    found += [FileDiff(path, "added") for path in come.keys() - renamed.keys()]
+    found += [FileDiff(path, "removed") for path in removed.keys() - set(renamed.values())]
+    found += [FileDiff(path, "added") for path in added.keys() - renamed.keys()]
     return sorted(filter(None, found), key=lambda file: file.path)
 
 
@@ -65,7 +65,7 @@ def _compare_entry(path: str, old: Tree, new: Tree, compare: Compare) -> FileDif
 
 
 def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
-    """Return a key that is equal for files of equal meaning; an unreadable file has its bytes."""
+    """Return a key that is equal for files of equal meaning; for an unreadable file, its bytes."""
     path, data = file
     if isinstance(data, PrototxtError):
         return path, str(data)
@@ -78,7 +78,7 @@ def _meaning(file: tuple[str, bytes | PrototxtError]) -> Hashable:
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """The options of `diff`; `images` and `ranks` of each side give a solver's epochs."""
+    """The options of `diff`; `images` per epoch and the `ranks` of each side give a solver's epochs."""
 
     defaults: bool = False
     images: int | None = None
@@ -87,7 +87,7 @@ class DiffOptions:
 
 
 def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Comparison:
-    """Compare what `open_sides` opened. Raises InputError if two files cannot be compared."""
+    """Return the comparison of the two sides. Raises InputError if two files cannot be compared."""
     old, new = sides
     if isinstance(old, RecipeSide) and isinstance(new, RecipeSide):
         from caffe_recipes.review.diff.recipes import compare_recipes  # pydantic: not for files
@@ -102,7 +102,10 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
 
 
 def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDiff | None:
-    """Compare two files; None if they mean the same. Raises PrototxtError if one is not a prototxt."""
+    """Return the difference of two files; None if they have the same meaning.
+
+    Raises PrototxtError if one is not a prototxt, InputError if they are of different kinds.
+    """
     before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
     if type(before) is not type(after):
         what = f"'{old.label}' is a {kind_of(before)}, '{new.label}' a {kind_of(after)}"
@@ -114,7 +117,7 @@ def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDif
 def _scales(
     messages: tuple[Message, Message], files: tuple[TextFile, TextFile], options: DiffOptions
 ) -> tuple[tuple[EpochScale, EpochScale], str]:
-    """Return the images per iteration of each side, from the net beside each solver."""
+    """Return the epoch scale of each side, from the net beside its solver, and a note on what is unknown."""
     if options.images is None or options.ranks is None:
         return (EpochScale(), EpochScale()), ""
     scales, missing = [], []
@@ -128,7 +131,7 @@ def _scales(
 
 
 def _find_batch(solver: pb.SolverParameter, file: TextFile, max_bytes: int) -> tuple[int | None, str]:
-    """Read the batch size of a solver's net, or the reason why it is unknown."""
+    """Return the batch size of a solver's net, or None and the reason why it is unknown."""
     try:
         batch = batch_of(solver, file.path, file.read, max_bytes)
     except PrototxtError as error:
@@ -137,9 +140,9 @@ def _find_batch(solver: pb.SolverParameter, file: TextFile, max_bytes: int) -> t
 
 
 def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int = MOST_BYTES) -> int | None:
-    """Read the training batch of one rank from a solver's net, inside the solver or in a file beside it.
+    """Return the training batch of one rank, from the net inside a solver or in a file beside it.
 
-    None if there is no such net. Raises PrototxtError for one that cannot be read.
+    None if there is no such net. Raises PrototxtError if it cannot be read.
     """
     for name in ("net_param", "train_net_param"):
         if solver.HasField(name):
@@ -152,7 +155,7 @@ def batch_of(solver: pb.SolverParameter, path: str, read: Read, max_bytes: int =
 
 
 def batch_size(net: pb.NetParameter) -> int | None:
-    """Return the batch_size of a net's first training data layer, or None.
+    """Return the batch_size of a net's first training data layer, or None if it has none.
 
     >>> data = pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32))
     >>> batch_size(pb.NetParameter(layer=[data]))

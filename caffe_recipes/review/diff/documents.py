@@ -1,4 +1,4 @@
-"""Read prototxts as Caffe would read them, and compare two of the same kind."""
+"""Read prototxts as Caffe reads them, and compare two of the same kind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
     Document,
     decode_prototxt,
+    empty_file_error,
     guess_class,
     parse_document,
 )
@@ -34,28 +35,28 @@ from caffe_recipes.review.diff.solvers import (
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import RateChange
 
-_KEPT = "the rate of every iteration is unchanged"
+_RATE_UNCHANGED = "the rate of every iteration is unchanged"
 
 
 def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message:
-    """Parse the bytes of a prototxt into a message, upgraded as Caffe does.
+    """Return the message in the bytes of a prototxt, upgraded as Caffe does.
 
-    Raises PrototxtError if it is not a prototxt, or is empty.
+    Raises PrototxtError if they are not a prototxt, or hold no field.
     """
     text = decode_prototxt(data, path, max_bytes)
     message = guess_class(text, path)()
     parse_text(text, message, path)
     if not message.ListFields():
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+        raise empty_file_error(path)
     try:
         return upgrade_document(Document(path, text, message, {}, {})).message
     except PrototxtError:
-        # Field places take more memory than the message, so they are computed only for an error.
+        # Positions of fields take more memory than the message, so they are computed only for an error.
         return upgrade_document(parse_document(text, path)).message
 
 
 def kind_of(message: Message) -> str:
-    """Return what people call a message: net, solver, ..."""
+    """Return the kind of a message: net, solver, ..."""
     return next(name for name, cls in KINDS.items() if isinstance(message, cls))
 
 
@@ -67,7 +68,7 @@ def diff_documents(
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
     note: str = "",
 ) -> FileDiff | None:
-    """Compare two messages of the same kind; None if they mean the same."""
+    """Return the difference of two messages of the same kind; None if they have the same meaning."""
     changes: list[Change]
     rates: list[RateChange] = []
     if isinstance(old, pb.NetParameter) and isinstance(new, pb.NetParameter):
@@ -76,7 +77,7 @@ def diff_documents(
         changes = diff_solvers(old, new, defaults=defaults)
         rates = diff_rates(old, new, scales)
         problems = _rate_problems(old, new, bool(changes))
-        kept = _KEPT if changes and not rates and keeps_rate(old, new, scales) else ""
+        kept = _RATE_UNCHANGED if changes and not rates and keeps_rate(old, new, scales) else ""
         note = "; ".join(filter(None, [*problems, kept, note]))
     elif isinstance(old, pb.MultiPhaseSolverParameter) and isinstance(new, pb.MultiPhaseSolverParameter):
         changes = diff_messages(old, new, defaults=defaults)
@@ -93,7 +94,7 @@ def diff_documents(
 def _phase_rates(
     old: pb.MultiPhaseSolverParameter, new: pb.MultiPhaseSolverParameter
 ) -> Iterator[RateChange]:
-    """Yield the rate changes of the phases that both sides have, phase by phase."""
+    """Yield the rate changes of each phase that both sides have."""
     for index, (a, b) in enumerate(zip(old.params_pair, new.params_pair, strict=False)):
         for rate in diff_rates(a.solver_params, b.solver_params):
             yield replace(rate, part=f"params_pair[{index}]")

@@ -1,7 +1,7 @@
-"""Normalize different spellings that mean the same to Caffe, to the most common one.
+"""Normalize alternative spellings that mean the same to Caffe to the most common one.
 
-`diff` normalizes a spelling only if one side has it, so that what both sides have is shown as written; a
-fingerprint normalizes all.
+`diff` normalizes a spelling only if one side has it, so that a spelling on both sides is shown as written;
+fingerprints normalize all of them.
 """
 
 from __future__ import annotations
@@ -14,98 +14,98 @@ from caffe_recipes.caffe import pb
 
 
 @dataclass(frozen=True)
-class Form:
-    """One spelling: `key` identifies it, `turn` replaces it in place.
+class Spelling:
+    """An alternative spelling: `key` identifies it in a message, `normalize` replaces it in place.
 
-    The key is false if a message does not have this spelling. It needs one of `fields` to be set; `fits` says
-    whether replacing it can make a message equal to another.
+    The key is false if a message does not use the spelling. Only messages that set one of `fields` can use
+    it. `can_equal` returns whether a normalized message could equal the given one.
     """
 
     fields: frozenset[str]
     key: Callable[[Any], object]
-    turn: Callable[[Any], None]
-    fits: Callable[[Any], bool] = lambda other: True
+    normalize: Callable[[Any], None]
+    can_equal: Callable[[Any], bool] = lambda other: True
 
-    def take_out(self, message: Any) -> None:  # noqa: ANN401 - a message
-        """Replace this spelling in a message, in place, if it has it."""
+    def apply(self, message: Any) -> None:  # noqa: ANN401 - a message
+        """Replace this spelling in a message, in place, if the message uses it."""
         if self.key(message):
-            self.turn(message)
+            self.normalize(message)
 
 
 def _without(*names: str) -> Callable[[Any], bool]:
     return lambda message: not any(message.HasField(name) for name in names)
 
 
-def _sides(name: str) -> Form:
-    """Build the form `pad_h: 3 pad_w: 5` of `pad: 3 pad: 5` (base_conv_layer, pooling_layer)."""
+def _height_width(name: str) -> Spelling:
+    """Return the spelling `pad_h: 3 pad_w: 5` of `pad: 3 pad: 5` (base_conv_layer, pooling_layer)."""
     high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
 
     def is_used(message: Any) -> bool:  # noqa: ANN401 - a message
         return bool(message.HasField(high) and message.HasField(wide) and not getattr(message, name))
 
-    def turn(message: Any) -> None:  # noqa: ANN401
+    def normalize(message: Any) -> None:  # noqa: ANN401
         getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
         message.ClearField(high)
         message.ClearField(wide)
 
-    return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
+    return Spelling(frozenset({high, wide}), is_used, normalize, _without(high, wide))
 
 
-def _repeats(name: str) -> Form:
-    """Build the form `kernel_size: 3 kernel_size: 3` of `kernel_size: 3` (base_conv_layer, pooling_layer)."""
+def _repeated(name: str) -> Spelling:
+    """Return the spelling `pad: 3 pad: 3` of `pad: 3` (base_conv_layer, pooling_layer)."""
 
-    def turn(message: Any) -> None:  # noqa: ANN401
+    def normalize(message: Any) -> None:  # noqa: ANN401
         values = getattr(message, name)
         if len(set(values)) == 1:
             del values[1:]
 
-    return Form(frozenset({name}), lambda message: len(getattr(message, name)), turn)
+    return Spelling(frozenset({name}), lambda message: len(getattr(message, name)), normalize)
 
 
-def _square(name: str) -> Form:
-    """Build the form `step_h: 8 step_w: 8` of `step: 8` (prior_box_layer)."""
+def _equal_height_width(name: str) -> Spelling:
+    """Return the spelling `step_h: 8 step_w: 8` of `step: 8` (prior_box_layer)."""
     high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
 
     def is_used(message: Any) -> bool:  # noqa: ANN401
         both = message.HasField(high) and message.HasField(wide) and not message.HasField(name)
         return bool(both and getattr(message, high) == getattr(message, wide))
 
-    def turn(message: Any) -> None:  # noqa: ANN401
+    def normalize(message: Any) -> None:  # noqa: ANN401
         setattr(message, name, getattr(message, high))
         message.ClearField(high)
         message.ClearField(wide)
 
-    return Form(frozenset({high, wide}), is_used, turn, _without(high, wide))
+    return Spelling(frozenset({high, wide}), is_used, normalize, _without(high, wide))
 
 
-def _legacy(name: str) -> Form:
-    """Build the form `concat_dim: 2` of `axis: 2` (concat_layer, slice_layer)."""
+def _legacy(name: str) -> Spelling:
+    """Return the spelling `concat_dim: 2` of `axis: 2` (concat_layer, slice_layer)."""
 
     def is_used(message: Any) -> bool:  # noqa: ANN401
         return bool(message.HasField(name) and not message.HasField("axis"))
 
-    def turn(message: Any) -> None:  # noqa: ANN401
+    def normalize(message: Any) -> None:  # noqa: ANN401
         message.axis = getattr(message, name)
         message.ClearField(name)
 
-    return Form(frozenset({name}), is_used, turn, _without(name))
+    return Spelling(frozenset({name}), is_used, normalize, _without(name))
 
 
-def _excludes(layer: Any) -> bool:  # noqa: ANN401
-    """Whether a layer's only rule excludes it from one phase."""
+def _excludes_one_phase(layer: Any) -> bool:  # noqa: ANN401
+    """Return whether a layer's only rule excludes it from one phase."""
     if len(layer.exclude) != 1 or layer.include:
         return False
     return [field.name for field, _ in layer.exclude[0].ListFields()] == ["phase"]
 
 
-def _include(layer: Any) -> None:  # noqa: ANN401
+def _include_other_phase(layer: Any) -> None:  # noqa: ANN401
     other = pb.TEST if layer.exclude[0].phase == pb.TRAIN else pb.TRAIN
     layer.ClearField("exclude")
     layer.include.add(phase=other)
 
 
 def _names_net_twice(solver: Any) -> bool:  # noqa: ANN401
-    """Whether training and all tests use the same net file (solver: InitTrainNet, InitTestNets)."""
+    """Return whether training and all tests use the same net file (solver: InitTrainNet, InitTestNets)."""
     nets = {field.name for field, _ in solver.ListFields()} & {
         "net", "net_param", "train_net", "train_net_param", "test_net_param",
     }  # fmt: skip
@@ -122,57 +122,64 @@ def _name_net_once(solver: Any) -> None:  # noqa: ANN401
     solver.ClearField("test_net")
 
 
-_FORMS: Mapping[str, tuple[Form, ...]] = {
+_SPELLINGS: Mapping[str, tuple[Spelling, ...]] = {
     "ConcatParameter": (_legacy("concat_dim"),),
     "ConvolutionParameter": (
-        *(_sides(name) for name in ("kernel_size", "pad", "stride")),
-        *(_repeats(name) for name in ("kernel_size", "pad", "stride", "dilation")),
+        *(_height_width(name) for name in ("kernel_size", "pad", "stride")),
+        *(_repeated(name) for name in ("kernel_size", "pad", "stride", "dilation")),
     ),
     "LayerParameter": (
-        Form(frozenset({"exclude"}), _excludes, _include, lambda other: len(other.include) > 0),
+        Spelling(
+            frozenset({"exclude"}),
+            _excludes_one_phase,
+            _include_other_phase,
+            lambda other: len(other.include) > 0,
+        ),
     ),
     "PoolingParameter": (
-        *(_sides(name) for name in ("kernel_size", "pad", "stride")),
-        *(_repeats(name) for name in ("kernel_size", "pad", "stride")),
+        *(_height_width(name) for name in ("kernel_size", "pad", "stride")),
+        *(_repeated(name) for name in ("kernel_size", "pad", "stride")),
     ),
-    "PriorBoxParameter": (_square("img_size"), _square("step")),
+    "PriorBoxParameter": (_equal_height_width("img_size"), _equal_height_width("step")),
     "SliceParameter": (_legacy("slice_dim"),),
     "SolverParameter": (
-        Form(frozenset({"train_net"}), _names_net_twice, _name_net_once, lambda other: other.HasField("net")),
+        Spelling(
+            frozenset({"train_net"}), _names_net_twice, _name_net_once, lambda other: other.HasField("net")
+        ),
     ),
 }
 
 
-def turn_all(message: Any) -> None:  # noqa: ANN401 - a message
-    """Normalize all spellings of a message in place, but not those in its blocks."""
-    for form in _FORMS.get(message.DESCRIPTOR.name, ()) if _has_form(message) else ():
-        form.take_out(message)
+def normalize_all(message: Any) -> None:  # noqa: ANN401 - a message
+    """Normalize all spellings of a message in place, except those in its blocks."""
+    for spelling in _SPELLINGS.get(message.DESCRIPTOR.name, ()) if _has_spelling(message) else ():
+        spelling.apply(message)
 
 
-def turn_apart(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - messages
-    """Return copies of two messages, with spellings that only one of them has normalized.
+def normalize_differing(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 - messages
+    """Return two messages, copied if needed, in which spellings that only one of them uses are normalized.
 
     >>> old = pb.ConvolutionParameter(kernel_size=[11])
-    >>> _, new = turn_apart(old, pb.ConvolutionParameter(kernel_h=11, kernel_w=11))
+    >>> _, new = normalize_differing(old, pb.ConvolutionParameter(kernel_h=11, kernel_w=11))
     >>> new == old
     True
     """
     is_copied = False
-    has_form = _has_form(old) or _has_form(new)
-    for form in _FORMS.get(old.DESCRIPTOR.name, ()) if has_form else ():
-        if form.key(old) != form.key(new) and (form.fits(old) or form.fits(new)):
+    has_spelling = _has_spelling(old) or _has_spelling(new)
+    for spelling in _SPELLINGS.get(old.DESCRIPTOR.name, ()) if has_spelling else ():
+        if spelling.key(old) != spelling.key(new) and (spelling.can_equal(old) or spelling.can_equal(new)):
             if not is_copied:
                 old, new, is_copied = _copy(old), _copy(new), True
-            form.take_out(old)
-            form.take_out(new)
+            spelling.apply(old)
+            spelling.apply(new)
     return old, new
 
 
-def _has_form(message: Any) -> bool:  # noqa: ANN401
-    forms = _FORMS.get(message.DESCRIPTOR.name, ())
-    # Reading an unset list allocates memory for as long as the message lives.
+def _has_spelling(message: Any) -> bool:  # noqa: ANN401
+    forms = _SPELLINGS.get(message.DESCRIPTOR.name, ())
+    # Reading an unset list would allocate memory for the lifetime of the message.
     given = {field.name for field, _ in message.ListFields()} if forms else set()
-    return any(form.fields & given for form in forms)
+    return any(spelling.fields & given for spelling in forms)
 
 
 def _copy(message: Any) -> Any:  # noqa: ANN401

@@ -1,10 +1,9 @@
 """Compare two messages of the same type, field by field.
 
-A field set to its default equals an unset one unless the caller asks otherwise, and an empty block equals
-none. Exceptions are fields that Caffe tests with `has_...()` before it reads the value: the tables below list
-them, and the defaults that the schema cannot express.
-
-Items of two lists are paired by keys, and by the longest common subsequence.
+Unless the caller asks to compare defaults too, a field set to its default equals an unset one, and an empty
+block equals an absent one. The exceptions are fields that Caffe tests with `has_...()` before it reads the
+value; the tables below list them, and the defaults that the schema cannot express. The items of two lists are
+paired by keys, or by their longest common subsequence.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import render_prototxt
 from caffe_recipes.caffe.refusals import UNWEIGHTED
 from caffe_recipes.caffe.text.writer import field_ranks, float_text, string_text
-from caffe_recipes.review.diff.changes import NOT_SET, Change, Given
-from caffe_recipes.review.diff.forms import turn_all, turn_apart
+from caffe_recipes.review.diff.changes import NOT_SET, Change, ShownValue
+from caffe_recipes.review.diff.forms import normalize_all, normalize_differing
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
 
-# Fields that Caffe always tests with `has_x()`; beside each message, the source that does.
-ASKED: Mapping[str, frozenset[str]] = {
+# Fields that Caffe always tests with `has_x()`; the comments name the source file that does.
+PRESENCE_TESTED: Mapping[str, frozenset[str]] = {
     message: frozenset(fields.split())
     for message, fields in {
         "AccuracyParameter": "ignore_label",  # accuracy_layer
@@ -66,16 +65,16 @@ ASKED: Mapping[str, frozenset[str]] = {
     }.items()
 }
 
-# The value that Caffe starts at if a filler is absent; a filler that is set starts at its own value, 0 by
-# default. Fillers that are not listed start at 0 in both cases.
-STARTS: Mapping[tuple[str, str], float] = {
+# The initial value if a filler is absent; a filler that is set has its own value, 0 by default. With fillers
+# that are not listed, the initial value is 0 in both cases.
+FILLER_STARTS: Mapping[tuple[str, str], float] = {
     ("BatchNormParameter", "filler"): 1.0,  # mkldnn_batch_norm_layer, mkl_batch_norm_layer
     ("NormalizeParameter", "scale_filler"): 1.0,  # normalize_layer
     ("PReLUParameter", "filler"): 0.25,  # prelu_layer
     ("ScaleParameter", "filler"): 1.0,  # scale_layer
 }
 
-# The value that Caffe uses for an empty list, which the schema cannot express, and the most elements.
+# The value that Caffe uses for an empty list, which the schema cannot express, and the maximum list length.
 _LIST_DEFAULTS: Mapping[tuple[str, str], tuple[int, int]] = {
     ("ConvolutionParameter", "pad"): (0, 1),  # base_conv_layer
     ("ConvolutionParameter", "stride"): (1, 1),
@@ -87,47 +86,47 @@ _LIST_DEFAULTS: Mapping[tuple[str, str], tuple[int, int]] = {
     ("ResizeParameter", "pad_value"): (0, 1),
 }
 
-# Takes a message, and the type of the layer around it.
+# A predicate on a message and the type of the layer that contains it.
 _Condition = Callable[[Any, str], bool]
 
 
-def _set(name: str) -> _Condition:
+def _is_set(name: str) -> _Condition:
     return lambda message, layer_type: bool(message.HasField(name))
 
 
-def _listed(name: str) -> _Condition:
+def _is_listed(name: str) -> _Condition:
     return lambda message, layer_type: len(getattr(message, name)) > 0
 
 
-# Fields that Caffe tests with `has_x()` under a condition, including pairs that it refuses together.
-_ASKED_WHERE: Mapping[tuple[str, str], _Condition] = {
-    ("ConcatParameter", "axis"): _set("concat_dim"),  # concat_layer
-    ("ConcatParameter", "concat_dim"): _set("axis"),
-    ("ConvolutionParameter", "pad_h"): _listed("pad"),  # base_conv_layer
-    ("ConvolutionParameter", "pad_w"): _listed("pad"),
-    # softmax_loss_layer and its like: without it `normalize` counts; sigmoid_cross_entropy_loss_layer:
-    # without both BATCH_SIZE, not the schema's VALID.
+# Fields that Caffe tests with `has_x()` only if a condition holds, including pairs that it refuses together.
+_PRESENCE_TESTED_IF: Mapping[tuple[str, str], _Condition] = {
+    ("ConcatParameter", "axis"): _is_set("concat_dim"),  # concat_layer
+    ("ConcatParameter", "concat_dim"): _is_set("axis"),
+    ("ConvolutionParameter", "pad_h"): _is_listed("pad"),  # base_conv_layer
+    ("ConvolutionParameter", "pad_w"): _is_listed("pad"),
+    # softmax_loss_layer and similar layers use `normalize` if this is unset; sigmoid_cross_entropy_loss_layer
+    # uses BATCH_SIZE, not the schema's VALID, if both are unset.
     ("LossParameter", "normalization"): lambda message, layer_type: (
         message.HasField("normalize") or layer_type == "SigmoidCrossEntropyLoss"
     ),
     ("ParamSpec", "lr_mult"): lambda message, layer_type: bool(message.name),  # net: AppendParam
     ("ParamSpec", "decay_mult"): lambda message, layer_type: bool(message.name),
-    ("SliceParameter", "axis"): _set("slice_dim"),  # slice_layer
-    ("SliceParameter", "slice_dim"): _set("axis"),
+    ("SliceParameter", "axis"): _is_set("slice_dim"),  # slice_layer
+    ("SliceParameter", "slice_dim"): _is_set("axis"),
 }
 
 
-def is_asked(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
-    """Whether Caffe tests if this field of the message is set."""
+def is_presence_tested(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
+    """Return whether Caffe tests if this field of the message is set."""
     key = message.DESCRIPTOR.name, field.name
-    if field.name in ASKED.get(key[0], ()) or key in STARTS:
+    if field.name in PRESENCE_TESTED.get(key[0], ()) or key in FILLER_STARTS:
         return True
-    condition = _ASKED_WHERE.get(key)
+    condition = _PRESENCE_TESTED_IF.get(key)
     return condition is not None and condition(message, layer_type)
 
 
 def is_significant(message: Message, field: FieldDescriptor, layer_type: str = "") -> bool:
-    """Whether setting a field (not a list) of a message makes a difference to Caffe.
+    """Return whether it makes a difference to Caffe that a field (not a list) of a message is set.
 
     >>> none, zero = pb.ScaleParameter(), pb.ScaleParameter(filler=pb.FillerParameter(value=0))
     >>> filler = none.DESCRIPTOR.fields_by_name["filler"]
@@ -137,10 +136,10 @@ def is_significant(message: Message, field: FieldDescriptor, layer_type: str = "
     if not message.HasField(field.name):
         return False
     value = getattr(message, field.name)
-    start = STARTS.get((message.DESCRIPTOR.name, field.name))
+    start = FILLER_STARTS.get((message.DESCRIPTOR.name, field.name))
     if start is not None:
         return not _starts_at(value, start)
-    if is_asked(message, field, layer_type):
+    if is_presence_tested(message, field, layer_type):
         return True
     if field.message_type is not None:
         return is_block_significant(value, layer_type)
@@ -148,7 +147,7 @@ def is_significant(message: Message, field: FieldDescriptor, layer_type: str = "
 
 
 def is_block_significant(message: Message, layer_type: str = "") -> bool:
-    """Whether a block differs in meaning from an empty one."""
+    """Return whether a block differs in meaning from an empty one."""
     return any(
         bool(significant_items(message, field, value, layer_type))
         if field.is_repeated
@@ -160,7 +159,7 @@ def is_block_significant(message: Message, layer_type: str = "") -> bool:
 def significant_items(
     message: Message, field: FieldDescriptor, values: Sequence[Any], layer_type: str = ""
 ) -> Sequence[Any]:
-    """Return a list without trailing elements that equal what Caffe would use anyway."""
+    """Return a list without the elements that Caffe would use by default; empty if it equals the default."""
     if field.message_type is not None:
         return _significant_blocks(message, field, values, layer_type)
     default = list_default(message, field, layer_type)
@@ -171,14 +170,14 @@ def significant_items(
 
 
 def list_default(message: Any, field: FieldDescriptor, layer_type: str = "") -> int | None:  # noqa: ANN401
-    """Return the value that Caffe uses for an empty list, or None."""
+    """Return the value that Caffe uses for an empty list, or None if it has no default."""
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "loss_weight"):
         return 1 if "Loss" in layer_type and layer_type not in UNWEIGHTED else None  # loss_layer: LayerSetUp
     sides = [f"{field.name}_{side}" for side in ("h", "w")]
     known = message.DESCRIPTOR.fields_by_name
     if any(side in known and message.HasField(side) for side in sides):
-        return None  # refused beside a list, so its absence is another thing
+        return None  # Caffe refuses these beside a list, so an unset list is not its default
     default = _LIST_DEFAULTS.get(key)
     return None if default is None else default[0]
 
@@ -191,11 +190,11 @@ def _significant_blocks(
 ) -> Sequence[Any]:
     key = message.DESCRIPTOR.name, field.name
     if key == ("LayerParameter", "include"):
-        # net: FilterNet: any rule that holds will do, and an empty one does; beside `exclude`: refused.
+        # net: FilterNet: one matching rule is enough, and an empty rule matches; refused beside `exclude`.
         is_open = not message.exclude and any(not is_block_significant(rule) for rule in values)
         return () if is_open else values
     if key == ("LayerParameter", "param") and layer_type != "BatchNorm":
-        # net: AppendParam takes defaults past the end; batch_norm_layer: lr_mult 0, and refuses another.
+        # net: AppendParam uses defaults past the end; batch_norm_layer uses lr_mult 0 and refuses others.
         end = len(values)
         while end and not is_block_significant(values[end - 1]):
             end -= 1
@@ -204,7 +203,7 @@ def _significant_blocks(
 
 
 def _starts_at(filler: Any, start: float) -> bool:  # noqa: ANN401 - a FillerParameter
-    """Whether a filler means no more than `value: start`."""
+    """Return whether a filler is equivalent to `value: start`."""
     return bool(filler.value == start) and all(
         field.name == "value" or not is_significant(filler, field) for field, _ in filler.ListFields()
     )
@@ -212,7 +211,7 @@ def _starts_at(filler: Any, start: float) -> bool:  # noqa: ANN401 - a FillerPar
 
 T = TypeVar("T")
 
-# The largest product of two lengths (30,000 each); above it the bit table would take over 100 MB.
+# The largest product of two lengths (30,000 each); above it, the bit table would need over 100 MB.
 _MOST_BITS = 900_000_000
 
 
@@ -222,7 +221,7 @@ def match_by_keys(
     keys: Iterable[Callable[[T], Hashable]],
     known: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
-    """Pair items with equal keys, trying the most reliable key first; equal items are paired in order.
+    """Return pairs of items with equal keys, the most reliable key first; equal items are paired in order.
 
     The result includes the `known` pairs.
 
@@ -232,7 +231,7 @@ def match_by_keys(
     pairs = dict(known)
     taken = set(pairs.values())
     for key in keys:
-        waiting: dict[Hashable, list[int]] = {}  # the first one last
+        waiting: dict[Hashable, list[int]] = {}  # indices in reverse, so that pop() returns the first
         for j in range(len(new) - 1, -1, -1):
             if j not in taken:
                 waiting.setdefault(key(new[j]), []).append(j)
@@ -246,7 +245,7 @@ def match_by_keys(
 def match_unique(
     old: Sequence[T], new: Sequence[T], keys: Iterable[Callable[[T], Hashable]]
 ) -> dict[int, int]:
-    """Pair items whose key is unique on both sides, trying the most reliable key first.
+    """Return pairs of items whose key is unique on both sides, the most reliable key first.
 
     >>> match_unique(["a", "b", "b"], ["b", "b", "a"], [str])
     {0: 2}
@@ -267,10 +266,11 @@ def match_unique(
 
 
 def longest_common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Find a longest common subsequence, as pairs of indices in order.
+    """Return a longest common subsequence, as pairs of indices in order.
 
-    Hyyrö's bit-parallel algorithm: a row of the table is one integer, so 3,000 against 3,000 items take
-    3,000 additions. Where the table would not fit in memory, only what both begin and end with is paired.
+    Hyyrö's bit-parallel algorithm: a row of the table is one integer, so comparing 3,000 with 3,000 items
+    takes 3,000 additions. If the table would need too much memory, only the common prefix and suffix are
+    paired.
 
     >>> longest_common("abcd", "bxd")
     [(1, 0), (3, 2)]
@@ -284,21 +284,21 @@ def longest_common(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tup
     head = [(k, k) for k in range(start)]
     tail = [(len(old) - k, len(new) - k) for k in range(end, 0, -1)]
     a, b = old[start : len(old) - end], new[start : len(new) - end]
-    middle = _pairs(a, b) if len(a) * len(b) <= _MOST_BITS else []
+    middle = _common_pairs(a, b) if len(a) * len(b) <= _MOST_BITS else []
     return [*head, *((i + start, j + start) for i, j in middle), *tail]
 
 
-def _pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+def _common_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     places: defaultdict[Hashable, int] = defaultdict(int)
     for j, item in enumerate(b):
         places[item] |= 1 << j
     full = (1 << len(b)) - 1
     row, rows = full, [full]
     for item in a:
-        met = row & places.get(item, 0)
-        row = ((row + met) | (row - met)) & full
+        matches = row & places.get(item, 0)
+        row = ((row + matches) | (row - matches)) & full
         rows.append(row)
-    # A zero at bit j of row i: a[:i] and b[:j+1] have one item more in common than a[:i] and b[:j].
+    # A zero at bit j of row i means that a[:i] and b[:j+1] have one more item in common than a[:i] and b[:j].
     found = []
     i, j = len(a), len(b)
     while i and j:
@@ -312,15 +312,15 @@ def _pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]
     return found[::-1]
 
 
-_MOST_SHOWN = 8  # values of a list
+_MOST_SHOWN = 8  # list values in a text
 
 # Lists whose items are identified by a field, not by their position.
 _KEYS: dict[str, tuple[str, ...]] = {"LabelMapItem": ("label", "name")}
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How two messages are compared: whether set defaults count, and the types of the layers around."""
+class _Context:
+    """How to compare two messages: whether set defaults count, and the types of the layers around them."""
 
     defaults: bool = False
     types: tuple[str, str] = ("", "")
@@ -329,9 +329,9 @@ class _Way:
 def diff_messages(
     old: Message, new: Message, *, defaults: bool = False, skip: Collection[str] = (), prefix: str = ""
 ) -> list[Change]:
-    """Return every field in which two messages of the same type differ, in schema order.
+    """Return a change for every field in which two messages of the same type differ, in schema order.
 
-    A block that only one side has is one change. With `defaults`, a field set to its default differs from an
+    A block on only one side is one change. With `defaults`, a field set to its default differs from an
     unset one.
 
     >>> from caffe_recipes.caffe import pb
@@ -339,14 +339,14 @@ def diff_messages(
     >>> change.field, change.old.text, change.new.text
     ('base_lr', '1', '2')
     """
-    return _diff(old, new, _Way(defaults), skip, prefix)
+    return _diff(old, new, _Context(defaults), skip, prefix)
 
 
-def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: str) -> list[Change]:
+def _diff(old: Message, new: Message, context: _Context, skip: Collection[str], prefix: str) -> list[Change]:
     if isinstance(old, pb.LayerParameter) and isinstance(new, pb.LayerParameter):
-        way = replace(way, types=(old.type, new.type))
-    if not way.defaults:
-        old, new = turn_apart(old, new)
+        context = replace(context, types=(old.type, new.type))
+    if not context.defaults:
+        old, new = normalize_differing(old, new)
     fields = {field.name: field for field, _ in (*old.ListFields(), *new.ListFields())}
     rank = field_ranks(old.DESCRIPTOR)
     found: list[Change] = []
@@ -355,16 +355,16 @@ def _diff(old: Message, new: Message, way: _Way, skip: Collection[str], prefix: 
             continue
         path = f"{prefix}{field.name}"
         if field.is_repeated:
-            found += _diff_repeated(path, field, old, new, way)
+            found += _diff_repeated(path, field, old, new, context)
         elif field.message_type is not None:
-            found += _diff_block(path, field, old, new, way)
+            found += _diff_block(path, field, old, new, context)
         else:
-            found += _diff_scalar(path, field, old, new, way)
+            found += _diff_scalar(path, field, old, new, context)
     return found
 
 
 def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
-    """Whether both sides have the same list or block: a quick test."""
+    """Return whether a field is a list or block that is equal on both sides: a quick test."""
     if field.is_repeated:
         return bool(getattr(old, field.name) == getattr(new, field.name))
     if field.message_type is None or not old.HasField(field.name) or not new.HasField(field.name):
@@ -378,20 +378,20 @@ def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:
     copy.CopyFrom(message)
     for name in skip:
         copy.ClearField(name)
-    _strip(copy, "")
+    _remove_insignificant(copy, "")
     return copy.SerializePartialToString(deterministic=True)
 
 
 def block_text(message: Message) -> str:
-    """Write a message on one line, as a block: `{ min_size: 256 max_size: 256 }`."""
+    """Return a message on one line, as a block: `{ min_size: 256 max_size: 256 }`."""
     return " ".join(["{", *(line.strip() for line in render_prototxt(message).splitlines()), "}"])
 
 
-def _strip(message: Message, layer_type: str) -> None:
-    """Remove from a message what has no meaning."""
+def _remove_insignificant(message: Message, layer_type: str) -> None:
+    """Remove the fields of a message that have no effect, in place."""
     if isinstance(message, pb.LayerParameter):
         layer_type = message.type
-    turn_all(message)
+    normalize_all(message)
     kept = []
     for field, value in message.ListFields():
         if field.is_repeated:
@@ -405,7 +405,7 @@ def _strip(message: Message, layer_type: str) -> None:
             del value[count:]
         if count and field.message_type is not None:
             for item in value if field.is_repeated else [value]:
-                _strip(item, layer_type)
+                _remove_insignificant(item, layer_type)
 
 
 def _same(a: object, b: object) -> bool:
@@ -413,34 +413,36 @@ def _same(a: object, b: object) -> bool:
 
 
 def _diff_scalar(
-    path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way
+    path: str, field: FieldDescriptor, old: Message, new: Message, context: _Context
 ) -> Iterator[Change]:
     is_set = old.HasField(field.name), new.HasField(field.name)
     values = getattr(old, field.name), getattr(new, field.name)
-    matters = way.defaults or _says_either(field, old, new, way)
+    matters = context.defaults or _is_significant_in_either(field, old, new, context)
     if not _same(*values) or (is_set[0] != is_set[1] and matters):
-        sides = zip((old, new), values, is_set, way.types, strict=True)
+        sides = zip((old, new), values, is_set, context.types, strict=True)
         a, b = (
-            NOT_SET if not given and is_asked(m, field, type_) else _given(field, value, given)
+            NOT_SET
+            if not given and is_presence_tested(m, field, type_)
+            else _field_value(field, value, given)
             for m, value, given, type_ in sides
         )
         yield Change("changed", path, a, b)
 
 
-def _says_either(field: FieldDescriptor, old: Message, new: Message, way: _Way) -> bool:
-    return is_significant(old, field, way.types[0]) or is_significant(new, field, way.types[1])
+def _is_significant_in_either(field: FieldDescriptor, old: Message, new: Message, context: _Context) -> bool:
+    return is_significant(old, field, context.types[0]) or is_significant(new, field, context.types[1])
 
 
 def _diff_repeated(
-    path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way
+    path: str, field: FieldDescriptor, old: Message, new: Message, context: _Context
 ) -> Iterator[Change]:
     before, after = list(getattr(old, field.name)), list(getattr(new, field.name))
-    if not way.defaults:
-        before = list(significant_items(old, field, before, way.types[0]))
-        after = list(significant_items(new, field, after, way.types[1]))
+    if not context.defaults:
+        before = list(significant_items(old, field, before, context.types[0]))
+        after = list(significant_items(new, field, after, context.types[1]))
     if field.message_type is not None:
-        return _diff_blocks(path, field, before, after, way)
-    defaults = [list_default(m, field, type_) for m, type_ in zip((old, new), way.types, strict=True)]
+        return _diff_blocks(path, field, before, after, context)
+    defaults = [list_default(m, field, type_) for m, type_ in zip((old, new), context.types, strict=True)]
     return _diff_list(path, field, before, after, defaults)
 
 
@@ -454,7 +456,7 @@ def _diff_list(
         if len(places) == 1:
             k = places[0]
             name = f"{path}[{k}]" if len(old) > 1 else path
-            yield Change("changed", name, _given(field, old[k]), _given(field, new[k]))
+            yield Change("changed", name, _field_value(field, old[k]), _field_value(field, new[k]))
             return
     start = 0
     if max(len(old), len(new)) > _MOST_SHOWN:
@@ -462,49 +464,51 @@ def _diff_list(
             start += 1
     name = f"{path}[{start}:]" if start else path
     a, b = (
-        _given_list(field, values[start:], bool(start), default)
+        _list_value(field, values[start:], bool(start), default)
         for values, default in zip((old, new), defaults, strict=True)
     )
     yield Change("changed", name, a, b)
 
 
-def _diff_block(path: str, field: FieldDescriptor, old: Message, new: Message, way: _Way) -> list[Change]:
+def _diff_block(
+    path: str, field: FieldDescriptor, old: Message, new: Message, context: _Context
+) -> list[Change]:
     is_set = old.HasField(field.name), new.HasField(field.name)
     blocks = getattr(old, field.name), getattr(new, field.name)
-    found = _diff(*blocks, way, (), f"{path}.")
+    found = _diff(*blocks, context, (), f"{path}.")
     if is_set[0] == is_set[1]:
         return found
-    if not (way.defaults or _says_either(field, old, new, way)):
+    if not (context.defaults or _is_significant_in_either(field, old, new, context)):
         return []
-    if len(found) == 1 and not is_asked(old, field, way.types[0]):
+    if len(found) == 1 and not is_presence_tested(old, field, context.types[0]):
         return found
-    nothing = _absent(old, field)
-    a, b = (_given_block(m) if given else nothing for m, given in zip(blocks, is_set, strict=True))
+    nothing = _absent_block(old, field)
+    a, b = (_block_value(m) if given else nothing for m, given in zip(blocks, is_set, strict=True))
     return [Change("changed", path, a, b)]
 
 
-def _absent(message: Message, field: FieldDescriptor) -> Given:
-    """Return what Caffe uses in place of an absent block."""
-    start = STARTS.get((message.DESCRIPTOR.name, field.name))
-    return NOT_SET if start is None else Given(f"not set (starts at {start:g})", None, is_set=False)
+def _absent_block(message: Message, field: FieldDescriptor) -> ShownValue:
+    """Return the value to show for an absent block: not set, and what Caffe starts at instead."""
+    start = FILLER_STARTS.get((message.DESCRIPTOR.name, field.name))
+    return NOT_SET if start is None else ShownValue(f"not set (starts at {start:g})", None, is_set=False)
 
 
 def _diff_blocks(
-    path: str, field: FieldDescriptor, old: list[Message], new: list[Message], way: _Way
+    path: str, field: FieldDescriptor, old: list[Message], new: list[Message], context: _Context
 ) -> Iterator[Change]:
     assert field.message_type
     keys = _KEYS.get(field.message_type.name)
     pairs = _pair_by_fields(old, new, keys) if keys else _pair_by_place(old, new)
     for i, item in enumerate(old):
         if i not in pairs:
-            yield Change("changed", _item_path(path, item, i, keys), _given_block(item), NOT_SET)
+            yield Change("changed", _item_path(path, item, i, keys), _block_value(item), NOT_SET)
     found_at = {j: i for i, j in pairs.items()}
     for j, item in enumerate(new):
         name = _item_path(path, item, j, keys)
         if j not in found_at:
-            yield Change("changed", name, NOT_SET, _given_block(item))
+            yield Change("changed", name, NOT_SET, _block_value(item))
         else:
-            yield from _diff(old[found_at[j]], item, way, (), f"{name}.")
+            yield from _diff(old[found_at[j]], item, context, (), f"{name}.")
 
 
 def _pair_by_fields(old: list[Message], new: list[Message], names: Sequence[str]) -> dict[int, int]:
@@ -515,7 +519,7 @@ def _pair_by_fields(old: list[Message], new: list[Message], names: Sequence[str]
 
 
 def _pair_by_place(old: list[Message], new: list[Message]) -> dict[int, int]:
-    """Pair blocks in order if both sides have as many; else pair equal ones, and those between them."""
+    """Pair blocks in order if both sides have the same number; else equal blocks, and those between."""
     if len(old) == len(new):
         return {k: k for k in range(len(old))}
     equal = longest_common([fingerprint(item) for item in old], [fingerprint(item) for item in new])
@@ -531,28 +535,30 @@ def _item_path(path: str, item: Any, place: int, keys: Sequence[str] | None) -> 
     return f"{path}[{keys[0]} {getattr(item, keys[0])}]" if keys else f"{path}[{place}]"
 
 
-def _given(field: FieldDescriptor, value: object, is_set: bool = True) -> Given:
+def _field_value(field: FieldDescriptor, value: object, is_set: bool = True) -> ShownValue:
     if not is_set and not field.has_default_value:
         return NOT_SET
     text, json = _scalar(field, value)
-    return Given(text if is_set else f"{text} (default)", json, is_set)
+    return ShownValue(text if is_set else f"{text} (default)", json, is_set)
 
 
-def _given_list(field: FieldDescriptor, values: list[object], is_rest: bool, default: int | None) -> Given:
+def _list_value(
+    field: FieldDescriptor, values: list[object], is_rest: bool, default: int | None
+) -> ShownValue:
     if not values and not is_rest:
         if default is None:
             return NOT_SET
         text, json = _scalar(field, default)
-        return Given(f"{text} (default)", [json], is_set=False)
+        return ShownValue(f"{text} (default)", [json], is_set=False)
     items = [_scalar(field, value) for value in values]
     texts = [text for text, _ in items[:_MOST_SHOWN]]
     more = [f"... {len(values) - _MOST_SHOWN:,} more"] if len(values) > _MOST_SHOWN else []
     text = texts[0] if len(items) == 1 and not is_rest else f"[{', '.join([*texts, *more])}]"
-    return Given(text, [json for _, json in items])
+    return ShownValue(text, [json for _, json in items])
 
 
-def _given_block(message: Message) -> Given:
-    return Given(block_text(message), _block_json(message))
+def _block_value(message: Message) -> ShownValue:
+    return ShownValue(block_text(message), _block_json(message))
 
 
 def _scalar(field: FieldDescriptor, value: object) -> tuple[str, Json]:

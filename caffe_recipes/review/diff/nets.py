@@ -1,8 +1,6 @@
-"""Compare two nets layer by layer.
+"""Compare two nets layer by layer, with their blobs and shared weights.
 
-Compare blobs and shared weights: which are only renamed, which layers read or share them.
-
-Match the layers of two nets: by name and phase, else by function and position.
+Layers are matched by name and phase, otherwise by function and position. Renamed blobs are reported once.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text.writer import string_text
-from caffe_recipes.review.diff.changes import NOT_SET, Change, Given
+from caffe_recipes.review.diff.changes import NOT_SET, Change, ShownValue
 from caffe_recipes.review.diff.messages import (
     block_text,
     diff_messages,
@@ -28,21 +26,21 @@ from caffe_recipes.review.diff.messages import (
     match_unique,
 )
 
-# Fields that name and connect a layer; all others are its function.
+# Fields that name and connect a layer; all others define its function.
 _NAMES = frozenset({"name", "bottom", "top"})
 _CONDITIONS = frozenset({"include", "exclude"})
 _RULES = frozenset(pb.LayerParameter.DESCRIPTOR.fields_by_name) - _CONDITIONS
 
 
-class _Name(NamedTuple):
-    """What identifies a layer: its name, its only phase if it has one, and its rules."""
+class _LayerId(NamedTuple):
+    """The identity of a layer: its name, its only phase if it has one, and its include and exclude rules."""
 
     name: str
     phase: str = ""
     rules: bytes = b""
 
     @classmethod
-    def of(cls, layer: pb.LayerParameter) -> _Name:
+    def of(cls, layer: pb.LayerParameter) -> _LayerId:
         if all(field.name not in _CONDITIONS for field, _ in layer.ListFields()):
             return cls(layer.name)
         return cls(layer.name, phase_of(layer), fingerprint(layer, _RULES))
@@ -57,25 +55,25 @@ class Matching:
 
 
 def phase_of(layer: pb.LayerParameter) -> str:
-    """Return the only phase that a layer's rules allow, or an empty string.
+    """Return the only phase that a layer's rules allow, or an empty string if they allow both.
 
     >>> phase_of(pb.LayerParameter(exclude=[pb.NetStateRule(phase=pb.TEST)]))
     'TRAIN'
     """
-    # A list that is not set takes memory for as long as the layer is held once it was looked at.
+    # Reading an unset list would allocate memory for the lifetime of the layer.
     given = {field.name: value for field, value in layer.ListFields() if field.name in _CONDITIONS}
     if not given:
         return ""
     include = given.get("include", ())
     both = {pb.TRAIN, pb.TEST}
     rules = [({rule.phase} if rule.HasField("phase") else both) for rule in include or given["exclude"]]
-    met = set().union(*rules)
-    kept = met if include else both - met
+    matched = set().union(*rules)
+    kept = matched if include else both - matched
     return pb.Phase.Name(kept.pop()) if len(kept) == 1 else ""
 
 
 def title_of(layer: pb.LayerParameter) -> str:
-    """Return a layer's name for reports, with its phase if it is in only one: `data (TRAIN)`.
+    """Return a layer's name for reports, with its phase if it is in only one, e.g. `data (TRAIN)`.
 
     >>> title_of(pb.LayerParameter(name="data", include=[pb.NetStateRule(phase=pb.TRAIN)]))
     'data (TRAIN)'
@@ -86,12 +84,12 @@ def title_of(layer: pb.LayerParameter) -> str:
 
 
 def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> Matching:
-    """Pair the layers of two nets.
+    """Return the pairs of layers of two nets that correspond.
 
-    First by name and rules, name and phase, and name, if unique; among several with that name, by equal
-    function, then in order. The rest, and layers without a name, by equal function between the same
-    neighbours, then by equal function with the same bottoms elsewhere, and last by type at the same position
-    if less than half of their fields differ.
+    Layers are paired first by name and rules, then name and phase, then name, where these are unique; among
+    several with the same name, by equal function, then in order. The rest, and layers without a name, are
+    paired by equal function between the same neighbours, then by equal function with the same bottoms
+    elsewhere, and last by type at the same position if less than half of their fields differ.
     """
     named = _match_names(old, new)
     tokens = _tokens(old, new, named)
@@ -103,33 +101,33 @@ def match_layers(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParamet
 
 
 def _match_names(old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter]) -> dict[int, int]:
-    before, after = ([_Name.of(layer) for layer in layers] for layers in (old, new))
-    keys: list[Callable[[_Name], Hashable]] = [
+    before, after = ([_LayerId.of(layer) for layer in layers] for layers in (old, new))
+    keys: list[Callable[[_LayerId], Hashable]] = [
         lambda known: known,
         lambda known: (known.name, known.phase),
         lambda known: known.name,
     ]
     pairs = match_unique(before, after, keys)
     taken = set(pairs.values())
-    left = [i for i in range(len(old)) if i not in pairs and before[i].name]
-    come = [j for j in range(len(new)) if j not in taken and after[j].name]
-    shared = {before[i].name for i in left} & {after[j].name for j in come}
-    left = [i for i in left if before[i].name in shared]
-    come = [j for j in come if after[j].name in shared]
-    rest = [before[i] for i in left], [after[j] for j in come]
+    old_rest = [i for i in range(len(old)) if i not in pairs and before[i].name]
+    new_rest = [j for j in range(len(new)) if j not in taken and after[j].name]
+    shared = {before[i].name for i in old_rest} & {after[j].name for j in new_rest}
+    old_rest = [i for i in old_rest if before[i].name in shared]
+    new_rest = [j for j in new_rest if after[j].name in shared]
+    rest = [before[i] for i in old_rest], [after[j] for j in new_rest]
     alike = match_by_keys(
-        [(before[i], fingerprint(old[i])) for i in left],
-        [(after[j], fingerprint(new[j])) for j in come],
+        [(before[i], fingerprint(old[i])) for i in old_rest],
+        [(after[j], fingerprint(new[j])) for j in new_rest],
         [lambda item: item],
     )
     found = match_by_keys(*rest, keys, alike)
-    return pairs | {left[i]: come[j] for i, j in found.items()}
+    return pairs | {old_rest[i]: new_rest[j] for i, j in found.items()}
 
 
 def _tokens(
     old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
 ) -> tuple[list[Hashable], list[Hashable]]:
-    """Return a token for each layer: equal for a pair, else its function."""
+    """Return a token for each layer: the same for both layers of a pair, otherwise the layer's function."""
     taken = set(pairs.values())
     return (
         [pairs[i] if i in pairs else fingerprint(layer, _NAMES) for i, layer in enumerate(old)],
@@ -143,7 +141,7 @@ def _match_elsewhere(
     pairs: dict[int, int],
     tokens: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> None:
-    """Add pairs of layers that were renamed and moved: same function, same bottoms."""
+    """Add the pairs of layers that were renamed and moved: those with the same function and bottoms."""
     blobs = _blob_names(old, new, pairs)
     taken = set(pairs.values())
     waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -163,7 +161,7 @@ def _match_edited(
     pairs: Mapping[int, int],
     in_place: Sequence[tuple[int, int]],
 ) -> dict[int, int]:
-    """Pair layers that were renamed and edited without being moved."""
+    """Return the pairs of layers that were renamed and edited, but not moved."""
     blobs = _blob_names(old, new, pairs)
     taken = set(pairs.values())
     found: dict[int, int] = {}
@@ -193,7 +191,7 @@ def _gaps(old: int, new: int, in_place: Sequence[tuple[int, int]]) -> Iterator[t
 def _blob_names(
     old: Sequence[pb.LayerParameter], new: Sequence[pb.LayerParameter], pairs: Mapping[int, int]
 ) -> dict[str, str]:
-    """Map the old names of tops of paired layers to their new names."""
+    """Return the new name of each old top of the paired layers."""
     return {a: b for i, j in pairs.items() for a, b in zip(old[i].top, new[j].top, strict=False)}
 
 
@@ -203,7 +201,7 @@ def _is_alike(old: pb.LayerParameter, new: pb.LayerParameter) -> bool:
 
 
 def _count_values(message: Message) -> int:
-    """Count the values in a message and its blocks."""
+    """Return the number of values in a message and its blocks."""
     count = 0
     for field, value in message.ListFields():
         items = value if field.is_repeated and field.message_type is not None else [value]
@@ -216,10 +214,10 @@ Edges = set[tuple[int, int, int, str]]
 
 
 def find_blob_renames(old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]) -> dict[str, str]:
-    """Return the blobs that were only renamed, old name to new name.
+    """Return the blobs that were only renamed, as old name to new name.
 
-    A blob was renamed if exactly the layers that produced it now produce the other one, and neither name is
-    still used where it was.
+    A blob was renamed if exactly the layers that produced it now produce the other one, and if no slot keeps
+    either name.
     """
     makers: defaultdict[str, set[str]] = defaultdict(set)
     made: defaultdict[str, set[str]] = defaultdict(set)
@@ -239,14 +237,14 @@ def find_blob_renames(old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping
 
 
 def count_readers(layers: Layers) -> Counter[str]:
-    """Count for each blob the layers that read it and produce another."""
+    """Return for each blob the number of layers that read it without writing it in place."""
     return Counter(blob for layer in layers for blob in set(layer.bottom) - set(layer.top))
 
 
 def find_rewired(old: Layers, new: Layers, pairs: Mapping[int, int]) -> set[int]:
-    """Return the new net's layers whose connections to other layers changed.
+    """Return the layers, by index in the new net, whose connections to other layers changed.
 
-    Only connections between layers that both nets have count.
+    Only connections between layers that are in both nets count.
     """
     common = set(pairs.values())
     before = {
@@ -259,16 +257,16 @@ def find_rewired(old: Layers, new: Layers, pairs: Mapping[int, int]) -> set[int]
 
 
 class Sharing:
-    """Weights that layers share by a name in `param`, before and after.
+    """The weights that layers share by a name in `param`, before and after.
 
-    A weight is identified by its layer and its position in `param`. A name that only one weight has means
-    nothing; names may change as long as the same weights share one.
+    A weight is identified by its layer and its position in `param`. A name that only one weight has is
+    ignored, and names may change as long as the same weights share one.
     """
 
     def __init__(self, old: Layers, new: Layers, pairs: Mapping[int, int]) -> None:
-        """Find the sharing in both nets; `pairs` are the layers in both, old to new."""
+        """Find the shared weights of both nets; `pairs` are the layers in both, old to new."""
         self._old, self._new = _weights_by_name(old), _weights_by_name(new)
-        # The old weights of each name, with the indices of the new net; those of removed layers are negative.
+        # The old weights of each name, by layer index in the new net; indices of removed layers are negative.
         self._moved = {
             name: frozenset((pairs.get(layer, -1 - layer), place) for layer, place in weights)
             for name, weights in self._old.items()
@@ -276,17 +274,17 @@ class Sharing:
         self._changed: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
     def is_shared(self, name: str) -> bool:
-        """Whether several weights of the new net have this name."""
+        """Return whether several weights of the new net have this name."""
         return name in self._new
 
     def is_kept(self, a: str, b: str) -> bool:
-        """Whether the same weights have the name `a` before and `b` after, or a single one has either."""
+        """Return whether the weights named `a` before are those named `b` now, or neither name is shared."""
         return not any(self.find_changed(a, b)) and (a in self._old) == (b in self._new)
 
     def find_changed(self, a: str, b: str) -> tuple[list[int], list[int]]:
-        """Return the new net's layers with weights of name `a` but not `b`, and those the other way around.
+        """Return the layers whose weights had the name `a` and lack `b` now, and those that gained `b`.
 
-        The weight itself may be among them. A removed layer has a negative index.
+        Layers are indices in the new net, negative for removed ones. The weight's own layer may be included.
         """
         if (a, b) not in self._changed:
             before, after = self._moved.get(a, frozenset()), self._new.get(b, frozenset())
@@ -309,7 +307,7 @@ def _weights_by_name(layers: Layers) -> dict[str, frozenset[tuple[int, int]]]:
 def _slots(
     old: pb.NetParameter, new: pb.NetParameter, pairs: Mapping[int, int]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield the old and new name at each matching top and bottom, and whether it is a top."""
+    """Yield the old and new name of each matching top and bottom, and whether it is a top."""
     if len(old.input) == len(new.input):
         yield from ((a, b, True) for a, b in zip(old.input, new.input, strict=True))
     layers = [(old.layer[i], new.layer[j]) for i, j in pairs.items()]
@@ -321,7 +319,7 @@ def _slots(
 
 
 def _edges(layers: Layers) -> Edges:
-    """Return the connections between layers: producer, reader, index of the bottom, phase."""
+    """Return the connections between layers, as (producer, reader, index of the bottom, phase)."""
     found: Edges = set()
     phases = [phase_of(layer) for layer in layers]
     for phase in ("TRAIN", "TEST"):
@@ -342,7 +340,7 @@ _PARAM = re.compile(r"param\[(\d+)\]")
 
 @dataclass(frozen=True)
 class _Nets:
-    """Both nets and what is computed before layers are compared."""
+    """Both nets, and what is computed once before layers are compared."""
 
     old: Sequence[pb.LayerParameter]
     new: Sequence[pb.LayerParameter]
@@ -356,9 +354,9 @@ class _Nets:
 
 
 def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = False) -> list[Change]:
-    """Return what changed in meaning between two nets, in the order of the new one.
+    """Return the changes in meaning between two nets, in the order of the new one.
 
-    A blob that was only renamed is reported where it is produced, and not again where it is read.
+    A blob that was only renamed is reported where it is produced, not where it is read.
 
     >>> def layer(name, pad):
     ...     return pb.LayerParameter(name=name, convolution_param=pb.ConvolutionParameter(pad=[pad]))
@@ -366,7 +364,7 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
     >>> change.layer, change.field, change.old.text, change.new.text
     ('c', 'convolution_param.pad', '1', '3')
     """
-    # Lists, because each access to a repeated field makes its items anew.
+    # Copied to lists, because each access to a repeated field would create its items again.
     before, after = list(old.layer), list(new.layer)
     matching = match_layers(before, after)
     moved = matching.pairs.keys() - matching.in_place
@@ -387,9 +385,9 @@ def diff_nets(old: pb.NetParameter, new: pb.NetParameter, *, defaults: bool = Fa
 
 
 def _diff_layers(nets: _Nets, reported: set[str]) -> Iterator[Change]:
-    """Compare in the order of the new net, with removed layers at their old position.
+    """Yield the changes of layers in the order of the new net, with removed layers at their old position.
 
-    `reported` holds renamed blobs that have been reported.
+    `reported` collects the renamed blobs that have been reported.
     """
     old_of = {j: i for i, j in nets.matching.pairs.items()}
     stays = [*sorted(nets.matching.in_place), len(nets.old)]
@@ -398,7 +396,7 @@ def _diff_layers(nets: _Nets, reported: set[str]) -> Iterator[Change]:
     for j in range(len(nets.new)):
         i = old_of.get(j)
         if i is None:
-            yield _whole("added", nets.new, j)
+            yield _layer_change("added", nets.new, j)
             continue
         yield from _diff_pair(nets, i, j, reported)
         if i in next_stay:
@@ -406,19 +404,19 @@ def _diff_layers(nets: _Nets, reported: set[str]) -> Iterator[Change]:
 
 
 def _removed(nets: _Nets, indices: range) -> Iterator[Change]:
-    return (_whole("removed", nets.old, i) for i in indices if i not in nets.matching.pairs)
+    return (_layer_change("removed", nets.old, i) for i in indices if i not in nets.matching.pairs)
 
 
-def _whole(kind: str, layers: Sequence[pb.LayerParameter], index: int) -> Change:
+def _layer_change(kind: str, layers: Sequence[pb.LayerParameter], index: int) -> Change:
     layer = layers[index]
     if kind == "removed":
-        return Change("removed", "", _place(layers, index), NOT_SET, title_of(layer), layer.type)
+        return Change("removed", "", _position(layers, index), NOT_SET, title_of(layer), layer.type)
     copy = pb.LayerParameter()
     copy.CopyFrom(layer)
     for name in ("name", "type", "include", "exclude"):
         copy.ClearField(name)
     return Change(
-        "added", "", NOT_SET, _place(layers, index), title_of(layer), f"{layer.type} {block_text(copy)}"
+        "added", "", NOT_SET, _position(layers, index), title_of(layer), f"{layer.type} {block_text(copy)}"
     )
 
 
@@ -433,16 +431,16 @@ def _diff_pair(nets: _Nets, i: int, j: int, reported: set[str]) -> Iterator[Chan
         a, b = title_of(old), title
         same = [(old.name, new.name) == (x, y) for _, x, y in tops]
         notes = ["its blob too" if same[k] else f"its blob {x} -> {y}" for k, (_, x, y) in enumerate(tops)]
-        yield Change("renamed", "", Given(a, a), Given(b, b), title, "; ".join(notes))
+        yield Change("renamed", "", ShownValue(a, a), ShownValue(b, b), title, "; ".join(notes))
     if is_moved:
         note = "" if j in nets.rewired else "no connection changes"
-        yield Change("moved", "", _place(nets.old, i), _place(nets.new, j), title, note)
+        yield Change("moved", "", _position(nets.old, i), _position(nets.new, j), title, note)
     if old.name == new.name:
         for place, x, y in tops:
             name = f"top[{place}]" if len(old.top) > 1 else "top"
             yield Change("changed", name, _quoted(x), _quoted(y), title, _read_by(nets, x))
     shown = _with_old_blobs(nets, old, new)
-    old, shared = _with_shared_names(nets, j, old, shown)
+    old, shared = _without_unchanged_names(nets, j, old, shown)
     for change in diff_messages(old, shown, defaults=nets.defaults, skip={"name"}):
         param = _PARAM.match(change.field)
         note = shared.get(int(param[1]), "") if param else ""
@@ -460,7 +458,7 @@ def _renamed_tops(
 
 
 def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter) -> pb.LayerParameter:
-    """Copy the new layer with the old names of renamed blobs."""
+    """Return a copy of the new layer with the old names of renamed blobs."""
     copy = pb.LayerParameter()
     copy.CopyFrom(new)
     for before, after in ((old.bottom, copy.bottom), (old.top, copy.top)):
@@ -472,12 +470,12 @@ def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter)
     return copy
 
 
-def _with_shared_names(
+def _without_unchanged_names(
     nets: _Nets, j: int, old: pb.LayerParameter, new: pb.LayerParameter
 ) -> tuple[pb.LayerParameter, dict[int, str]]:
-    """Remove from both layers, in place in the new one, the names of weights whose sharing is unchanged.
+    """Return the old layer without the names of weights whose sharing is unchanged, and a note on each other.
 
-    Returns the old layer, and a note on each weight whose sharing has changed.
+    The names are also removed from the new layer, in place.
     """
     notes: dict[int, str] = {}
     if "param" not in {field.name for field, _ in (*old.ListFields(), *new.ListFields())}:
@@ -501,7 +499,7 @@ def _with_shared_names(
 
 
 def _shared_note(nets: _Nets, j: int, a: str, b: str) -> str:
-    """Describe which layers a weight of layer `j` is no longer shared with, and which it now is."""
+    """Return a note on the layers that a weight of layer `j` is no longer, or now, shared with."""
     parts = []
     for what, layers in zip(("no longer", "now"), nets.sharing.find_changed(a, b), strict=True):
         others = [layer for layer in layers if 0 <= layer != j]
@@ -516,11 +514,11 @@ def _read_by(nets: _Nets, blob: str) -> str:
     return f"and where {count} layer{'s read' if count > 1 else ' reads'} it" if count else ""
 
 
-def _quoted(name: str) -> Given:
-    return Given(f'"{name}"', name)
+def _quoted(name: str) -> ShownValue:
+    return ShownValue(f'"{name}"', name)
 
 
-def _place(layers: Sequence[pb.LayerParameter], index: int) -> Given:
-    """Describe the layer before a layer; as JSON its name, or null."""
+def _position(layers: Sequence[pb.LayerParameter], index: int) -> ShownValue:
+    """Return a layer's position: the layer before it; in JSON, its name or null."""
     before = title_of(layers[index - 1]) if index else None
-    return Given(f"after {before}" if before is not None else "first", before)
+    return ShownValue(f"after {before}" if before is not None else "first", before)

@@ -1,4 +1,4 @@
-"""Compare two recipes: the prototxts that they generate, and values that no prototxt holds."""
+"""Compare two recipes: the prototxts that they generate, and the values that are in no prototxt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
-from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, Given
+from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, ShownValue
 from caffe_recipes.review.diff.solvers import (
     EpochScale,
 )
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
 from caffe_recipes.review.diff.documents import diff_documents
 
-# Keys whose values are in the generated solvers and nets, where their changes are reported.
+# Keys whose values are in the generated solvers and nets, whose changes are reported there.
 _IN_PROTOTXTS = frozenset(
     {
         "solver",
@@ -35,9 +35,9 @@ _IN_PROTOTXTS = frozenset(
 
 
 def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) -> Comparison:
-    """Compare the solvers and nets of two recipes by name, and the values that only the recipes hold.
+    """Return the differences of two recipes: their solvers and nets, by name, and the recipes' other values.
 
-    Raises RecipeError or PrototxtError for a recipe that cannot be generated.
+    Raises RecipeError or PrototxtError if a recipe cannot be generated.
     """
     before, after = _build_all(old.recipe), _build_all(new.recipe)
     files = []
@@ -54,7 +54,7 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 
 def _build_all(recipe: Recipe) -> dict[str, Message]:
-    """Build the messages that `generate` writes; `net:` without its folder, which is a recipe value."""
+    """Return the messages that `generate` writes; `net:` lacks its folder, which is a value of the recipe."""
     from caffe_recipes.render.nets import build_net  # pydantic: not for files
     from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
 
@@ -89,7 +89,7 @@ def _own_values(recipe: Recipe) -> Iterator[tuple[str, Any]]:
 
 
 def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are set, by path; phases are named, and are `*` in the table above."""
+    """Yield the values that are set, by path; a phase is its name in the path, and `*` in the table above."""
     for key, value in values.items():
         if f"{pattern}{key}" in _IN_PROTOTXTS:
             continue
@@ -103,8 +103,8 @@ def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[t
             yield f"{prefix}{key}", value
 
 
-def _given(value: Any) -> Given:  # noqa: ANN401 - any value of a recipe, as JSON
-    return NOT_SET if value is None else Given(_text(value), value)
+def _given(value: Any) -> ShownValue:  # noqa: ANN401 - any value of a recipe, as JSON
+    return NOT_SET if value is None else ShownValue(_text(value), value)
 
 
 def _text(value: Json) -> str:

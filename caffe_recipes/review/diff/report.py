@@ -1,7 +1,4 @@
-"""A comparison as text for people and as JSON for programs.
-
-Act as git's external diff driver: the difference of any two files as text.
-"""
+"""Render a comparison as text or JSON, also as git's external diff driver."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ from caffe_recipes.review.diff.sources import TextFile
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
-    from caffe_recipes.review.diff.changes import Change, FileDiff, Given, Json, RateChange
+    from caffe_recipes.review.diff.changes import Change, FileDiff, Json, RateChange, ShownValue
     from caffe_recipes.review.diff.compare import DiffOptions
 
-# From this many layers, a change that they share is one line, and so is a row of new layers.
-_FOLDED = 3
-_ROW = 6
+# A change shared by this many layers, or this many added or removed layers in a row, are one line.
+_FOLD_SHARED = 3
+_FOLD_ROW = 6
 _MOST_NAMED = 3
 
 
 def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
-    """Render a comparison as text, coloured by `paint(text, colour)`; empty if both are equal.
+    """Return a comparison as text, coloured by `paint(text, colour)`; empty if the sides are equal.
 
     Files with identical changes are reported together.
     """
@@ -55,7 +52,7 @@ def render_comparison(comparison: Comparison, paint: Paint = keep_plain) -> str:
 
 
 def render_json(comparison: Comparison) -> str:
-    """Render a comparison as JSON: each change separately, values as Caffe reads them."""
+    """Return a comparison as JSON: each change separately, values as Caffe reads them."""
     return json.dumps(
         {
             "old": comparison.old,
@@ -72,13 +69,13 @@ def render_json(comparison: Comparison) -> str:
 def _status_line(file: FileDiff, paint: Paint) -> str:
     path = printable(file.path)
     if file.status == "renamed":
-        return f"{_painted('renamed', paint)} {printable(file.renamed_from)} -> {path}"
+        return f"{_paint_verb('renamed', paint)} {printable(file.renamed_from)} -> {path}"
     if file.status == "unreadable":
         return f"{paint('not compared', 'red')} {path}: {file.note}"
-    return f"{_painted(file.status, paint)} {path}"
+    return f"{_paint_verb(file.status, paint)} {path}"
 
 
-def _painted(verb: str, paint: Paint) -> str:
+def _paint_verb(verb: str, paint: Paint) -> str:
     return paint(verb, {"added": "green", "removed": "red"}.get(verb, "yellow"))
 
 
@@ -88,38 +85,38 @@ def _file_lines(file: FileDiff, paint: Paint) -> list[str]:
 
 
 def _change_lines(changes: Sequence[Change], paint: Paint) -> Iterator[str]:
-    """Render each change on a line; a change that many layers share once, at the first."""
+    """Yield a line for each change; a change that many layers share is one line, at the first of them."""
     layers: defaultdict[Hashable, list[str]] = defaultdict(list)
     for change in changes:
-        layers[_sort_of(change)].append(change.layer)
+        layers[_fold_key(change)].append(change.layer)
     shown = set()
     for kind, run in groupby(changes, key=lambda change: change.kind):
         row = list(run)
-        if kind in ("added", "removed") and len(row) >= _ROW:
-            yield _row_line(row, paint)
+        if kind in ("added", "removed") and len(row) >= _FOLD_ROW:
+            yield _folded_line(row, paint)
             continue
         for change in row:
-            sort = _sort_of(change)
-            if not change.layer or len(layers[sort]) < _FOLDED:
+            sort = _fold_key(change)
+            if not change.layer or len(layers[sort]) < _FOLD_SHARED:
                 yield _change_line(change, paint)
             elif sort not in shown:
                 shown.add(sort)
-                yield f"{change.field} {_old_to_new(change, paint)} in {_named(layers[sort])}"
+                yield f"{change.field} {_old_to_new(change, paint)} in {_name_layers(layers[sort])}"
 
 
-def _named(names: Sequence[str]) -> str:
+def _name_layers(names: Sequence[str]) -> str:
     more = ", ..." if len(names) > _MOST_NAMED else ""
     return f"{len(names)} layers ({', '.join(names[:_MOST_NAMED])}{more})"
 
 
-def _row_line(row: Sequence[Change], paint: Paint) -> str:
-    """Render many added or removed layers in a row as one line; the JSON has the content of each."""
+def _folded_line(row: Sequence[Change], paint: Paint) -> str:
+    """Return one line for many added or removed layers in a row; only the JSON has their contents."""
     verb, place = (row[0].kind, row[0].new if row[0].kind == "added" else row[0].old)
     names = ", ".join(f"{change.layer} ({change.note.partition(' ')[0]})" for change in row)
-    return f"{_painted(verb, paint)} {len(row)} layers, {place.text}: {names}"
+    return f"{_paint_verb(verb, paint)} {len(row)} layers, {place.text}: {names}"
 
 
-def _sort_of(change: Change) -> Hashable:
+def _fold_key(change: Change) -> Hashable:
     if change.kind != "changed":
         return id(change)
     return change.field, change.old.text, change.new.text, change.note
@@ -130,7 +127,7 @@ def _change_line(change: Change, paint: Paint) -> str:
     if change.kind == "changed":
         layer = f"{change.layer}: " if change.layer else ""
         return f"{layer}{change.field} {_old_to_new(change, paint)}{note}"
-    verb = _painted(change.kind, paint)
+    verb = _paint_verb(change.kind, paint)
     if change.kind == "added":
         return f"{verb} {change.layer}, {change.new.text}: {change.note}"
     if change.kind == "removed":
@@ -188,12 +185,12 @@ def _change_json(change: Change) -> Json:
     }
 
 
-def _is_default(given: Given) -> bool:
+def _is_default(given: ShownValue) -> bool:
     return not given.is_set and given.value is not None
 
 
 def _rates_json(rates: Sequence[RateChange]) -> Json:
-    """Return each number by name, and for several phases also by the phase's field."""
+    """Return the numbers by name; in a file of several phases, by the field of the phase first."""
     parts = {
         part: {rate.name.replace(" ", "_"): _rate_json(rate) for rate in row}
         for part, row in groupby(rates, key=lambda rate: rate.part)
@@ -210,11 +207,11 @@ def _number(value: float | None) -> Json:
     return value if value is None or math.isfinite(value) else str(value)  # JSON has no infinity
 
 
-_NOTHING = "/dev/null"
+_NO_FILE = "/dev/null"  # git passes it for a side without the file
 
 
 @dataclass(frozen=True)
-class _Call:
+class _GitArguments:
     """The arguments from git: a path, the file and mode of each side, and the new path of a renamed file."""
 
     path: str
@@ -226,45 +223,45 @@ class _Call:
 
 
 def render_for_git(words: Sequence[str], options: DiffOptions, paint: Paint = keep_plain) -> str:
-    """Render the difference for the arguments that git appends to the driver's command.
+    """Return the difference to print for the arguments that git appends to the driver's command.
 
     Files that are not prototxts are compared line by line. Raises InputError for other arguments.
     """
     if len(words) == 1:
         return f"{words[0]}: not merged\n"
     if len(words) not in (7, 9):
-        hint = 'it is for git config diff.prototxt.command "caffe-recipes diff --git"'
+        hint = 'set it with: git config diff.prototxt.command "caffe-recipes diff --git"'
         raise InputError("", f"git passes 7 or 9 arguments, not {len(words)}", hint)
     path, old_file, _, old_mode, new_file, _, new_mode = words[:7]
-    call = _Call(path, old_file, old_mode, new_file, new_mode, words[7] if len(words) == 9 else path)
-    head = paint(f"diff {_shown(call)}", "bold")
-    return f"{head}\n{_modes(call)}{_difference(call, options, paint)}"
+    args = _GitArguments(path, old_file, old_mode, new_file, new_mode, words[7] if len(words) == 9 else path)
+    head = paint(f"diff {_title(args)}", "bold")
+    return f"{head}\n{_mode_change(args)}{_render_difference(args, options, paint)}"
 
 
-def _shown(call: _Call) -> str:
-    return call.path if call.path == call.new_path else f"{call.path} -> {call.new_path}"
+def _title(args: _GitArguments) -> str:
+    return args.path if args.path == args.new_path else f"{args.path} -> {args.new_path}"
 
 
-def _modes(call: _Call) -> str:
-    if _NOTHING in (call.old_file, call.new_file) or call.old_mode == call.new_mode:
+def _mode_change(args: _GitArguments) -> str:
+    if _NO_FILE in (args.old_file, args.new_file) or args.old_mode == args.new_mode:
         return ""
-    return f"mode {call.old_mode} -> {call.new_mode}\n"
+    return f"mode {args.old_mode} -> {args.new_mode}\n"
 
 
-def _difference(call: _Call, options: DiffOptions, paint: Paint) -> str:
-    if call.old_file == _NOTHING or call.new_file == _NOTHING:
-        what = "added" if call.old_file == _NOTHING else "removed"
-        return f"{what}\n{sources.diff_as_text(call.old_file, call.new_file)}"
+def _render_difference(args: _GitArguments, options: DiffOptions, paint: Paint) -> str:
+    if args.old_file == _NO_FILE or args.new_file == _NO_FILE:
+        what = "added" if args.old_file == _NO_FILE else "removed"
+        return f"{what}\n{sources.diff_as_text(args.old_file, args.new_file)}"
     try:
         old, new = (
             TextFile(path, path, Path(file).read_bytes(), lambda _: None)
-            for path, file in ((call.path, call.old_file), (call.new_path, call.new_file))
+            for path, file in ((args.path, args.old_file), (args.new_path, args.new_file))
         )
         if old.data == new.data:
             return ""
         found = compare_files(old, new, options)
-    except Exception as error:  # any error would end `git diff` half-way
-        return f"as text, because {error}\n{sources.diff_as_text(call.old_file, call.new_file)}"
+    except Exception as error:  # an uncaught error would stop `git diff` halfway
+        return f"compared as text, because {error}\n{sources.diff_as_text(args.old_file, args.new_file)}"
     if found is None:
         return "no difference in meaning\n"
-    return render_comparison(Comparison(call.path, call.new_path, (found,), single=True), paint)
+    return render_comparison(Comparison(args.path, args.new_path, (found,), single=True), paint)

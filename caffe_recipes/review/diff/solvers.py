@@ -1,4 +1,4 @@
-"""Compare two solvers: their fields, and the effect of the change on the rate."""
+"""Compare two solvers: their fields, and the effect of changes on the learning rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import check_rates, lr_at, step_iters, telling_iters
+from caffe_recipes.caffe.rates import check_rates, key_iters, lr_at, step_iters
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -15,7 +15,7 @@ from caffe_recipes.review.diff.nets import diff_nets
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
 
-# Iterations at which two long schedules are sampled before the search is refined.
+# The number of points at which long schedules are sampled before the search is refined.
 _GRID = 2_000
 
 _NETS = ("net_param", "train_net_param")
@@ -23,9 +23,9 @@ _NETS = ("net_param", "train_net_param")
 
 @dataclass(frozen=True)
 class EpochScale:
-    """Numbers that a solver file does not hold: images of an epoch, images of an iteration, iterations.
+    """Numbers that are not in a solver file: images per epoch, images per iteration, and iterations.
 
-    `iterations` is the last one trained, if Caffe is stopped before `max_iter`.
+    `iterations` is the number trained, if Caffe is stopped before `max_iter`.
     """
 
     images: int | None = None
@@ -35,7 +35,7 @@ class EpochScale:
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A solver's rate over the iterations that it trains."""
+    """A solver's learning rate over the iterations that it trains."""
 
     solver: pb.SolverParameter
     scale: EpochScale
@@ -76,11 +76,11 @@ def diff_rates(
     new: pb.SolverParameter,
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
 ) -> list[RateChange]:
-    """Return the numbers of two schedules, or nothing if they are the same.
+    """Return the numbers of two schedules, or an empty list if they are the same.
 
-    The rate at the start, on both sides of the warm-up's end, and at the end; iterations; epochs if the
-    scale is known; and the greatest ratio of the two. A side without a rate
-    (see `find_rate_problem`) has None.
+    The numbers are the rate at the start, on both sides of the end of the warm-up, and at the end; the
+    iterations; the epochs if the scale is known; and the greatest ratio of the two rates. A side without a
+    rate (see `find_rate_problem`) has None.
 
     >>> from caffe_recipes.caffe import pb
     >>> def solver(policy):
@@ -91,7 +91,7 @@ def diff_rates(
     both = _Schedule(old, scales[0]), _Schedule(new, scales[1])
     problems = find_rate_problem(old), find_rate_problem(new)
     found = []
-    places = [telling_iters(schedule.solver, schedule.iterations) for schedule in both]
+    places = [key_iters(schedule.solver, schedule.iterations) for schedule in both]
     for key, name in _NAMES.items():
         at = [place[key] for place in places]
         rates = [
@@ -114,7 +114,7 @@ def keeps_rate(
     new: pb.SolverParameter,
     scales: tuple[EpochScale, EpochScale] = (EpochScale(), EpochScale()),
 ) -> bool:
-    """Whether two solvers write the rate differently but train with the same rate throughout.
+    """Return whether two solvers specify the rate differently but train with the same rate throughout.
 
     >>> from caffe_recipes.caffe import pb
     >>> step = pb.SolverParameter(lr_policy="step", base_lr=1, gamma=0.1, stepsize=2, max_iter=4)
@@ -122,13 +122,13 @@ def keeps_rate(
     >>> keeps_rate(step, steps), keeps_rate(step, step)
     (True, False)
     """
-    has_change = any(change.field.partition("[")[0] in _OF_RATE for change in diff_messages(old, new))
+    has_change = any(change.field.partition("[")[0] in _RATE_FIELDS for change in diff_messages(old, new))
     has_problem = find_rate_problem(old) or find_rate_problem(new)
     trains = _Schedule(old, scales[0]).iterations and _Schedule(new, scales[1]).iterations
     return bool(has_change and trains and not has_problem and not diff_rates(old, new, scales))
 
 
-_OF_RATE = frozenset({
+_RATE_FIELDS = frozenset({
     "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "max_iter", "lr_iter",
     "warmup_iter", "warmup_start_lr",
 })  # fmt: skip
@@ -142,10 +142,11 @@ _NAMES = {
 
 
 def _greatest_ratio(old: _Schedule, new: _Schedule) -> RateChange | None:
-    """Find where the two rates differ by the greatest factor, among the iterations that both train.
+    """Return the rates at the iteration where they differ by the greatest factor; None if they never differ.
 
-    Up to 2,000 iterations, all are compared. Beyond, an even grid and both sides of every jump are, and then
-    the search is refined around the best: exact for rates that change smoothly in between.
+    Only iterations that both train count. Up to 2,000 are all compared. Beyond that, an even grid and both
+    sides of every jump are compared, and then the search is refined around the best point, which is exact for
+    rates that change smoothly in between.
     """
     last = min(old.iterations, new.iterations) - 1
 
@@ -166,6 +167,6 @@ def _greatest_ratio(old: _Schedule, new: _Schedule) -> RateChange | None:
 
 
 def _jumps(solver: pb.SolverParameter, last: int) -> Iterator[int]:
-    """Yield the iterations on both sides of each jump of a rate."""
+    """Yield the iterations on both sides of each jump of the rate."""
     for jump in (solver.warmup_iter, *step_iters(solver, last)[:_GRID]):
         yield from (jump - 1, jump)

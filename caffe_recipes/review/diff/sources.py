@@ -1,7 +1,7 @@
 """Open the two sides of a comparison: files, folders, recipes, their nets, or git revisions.
 
-A revision is read without a checkout, object by object, so its filters, attributes, hooks and links have no
-effect.
+Revisions are read object by object, without a checkout, so that filters, attributes, hooks and symbolic links
+have no effect.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
     from caffe_recipes.review.naming import Named
 
 
-_FILES = ("100644", "100755", "100664")  # not links, not submodules
+_FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
 
 
 @dataclass(frozen=True)
 class GitBlob:
-    """A file of a revision: its object name and size."""
+    """A file in a revision: its object name and size."""
 
     oid: str
     size_bytes: int
 
 
 def find_object(spec: str) -> tuple[str, str] | None:
-    """Return the name and type (blob, tree, commit) of the object `REV` or `REV:path`, or None."""
+    """Return the name and type (blob, tree, commit) of the object `REV` or `REV:path`; None if not found."""
     if spec.startswith("-") or not spec.isprintable():
         return None
-    oid = _try("rev-parse", "--verify", "--quiet", spec)
+    oid = _try_git("rev-parse", "--verify", "--quiet", spec)
     if oid is None:
         return None
-    kind = _try("cat-file", "-t", oid) or ""
+    kind = _try_git("cat-file", "-t", oid) or ""
     if kind == "tag":
-        oid = _try("rev-parse", "--verify", "--quiet", f"{oid}^{{}}") or oid
-        kind = _try("cat-file", "-t", oid) or ""
+        oid = _try_git("rev-parse", "--verify", "--quiet", f"{oid}^{{}}") or oid
+        kind = _try_git("cat-file", "-t", oid) or ""
     return (oid, kind) if kind else None
 
 
 def find_merge_base(old: str, new: str) -> str | None:
-    """Return the merge base of two revisions, or None."""
-    return _try("merge-base", old, new)
+    """Return the merge base of two revisions; None if they have none."""
+    return _try_git("merge-base", old, new)
 
 
-def why_no_repository() -> str:
-    """Return why git finds no repository here, or an empty string if it does."""
+def explain_no_repository() -> str:
+    """Return why git finds no repository in the current folder, or an empty string if it finds one."""
     try:
-        done = _call("rev-parse", "--git-dir")
+        done = _start_git("rev-parse", "--git-dir")
     except InputError as error:
         return str(error)
     lines = done.stderr.decode(errors="replace").splitlines()
@@ -71,8 +71,8 @@ def why_no_repository() -> str:
 
 
 def top_folder() -> Path:
-    """Return the top folder of the working tree. Raises InputError if there is none."""
-    top = _try("rev-parse", "--show-toplevel")
+    """Return the top folder of the working tree. Raises InputError if there is no working tree."""
+    top = _try_git("rev-parse", "--show-toplevel")
     if not top:
         raise InputError("", "this repository has no working tree", "give a second revision")
     return Path(top)
@@ -80,13 +80,13 @@ def top_folder() -> Path:
 
 def inner_folder() -> str:
     """Return the current folder relative to the top of the working tree: empty, or ending in `/`."""
-    return _try("rev-parse", "--show-prefix") or ""
+    return _try_git("rev-parse", "--show-prefix") or ""
 
 
 def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
-    """Return the files of a commit or tree to compare, by path."""
+    """Return the files to compare in a commit or tree, by path."""
     found = {}
-    for line in _need("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
+    for line in _run_git("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
         if line:
             about, path = line.split(b"\t", 1)
             mode, _, oid, size = about.split()
@@ -96,18 +96,18 @@ def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
 
 
 def list_tracked(top: Path) -> list[str]:
-    """Return the files of the working tree that git tracks, by path from its top."""
+    """Return the paths, from the top of the working tree, of the files that git tracks."""
     return sorted(
-        {os.fsdecode(path) for path in _need("-C", str(top), "ls-files", "-z").split(b"\0") if path}
+        {os.fsdecode(path) for path in _run_git("-C", str(top), "ls-files", "-z").split(b"\0") if path}
     )
 
 
 def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
-    """Read objects by name, in one call of git."""
+    """Return the contents of objects by name, in one call of git."""
     if not oids:
         return {}
     names = list(dict.fromkeys(oids))
-    data = _need("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in names).encode())
+    data = _run_git("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in names).encode())
     found, start = {}, 0
     for oid in names:
         end = data.index(b"\n", start)
@@ -118,33 +118,35 @@ def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
 
 
 def diff_as_text(old: str, new: str) -> str:
-    """Compare two files line by line, as git does; only the hunks."""
-    done = _call("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
+    """Return the hunks of git's line-by-line diff of two files."""
+    done = _start_git("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
     text = done.stdout.decode(errors="replace")
     start = text.find("\n@@")
     return text[start + 1 :] if start >= 0 else "".join(text.splitlines(keepends=True)[-1:])
 
 
-def _try(*words: str) -> str | None:
-    """Return git's output of one line, or None if it is empty or git is not installed."""
+def _try_git(*arguments: str) -> str | None:
+    """Return git's output without its final newline; None if git fails or is not installed."""
     try:
-        done = _call(*words)
+        done = _start_git(*arguments)
     except InputError:
         return None
     return None if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
 
 
-def _need(*words: str, stdin: bytes = b"") -> bytes:
-    done = _call(*words, stdin=stdin)
+def _run_git(*arguments: str, stdin: bytes = b"") -> bytes:
+    done = _start_git(*arguments, stdin=stdin)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit {done.returncode}"]
-        raise InputError(f"git {words[0]}", lines[-1].removeprefix("fatal: "), "is the repository whole?")
+        raise InputError(
+            f"git {arguments[0]}", lines[-1].removeprefix("fatal: "), "check the repository with git fsck"
+        )
     return done.stdout
 
 
-def _call(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def _start_git(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(["git", *words], input=stdin, capture_output=True, check=False)
+        return subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False)
     except OSError as error:
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
 
@@ -156,7 +158,7 @@ SUFFIXES = (".prototxt", ".pt")
 
 @dataclass(frozen=True)
 class Spec:
-    """One argument: its kind, and its git object or recipe net if it is not on disk."""
+    """One argument: its kind, with the git object or the recipe net if it is not a path on disk."""
 
     text: str
     kind: Kind
@@ -164,22 +166,22 @@ class Spec:
     net: Named | None = None
 
 
-def read_words(words: Sequence[str]) -> tuple[list[Spec], list[str]]:
-    """Resolve the arguments, and find those that are paths which limit the comparison.
+def resolve_arguments(arguments: Sequence[str]) -> tuple[list[Spec], list[str]]:
+    """Return the resolved sides of the comparison, and the other arguments: paths to limit it to.
 
-    Names that `naming` resolves take precedence over revisions. Raises InputError for an unknown one.
+    Names that `naming` resolves take precedence over revisions. Raises InputError for an unknown name.
     """
-    first, words = words[0], list(words[1:])
+    first, arguments = arguments[0], list(arguments[1:])
     if ".." in first and not os.path.exists(first):  # noqa: PTH110
         both = _read_range(first)
         if both:
-            return both, words
+            return both, arguments
     old = _classify(first)
-    if not words:
+    if not arguments:
         return [old], []
-    if old.kind == "revision" and os.path.lexists(words[0]):
-        return [old], words
-    return [old, _classify(words[0])], words[1:]
+    if old.kind == "revision" and os.path.lexists(arguments[0]):
+        return [old], arguments
+    return [old, _classify(arguments[0])], arguments[1:]
 
 
 def _read_range(text: str) -> list[Spec] | None:
@@ -205,7 +207,7 @@ def _classify(text: str) -> Spec:
         return Spec(text, "file", net=named) if named.kind == "net" else Spec(text, named.kind)
     found = find_object(text)
     if found is None:
-        why = why_no_repository()
+        why = explain_no_repository()
         hint = f"revisions: {why}" if why else ""
         raise nothing_named(text, "file, folder, recipe or revision", hint)
     oid, kind_of_object = found
@@ -214,8 +216,8 @@ def _classify(text: str) -> Spec:
     return Spec(text, "folder" if kind_of_object == "tree" and ":" in text else "revision", oid)
 
 
-def file_now(old: Spec) -> Spec:
-    """Return the working tree file that `REV:path` is compared with by default."""
+def working_tree_file(old: Spec) -> Spec:
+    """Return the file in the working tree that `REV:path` is compared with by default."""
     path = old.text.partition(":")[2]
     if not old.oid or not path:
         raise InputError("", f"nothing to compare '{old.text}' with", "give two files, folders or recipes")
@@ -230,7 +232,7 @@ _WORKING_TREE = "the working tree"
 
 @dataclass(frozen=True)
 class TextFile:
-    """A prototxt's bytes; `read` returns another file by its path, or None if it does not exist."""
+    """The bytes of a prototxt; `read` returns another file by its path, or None if it does not exist."""
 
     label: str
     path: str
@@ -240,9 +242,9 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """Prototxts by path; `read` returns any of them, `files` only those that may differ.
+    """The prototxts of one side by path: `files` has only those that may differ, `read` returns any of them.
 
-    `prefix` comes before a path in the file's name for people, as in `HEAD:net.prototxt`.
+    `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`.
     """
 
     label: str
@@ -253,7 +255,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class RecipeSide:
-    """A recipe."""
+    """One side of a comparison of recipes."""
 
     label: str
     recipe: Recipe
@@ -262,18 +264,19 @@ class RecipeSide:
 Sides = tuple[TextFile, TextFile] | tuple[Tree, Tree] | tuple[RecipeSide, RecipeSide]
 
 
-def open_sides(words: Sequence[str], limits: Sequence[str] = (), *, max_bytes: int = MOST_BYTES) -> Sides:
-    """Read what two arguments name; with `limits`, only these paths are compared.
+def open_sides(arguments: Sequence[str], limits: Sequence[str] = (), *, max_bytes: int = MOST_BYTES) -> Sides:
+    """Return both sides of the comparison that the arguments name; `limits` are the only paths to compare.
 
-    One revision is compared with the working tree, as git does; `A..B` and `A...B` are two. More arguments
-    are limits too. Raises InputError for unknown names, and for two that cannot be compared.
+    A single revision is compared with the working tree, as in git; `A..B` and `A...B` name two revisions.
+    Further arguments are limits too. Raises InputError for unknown names, and if the sides cannot be
+    compared.
     """
-    specs, more = read_words(words)
+    specs, more = resolve_arguments(arguments)
     limits = [*more, *limits]
     old = specs[0]
     if len(specs) == 1 and old.kind == "revision":
         return _open_working_tree(old, limits, max_bytes)
-    new = specs[1] if len(specs) == 2 else file_now(old)
+    new = specs[1] if len(specs) == 2 else working_tree_file(old)
     if old.kind != new.kind:
         what = f"'{old.text}' is a {old.kind}, '{new.text}' a {new.kind}"
         raise InputError("", what, "compare two of the same kind")
@@ -282,7 +285,9 @@ def open_sides(words: Sequence[str], limits: Sequence[str] = (), *, max_bytes: i
     if old.kind == "folder":
         return _open_folder(old, limits, max_bytes), _open_folder(new, limits, max_bytes)
     if limits:
-        raise InputError("", f"unexpected argument '{limits[0]}'", "paths limit folders and revisions only")
+        raise InputError(
+            "", f"unexpected argument '{limits[0]}'", "only folders and revisions can be limited to paths"
+        )
     if old.kind == "recipe":
         return _open_recipe(old), _open_recipe(new)
     return _open_file(old, max_bytes), _open_file(new, max_bytes)
@@ -298,7 +303,7 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
             spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
         )
     return TextFile(
-        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_there(path, max_bytes)
+        spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_exists(path, max_bytes)
     )
 
 
@@ -323,8 +328,8 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
 
 
-def read_if_there(path: str | Path, max_bytes: int) -> bytes | None:
-    """Read a file, or just more than the limit of a large one; None if it does not exist."""
+def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:
+    """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read."""
     data = _read_or_error(Path(path), max_bytes)
     return None if isinstance(data, PrototxtError) else data
 
@@ -346,11 +351,11 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
 
 def _disk_tree(label: str, prefix: str, root: Path, paths: Sequence[str], max_bytes: int) -> Tree:
     files = {path: _read_or_error(root / path, max_bytes) for path in paths}
-    return Tree(label, prefix, _texts(files), lambda path: read_if_there(root / path, max_bytes))
+    return Tree(label, prefix, _drop_weights(files), lambda path: read_if_exists(root / path, max_bytes))
 
 
-def _texts(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
-    """Drop PyTorch weights, which also end in `.pt`."""
+def _drop_weights(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
+    """Return the files without PyTorch weights, which also end in `.pt`."""
     return {
         path: data
         for path, data in files.items()
@@ -366,7 +371,7 @@ def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
 
 
 def _is_wanted(path: str, limits: Sequence[str]) -> bool:
-    """Whether to compare a file: a prototxt at or below a limit, or a file that a limit names."""
+    """Return whether to compare a file: a prototxt at or below a limit, or a file that a limit names."""
     if not limits:
         return path.endswith(SUFFIXES)
     below = any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
@@ -374,7 +379,7 @@ def _is_wanted(path: str, limits: Sequence[str]) -> bool:
 
 
 def _git_tree(spec: Spec, separator: str, blobs: Mapping[str, GitBlob], max_bytes: int) -> Tree:
-    """Read the blobs of a revision, or of a folder in one; those that are too large are reported."""
+    """Return the files of a revision or of a folder in one; files that are too large become errors."""
     small = [blob.oid for blob in blobs.values() if blob.size_bytes <= max_bytes]
     data = read_blobs(small)
     too_large = f"is over {max_bytes:,} bytes"
@@ -383,7 +388,9 @@ def _git_tree(spec: Spec, separator: str, blobs: Mapping[str, GitBlob], max_byte
         for path, blob in blobs.items()
         if blob.oid in data or not path.endswith(".pt")
     }
-    return Tree(spec.text, f"{spec.text}{separator}", _texts(files), lambda path: _read_at(spec.oid, path))
+    return Tree(
+        spec.text, f"{spec.text}{separator}", _drop_weights(files), lambda path: _read_at(spec.oid, path)
+    )
 
 
 def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
@@ -398,7 +405,7 @@ def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int)
 
 
 def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
-    """Compare a revision with the files that git tracks; as in git, new files count once added."""
+    """Return a revision and the files that git tracks; as in git, new files count once they are added."""
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
@@ -409,7 +416,7 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:
-    """Turn paths from the current folder into paths from the top of the working tree."""
+    """Return paths relative to the current folder as paths from the top of the working tree."""
     if not limits:
         return []
     inner = inner_folder()
@@ -435,5 +442,5 @@ def _open_recipe(spec: Spec) -> RecipeSide:
     recipe = parse_recipe(text, spec.text, Path())
     if recipe.net.builder is None:
         hint = "check out that revision and compare the folders"
-        raise RecipeError(spec.text, "its net is the user's own, which can only be read from disk", hint)
+        raise RecipeError(spec.text, "has a net of its own files, which can only be read from disk", hint)
     return RecipeSide(spec.text, recipe)

@@ -1,1 +1,1 @@
-"""A net's graph as a picture: boxes, stages side by side, and wires between them."""
+"""Draw the graph of a net: layers as boxes, in stages side by side, with wires between them."""

@@ -1,8 +1,6 @@
-"""A net as boxes and edges: a box is a layer with the in-place layers on its top.
+"""Turn a net into boxes and edges: a box is a layer with the in-place layers on its top.
 
-How large a box is in print.
-
-What a box says of its layers, and how wide that is in print.
+A box has the texts that describe_layer its layers, and the size that these take in print.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from caffe_recipes.review.inspect.summary import has_inputs
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Shape
     from caffe_recipes.caffe.shapes import LayerShapes
-    from caffe_recipes.review.inspect.summary import ReadNet
+    from caffe_recipes.review.inspect.summary import LoadedNet
 
 MOST_CHARACTERS = 44
 TITLE, SMALL, HEADING = 11.0, 9.0, 13.0
 TITLE_LINE, LINE, NOTE_LINE, PHASE_LINE = 15.0, 12.0, 13.0, 14.0
 HEADING_HEIGHT = 30.0
 PADDING = 7.0
-_APART = 12.0
+_TEXT_GAP = 12.0
 
 # Widths of DejaVu Sans, the widest of the usual sans-serif fonts, in thousandths of the font's size.
 _WIDTHS = {
@@ -40,11 +38,11 @@ _WIDTHS = {
     **dict.fromkeys("_cksvxyz", 590),
     **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ&<>+=~", 780),
 }
-_OTHERS = 640
+_OTHER_WIDTH = 640
 
 
 def text_width(text: str, size: float, *, is_bold: bool = False) -> float:
-    """Estimate the width of a text in print, in the unit of `size`, rather too wide than too narrow.
+    """Return the estimated width of a printed text, in the unit of `size`; too wide rather than too narrow.
 
     >>> text_width("conv1", 10), text_width("conv1", 10, is_bold=True)
     (31.0, 34.7)
@@ -58,11 +56,11 @@ def _width(char: str) -> int:
         return 0
     if unicodedata.east_asian_width(char) in "WF":
         return 1000
-    return _WIDTHS.get(char, _OTHERS)
+    return _WIDTHS.get(char, _OTHER_WIDTH)
 
 
 def shorten(text: str) -> str:
-    """Leave out the middle of a text that is too long for a box.
+    """Return a text without its middle if it is too long for a box.
 
     >>> shorten("conv1"), len(shorten("x" * 100))
     ('conv1', 44)
@@ -71,7 +69,7 @@ def shorten(text: str) -> str:
 
 
 def show_image(shape: Shape | None) -> str:
-    """Write a blob's shape without its batch.
+    """Return a blob's shape without the batch, as text.
 
     >>> show_image((32, 64, 56, 56)), show_image((32,)), show_image((32, None)), show_image(None)
     ('64×56×56', '1', '?', '?')
@@ -81,14 +79,14 @@ def show_image(shape: Shape | None) -> str:
     return "×".join("?" if dim is None else str(dim) for dim in shape[1:]) or "1"
 
 
-def describe(layer: pb.LayerParameter) -> str:
-    """Say a layer's type and what tells it from others of the type.
+def describe_layer(layer: pb.LayerParameter) -> str:
+    """Return a layer's type and its main parameters as text.
 
-    >>> describe(pb.LayerParameter(type="InnerProduct", inner_product_param={"num_output": 1000}))
+    >>> describe_layer(pb.LayerParameter(type="InnerProduct", inner_product_param={"num_output": 1000}))
     'InnerProduct 1000'
     """
-    tell = _TELL.get(layer.type)
-    return shorten(f"{layer.type} {tell(layer)}".rstrip() if tell else layer.type)
+    details = _DETAILS.get(layer.type)
+    return shorten(f"{layer.type} {details(layer)}".rstrip() if details else layer.type)
 
 
 def _strided(param: pb.ConvolutionParameter | pb.PoolingParameter) -> list[str]:
@@ -116,7 +114,7 @@ def _pooling(layer: pb.LayerParameter) -> str:
     return f"{method} global" if param.global_pooling else f"{method} {', '.join(_strided(param))}"
 
 
-_TELL: Mapping[str, Callable[[pb.LayerParameter], str]] = {
+_DETAILS: Mapping[str, Callable[[pb.LayerParameter], str]] = {
     "Accuracy": lambda layer: f"top {layer.accuracy_param.top_k}",
     "Convolution": _convolution,
     "Data": lambda layer: f"batch {layer.data_param.batch_size}",
@@ -131,7 +129,7 @@ _TELL: Mapping[str, Callable[[pb.LayerParameter], str]] = {
 }
 
 
-# The kinds of boxes that have a colour of their own, by type; losses and what reads no blob aside.
+# The kind of a box, and so its colour, by layer type; except losses and layers without bottoms.
 _KINDS = {
     "Accuracy": "end",
     "Concat": "join",
@@ -147,7 +145,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Line:
-    """A layer as its box names it; `phase` is the one phase that has it, if its box is there in both."""
+    """A layer in its box; `phase` is the only phase that includes it, empty if as for the box."""
 
     name: str
     what: str
@@ -156,7 +154,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Edge:
-    """A blob from the box that makes it to one that reads it; `shape` is an image's, as text."""
+    """A blob from the box that produces it to one that reads it; `shape` is that of one image, as text."""
 
     source: int
     target: int
@@ -166,10 +164,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Box:
-    """A layer first, then those in place on its top, in order.
+    """A layer, followed by the in-place layers on its top, in order.
 
-    `phase` is the one phase that has the box, empty if both do. `size` is height and width of what it makes,
-    None for vectors and for what is not known. `notes` name blobs that come from afar or go there.
+    `phase` is the only phase that includes the box, empty if both do. `size` is the height and width of its
+    output, None for vectors and unknown shapes. `notes` name the blobs that come from or go to distant boxes.
     """
 
     id: int
@@ -181,38 +179,38 @@ class Box:
 
     @property
     def width(self) -> float:
-        """The width that its longest line takes."""
+        """The width of the box, set by its longest line."""
         first, *others = self.lines
         widths = [text_width(shorten(first.name), TITLE, is_bold=True), text_width(first.what, SMALL)]
         for line in others:
             phase = text_width(f"{line.phase} only ", SMALL) if line.phase else 0
             names = text_width(shorten(line.name), SMALL) + text_width(line.what, SMALL)
-            widths.append(names + _APART + phase)
-        widths += [text_width(note, SMALL) + _APART for note in self.notes]
+            widths.append(names + _TEXT_GAP + phase)
+        widths += [text_width(note, SMALL) + _TEXT_GAP for note in self.notes]
         return float(round(max(widths) + 2 * PADDING))
 
     @property
     def height(self) -> float:
-        """The height of its name, its type, a line for each other layer, notes and phase."""
+        """The height of the box: name, type, a line for each further layer, notes and phase."""
         lines = LINE * len(self.lines) + NOTE_LINE * len(self.notes) + PHASE_LINE * bool(self.phase)
         return TITLE_LINE + lines + PADDING
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Boxes in the net's order, so that every edge goes from a smaller id to a greater one."""
+    """Boxes in the order of the net, so that every edge goes from a smaller to a larger id."""
 
     boxes: tuple[Box, ...]
     edges: tuple[Edge, ...]
 
     @cached_property
     def shapes(self) -> dict[tuple[int, str], str]:
-        """The shape of each blob, by the box that makes it and its name."""
+        """The shape of each blob, by the box that produces it and its name."""
         return {(edge.source, edge.blob): edge.shape for edge in self.edges}
 
     @cached_property
     def sources(self) -> set[int]:
-        """Return the boxes that read no blob."""
+        """The boxes that read no blob."""
         return {box.id for box in self.boxes} - {edge.target for edge in self.edges}
 
 
@@ -225,17 +223,17 @@ class _Draft:
 
 @dataclass
 class _Builder:
-    """The boxes so far; by phase, which of them made each blob, and which blobs have been read."""
+    """The boxes built so far; for each phase, the box that produced each blob, and the blobs already read."""
 
     phases: Sequence[int]
     drafts: list[_Draft] = field(default_factory=list)
-    makers: dict[int, dict[str, tuple[int, Shape | None]]] = field(default_factory=dict)
+    producers: dict[int, dict[str, tuple[int, Shape | None]]] = field(default_factory=dict)
     read: set[tuple[int, str]] = field(default_factory=set)
     edges: dict[tuple[int, int, str], list[str]] = field(default_factory=dict)
 
     def add(self, layer: pb.LayerParameter, phases: set[int], found: dict[int, LayerShapes]) -> None:
-        """Take up the next layer, in the box that it works in place on, or in one of its own."""
-        home = self._home(layer, phases)
+        """Add the next layer, to the box whose top it changes in place, or in a new box."""
+        home = self._find_home(layer, phases)
         if home is not None:
             self.drafts[home].layers.append((layer, phases))
             return
@@ -246,23 +244,25 @@ class _Builder:
             for blob in layer.bottom:
                 self._connect(phase, blob, box)
             tops = found[phase].tops if phase in found else [None] * len(layer.top)
-            self.makers[phase].update({top: (box, shape) for top, shape in zip(layer.top, tops, strict=True)})
+            self.producers[phase].update(
+                {top: (box, shape) for top, shape in zip(layer.top, tops, strict=True)}
+            )
             self.read -= {(phase, top) for top in layer.top}
 
-    def _home(self, layer: pb.LayerParameter, phases: set[int]) -> int | None:
-        """Find the one box that an in-place layer belongs in; none if its blob was read as it was before."""
+    def _find_home(self, layer: pb.LayerParameter, phases: set[int]) -> int | None:
+        """Return the box to which an in-place layer belongs; None if its unchanged blob was already read."""
         if len(layer.top) != 1 or list(layer.top) != list(layer.bottom):
             return None
-        homes = {self.makers[phase].get(layer.top[0], (-1, None))[0] for phase in phases}
+        homes = {self.producers[phase].get(layer.top[0], (-1, None))[0] for phase in phases}
         if len(homes) != 1 or -1 in homes or any((phase, layer.top[0]) in self.read for phase in phases):
             return None
         return homes.pop()
 
     def _connect(self, phase: int, blob: str, box: int) -> None:
-        """Add the edge of a blob; one that this phase lacks may come from the layer of the other."""
+        """Add the edge of a blob; if this phase does not produce it, the other phase's layer may."""
         for maker in (phase, *self.phases):
-            if blob in self.makers[maker]:
-                source, shape = self.makers[maker][blob]
+            if blob in self.producers[maker]:
+                source, shape = self.producers[maker][blob]
                 shapes = self.edges.setdefault((source, box, blob), [])
                 if show_image(shape) not in shapes:
                     shapes.append(show_image(shape))
@@ -270,14 +270,14 @@ class _Builder:
                 return
 
 
-def build_graph(net: ReadNet) -> Graph:
-    """Make the graph of a net in both phases, or in the one that was asked for.
+def build_graph(net: LoadedNet) -> Graph:
+    """Return the graph of a net in both phases, or in the phase that the options name.
 
-    Raises PrototxtError where the shapes of a phase that has data do not fit.
+    Raises PrototxtError if the shapes do not fit in a phase that has data.
     """
     layers = list(net.message.layer)
     phases = [net.phase] if net.options.phase is not None else [pb.TRAIN, pb.TEST]
-    held = {
+    included = {
         phase: {id(layer) for layer in select_layers(net.message, phase, net.level, net.stages)}
         for phase in phases
     }
@@ -285,9 +285,9 @@ def build_graph(net: ReadNet) -> Graph:
     for phase in phases:
         if phase == net.phase or has_inputs(net.message, phase, net.level, net.stages):
             found[phase] = {id(one.layer): one for one in net.infer(phase).layers}
-    builder = _Builder(phases, makers={phase: {} for phase in phases})
+    builder = _Builder(phases, producers={phase: {} for phase in phases})
     for layer in layers:
-        here = {phase for phase in phases if id(layer) in held[phase]}
+        here = {phase for phase in phases if id(layer) in included[phase]}
         if here:
             shapes = {phase: found[phase][id(layer)] for phase in here if phase in found}
             builder.add(layer, here, shapes)
@@ -300,7 +300,13 @@ def _finish(builder: _Builder) -> Graph:
         for (source, target, blob), shapes in builder.edges.items()
     ]
     boxes = [
-        Box(index, _lines(draft, builder.phases), _kind(draft), _only(draft.phases, builder), _size(draft))
+        Box(
+            index,
+            _lines(draft, builder.phases),
+            _kind(draft),
+            _only_phase(draft.phases, builder),
+            _size(draft),
+        )
         for index, draft in enumerate(builder.drafts)
     ]
     return Graph(tuple(boxes), tuple(sorted(edges, key=lambda edge: (edge.source, edge.target, edge.blob))))
@@ -310,15 +316,15 @@ def _lines(draft: _Draft, phases: Sequence[int]) -> tuple[Line, ...]:
     return tuple(
         Line(
             layer.name or "(no name)",
-            describe(layer),
-            "" if held == draft.phases else pb.Phase.Name(next(iter(held))),
+            describe_layer(layer),
+            "" if included == draft.phases else pb.Phase.Name(next(iter(included))),
         )
-        for layer, held in draft.layers
+        for layer, included in draft.layers
     )
 
 
-def _only(held: set[int], builder: _Builder) -> str:
-    return pb.Phase.Name(next(iter(held))) if len(held) < len(builder.phases) else ""
+def _only_phase(included: set[int], builder: _Builder) -> str:
+    return pb.Phase.Name(next(iter(included))) if len(included) < len(builder.phases) else ""
 
 
 def _kind(draft: _Draft) -> str:

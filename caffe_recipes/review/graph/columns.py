@@ -1,16 +1,9 @@
-"""One column of a picture: its rows, the gaps between them, and how wires go through both.
+"""Place the boxes of one column of a picture in rows and lanes, and route the wires between them.
 
-Rows and lanes of a column: which boxes stand beside which, with the main path straight down.
-
-A lane is a distance from the column's middle, in widths of a box; halves occur where an even number of
-branches stands side by side.
-
-The order of wires that run side by side through one gap: as few crossings as can be.
-
-The ways of a column's wires: which gaps between rows they turn in, and which lanes they run down.
-
-Distances go from the column's middle. Gap `g` lies below row `g`, and gap -1 above row 0; no box stands in a
-gap, so a wire turns there only. Wires of one blob run together from its box and part where they must.
+The main path goes straight down. A lane is a distance from the column's middle, in box widths; with an even
+number of branches side by side, lanes are halves. Distances x are measured from the column's middle. Gap `g`
+is below row `g`, and gap -1 above row 0. No box is in a gap, so wires turn only there. The wires of one blob
+run together from its box and part where they must. Wires in a gap are ordered to cross as little as possible.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a box stands in its column."""
+    """The position of a box in its column."""
 
     row: int
     lane: float
@@ -48,9 +41,10 @@ class Cell:
 def place_boxes(
     blocks: Sequence[Block], into: Mapping[int, Sequence[Edge]], sources: Collection[int]
 ) -> tuple[dict[int, Cell], list[int]]:
-    """Return each box of a column its cell, and the row that each block begins in.
+    """Return the cell of each box of a column, and the row in which each block begins.
 
-    `into` has the edges that end in each box; those from other columns do not count. `sources` read no blob.
+    `into` has the edges that end at each box; those from other columns are ignored. `sources` are the boxes
+    that read no blob.
     """
     cells: dict[int, Cell] = {}
     begins, row = [], 0
@@ -69,7 +63,7 @@ def place_boxes(
 
 
 def _depths(block: Block, inner: Sequence[Edge], sources: Collection[int]) -> dict[int, int]:
-    """Count rows from the block's top; a source stands right above its first reader."""
+    """Return the row of each box, from the block's top; a source is right above its first reader."""
     depths = dict.fromkeys(block.core, 0)
     for edge in inner:
         depths[edge.target] = max(depths[edge.target], depths[edge.source] + 1)
@@ -95,7 +89,7 @@ def _block_lanes(block: Block, edges: Sequence[Edge], depths: dict[int, int]) ->
         major = sorted(path for path in paths if 2 * len(path) > longest)
     taken: list[tuple[float, range]] = []
     for index, path in enumerate(major):
-        _settle(path, index - (len(major) - 1) / 2, depths, lanes, taken)
+        _assign_lane(path, index - (len(major) - 1) / 2, depths, lanes, taken)
     offset = (len(major) - 1) / 2
     for path in paths:
         if path not in major:
@@ -103,13 +97,13 @@ def _block_lanes(block: Block, edges: Sequence[Edge], depths: dict[int, int]) ->
             lane = next(
                 lane
                 for lane in _outward(offset)
-                if all(lane != other or _apart(rows, r) for other, r in taken)
+                if all(lane != other or _do_not_touch(rows, r) for other, r in taken)
             )
-            _settle(path, lane, depths, lanes, taken)
+            _assign_lane(path, lane, depths, lanes, taken)
     return lanes
 
 
-def _settle(
+def _assign_lane(
     path: Sequence[int],
     lane: float,
     depths: dict[int, int],
@@ -124,19 +118,19 @@ def _rows(path: Sequence[int], depths: dict[int, int]) -> range:
     return range(depths[path[0]], depths[path[-1]] + 1)
 
 
-def _apart(first: range, second: range) -> bool:
+def _do_not_touch(first: range, second: range) -> bool:
     return first.stop < second.start or second.stop < first.start
 
 
 def _outward(offset: float) -> Iterable[float]:
-    """Yield lanes from the middle outwards, right before left."""
+    """Yield lanes outwards from an offset, right before left."""
     for step in count(1):
         yield offset + step
         yield -offset - step
 
 
 def _paths(boxes: Sequence[int], edges: Sequence[Edge]) -> list[list[int]]:
-    """Split boxes into chains, the longest first; of equal ones, the one that begins first."""
+    """Return boxes split into chains, the longest first; of equally long ones, the one that begins first."""
     left, paths = set(boxes), []
     while left:
         length: dict[int, int] = {}
@@ -160,7 +154,7 @@ def _paths(boxes: Sequence[int], edges: Sequence[Edge]) -> list[list[int]]:
 
 
 def _place_beside(cells: dict[int, Cell], block: Block, begin: int, edges: Sequence[Edge]) -> None:
-    """Place the boxes beside a block to its right, below the boxes that they read."""
+    """Place the boxes beside a block's core on its right, below the boxes that they read."""
     depths: dict[int, int] = {}
     for box in block.beside:
         above = [edge.source for edge in edges if edge.target == box]
@@ -178,17 +172,17 @@ def _place_beside(cells: dict[int, Cell], block: Block, begin: int, edges: Seque
 Blob = tuple[int, str]
 
 _BESIDE = 11.0  # from a box to the first wire beside it
-_TRACK = 8.0
-_ASIDE = 12.0
-_CLEAR = 6.0
-_TURN = 0.5  # from a row to the gap beside it
-_FAR = 1e6  # beyond all columns
-_BESIDE_A_LANE = 3  # wires in the space between two lanes
+_TRACK = 8.0  # between parallel wires
+_ASIDE = 12.0  # shift of a wire that would meet another
+_CLEAR = 6.0  # from a wire to boxes and to wires of other blobs
+_TURN = 0.5  # rows from a row to the gap below it
+_FAR = 1e6  # an x beyond all columns
+_BESIDE_A_LANE = 3  # wires that fit between two lanes
 
 
 @dataclass(frozen=True)
 class Hop:
-    """A turn: in this gap, the wire goes over to `x`."""
+    """A turn of a wire: in this gap, it goes sideways to `x`."""
 
     gap: int
     x: float
@@ -196,9 +190,9 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """A wire from `start` to a box: its turns, then down to the box's top, or in from the `side` (-1, 1).
+    """A wire from `start` to a box: its turns, then down to the box's top, or in from the `side` (-1 or 1).
 
-    `source` is the box at its start, in this column or in one to the left of it; `row` is its row, -1 there.
+    `source` is the box at its start, in this column or one to the left; `row` is its row, -1 if to the left.
     """
 
     source: int
@@ -212,15 +206,16 @@ class Route:
 
     @property
     def key(self) -> Blob:
-        """Name the blob of the wire."""
+        """The blob of the wire."""
         return self.source, self.blob
 
 
 @dataclass
-class Field:
-    """A column's boxes on the ground, and the wires that run down it so far: (x, begin, end, blob).
+class Obstacles:
+    """The boxes of a column, and the wires routed so far, which a new wire must avoid.
 
-    Begin and end count in rows; a run that turns in the gap below row 3 ends at 3.5.
+    `runs` are vertical wires, as (x, begin, end, blob). Begin and end are in rows; a run that turns in the
+    gap below row 3 ends at 3.5.
     """
 
     cells: Mapping[int, Cell]
@@ -236,18 +231,18 @@ class Field:
             self.by_row.setdefault(cell.row, []).append(cell.lane * self.pitch)
 
     def x(self, box: int) -> float:
-        """Return the middle of a box."""
+        """Return the x of a box's middle."""
         return self.cells[box].lane * self.pitch
 
     def middles(self, first: int, last: int) -> Set[float]:
-        """Return the middles of the boxes in rows first to last."""
+        """Return the x of the middles of the boxes in rows `first` to `last`."""
         if (first, last) not in self.seen:
             rows = range(first, last + 1)
             self.seen[first, last] = {middle for row in rows for middle in self.by_row.get(row, ())}
         return self.seen[first, last]
 
     def is_free(self, x: float, first: int, last: int, blob: Blob) -> bool:
-        """Whether a wire may run down at `x` through rows first to last, past boxes and other blobs."""
+        """Return whether a wire at `x` through rows `first` to `last` is clear of boxes and other blobs."""
         room = self.width / 2 + _CLEAR
         if any(abs(x - middle) < room for middle in self.middles(first, last)):
             return False
@@ -256,12 +251,12 @@ class Field:
             for other, begin, end, key in self.runs
         )
 
-    def take(self, x: float, first: int, last: float, blob: Blob) -> None:
-        """Draw a wire down at `x`, from the gap above row `first`."""
+    def add_run(self, x: float, first: int, last: float, blob: Blob) -> None:
+        """Record a vertical wire at `x`, from the gap above row `first`."""
         self.runs.append((x, first - _TURN, last, blob))
 
     def may_enter(self, row: int, x: float, middle: float) -> bool:
-        """Whether a wire at `x` may turn in this row, to the side of the box at `middle`."""
+        """Return whether a wire at `x` may turn in this row to enter the side of the box at `middle`."""
         left, right = min(x, middle), max(x, middle)
         boxes = self.by_row[row]
         return (
@@ -271,7 +266,7 @@ class Field:
         )
 
     def beside(self, first: int, last: int) -> Iterator[float]:
-        """Yield places to run down beside the boxes of these rows, the nearest to each lane, then outside."""
+        """Yield x positions for a wire past the boxes of these rows: beside each lane, then outside all."""
         middles = self.middles(first, last)
         for middle in sorted(middles, key=lambda one: (abs(one), -one)):
             for track in range(_BESIDE_A_LANE):
@@ -284,13 +279,13 @@ class Field:
 
 
 def route_column(
-    ground: Field,
+    obstacles: Obstacles,
     edges: Sequence[Edge],
     entering: Mapping[Blob, Sequence[int]],
     starts: Mapping[Blob, float],
 ) -> list[Route]:
-    """Find the way of every wire that ends in a column; those of blobs `entering` it come from the left."""
-    cells = ground.cells
+    """Return the routes of all wires that end in a column; blobs `entering` it come from the left."""
+    cells = obstacles.cells
     wanted = [
         Route(edge.source, edge.target, edge.blob, starts[edge.source, edge.blob], cells[edge.source].row)
         for edge in edges
@@ -300,89 +295,89 @@ def route_column(
         for (source, blob), targets in entering.items()
         for target in targets
     ]
-    ends = _ends(ground, wanted, starts)
+    ends = _find_ends(obstacles, wanted, starts)
     wanted.sort(key=lambda one: (cells[one.target].row - one.row, one.source, one.target, one.blob))
-    return [_route(ground, route, *ends[route.target, route.key]) for route in wanted]
+    return [_route(obstacles, route, *ends[route.target, route.key]) for route in wanted]
 
 
-def find_starts(ground: Field, edges: Sequence[Edge], leaving: Iterable[Blob]) -> dict[Blob, float]:
-    """Return where each blob leaves its box: the middle, or spread out in the order of those who read it."""
+def find_starts(obstacles: Obstacles, edges: Sequence[Edge], leaving: Iterable[Blob]) -> dict[Blob, float]:
+    """Return the x at which each blob leaves its box: the middle, or spread out in the readers' order."""
     readers: dict[int, dict[str, list[float]]] = {}
     for edge in edges:
-        readers.setdefault(edge.source, {}).setdefault(edge.blob, []).append(ground.x(edge.target))
+        readers.setdefault(edge.source, {}).setdefault(edge.blob, []).append(obstacles.x(edge.target))
     for box, blob in leaving:
         readers.setdefault(box, {}).setdefault(blob, []).append(_FAR)
     starts: dict[Blob, float] = {}
     for box, blobs in readers.items():
         order = sorted(blobs, key=lambda blob: (sum(blobs[blob]) / len(blobs[blob]), blob))
-        step = ground.width // len(order)
+        step = obstacles.width // len(order)
         for index, blob in enumerate(order):
-            x = ground.x(box) + (index - (len(order) - 1) / 2) * step
+            x = obstacles.x(box) + (index - (len(order) - 1) / 2) * step
             starts[box, blob] = x
     return starts
 
 
-def _ends(
-    ground: Field, wanted: Sequence[Route], starts: Mapping[Blob, float]
+def _find_ends(
+    obstacles: Obstacles, wanted: Sequence[Route], starts: Mapping[Blob, float]
 ) -> dict[tuple[int, Blob], tuple[float, bool]]:
-    """Return where each wire enters its box's top, and whether it may come from the side instead."""
+    """Return the x at which each wire enters its box's top, and whether it may enter at the side instead."""
     into: dict[int, list[Route]] = {}
     for route in wanted:
         into.setdefault(route.target, []).append(route)
     leaving: dict[tuple[int, float], list[Blob]] = {}
     for key, x in starts.items():
-        leaving.setdefault((ground.cells[key[0]].row, x), []).append(key)
+        leaving.setdefault((obstacles.cells[key[0]].row, x), []).append(key)
     ends = {}
     for target, arriving in into.items():
-        middle, row = ground.x(target), ground.cells[target].row
+        middle, row = obstacles.x(target), obstacles.cells[target].row
         straight = [one for one in arriving if one.start == middle and one.row == row - 1]
         if len(arriving) <= 2 and len(straight) == 1:
             for one in arriving:
                 is_main = one in straight
-                ends[target, one.key] = (middle if is_main else middle + ground.width / 4, not is_main)
+                ends[target, one.key] = (middle if is_main else middle + obstacles.width / 4, not is_main)
             continue
         order = sorted(arriving, key=lambda one: (one.start, one.row, one.key))
-        step = min(ground.width // len(order), 40.0)
+        step = min(obstacles.width // len(order), 40.0)
         for index, one in enumerate(order):
             x = middle + (index - (len(order) - 1) / 2) * step
-            # Two wires that change places in one gap would meet below the box that one of them leaves.
+            # Two wires that swap positions in one gap would meet below the box that one of them leaves.
             is_below_another = any(key != one.key for key in leaving.get((row - 1, x), ()))
             ends[target, one.key] = (x + _ASIDE if is_below_another else x, False)
     return ends
 
 
-def _route(ground: Field, wanted: Route, end: float, may_enter_side: bool) -> Route:
-    """Choose the simplest way that is free, and take it: straight, at one end's place, or beside boxes."""
+def _route(obstacles: Obstacles, wanted: Route, end: float, may_enter_side: bool) -> Route:
+    """Return and record the simplest free route: straight, at the x of one end, or beside boxes."""
     route = replace(wanted, end=end)
-    first, last = route.row + 1, ground.cells[route.target].row - 1
+    first, last = route.row + 1, obstacles.cells[route.target].row - 1
     start, key = route.start, route.key
     if first > last:
         return route if start == end else replace(route, hops=(Hop(last, end),))
-    # Above another box than its own it could meet a wire that comes to that one.
-    below = ground.middles(last + 1, last + 1) - {ground.x(route.target)}
-    is_above_another = any(abs(start - middle) < ground.width / 2 for middle in below)
-    if route.row >= 0 and not is_above_another and ground.is_free(start, first, last, key):
+    # Above a box other than its target, it could meet a wire that ends at that box.
+    below = obstacles.middles(last + 1, last + 1) - {obstacles.x(route.target)}
+    is_above_another = any(abs(start - middle) < obstacles.width / 2 for middle in below)
+    if route.row >= 0 and not is_above_another and obstacles.is_free(start, first, last, key):
         if start == end:
-            ground.take(start, first, last + _TURN, key)
+            obstacles.add_run(start, first, last + _TURN, key)
             return route
-        return _enter(ground, route, start, may_enter_side)
-    if not may_enter_side and ground.is_free(end, first, last, key):
-        ground.take(end, first, last + _TURN, key)
+        return _enter(obstacles, route, start, may_enter_side)
+    if not may_enter_side and obstacles.is_free(end, first, last, key):
+        obstacles.add_run(end, first, last + _TURN, key)
         return replace(route, hops=(Hop(first - 1, end),))
-    places = ground.beside(first, last + 1)
-    x = next(place for place in places if ground.is_free(place, first, last, key))
-    return _enter(ground, replace(route, hops=(Hop(first - 1, x),)), x, may_enter_side)
+    places = obstacles.beside(first, last + 1)
+    x = next(place for place in places if obstacles.is_free(place, first, last, key))
+    return _enter(obstacles, replace(route, hops=(Hop(first - 1, x),)), x, may_enter_side)
 
 
-def _enter(ground: Field, route: Route, x: float, may_enter_side: bool) -> Route:
-    """Run down at `x`, and in from the side if that is wanted and no box stands between; else from above."""
-    middle, row = ground.x(route.target), ground.cells[route.target].row
-    if not may_enter_side or not ground.may_enter(row, x, middle):
-        ground.take(x, route.row + 1, row - _TURN, route.key)
+def _enter(obstacles: Obstacles, route: Route, x: float, may_enter_side: bool) -> Route:
+    """Return and record a route down at `x`, into the side if allowed and free, otherwise from above."""
+    middle, row = obstacles.x(route.target), obstacles.cells[route.target].row
+    if not may_enter_side or not obstacles.may_enter(row, x, middle):
+        obstacles.add_run(x, route.row + 1, row - _TURN, route.key)
         return replace(route, hops=(*route.hops, Hop(row - 1, route.end)))
     side = 1 if x > middle else -1
-    ground.take(x, route.row + 1, row, route.key)
-    ground.sides.append((row, min(x, middle), max(x, middle)))
+    obstacles.add_run(x, route.row + 1, row, route.key)
+    obstacles.sides.append((row, min(x, middle), max(x, middle)))
     return replace(route, end=x, side=side)
 
 
@@ -393,7 +388,7 @@ _FEW, _SOME = 6, 20
 
 @dataclass(frozen=True)
 class Span:
-    """A wire's run through a gap: where it comes down into it, and where it goes on down, or up and out."""
+    """A wire in a gap: the x positions at which it enters from above and leaves below, or upwards."""
 
     key: Blob
     above: tuple[float, ...]
@@ -401,17 +396,17 @@ class Span:
 
     @property
     def left(self) -> float:
-        """Return its leftmost place."""
+        """The leftmost x."""
         return min(self.above + self.below)
 
     @property
     def right(self) -> float:
-        """Return its rightmost place."""
+        """The rightmost x."""
         return max(self.above + self.below)
 
 
 def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
-    """Return each run its track, 0 uppermost; those that do not touch share one.
+    """Return the track of each span, 0 at the top; spans that do not touch may share one.
 
     >>> assign_tracks([Span((0, "a"), (0,), (40,)), Span((1, "b"), (30,), (70,))])
     {(1, 'b'): 0, (0, 'a'): 1}
@@ -425,7 +420,7 @@ def assign_tracks(spans: Sequence[Span]) -> dict[Blob, int]:
 
 
 def _order(spans: Sequence[Span]) -> Sequence[Span]:
-    """Put spans in order, from above, with the fewest crossings: the best of few spans, else a good one."""
+    """Return spans ordered from the top to cross little: the best order of a few spans, else a good one."""
     if len(spans) > _SOME:
         return spans
     cost = {
@@ -452,7 +447,7 @@ def _touch(first: Span, second: Span) -> bool:
 
 
 def _crossings(upper: Span, lower: Span) -> int:
-    """Count the crossings if one runs above the other; a place that both would go through weighs most."""
+    """Return the crossings if `upper` is above `lower`; a position that both would use weighs most."""
     above = sum(upper.left < x < upper.right for x in lower.above)
     below = sum(lower.left < x < lower.right for x in upper.below)
     overlaps = sum(abs(x - y) < _ROOM for x in lower.above for y in upper.below)
@@ -463,16 +458,16 @@ _BETWEEN_LANES = 52.0
 _SHAPE, _TRACK_HEIGHT, _ARROW = 19.0, 8.0, 15.0
 _NO_TURN = 30.0
 _BAND_END = 10.0
-_LABEL = 4.0  # from a wire to its shape
+_LABEL = 4.0  # from a wire to the text of its shape
 
 
 @dataclass
 class ColumnPlan:
-    """A column; `settle` gives it its heights. x counts from its middle, y from the top."""
+    """A planned column; `set_heights` sets its heights. x is measured from its middle, y from the top."""
 
     graph: Graph
     stages: Sequence[Stage]
-    ground: Field
+    obstacles: Obstacles
     routes: list[Route]
     starts: Mapping[Blob, float]
     begins: Mapping[int, Stage]
@@ -489,19 +484,19 @@ class ColumnPlan:
 
     @property
     def left(self) -> float:
-        """Return how far the column reaches to the left."""
+        """The x of the column's left edge."""
         return min(self.sides(stage)[0] for stage in self.stages)
 
     @property
     def right(self) -> float:
-        """Return how far the column reaches to the right."""
+        """The x of the column's right edge."""
         return max(self.sides(stage)[1] for stage in self.stages)
 
-    def settle(self, arrivals: Mapping[Blob, float], exits: Mapping[Blob, float]) -> None:
-        """Return every row and gap its height, once it is known where wires come in and go out."""
+    def set_heights(self, arrivals: Mapping[Blob, float], exits: Mapping[Blob, float]) -> None:
+        """Set the height of every row and gap, given the x at which wires enter and leave the column."""
         self.arrivals = arrivals
         rows = range(max(self.heights) + 1)
-        spans = self._spans(exits)
+        spans = self._find_spans(exits)
         self.tracks = {gap: assign_tracks(spans.get(gap, [])) for gap in range(-1, len(rows))}
         y = 0.0
         band_top = y
@@ -521,14 +516,14 @@ class ColumnPlan:
         self.height = y if self.tracks[last] else y - self._gap_height(last) + _BAND_END
         if stage is not None:
             self.bands.append((stage, band_top, self.height))
-        for box, cell in self.ground.cells.items():
-            self.corners[box] = (self.ground.x(box) - self.ground.width / 2, self.row_tops[cell.row])
+        for box, cell in self.obstacles.cells.items():
+            self.corners[box] = (self.obstacles.x(box) - self.obstacles.width / 2, self.row_tops[cell.row])
 
     def sides(self, stage: Stage) -> tuple[float, float]:
-        """Return how far a stage's boxes and wires reach, left and right."""
+        """Return the x of the left and right edges of a stage's boxes and wires."""
         members = stage.boxes
-        half = self.ground.width / 2
-        middles = [self.ground.x(box) for box in members]
+        half = self.obstacles.width / 2
+        middles = [self.obstacles.x(box) for box in members]
         xs = [hop.x for route in self.routes if route.target in members for hop in route.hops]
         labels = [end for key, end in self.labels.items() if key[0] in members]
         left, right = min(x - half for x in middles), max(x + half for x in middles)
@@ -536,7 +531,7 @@ class ColumnPlan:
         return left, max([right, *xs, *labels, left + _heading_width(stage, self.graph)])
 
     def points(self, route: Route) -> list[tuple[float, float]]:
-        """Return a wire's points, from its box, or from the gutter where it comes in."""
+        """Return a wire's points, from its box, or from the gutter where it enters the column."""
         points = []
         x = route.start
         if route.row < 0:
@@ -544,29 +539,29 @@ class ColumnPlan:
         else:
             points.append((x, self._bottom(route.source)))
         for hop in route.hops:
-            y = self._turn(hop.gap, route.key)
+            y = self._turn_y(hop.gap, route.key)
             points += [(x, y), (hop.x, y)]
             x = hop.x
         left, top = self.corners[route.target]
         if not route.side:
             return [*points, (x, top)]
         middle = top + self.graph.boxes[route.target].height / 2
-        border = left + (self.ground.width if route.side > 0 else 0)
+        border = left + (self.obstacles.width if route.side > 0 else 0)
         return [*points, (x, middle), (border, middle)]
 
     def exit(self, key: Blob) -> tuple[float, float, float]:
-        """Return where a blob that leaves the column starts, x and y, and the y at which it turns."""
-        row = self.ground.cells[key[0]].row
-        return self.starts[key], self._bottom(key[0]), self._turn(row, key)
+        """Return the x and y at which a blob that leaves the column starts, and the y at which it turns."""
+        row = self.obstacles.cells[key[0]].row
+        return self.starts[key], self._bottom(key[0]), self._turn_y(row, key)
 
     def shape_places(self) -> Iterable[tuple[Blob, float, float]]:
-        """Return where each blob's shape is written: below its box, and where it comes into the column."""
+        """Yield the position of each blob's shape: below its box, and where it enters the column."""
         for key, x in self.starts.items():
             yield key, x + _LABEL, self._bottom(key[0]) + 12
         for key in self.entering:
             first = min(
                 (route for route in self.routes if route.key == key and route.row < 0),
-                key=lambda route: (self.ground.cells[route.target].row, abs(route.end), -route.end),
+                key=lambda route: (self.obstacles.cells[route.target].row, abs(route.end), -route.end),
             )
             x = first.hops[0].x if first.hops else first.end
             yield key, x + _LABEL, self.row_tops[0] - 5
@@ -578,7 +573,7 @@ class ColumnPlan:
         tracks = self.tracks[gap]
         return _SHAPE + _TRACK_HEIGHT * max(tracks.values()) + _ARROW if tracks else _NO_TURN
 
-    def _turn(self, gap: int, key: Blob) -> float:
+    def _turn_y(self, gap: int, key: Blob) -> float:
         top = (
             self.row_tops[0] - self._gap_height(-1)
             if gap < 0
@@ -586,8 +581,8 @@ class ColumnPlan:
         )
         return top + _SHAPE + _TRACK_HEIGHT * self.tracks[gap][key] - (_SHAPE - 8 if gap < 0 else 0)
 
-    def _spans(self, exits: Mapping[Blob, float]) -> dict[int, list[Span]]:
-        """Gather the turns of each gap by blob."""
+    def _find_spans(self, exits: Mapping[Blob, float]) -> dict[int, list[Span]]:
+        """Return the spans of each gap, one for each blob."""
         turns: dict[tuple[int, Blob], tuple[set[float], set[float]]] = {}
         for route in self.routes:
             x = self.arrivals[route.key] if route.row < 0 else route.start
@@ -597,11 +592,11 @@ class ColumnPlan:
                 below.add(hop.x)
                 x = hop.x
         for key, x in exits.items():
-            row = self.ground.cells[key[0]].row
+            row = self.obstacles.cells[key[0]].row
             above, below = turns.setdefault((row, key), (set(), set()))
             above.add(self.starts[key])
             below.add(x)
-        for route in self.routes:  # what goes straight on from the same place is part of the bundle
+        for route in self.routes:  # a straight wire from the same x belongs to the span
             if not route.hops and route.row >= 0 and (route.row, route.key) in turns:
                 turns[route.row, route.key][1].add(route.start)
         spans: dict[int, list[Span]] = {}
@@ -618,12 +613,12 @@ def plan_column(
     leaving: Sequence[Blob],
     width: float,
 ) -> ColumnPlan:
-    """Place a column's boxes and find its wires' ways; `width` is that of every box."""
+    """Return a column with its boxes placed and its wires routed; `width` is that of every box."""
     blocks = [block for stage in stages for block in stage.blocks]
     cells, begins = place_boxes(blocks, edges_into(edges), graph.sources)
-    ground = Field(cells, width + _BETWEEN_LANES, width)
-    starts = find_starts(ground, edges, leaving)
-    routes = route_column(ground, edges, entering, starts)
+    obstacles = Obstacles(cells, width + _BETWEEN_LANES, width)
+    starts = find_starts(obstacles, edges, leaving)
+    routes = route_column(obstacles, edges, entering, starts)
     labels = {key: math.ceil(x + _LABEL + text_width(graph.shapes[key], SMALL)) for key, x in starts.items()}
     first_rows: dict[int, Stage] = {}
     index = 0
@@ -633,7 +628,7 @@ def plan_column(
     return ColumnPlan(
         graph,
         stages,
-        ground,
+        obstacles,
         routes,
         starts,
         first_rows,
@@ -649,7 +644,7 @@ def _heading_width(stage: Stage, graph: Graph) -> float:
 
 
 def row_heights(cells: Mapping[int, Cell], graph: Graph) -> dict[int, float]:
-    """Return the height of each row: that of its tallest box."""
+    """Return the height of each row, which is that of its tallest box."""
     heights: dict[int, float] = {}
     for box, cell in cells.items():
         heights[cell.row] = max(heights.get(cell.row, 0.0), graph.boxes[box].height)

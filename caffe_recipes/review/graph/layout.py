@@ -1,4 +1,4 @@
-"""Lay out a picture: boxes, wires and the bands of stages, in pixels from the upper left."""
+"""Lay out a picture: the boxes, wires and stage backgrounds, in pixels from the top left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from caffe_recipes.review.graph.blocks import (
     Stage,
     edges_into,
     find_stages,
-    part_wires,
     show_size,
+    split_wires,
     stage_title,
     with_notes,
 )
@@ -57,7 +57,7 @@ class PlacedBox:
 
 @dataclass(frozen=True)
 class Wire:
-    """An edge, as a line from the border of its source to that of its target."""
+    """An edge as a line, from the border of its source to the border of its target."""
 
     edge: Edge
     points: tuple[Point, ...]
@@ -65,7 +65,7 @@ class Wire:
 
 @dataclass(frozen=True)
 class Text:
-    """A shape that stands beside its wire."""
+    """The shape of a blob, written beside its wire."""
 
     x: float
     y: float
@@ -74,7 +74,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Band:
-    """The background of a stage in one column, and its name."""
+    """The background of a stage in one column, and its title."""
 
     title: str
     title_x: float
@@ -86,7 +86,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole picture below its title, whose width is that of the page."""
+    """The whole picture below its title; `width` is that of the page."""
 
     boxes: tuple[PlacedBox, ...]
     wires: tuple[Wire, ...]
@@ -97,20 +97,20 @@ class Layout:
 
 
 def lay_out(graph: Graph) -> tuple[Layout, Wiring]:
-    """Place a graph's boxes in columns of stages, and its wires between them."""
-    wiring = part_wires(graph)
+    """Return the layout of a graph, with boxes in columns of stages and wires between, and its wiring."""
+    wiring = split_wires(graph)
     graph = with_notes(graph, wiring)
     stages = find_stages(graph, wiring.wires)
-    # A wire that comes down to a stage's first box passes its heading.
+    # A wire down to the first box of a stage passes beside the heading.
     heading = max(text_width(show_size(stage.size), HEADING, is_bold=True) for stage in stages)
-    # Of this width, every place is a whole number, and sums are exact.
+    # With a multiple of 4, every position is a whole number, and sums are exact.
     width = 4.0 * math.ceil(max(*(box.width for box in graph.boxes), 2 * heading + 8) / 4)
     columns = _pack(graph, stages, wiring.wires)
     return _Page(graph, wiring, columns, width).finish(), wiring
 
 
 def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[list[Stage]]:
-    """Place stages in columns: short ones below each other; a long one continues in the next."""
+    """Return the stages of each column: short ones below each other, and long ones continued in the next."""
     into = edges_into(edges)
     rough = {block.neck: 0.0 for stage in stages for block in stage.blocks}
     for stage in stages:
@@ -131,21 +131,21 @@ def _pack(graph: Graph, stages: Sequence[Stage], edges: Sequence[Edge]) -> list[
         for index, block in enumerate(stage.blocks):
             if rough[block.neck] > room and (part or columns[-1]):
                 if part:
-                    columns[-1].append(_part(stage, part))
+                    columns[-1].append(_slice_stage(stage, part))
                 columns.append([])
                 part, room = [], most
             part.append(index)
             room -= rough[block.neck]
-        columns[-1].append(_part(stage, part))
+        columns[-1].append(_slice_stage(stage, part))
     return columns
 
 
-def _part(stage: Stage, indices: Sequence[int]) -> Stage:
+def _slice_stage(stage: Stage, indices: Sequence[int]) -> Stage:
     return Stage(stage.size, tuple(stage.blocks[index] for index in indices), indices[0] > 0)
 
 
 class _Page:
-    """The columns of a page: planned one by one, then moved to their places."""
+    """The columns of a page, planned one by one and then moved into place."""
 
     def __init__(self, graph: Graph, wiring: Wiring, columns: list[list[Stage]], width: float) -> None:
         self.graph, self.width = graph, width
@@ -153,7 +153,7 @@ class _Page:
             box: index for index, stages in enumerate(columns) for stage in stages for box in stage.boxes
         }
         self.edges = {(edge.source, edge.target, edge.blob): edge for edge in wiring.wires}
-        # What runs in the gutter right of each column: a blob, and the column it goes down or up to.
+        # The wires in the gutter right of each column: a blob, and the column that it goes down or up in.
         gutters: list[dict[tuple[Blob, int], None]] = [{} for _ in columns]
         own: list[list[Edge]] = [[] for _ in columns]
         entering: list[dict[Blob, list[int]]] = [{} for _ in columns]
@@ -172,11 +172,11 @@ class _Page:
         parts = zip(columns, own, entering, map(list, leaving), strict=True)
         self.plans = [plan_column(graph, *part, width) for part in parts]
         self.gutters = [list(gutter) for gutter in gutters]
-        self.axes, self.gutter_starts, self.page_width = self._stand()
+        self.axes, self.gutter_starts, self.page_width = self._place_columns()
         self.bottoms: dict[Blob, int] = {}
 
-    def _stand(self) -> tuple[list[float], list[float], float]:
-        """Return the middle of each column, where each gutter's first wire is, and the page's width."""
+    def _place_columns(self) -> tuple[list[float], list[float], float]:
+        """Return the x of each column's middle and of each gutter's first wire, and the page's width."""
         x, axes, starts = _PAGE_MARGIN, [], []
         for plan, gutter in zip(self.plans, self.gutters, strict=True):
             axes.append(x - plan.left)
@@ -192,9 +192,9 @@ class _Page:
         boxes: list[PlacedBox] = []
         bands: list[Band] = []
         for index, plan in enumerate(self.plans):
-            into = {key: self._arrival(index, key) - self.axes[index] for key in plan.entering}
+            into = {key: self._arrival_x(index, key) - self.axes[index] for key in plan.entering}
             out = {key: self._gutter_x(index, key, index) - self.axes[index] for key in plan.leaving}
-            plan.settle(into, out)
+            plan.set_heights(into, out)
             axis = self.axes[index]
             for box, (x, y) in plan.corners.items():
                 placed = self.graph.boxes[box]
@@ -212,13 +212,13 @@ class _Page:
             self._wire(index, route, lowest) for index, plan in enumerate(self.plans) for route in plan.routes
         ]
         shapes = [text for index, plan in enumerate(self.plans) for text in self._shapes(index, plan)]
-        upright = sorted({line for wire in wires for line in _upright(wire)})
-        bands = [_with_heading(band, upright) for band in bands]
+        vertical = sorted({line for wire in wires for line in _vertical_segments(wire)})
+        bands = [_with_heading(band, vertical) for band in bands]
         height = lowest + _TRACK * (len(self.bottoms) + 1)
         return Layout(tuple(boxes), tuple(wires), tuple(shapes), tuple(bands), self.page_width, height)
 
-    def _arrival(self, column: int, key: Blob) -> float:
-        """Return where a blob comes up to a column's top: the gutter on its left."""
+    def _arrival_x(self, column: int, key: Blob) -> float:
+        """Return the x at which a blob reaches a column: its track in the gutter on the left."""
         source = self.home[key[0]]
         return self._gutter_x(column - 1, key, source if source == column - 1 else column)
 
@@ -226,12 +226,12 @@ class _Page:
         plan, axis = self.plans[index], self.axes[index]
         points: list[Point] = [(axis + x, y) for x, y in plan.points(route)]
         if route.row < 0:
-            points = self._from_afar(index, route, lowest) + points
+            points = self._from_other_column(index, route, lowest) + points
         edge = self.edges[route.source, route.target, route.blob]
         return Wire(edge, _straighten(points))
 
-    def _from_afar(self, index: int, route: Route, lowest: float) -> list[Point]:
-        """Return the points from a box in another column to the gutter at the left of this one."""
+    def _from_other_column(self, index: int, route: Route, lowest: float) -> list[Point]:
+        """Return the points of a wire from a box in another column to the gutter left of this one."""
         source = self.home[route.source]
         start = self.plans[source]
         x, y, turn = start.exit(route.key)
@@ -241,26 +241,26 @@ class _Page:
         if source != index - 1:
             track = self.bottoms.setdefault(route.key, len(self.bottoms))
             below = lowest + _TRACK * (track + 1)
-            points += [(out, below), (self._arrival(index, route.key), below)]
+            points += [(out, below), (self._arrival_x(index, route.key), below)]
         return points
 
     def _shapes(self, index: int, plan: ColumnPlan) -> list[Text]:
         return [Text(self.axes[index] + x, y, self.graph.shapes[key]) for key, x, y in plan.shape_places()]
 
 
-def _upright(wire: Wire) -> Iterator[tuple[float, float, float]]:
-    """Return the upright parts of a wire: where they stand, and from where to where they go."""
+def _vertical_segments(wire: Wire) -> Iterator[tuple[float, float, float]]:
+    """Yield the vertical segments of a wire: x, top and bottom."""
     for (x, y), (to_x, to_y) in pairwise(wire.points):
         if x == to_x:
             yield x, min(y, to_y), max(y, to_y)
 
 
-def _with_heading(band: Band, upright: Sequence[tuple[float, float, float]]) -> Band:
-    """Move a stage's heading to the right of the wires that would pass through it, if there is room."""
-    first = bisect_left(upright, band.x - 4, key=itemgetter(0))
-    last = bisect_right(upright, band.x + band.width + 4, key=itemgetter(0))
+def _with_heading(band: Band, vertical: Sequence[tuple[float, float, float]]) -> Band:
+    """Return the band with its heading moved right of the wires that would cross it, if there is room."""
+    first = bisect_left(vertical, band.x - 4, key=itemgetter(0))
+    last = bisect_right(vertical, band.x + band.width + 4, key=itemgetter(0))
     passing = sorted(
-        {x for x, top, end in upright[first:last] if top < band.y + HEADING_HEIGHT and end > band.y}
+        {x for x, top, end in vertical[first:last] if top < band.y + HEADING_HEIGHT and end > band.y}
     )
     width = text_width(band.title, HEADING, is_bold=True)
     for start in (band.title_x, *(x + _HEADING_IN for x in passing if x > band.x)):
@@ -271,7 +271,7 @@ def _with_heading(band: Band, upright: Sequence[tuple[float, float, float]]) -> 
 
 
 def _straighten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Leave out points that stand twice, or between two others on one line."""
+    """Return the points without duplicates, and without points on the line between two others."""
     kept: list[Point] = []
     for point in points:
         if kept and kept[-1] == point:

@@ -1,4 +1,4 @@
-"""A graph as SVG text: boxes, wires, stages, a title and a legend; readable in black and white.
+"""Draw a graph as SVG, readable in black and white: boxes, wires, stages, a title and a legend.
 
 For PNG and PDF, matplotlib draws the elements of that SVG.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         Graph,
     )
     from caffe_recipes.review.graph.layout import Band, Layout, PlacedBox, Text, Wire
-    from caffe_recipes.review.inspect.summary import ReadNet, Summary
+    from caffe_recipes.review.inspect.summary import LoadedNet, Summary
 
 _FILLS = {
     "source": "#e4dcf1",
@@ -63,10 +63,10 @@ _LEGEND_LINE = 22.0
 _MOST_LAYERS = 5_000
 
 
-def draw_graph(net: ReadNet, summary: Summary) -> str:
-    """Draw a net's graph as SVG text; raises PrototxtError where shapes do not fit.
+def draw_graph(net: LoadedNet, summary: Summary) -> str:
+    """Return a net's graph as SVG text.
 
-    InputError for a net of more layers than anybody could look at.
+    Raises PrototxtError if shapes do not fit, and InputError for a net with too many layers to draw.
     """
     count = len(net.message.layer)
     if count > _MOST_LAYERS:
@@ -74,7 +74,7 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
         raise InputError(net.path, what, "remove --graph")
     graph = build_graph(net)
     layout, wiring = lay_out(graph)
-    legend = list(_legend(graph, has_notes=bool(wiring.afar)))
+    legend = list(_legend(graph, has_notes=bool(wiring.distant)))
     title, subtitle = net.message.name or net.path, _subtitle(net, summary)
     least = max(text_width(title, 24, is_bold=True), text_width(subtitle, 11), 420.0) + 2 * _MARGIN
     width = max(layout.width, least)
@@ -82,7 +82,7 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
     top = 92.0 + _LEGEND_LINE * len(rows)
     height = top + layout.height + _MARGIN
     body = [
-        *_open(width, height, title),
+        *_svg_header(width, height, title),
         _text(_MARGIN, 44, title, 24, weight="bold"),
         _text(_MARGIN, 64, subtitle, 11, fill=_SOFT),
         *(line for index, row in enumerate(rows) for line in _legend_row(row, 90 + _LEGEND_LINE * index)),
@@ -94,8 +94,11 @@ def draw_graph(net: ReadNet, summary: Summary) -> str:
     return "\n".join(body) + "\n"
 
 
-def render_graph(net: ReadNet, summary: Summary, kind: str) -> bytes:
-    """Draw a net's graph as svg, png or pdf; raises as `draw_graph`, InputError without matplotlib."""
+def render_graph(net: LoadedNet, summary: Summary, kind: str) -> bytes:
+    """Return a net's graph as svg, png or pdf.
+
+    Raises the errors of `draw_graph`, and InputError if png or pdf is asked for without matplotlib.
+    """
     if kind == "svg":
         return draw_graph(net, summary).encode()
     from caffe_recipes.review.inspect.plots import need_matplotlib, render_figure
@@ -105,12 +108,12 @@ def render_graph(net: ReadNet, summary: Summary, kind: str) -> bytes:
     width, height = (float(root.attrib[side]) for side in ("width", "height"))
     dpi = min(_DPI, _MOST_SIDE_PX * 72 / max(width, height), (_MOST_PX * 72**2 / (width * height)) ** 0.5)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in scripts that the font lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names may have characters that the font lacks
         return render_figure(lambda: _draw_figure(root, width, height), kind, dpi)
 
 
 def _draw_figure(root: ElementTree.Element, width: float, height: float) -> Figure:
-    """Draw our SVG, of 72 units an inch: each element above those before it."""
+    """Return a figure of the SVG, at 72 units per inch, with each element above the earlier ones."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72))
@@ -130,58 +133,67 @@ def _draw_figure(root: ElementTree.Element, width: float, height: float) -> Figu
     return figure
 
 
-def _draw_rect(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+def _draw_rect(axes: Axes, attributes: Mapping[str, str], text: str, down: float) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    corner, round_by = (float(of.get("x", 0)), float(of.get("y", 0)) + down), float(of.get("rx", 0))
+    corner, round_by = (
+        (float(attributes.get("x", 0)), float(attributes.get("y", 0)) + down),
+        float(attributes.get("rx", 0)),
+    )
     shape = f"round,pad=0,rounding_size={round_by}" if round_by else "square,pad=0"
     axes.add_patch(
-        FancyBboxPatch(corner, float(of["width"]), float(of["height"]), boxstyle=shape, **_stroke(axes, of))
+        FancyBboxPatch(
+            corner,
+            float(attributes["width"]),
+            float(attributes["height"]),
+            boxstyle=shape,
+            **_stroke(axes, attributes),
+        )
     )
 
 
-def _draw_path(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+def _draw_path(axes: Axes, attributes: Mapping[str, str], text: str, down: float) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
     codes = {"M": Outline.MOVETO, "L": Outline.LINETO}
-    steps = re.findall(r"([ML])(\S+) (\S+)", of["d"])
+    steps = re.findall(r"([ML])(\S+) (\S+)", attributes["d"])
     points = [(float(x), float(y) + down) for _, x, y in steps]
     kinds = [codes[step] for step, _, _ in steps]
-    if of["d"].endswith("z"):
+    if attributes["d"].endswith("z"):
         points, kinds = [*points, points[0]], [*kinds, Outline.CLOSEPOLY]
-    axes.add_patch(PathPatch(Outline(points, kinds), **_stroke(axes, of)))
+    axes.add_patch(PathPatch(Outline(points, kinds), **_stroke(axes, attributes)))
 
 
-def _draw_text(axes: Axes, of: Mapping[str, str], text: str, down: float) -> None:
+def _draw_text(axes: Axes, attributes: Mapping[str, str], text: str, down: float) -> None:
     axes.text(
-        float(of["x"]),
-        float(of["y"]) + down,
+        float(attributes["x"]),
+        float(attributes["y"]) + down,
         text,
-        fontsize=float(of["font-size"]),
-        color=of["fill"],
-        weight=of.get("font-weight", "normal"),
-        style=of.get("font-style", "normal"),
-        ha={"middle": "center", "end": "right"}.get(of.get("text-anchor", ""), "left"),
+        fontsize=float(attributes["font-size"]),
+        color=attributes["fill"],
+        weight=attributes.get("font-weight", "normal"),
+        style=attributes.get("font-style", "normal"),
+        ha={"middle": "center", "end": "right"}.get(attributes.get("text-anchor", ""), "left"),
         va="baseline",
-        zorder=_above(axes),
+        zorder=_next_zorder(axes),
     )
 
 
-def _stroke(axes: Axes, of: Mapping[str, str]) -> dict[str, Any]:
-    width = float(of.get("stroke-width", 1))
-    dashes = [float(length) / width for length in of.get("stroke-dasharray", "").split()]
+def _stroke(axes: Axes, attributes: Mapping[str, str]) -> dict[str, Any]:
+    width = float(attributes.get("stroke-width", 1))
+    dashes = [float(length) / width for length in attributes.get("stroke-dasharray", "").split()]
     return {
-        "facecolor": of["fill"],
-        "edgecolor": of.get("stroke", "none"),
-        "linewidth": width if "stroke" in of else 0,
+        "facecolor": attributes["fill"],
+        "edgecolor": attributes.get("stroke", "none"),
+        "linewidth": width if "stroke" in attributes else 0,
         "linestyle": (0, dashes) if dashes else "solid",
         "capstyle": "butt",
-        "zorder": _above(axes),
+        "zorder": _next_zorder(axes),
     }
 
 
-def _above(axes: Axes) -> int:
+def _next_zorder(axes: Axes) -> int:
     return len(axes.patches) + len(axes.texts)
 
 
@@ -194,7 +206,7 @@ _DPI = 144
 _MOST_SIDE_PX, _MOST_PX = 30_000, 100_000_000
 
 
-def _subtitle(net: ReadNet, summary: Summary) -> str:
+def _subtitle(net: LoadedNet, summary: Summary) -> str:
     totals = summary.totals
     each = per_image(totals.multiply_adds, summary.batch)
     least = "at least " if totals.unknown else ""
@@ -205,7 +217,7 @@ def _subtitle(net: ReadNet, summary: Summary) -> str:
     return "; ".join([*parts, phases])
 
 
-def _open(width: float, height: float, title: str) -> Iterator[str]:
+def _svg_header(width: float, height: float, title: str) -> Iterator[str]:
     yield '<?xml version="1.0" encoding="UTF-8"?>'
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
@@ -235,7 +247,7 @@ def _band(band: Band) -> Iterator[str]:
 
 
 def _heading(band: Band) -> Iterator[str]:
-    """Write a stage's name, on ground of its own where a wire passes."""
+    """Yield a stage's title on a background that hides wires behind it."""
     width = text_width(band.title, HEADING, is_bold=True)
     x, y = band.title_x - 2, band.y + 7
     yield f'<rect x="{x:g}" y="{y:g}" width="{width + 4:g}" height="17" fill="{_GROUND}"/>'
@@ -243,7 +255,7 @@ def _heading(band: Band) -> Iterator[str]:
 
 
 def _wires(wires: Sequence[Wire]) -> Iterator[str]:
-    """Draw the wires of each blob as one path, so that what they share is no thicker, then their arrows."""
+    """Yield one path for the wires of each blob, so that shared parts are no thicker, then the arrowheads."""
     by_blob: dict[tuple[int, str], list[Wire]] = {}
     for wire in wires:
         by_blob.setdefault((wire.edge.source, wire.edge.blob), []).append(wire)
@@ -258,7 +270,7 @@ def _wires(wires: Sequence[Wire]) -> Iterator[str]:
 
 
 def _arrow(wire: Wire) -> str:
-    """Draw a wire's head, with its tip on the box."""
+    """Return the arrowhead of a wire, with its tip on the box."""
     (from_x, _), (x, y) = wire.points[-2:]
     if from_x == x:
         back = f"{x - 3:g} {y - 7:g} L{x + 3:g} {y - 7:g}"
@@ -308,7 +320,7 @@ def _frame(box: Box, x: float, y: float, width: float, height: float) -> str:
 
 
 def _badge(phase: str, right: float, y: float) -> Iterator[str]:
-    """Write the phase in a box of its own: white on black for TRAIN, black on white for TEST."""
+    """Yield a label with the phase: white on black for TRAIN, black on white for TEST."""
     text = f"{phase} only"
     width = text_width(text, 8, is_bold=True) + 8
     fill, ink = (_INK, "#ffffff") if phase == "TRAIN" else ("#ffffff", _INK)
@@ -320,7 +332,7 @@ def _badge(phase: str, right: float, y: float) -> Iterator[str]:
 
 
 def _legend(graph: Graph, *, has_notes: bool) -> Iterator[tuple[str, str]]:
-    """Return the mark and the words of what the picture uses."""
+    """Yield the legend entries that the picture needs, as (mark, text)."""
     kinds = {box.kind for box in graph.boxes}
     for kind, words in _KINDS.items():
         if kind in kinds:
@@ -384,7 +396,7 @@ def _text(
 
 
 def _escape(text: str) -> str:
-    """Make text fit for XML: its signs as entities, and what XML forbids as Python would write it."""
+    """Return text escaped for XML; characters that XML forbids are written as Python escapes."""
     return (
         printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
     )

@@ -1,1 +1,1 @@
-"""What a reviewer looks at: nets in numbers, schedules, recipes on a page, estimates, and their pictures."""
+"""What a reviewer looks at: net summaries, schedules, recipes, time estimates, and plots of them."""

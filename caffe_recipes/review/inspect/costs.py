@@ -1,11 +1,10 @@
-"""Count what each layer of a net costs (parameters, statistics, arithmetic, activations), and the totals.
+"""Count what each layer of a net costs, and the totals: parameters, statistics, arithmetic, activations.
 
-The arithmetic of one forward pass through a layer is counted for its whole batch.
-
-There are two kinds: multiply-adds with learned matrices (convolutions, inner products, recurrent layers),
-which papers count and which take the time; and other operations, one for each number that a layer adds,
-multiplies, compares or normalizes. Layers that are not listed (ReLU, Dropout, losses, ...) count as none.
-A bias is not counted: its addition is the start of a sum that is.
+Arithmetic is counted for one forward pass of a whole batch, in two kinds: multiply-adds with learned matrices
+(convolutions, inner products, recurrent layers), which papers report and which take most of the time; and
+other operations, one for each number that a layer adds, multiplies, compares or normalizes. Layer types that
+are not listed (ReLU, Dropout, losses, ...) count as none. Adding a bias is not counted, because the bias is
+the initial value of a sum that is.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Count = Callable[[LayerShapes, int], Dim]
 
 
 def multiply_adds(layer: LayerShapes) -> Dim:
-    """Count the multiply-adds with learned matrices; None where a shape is unknown.
+    """Return the number of multiply-adds with learned matrices; None if a shape is unknown.
 
     >>> conv = pb.LayerParameter(type="Convolution")
     >>> multiply_adds(LayerShapes(conv, ((2, 3, 8, 8),), ((2, 16, 8, 8),), ((16, 3, 3, 3), (16,))))
@@ -37,12 +36,12 @@ def multiply_adds(layer: LayerShapes) -> Dim:
 
 
 def other_operations(layer: LayerShapes, phase: int) -> Dim:
-    """Count the operations other than multiply-adds with learned matrices; None where a shape is unknown."""
+    """Return the number of operations other than those multiply-adds; None if a shape is unknown."""
     return _counted(layer, phase, OTHERS.get(layer.layer.type))
 
 
-def add_up(counts: Iterable[Dim]) -> Dim:
-    """Add counts; unknown if one of them is."""
+def sum_counts(counts: Iterable[Dim]) -> Dim:
+    """Return the sum of counts; None if one of them is None."""
     total = 0
     for count in counts:
         if count is None:
@@ -52,7 +51,7 @@ def add_up(counts: Iterable[Dim]) -> Dim:
 
 
 def size_of(shape: Shape | None) -> Dim:
-    """Count the numbers of a blob; None where its shape is unknown."""
+    """Return the number of elements of a blob; None if its shape is unknown."""
     return None if shape is None else product(shape)
 
 
@@ -63,7 +62,7 @@ def _counted(layer: LayerShapes, phase: int, count: Count | None) -> Dim:
 
 
 def _sizes(shapes: Iterable[Shape | None]) -> Dim:
-    return add_up(size_of(shape) for shape in shapes)
+    return sum_counts(size_of(shape) for shape in shapes)
 
 
 def _weights(layer: LayerShapes, index: int) -> Shape:
@@ -71,30 +70,30 @@ def _weights(layer: LayerShapes, index: int) -> Shape:
 
 
 def _convolution(layer: LayerShapes, phase: int) -> Dim:
-    """Every output takes channels / group x kernel: out_c x out_h x out_w x in_c / group x k_h x k_w."""
+    """Count in_c / group x k_h x k_w for each of the out_c x out_h x out_w output values."""
     return product([_sizes(layer.tops), *_weights(layer, 0)[1:]])
 
 
 def _deconvolution(layer: LayerShapes, phase: int) -> Dim:
-    """Every input goes to num_output / group x kernel: in_c x in_h x in_w x out_c / group x k_h x k_w."""
+    """Count out_c / group x k_h x k_w for each of the in_c x in_h x in_w input values."""
     return product([_sizes(layer.bottoms), *_weights(layer, 0)[1:]])
 
 
 def _inner_product(layer: LayerShapes, phase: int) -> Dim:
-    """Every output takes all inputs: outputs x inputs."""
+    """Count outputs x inputs."""
     transposed = layer.layer.inner_product_param.transpose
     return product([_sizes(layer.tops), _weights(layer, 0)[0 if transposed else 1]])
 
 
 def _recurrent(layer: LayerShapes, phase: int) -> Dim:
-    """Every step of every stream takes each matrix once; that of a static input, once a stream."""
+    """Count each matrix once per time step and stream; the matrix of a static input, once per stream."""
     steps_streams = (layer.bottoms[0] or ())[:2]
     matrices = [shape for shape in layer.learned or () if len(shape) == 2]
     exposed = {"LSTM": 2, "RNN": 1}[layer.layer.type] * layer.layer.recurrent_param.expose_hidden
     has_static = len(layer.bottoms) - exposed == 3
     static = matrices.pop(1) if has_static else (0,)
-    each_step = add_up(product([*steps_streams, *matrix]) for matrix in matrices)
-    return add_up([each_step, product([*steps_streams[1:], *static])])
+    each_step = sum_counts(product([*steps_streams, *matrix]) for matrix in matrices)
+    return sum_counts([each_step, product([*steps_streams[1:], *static])])
 
 
 def _per_value(times: Callable[[pb.LayerParameter, int, int], int]) -> Count:
@@ -110,7 +109,7 @@ def _lrn_window(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
 
 
 def _batch_norm_passes(layer: pb.LayerParameter, phase: int, bottoms: int) -> int:
-    """Normalizing is one operation for each number; mean and variance of the batch are two more."""
+    """Count 1 operation per number to normalize, and 2 more for the mean and variance of the batch."""
     param = layer.batch_norm_param
     is_global = param.use_global_stats if param.HasField("use_global_stats") else phase == pb.TEST
     return 1 if is_global else 3
@@ -125,7 +124,7 @@ def _eltwise_operations(layer: pb.LayerParameter, phase: int, bottoms: int) -> i
 
 
 def _pooling(layer: LayerShapes, phase: int) -> Dim:
-    """Every output takes its window, as if none were clipped; or every input is taken once."""
+    """Count the whole window for each output, even at the borders; global pooling reads each input once."""
     param, top = layer.layer.pooling_param, layer.tops[:1]
     if param.global_pooling:
         return _sizes(layer.bottoms)
@@ -178,11 +177,11 @@ class BlobCost:
 class LayerCount:
     """The costs of one layer for a whole batch; None if a shape that they depend on is unknown.
 
-    `phase` is the one phase that has the layer, empty if both do. `statistics` are the numbers of a
-    BatchNorm: its sums and its factor, which no gradient moves. `frozen` are those of `parameters` that have
-    lr_mult 0. Parameters that layers share by name belong to the first of them, which the others name in
-    `shares_with`. Activations are the tops in float32, but not those that are made in place or are their
-    bottom's memory (Flatten, Reshape, Split). `kernel` is as `show_kernel` writes it.
+    `phase` is the only phase that includes the layer, empty if both do. `statistics` counts the numbers of a
+    BatchNorm that no gradient updates: its sums and its factor. `frozen` counts the `parameters` with
+    lr_mult 0. Parameters that layers share by name are counted for the first of these layers; the others
+    name it in `shares_with`. Activations are the tops in float32, except those that are computed in place or
+    use the memory of their bottom (Flatten, Reshape, Split). `kernel` is in the format of `show_kernel`.
     """
 
     name: str
@@ -203,7 +202,7 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the layers, without unknown values; `unknown` names the layers that have some."""
+    """Sums over the layers, leaving out unknown values; `unknown` names the layers that have any."""
 
     parameters: int
     frozen: int
@@ -214,16 +213,17 @@ class Totals:
     unknown: tuple[str, ...]
 
 
-def count_layers(shapes: NetShapes, phase: int, only: Sequence[str]) -> tuple[LayerCount, ...]:
-    """Count each layer of a net as it stands in `phase`; `only` is each layer's one phase, or empty."""
+def count_layers(shapes: NetShapes, phase: int, only_phases: Sequence[str]) -> tuple[LayerCount, ...]:
+    """Return the costs of each layer in `phase`; `only_phases` has the only phase of each layer, or ''."""
     owners: dict[str, str] = {}
     return tuple(
-        _count(layer, phase, where, owners) for layer, where in zip(shapes.layers, only, strict=True)
+        _count(layer, phase, only_phase, owners)
+        for layer, only_phase in zip(shapes.layers, only_phases, strict=True)
     )
 
 
 def total(counts: Iterable[LayerCount]) -> Totals:
-    """Add up what layers cost."""
+    """Return the total costs of layers."""
     layers = list(counts)
 
     def known(values: Iterable[Dim]) -> int:
@@ -244,25 +244,25 @@ def _is_unknown(layer: LayerCount) -> bool:
     return None in (layer.parameters, layer.multiply_adds, layer.other_operations, layer.activation_bytes)
 
 
-def _count(found: LayerShapes, phase: int, only: str, owners: dict[str, str]) -> LayerCount:
+def _count(found: LayerShapes, phase: int, only_phase: str, owners: dict[str, str]) -> LayerCount:
     layer = found.layer
-    own, shared, shares_with = _own_blobs(found, owners)
+    own, shared, shares_with = _split_shared_blobs(found, owners)
     sizes = [None] if found.learned is None else [size_of(found.learned[index]) for index in own]
     is_statistic = layer.type == "BatchNorm"
-    learned = 0 if is_statistic else add_up(sizes)
+    learned = 0 if is_statistic else sum_counts(sizes)
     frozen: Dim = 0
     if not is_statistic and found.learned is not None:
-        frozen = add_up(size_of(found.learned[index]) for index in own if _is_frozen(layer, index))
+        frozen = sum_counts(size_of(found.learned[index]) for index in own if _is_frozen(layer, index))
     return LayerCount(
         layer.name,
         layer.type,
-        only,
+        only_phase,
         tuple(map(BlobCost, layer.bottom, found.bottoms)),
         tuple(map(BlobCost, layer.top, found.tops)),
         bool(layer.top) and set(layer.top) <= set(layer.bottom),
         learned,
         frozen,
-        add_up(sizes) if is_statistic else 0,
+        sum_counts(sizes) if is_statistic else 0,
         shares_with if shared else "",
         multiply_adds(found),
         other_operations(found, phase),
@@ -272,7 +272,7 @@ def _count(found: LayerShapes, phase: int, only: str, owners: dict[str, str]) ->
 
 
 def window(param: pb.ConvolutionParameter | pb.PoolingParameter, field: str) -> list[int]:
-    """Return `kernel_size`, `pad` or `stride` for each axis; empty where it is not given."""
+    """Return `kernel_size`, `pad` or `stride` for each axis; empty if it is not set."""
     stem = field.removesuffix("_size")
     if param.HasField(f"{stem}_h"):
         return [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
@@ -281,7 +281,7 @@ def window(param: pb.ConvolutionParameter | pb.PoolingParameter, field: str) -> 
 
 
 def show_kernel(layer: pb.LayerParameter) -> str:
-    """Write a layer's kernel, pad, stride, dilation and groups in the short form of Caffe's summarize.py.
+    """Return a layer's kernel, pad, stride, dilation and groups in the short form of Caffe's summarize.py.
 
     >>> param = {"kernel_size": [7], "pad": [3], "stride": [2]}
     >>> show_kernel(pb.LayerParameter(type="Convolution", convolution_param=param))
@@ -310,12 +310,12 @@ def _strided(param: pb.ConvolutionParameter | pb.PoolingParameter) -> str:
 
 
 def _sides(values: Sequence[int]) -> str:
-    """Write one number where all axes have the same, else all of them."""
+    """Return one number if all axes have the same, otherwise all of them."""
     return "x".join(map(str, values[:1] if len(set(values)) == 1 else values))
 
 
-def _own_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:
-    """Return the blobs that a layer owns, and the owners of those that it shares by `param` name."""
+def _split_shared_blobs(found: LayerShapes, owners: dict[str, str]) -> tuple[list[int], bool, str]:
+    """Return the indices of the blobs that a layer owns, whether it shares any, and with which layer."""
     own, shares_with = [], ""
     for index in range(len(found.learned or ())):
         name = found.layer.param[index].name if index < len(found.layer.param) else ""
@@ -337,5 +337,5 @@ def _activation_bytes(found: LayerShapes) -> Dim:
     if layer.type in _VIEWS:
         return 0
     made = [shape for name, shape in zip(layer.top, found.tops, strict=True) if name not in layer.bottom]
-    count = add_up(size_of(shape) for shape in made)
+    count = sum_counts(size_of(shape) for shape in made)
     return None if count is None else _FLOAT_BYTES * count

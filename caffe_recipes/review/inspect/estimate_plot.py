@@ -1,6 +1,6 @@
-"""A sweep as a picture: time and node-hours over what is swept.
+"""Plot a sweep: time and node-hours over the swept key.
 
-Over nodes there is a line for all local batches that take the same time.
+Over nodes, local batches that take the same time share a line.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 _WIDTH_IN, _TIMES_IN, _HOURS_IN = 7.2, 3.1, 1.7
-_LEFT, _RIGHT = 0.105, 0.975  # of the width: where the axes are
+_LEFT, _RIGHT = 0.105, 0.975  # edges of the axes, as fractions of the width
 _MOST_LINES = 8
-_NOTE_IN, _NOTE_LETTERS = 0.13, 105  # a line below the picture
-_SAME = 0.002  # as iterations are whole
-_ALIKE = 0.01  # as near as two thin lines can be told apart
-_DIGIT_IN, _GAP_IN = 0.075, 0.1  # of a tick's label
+_NOTE_IN, _NOTE_CHARACTERS = 0.13, 105  # height of a line below the plot, and characters in it
+_TIME_TOLERANCE = 0.002  # because iterations are rounded to whole ones
+_LINE_TOLERANCE = 0.01  # two thin lines nearer than this look like one
+_DIGIT_IN, _GAP_IN = 0.075, 0.1  # width of a digit of a tick label, and the gap between labels
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """What is swept: its name on the axis, and its value in a shape."""
+    """A key that can be swept: its axis label, and how to read it from a shape."""
 
     title: str
     value: Callable[[Shape], int]
@@ -51,12 +51,13 @@ _AXES = {
 
 
 def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[str] = ("nodes",)) -> bytes:
-    """Draw a sweep of these keys; `kind` is svg, png or pdf. What is beyond what is known has an open mark.
+    """Return the plot of a sweep over the keys `swept`; `kind` is svg, png or pdf.
 
-    The x axis has the nodes, unless there is one number of them and another key is swept. Where a node
-    is faster among more nodes, a note below the picture says why.
+    The x axis is the number of nodes, unless that is constant and another key is swept. Extrapolated points
+    are open circles. Where a node is faster among more nodes, a note below the plot says why.
 
-    Raises InputError for more local batches than lines can be told apart, and where matplotlib is missing.
+    Raises InputError if there are too many local batches to tell their lines apart, or if matplotlib is
+    missing.
     """
     need_matplotlib()
     nodes = {each.shape.nodes for each in estimates}
@@ -66,18 +67,18 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[
         (count,) = nodes
         lines = {f"{count:,} node{'s' if count != 1 else ''}": list(estimates)}
     else:
-        axis, lines = _AXES["nodes"], _merge(group_lines(estimates))
+        axis, lines = _AXES["nodes"], _merge_lines(group_lines(estimates))
     if len(lines) > _MOST_LINES:
         what = f"{len(lines)} local batches to draw"
         raise InputError(estimates[0].recipe, what, f"sweep {_MOST_LINES} at most")
     return render_figure(lambda: _draw(estimates, lines, axis), kind)
 
 
-def _merge(lines: dict[str, list[Estimate]]) -> dict[str, list[Estimate]]:
-    """Make one of the lines that would lie on one another: by their pace their batches take the same time."""
+def _merge_lines(lines: dict[str, list[Estimate]]) -> dict[str, list[Estimate]]:
+    """Merge lines that would coincide: local batches that take the same time at their pace."""
     alike: list[list[str]] = []
     for name, line in lines.items():
-        group = next((names for names in alike if _lies_on(line, lines[names[0]])), None)
+        group = next((names for names in alike if _coincides(line, lines[names[0]])), None)
         if group is None:
             alike.append([name])
         else:
@@ -85,16 +86,17 @@ def _merge(lines: dict[str, list[Estimate]]) -> dict[str, list[Estimate]]:
     merged = {}
     for names in alike:
         batches, kinds = zip(*(name.split(" ", 1) for name in names), strict=True)
-        # The one that is known best tells how well all of them are.
+        # Keep the line with the fewest extrapolated points.
         best = min(names, key=lambda name: sum(bool(each.pace.notes) for each in lines[name]))
         merged[f"{', '.join(batches)} {kinds[0]}"] = lines[best]
     return merged
 
 
-def _lies_on(line: Sequence[Estimate], other: Sequence[Estimate]) -> bool:
-    """Tell if two lines of the same counts of nodes cannot be told apart."""
+def _coincides(line: Sequence[Estimate], other: Sequence[Estimate]) -> bool:
+    """Return whether two lines have the same node counts and nearly the same times."""
     return [each.shape.nodes for each in line] == [each.shape.nodes for each in other] and all(
-        math.isclose(one.total_s, two.total_s, rel_tol=_SAME) for one, two in zip(line, other, strict=True)
+        math.isclose(one.total_s, two.total_s, rel_tol=_TIME_TOLERANCE)
+        for one, two in zip(line, other, strict=True)
     )
 
 
@@ -102,7 +104,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    notes = [textwrap.fill(note, _NOTE_LETTERS) for line in lines.values() for note in explain_rises(line)]
+    notes = [textwrap.fill(note, _NOTE_CHARACTERS) for line in lines.values() for note in explain_rises(line)]
     notes_in = _NOTE_IN * sum(note.count("\n") + 1 for note in notes)
     height = _TIMES_IN + _HOURS_IN + 0.75 + notes_in
     figure = Figure(figsize=(_WIDTH_IN, height))
@@ -124,7 +126,7 @@ def _draw(estimates: Sequence[Estimate], lines: dict[str, list[Estimate]], axis:
     for index, (name, line) in enumerate(lines.items()):
         _draw_line(times, axis, line, lambda each: each.total_s / unit.seconds, index, name)
         _draw_line(hours, axis, line, lambda each: each.node_hours, index, name)
-    label = "training alone" if len(lines) == 1 else "training alone, of the first line"
+    label = "training only" if len(lines) == 1 else "training only, first line"
     _draw_training(times, axis, next(iter(lines.values())), unit, label)
     if any(each.pace.notes for line in lines.values() for each in line):
         _mark(times, [], [], "white", line_colour(0), label="extrapolated")
@@ -163,13 +165,12 @@ def _mark(axes: Axes, x: list[float], y: list[float], fill: str, edge: str, labe
 
 
 def _draw_training(axes: Axes, axis: _Axis, line: Sequence[Estimate], unit: Unit, label: str) -> None:
-    """Draw, thin, the training alone, and what it would be if every node were as fast as one alone."""
+    """Draw thin lines for the training time, and for the training time if scaling were linear."""
     xs = [axis.value(each.shape) for each in line]
     training = [each.duration.training_s / unit.seconds for each in line]
     scaling = [each.pace.scaling for each in line]
     ideal = [time * (one.efficiency if one else 1) for time, one in zip(training, scaling, strict=True)]
-    # One would lie on the other.
-    is_linear = all(math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(training, ideal, strict=True))
+    is_linear = all(math.isclose(a, b, rel_tol=_LINE_TOLERANCE) for a, b in zip(training, ideal, strict=True))
     is_swept = axis is _AXES["nodes"]
     label += ": linear scaling" if is_linear and is_swept and len(xs) > 1 else ""
     axes.plot(xs, training, color="black", linewidth=0.5, label=label, zorder=2)
@@ -193,7 +194,7 @@ def _scale(axes: Axes, axis: _Axis, estimates: Sequence[Estimate]) -> None:
 
 
 def find_ticks(nodes: Sequence[int]) -> list[int]:
-    """Return of rising counts on a log axis those whose labels have room: the first, the last, some between.
+    """Return those of the increasing counts whose labels fit on a log axis, always the first and the last.
 
     >>> find_ticks([64, 65, 66, 1000]), find_ticks([256, 512, 1408, 1472, 1536])
     ([64, 1000], [256, 512, 1536])
@@ -202,7 +203,7 @@ def find_ticks(nodes: Sequence[int]) -> list[int]:
     if not between:
         return [first]
     last = between.pop()
-    # The axis goes on beyond the counts by a twentieth at either end.
+    # The axis extends beyond the counts by a twentieth at either end.
     width_in = _WIDTH_IN * (_RIGHT - _LEFT) / 1.1
     label_in = len(f"{last:,}") * _DIGIT_IN + _GAP_IN
     room = math.log(last / first) * label_in / width_in

@@ -1,11 +1,8 @@
-"""An estimate on a page, several as a table, and both as values.
+"""Render estimates and sweeps as text and JSON, and recompute the paper's tables of times beside its numbers.
 
-The paper's tables of times, computed again from what it measured (Tables V and VI), beside its numbers.
-
-Its runs, Tables II, III, IV, VII and IX, are recipes, which hold what it prints of them. Source of all
-numbers: arXiv:1711.04291. MareNostrum's "CPUs" are sockets, two to the node.
-
-The paper's times and ours, as text and as values.
+The paper's times are recomputed from its measured throughput (Tables V and VI). The runs in its Tables II,
+III, IV, VII and IX are recipes that ship, with the numbers that the paper prints. Source of all numbers:
+arXiv:1711.04291. MareNostrum's "CPUs" are sockets, two per node.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict[str, object]]:
-    """Return estimates as values for JSON; InputError for one that does not end before the year 10000."""
+    """Return estimates as values for JSON. Raises InputError if one ends after the year 9999."""
     return [
         {
             **asdict(each),
@@ -64,12 +61,12 @@ def estimate_values(estimates: Iterable[Estimate], start: datetime) -> list[dict
 
 
 def _pace_values(pace: Pace) -> dict[str, object]:
-    """Return a pace by the names of its JSON, which has had `said` for its source from the first."""
+    """Return a pace by its JSON keys; its source keeps the key `said`, which existing readers expect."""
     return {"said" if name == "source" else name: value for name, value in asdict(pace).items()}
 
 
 def render_estimate(estimate: Estimate, start: datetime) -> str:
-    """Write one estimate: what it is taken from, its parts, its cost, and when it ends."""
+    """Return one estimate as text: the source of the speed, the parts, the cost, and when the run ends."""
     facts = [*_facts(estimate), ("epoch", f"{write_time(estimate.epoch_s)}, {estimate.images:,} images")]
     after = [*_costs(estimate), ("starts", _clock(start)), ("ends", _clock(_end(estimate, start)))]
     unit = unit_of(estimate.total_s)
@@ -79,9 +76,9 @@ def render_estimate(estimate: Estimate, start: datetime) -> str:
 
 
 def render_sweep(estimates: Sequence[Estimate]) -> str:
-    """Write a line for each shape; `efficiency` is a node's speed, as a part of one node's alone.
+    """Return a table with a line for each shape; `efficiency` is a node's speed relative to one node alone.
 
-    Where no two shapes have a batch in common, or nobody knows the speed of one node, it is left out.
+    That column is left out if no two shapes share a batch, or if the speed of one node is unknown.
     """
     unit = unit_of(median(each.total_s for each in estimates))
     columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
@@ -94,7 +91,9 @@ def render_sweep(estimates: Sequence[Estimate]) -> str:
         at = head.index("efficiency")
         rows = [row[:at] + row[at + 1 :] for row in rows]
     else:
-        notes.insert(0, f"efficiency is against one node with as many images: {scaling.reference}")
+        notes.insert(
+            0, f"efficiency is relative to one node with the same number of images: {scaling.reference}"
+        )
     table = align_columns(rows, {*head} - {"by"})
     return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates, notes)])
 
@@ -120,19 +119,19 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
     others = [f"by {way.how} {unit.write(way.seconds)}" for way in estimate.staging[1:]]
     how = "; ".join([*(f"by {way.how}" for way in estimate.staging[:1]), *others])
     yield ("staging", "", "", unit.write(parts.staging_s), how)
-    allowed = (
-        f"{ONE_NODE_PHASE_S:g} seconds for each phase, on one node"
+    allowance = (
+        f"{ONE_NODE_PHASE_S:g} seconds per phase on one node"
         if estimate.shape.nodes == 1
-        else "5 minutes for the job, 2 for each phase"
+        else "5 minutes for the job, 2 per phase"
     )
-    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowed: {allowed}")
-    how = "by one rank, forward only: a third of an image's training"
+    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowance: {allowance}")
+    how = "on one rank, forward pass only: a third of the training time per image"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)
     yield ("total", "", "", unit.write(estimate.total_s), _in_next(estimate.total_s, unit))
 
 
 def _in_next(seconds: float, unit: Unit) -> str:
-    """Write a time in the next larger unit too."""
+    """Return a time in the next larger unit."""
     larger = LONGER[LONGER.index(unit) + 1 :][:1]
     return "".join(f"{seconds / one.seconds:,.2f} {one.short}" for one in larger)
 
@@ -143,7 +142,10 @@ def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if traffic:
         one, in_all = write_number(traffic.each_way_bytes / 2**20), write_number(traffic.all_bytes / 2**30, 1)
         rate = write_number(traffic.bytes_per_s / 2**30, 1)
-        yield "traffic", f"{one} MiB each way for each rank: {in_all} GiB an iteration over all, {rate} GiB/s"
+        yield (
+            "traffic",
+            f"{one} MiB each way per rank and iteration: {in_all} GiB over all ranks, {rate} GiB/s",
+        )
 
 
 def _sweep_row(each: Estimate, unit: Unit) -> tuple[str, ...]:
@@ -162,12 +164,12 @@ def _sweep_row(each: Estimate, unit: Unit) -> tuple[str, ...]:
     )
 
 
-def _sweep_notes(estimates: Sequence[Estimate], of_lines: Sequence[str]) -> Iterator[str]:
-    """Yield each doubt once, what is to be said of the lines, and of every shape."""
-    doubts = dict.fromkeys(note for each in estimates for note in each.pace.notes)
+def _sweep_notes(estimates: Sequence[Estimate], line_notes: Sequence[str]) -> Iterator[str]:
+    """Yield each caveat once, the notes on the lines, and the notes that all shapes share."""
+    caveats = dict.fromkeys(note for each in estimates for note in each.pace.notes)
     notes = [
-        *doubts,
-        *of_lines,
+        *caveats,
+        *line_notes,
         *(note for note in estimates[0].notes if all(note in each.notes for each in estimates)),
     ]
     if notes:
@@ -184,8 +186,8 @@ def _end(estimate: Estimate, start: datetime) -> datetime:
         return start + timedelta(seconds=round(estimate.total_s))
     except OverflowError:
         years = write_number(estimate.total_s / LONGER[-1].seconds)
-        what = f"takes {years} years, and so many from {_clock(start)} on are beyond the year 9999"
-        raise InputError(estimate.recipe, what, "give a higher speed, or another --start") from None
+        what = f"takes {years} years: started at {_clock(start)}, it would end after the year 9999"
+        raise InputError(estimate.recipe, what, "give a higher speed or an earlier --start") from None
 
 
 def _clock(time: datetime) -> str:
@@ -198,7 +200,7 @@ TARGETS = tuple((f"{percent:g} %", epochs) for percent, epochs in EPOCHS_TO_ACCU
 
 @dataclass(frozen=True)
 class TableRow:
-    """A number of the paper's, ours, and why they differ where they do so by more than 1 %."""
+    """A number from the paper and ours, with a remark if they differ by more than 1 %."""
 
     table: str
     row: int
@@ -216,7 +218,7 @@ class TableRow:
 
     @property
     def difference(self) -> float:
-        """Ours less the paper's."""
+        """Our number minus the paper's."""
         return self.computed - self.printed
 
     @property
@@ -250,7 +252,7 @@ PROJECTIONS: dict[str, tuple[Table, tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
 def compare_tables() -> tuple[TableRow, ...]:
-    """Compute the paper's times again: Table VI, II, III, IV, VII, IX, XII, XIII, and the 72 epochs."""
+    """Recompute the paper's times: Tables VI, II, III, IV, VII, IX, XII, XIII, and the 72-epoch run."""
     return (*_table_vi(), *_runs(), *_projections(), _seventy_two_epochs())
 
 
@@ -261,12 +263,11 @@ def _table_vi() -> Iterator[TableRow]:
 
 
 def _runs() -> Iterator[TableRow]:
-    """Yield the runs that the recipes hold, by their tables and rows; VLAB's have no time."""
+    """Yield the runs that ship as recipes, in the order of tables and rows; VLAB's runs have no time."""
     recipes = [load_recipe(name) for name, found in shipped_recipes().items() if found.row]
     timed = [recipe for recipe in recipes if recipe.reported.table in _TABLES and recipe.reported.minutes]
-    # The order of the tables is the paper's.
-    place = {table: index for index, table in enumerate(_TABLES)}
-    for recipe in sorted(timed, key=lambda one: (place[one.reported.table or ""], one.reported.row or 0)):
+    order = {table: index for index, table in enumerate(_TABLES)}
+    for recipe in sorted(timed, key=lambda one: (order[one.reported.table or ""], one.reported.row or 0)):
         yield _compare_run(recipe)
 
 
@@ -321,18 +322,18 @@ def _seventy_two_epochs() -> TableRow:
 
 
 def _nodes_of(table: Table, workers: int) -> int:
-    """Return the nodes of a row's workers: two CPUs are one."""
+    """Return the number of nodes of a row's workers: two CPUs are one node."""
     return workers // 2 if table is TABLE_VI else workers
 
 
-_EPOCHS = "s/epoch is of the paper's epoch, 1.28 million images; epochs are counted in 1,281,167 images."
+_EPOCHS = "s/epoch is for the paper's epoch of 1.28 million images; epochs are counted in 1,281,167 images."
 _TITLES = {
     "Table VI": "seconds per epoch of 1.28 million images, from its throughput",
     "Table II": "Stampede2, minutes by iterations, from Table V",
     "Table III": "Stampede2 to 74 %, minutes by iterations, from Table V",
     "Table IV": "Stampede2, fastest, minutes by iterations, from Table V",
     "Table VII": "MareNostrum 4 to 74 %, minutes by iterations, from Table VI",
-    "Table IX": "very large batches, minutes by iterations, from Table V; row 5, VLAB's, has no time",
+    "Table IX": "very large batches, minutes by iterations, from Table V; row 5 is VLAB's and has no time",
     "Table XII": "Stampede2, minutes to an accuracy: 48, 64 and 78 epochs, from Table V",
     "Table XIII": "MareNostrum 4, minutes to an accuracy: 48, 64 and 78 epochs, from Table VI",
     "72 epochs": "minutes of stampede2-64n-72ep's images at the README's 6,303 images/s",
@@ -347,7 +348,7 @@ def table_values() -> list[dict[str, object]]:
 
 
 def render_tables() -> str:
-    """Write the comparisons, a block for each table."""
+    """Return the comparisons as text, a block for each table."""
     blocks: dict[str, list[TableRow]] = {}
     for each in compare_tables():
         blocks.setdefault(each.table, []).append(each)
@@ -388,7 +389,7 @@ def _times(each: TableRow) -> tuple[str, ...]:
 
 
 def _signed(value: float) -> str:
-    """Write a difference with its sign, which 0.0 has not.
+    """Return a difference with its sign; 0.0 has none.
 
     >>> _signed(0.04), _signed(-0.04), _signed(-0.06)
     ('0.0', '0.0', '-0.1')

@@ -1,8 +1,7 @@
-"""Estimates of a recipe on one shape or several, by all that is known of its speed.
+"""Estimate a recipe on one shape or on the shapes of a sweep, from every known source of its speed.
 
-What a sweep tries: the shapes that `nodes=64,128` and `batch_per_rank=16..32:8` ask for.
-
-With `global_batch=4096` the ranks share so many images, whatever the nodes.
+A sweep such as `nodes=64,128` with `batch_per_rank=16..32:8` covers all combinations. With
+`global_batch=4096` the ranks share that many images, whatever the number of nodes.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ if TYPE_CHECKING:
 
 _FLOAT_BYTES = 4
 # Kinds of pace that the user did not measure.
-_OF_OTHERS: tuple[Kind, ...] = ("reported", "measured", "minutes")
+_PUBLISHED_KINDS: tuple[Kind, ...] = ("reported", "measured", "minutes")
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the user says of a recipe's speed; `by` is the kind of pace that is to count.
+class SpeedInputs:
+    """What the user gives about a recipe's speed; `by` is the kind of pace to use.
 
-    `profile` is the machine, if it is said, and `rates` what it moves.
+    `profile` is the machine, if one is given, and `rates` are its copy rates.
     """
 
     logs: tuple[Path, ...] = ()
@@ -69,36 +68,37 @@ class Known:
 
 
 def estimate_shapes(
-    recipe: Recipe, shapes: Sequence[Shape], known: Known, to_accuracy: float | None = None
+    recipe: Recipe, shapes: Sequence[Shape], inputs: SpeedInputs, to_accuracy: float | None = None
 ) -> tuple[Estimate, ...]:
-    """Estimate a recipe on each shape; raises InputError where its speed, or that of `by`, is not known.
+    """Return an estimate of a recipe for each shape.
 
-    With `to_accuracy`, a top-1 in percent: by the paper's epochs to it; raises InputError where it has none.
-    What counts on the recipe's own shape counts on all, so that they can be compared.
+    With `to_accuracy`, a top-1 in percent, the epochs are those of the paper to that accuracy. All shapes use
+    the kind of pace that the recipe's own shape has, so that they can be compared. Raises InputError if the
+    speed, or a speed of the kind `by`, is unknown, and if the paper has no epochs to the accuracy.
     """
     if to_accuracy is not None:
         check_accuracy(recipe, to_accuracy)
-    of_own, size = tuple(_own_paces(recipe, known)), model_bytes(recipe)
-    at_own = _ordered(recipe, shape_of(recipe), of_own, known, known.by)
+    own_paces, size = tuple(_find_own_paces(recipe, inputs)), model_bytes(recipe)
+    at_own = _order_paces(recipe, shape_of(recipe), own_paces, inputs, inputs.by)
     by = at_own[0].kind if at_own else None
     estimates = (
         estimate_recipe(
             recipe,
-            _ordered(recipe, shape, of_own, known, by),
+            _order_paces(recipe, shape, own_paces, inputs, by),
             shape=shape,
-            rates=known.rates,
+            rates=inputs.rates,
             model_bytes=size,
             to_accuracy=to_accuracy,
         )
         for shape in shapes
     )
-    return tuple(replace(each, notes=(*each.notes, *_refusals(each, known))) for each in estimates)
+    return tuple(replace(each, notes=(*each.notes, *_machine_limits(each, inputs))) for each in estimates)
 
 
 def model_bytes(recipe: Recipe) -> int | None:
-    """Return the size of the first phase's complete model in float32; None where a shape is unknown.
+    """Return the size of the first phase's complete model in float32; None if a shape is unknown.
 
-    With the batch norms' statistics, as a caffemodel holds them: ResNet-50's are the paper's 98 MB.
+    It includes the statistics of the batch norms, as a caffemodel does: ResNet-50 has the paper's 98 MB.
     """
     shapes = infer_shapes(build_net(recipe, recipe.phases[0].net), pb.TRAIN, path=recipe.name)
     totals = total(count_layers(shapes, pb.TRAIN, [""] * len(shapes.layers)))
@@ -106,32 +106,33 @@ def model_bytes(recipe: Recipe) -> int | None:
 
 
 def read_logs(paths: Iterable[Path]) -> Iterator[tuple[str, Iterator[str]]]:
-    """Yield each log's path and lines; of a folder, as a run's is, each `.log` in it or in its `logs`.
+    """Yield the path and lines of each log; for a folder, those of each `.log` in it or in its `logs`.
 
-    Raises InputError for what cannot be read.
+    Raises InputError if a log cannot be read.
     """
     for path in paths:
         for log in _logs_in(path) if path.is_dir() else [path]:
             yield str(log), _lines(log)
 
 
-def _own_paces(recipe: Recipe, known: Known) -> Iterator[Pace]:
-    """Yield what is known of the recipe's own shape, the first to count first."""
-    if known.logs:
-        for path in known.logs:
+def _find_own_paces(recipe: Recipe, inputs: SpeedInputs) -> Iterator[Pace]:
+    """Yield the known paces of the recipe's own shape, in order of precedence."""
+    if inputs.logs:
+        for path in inputs.logs:
             _check_run(recipe, path)
-        yield logged_pace(recipe, read_logs(known.logs))
-    if known.images_per_s is not None:
-        yield given_pace(known.images_per_s)
+        yield logged_pace(recipe, read_logs(inputs.logs))
+    if inputs.images_per_s is not None:
+        yield given_pace(inputs.images_per_s)
     reported = reported_pace(recipe)
     if reported:
-        yield replace(reported, is_elsewhere=_is_elsewhere(recipe, known.profile))
+        yield replace(reported, is_elsewhere=_is_elsewhere(recipe, inputs.profile))
 
 
 def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
-    """Whether a profile is of another machine than the recipe's, or does not say of which; not without one.
+    """Return whether a profile describes another machine than the recipe's, or an unknown one.
 
-    What has the same nodes is taken for the same, but for a machine that the paper has measured on its own.
+    False without a profile. Machines with the same nodes count as the same, unless the paper measured the
+    profile's machine separately.
     """
     own = node_of(recipe)
     if profile is None or own[0] is None:
@@ -140,7 +141,7 @@ def _is_elsewhere(recipe: Recipe, profile: Profile | None) -> bool:
 
 
 def _measured_on(recipe: Recipe) -> str | None:
-    """Name the machine of the paper's run that a recipe is, if it is one."""
+    """Return the machine on which the paper ran a recipe; None if the recipe is not from the paper."""
     reported = recipe.reported
     return "marenostrum4" if reported.cpus else "stampede2-knl" if reported.table else None
 
@@ -149,80 +150,84 @@ def _node_of(profile: Profile) -> tuple[int | None, int | None]:
     return profile.node.sockets, profile.node.cores_per_socket
 
 
-def _ordered(
-    recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known, by: Kind | None
+def _order_paces(
+    recipe: Recipe, shape: Shape, own_paces: Sequence[Pace], inputs: SpeedInputs, by: Kind | None
 ) -> list[Pace]:
-    """Return all paces for a shape, the one that counts first; those of another machine say so."""
-    paces = order_paces(_paces(recipe, shape, of_own, known), by)
-    machine = known.profile.name if known.profile else ""
+    """Return all paces for a shape, the one to use first; those of another machine have a note."""
+    paces = order_paces(_find_paces(recipe, shape, own_paces, inputs), by)
+    machine = inputs.profile.name if inputs.profile else ""
     note = "on the recipe's own machine"
-    alike = known.profile is not None and machine not in shipped_profiles()
+    unknown = f"the speed of {machine} is unknown: give --log or --images-per-s"
+    alike = inputs.profile is not None and machine not in shipped_profiles()
     if all(pace.is_elsewhere for pace in paces):
-        note += f"; how fast {machine} is, is not known: give --log or --images-per-s"
-    elif alike and paces[0].kind in _OF_OTHERS:
-        first = (
-            f"of nodes with as many cores; how fast {machine} is, is not known: give --log or --images-per-s"
-        )
+        note += f"; {unknown}"
+    elif alike and paces[0].kind in _PUBLISHED_KINDS:
+        first = f"of nodes with as many cores; {unknown}"
         paces = [replace(paces[0], notes=(first, *paces[0].notes)), *paces[1:]]
     return [replace(pace, notes=(note, *pace.notes)) if pace.is_elsewhere else pace for pace in paces]
 
 
-def _paces(recipe: Recipe, shape: Shape, of_own: Sequence[Pace], known: Known) -> list[Pace]:
-    paces = [moved_pace(pace, recipe, shape, _tabled(recipe, shape, known.profile, pace)) for pace in of_own]
-    measured = _measured(recipe, shape, known.profile)
+def _find_paces(recipe: Recipe, shape: Shape, own_paces: Sequence[Pace], inputs: SpeedInputs) -> list[Pace]:
+    paces = [
+        moved_pace(pace, recipe, shape, _find_table_paces(recipe, shape, inputs.profile, pace))
+        for pace in own_paces
+    ]
+    measured = _find_measured_pace(recipe, shape, inputs.profile)
     paces += [measured] if measured else []
-    if known.by and not any(pace.kind == known.by for pace in paces):
-        there = ", ".join(pace.kind for pace in paces) or "none"
-        how = "a log is given with --log, a speed with --images-per-s, a measured machine with --profile"
-        hint = f"there are: {there}; {how}"
-        raise InputError(recipe.name, f"no {known.by} pace is known for it", hint)
+    if inputs.by and not any(pace.kind == inputs.by for pace in paces):
+        kinds = ", ".join(pace.kind for pace in paces) or "none"
+        how = "add a log with --log, a speed with --images-per-s, a measured machine with --profile"
+        hint = f"known: {kinds}; {how}"
+        raise InputError(recipe.name, f"no speed is known for --by {inputs.by}", hint)
     return paces
 
 
-def _measured(recipe: Recipe, shape: Shape, profile: Profile | None) -> Pace | None:
-    """Return what the paper measured on a profile's machine, or on the recipe's where that tells no cores."""
+def _find_measured_pace(recipe: Recipe, shape: Shape, profile: Profile | None) -> Pace | None:
+    """Return the paper's pace on a profile's machine, or on the recipe's if a profile has no cores."""
     if profile is None or (profile.name not in TABLES and profile.node.cores is None):
         found = measured_pace(recipe, None, shape)
         return found and replace(found, is_elsewhere=_is_elsewhere(recipe, profile))
     return measured_pace(recipe, profile.name, shape, _node_of(profile))
 
 
-def _tabled(recipe: Recipe, shape: Shape, profile: Profile | None, pace: Pace) -> tuple[Pace, Pace] | None:
-    """Return what a table has for the recipe's own shape and another, of the machine that a pace is of."""
-    machine = None if pace.kind in _OF_OTHERS else profile
-    own, there = (_measured(recipe, each, machine) for each in (shape_of(recipe), shape))
-    return (own, there) if own and there else None
+def _find_table_paces(
+    recipe: Recipe, shape: Shape, profile: Profile | None, pace: Pace
+) -> tuple[Pace, Pace] | None:
+    """Return the paces in the table of a pace's machine: for the recipe's own shape, and for `shape`."""
+    machine = None if pace.kind in _PUBLISHED_KINDS else profile
+    own, other = (_find_measured_pace(recipe, each, machine) for each in (shape_of(recipe), shape))
+    return (own, other) if own and other else None
 
 
-def _refusals(estimate: Estimate, known: Known) -> Iterator[str]:
-    """Say what the machine does not give: links for the traffic, partitions for the whole as one job."""
-    profile, hours = known.profile, estimate.total_s / 3600
+def _machine_limits(estimate: Estimate, inputs: SpeedInputs) -> Iterator[str]:
+    """Yield the limits of the machine: links too slow for the traffic, partitions too small for one job."""
+    profile, hours = inputs.profile, estimate.total_s / 3600
     if profile is not None:
         link, traffic = profile.rates.link_gb_per_s, estimate.traffic
         if link and traffic:
             needed = traffic.bytes_per_s / (2 * estimate.shape.ranks) / 1e9
             if needed > link and estimate.shape.nodes > 1:
-                what = f"each rank sends and receives {needed:.2g} GB/s at such a pace"
-                yield f"{what}, more than the {link:g} GB/s of {profile.name}'s links: it is slower there"
+                what = f"at this speed each rank sends and receives {needed:.2g} GB/s"
+                yield f"{what}, more than the {link:g} GB/s of {profile.name}'s links, so it will be slower"
         for name in profile.partitions:
             yield from check_partition(profile, name, nodes=estimate.shape.nodes, hours=hours)
 
 
 def _check_run(recipe: Recipe, path: Path) -> None:
-    """Raise InputError for a run's folder of another recipe, or of another net or batch of this one."""
+    """Raise InputError if a run's folder is of another recipe, net or batch."""
     try:
         frozen = json.loads(read_within(path / "recipe.json", "json-bytes"))
-    except (OSError, ValueError, RecursionError):  # a log, or a folder of logs alone
+    except (OSError, ValueError, RecursionError):  # a log, or a folder that holds only logs
         return
-    there, here = _run_shape(frozen), _run_shape(recipe.model_dump(mode="json"))
-    for what, value in here.items():
-        if there[what] not in (None, value):
-            problem = f"is a run of {what} {there[what]}, and {recipe.name}'s is {value}"
-            raise InputError(path, problem, f"give logs of {recipe.name}'s own shape")
+    ran, wanted = _run_shape(frozen), _run_shape(recipe.model_dump(mode="json"))
+    for what, value in wanted.items():
+        if ran[what] not in (None, value):
+            problem = f"is a run with {what} {ran[what]}, not {value}"
+            raise InputError(path, problem, f"give logs of {recipe.name} in its own shape")
 
 
 def _run_shape(values: object) -> dict[str, object]:
-    """Take from a recipe's JSON values what its speed stands or falls with."""
+    """Return the values that a recipe's speed depends on, from its JSON."""
     recipe = values if isinstance(values, dict) else {}
     net, cluster = (part if isinstance(part := recipe.get(key), dict) else {} for key in ("net", "cluster"))
     return {
@@ -239,7 +244,7 @@ def _logs_in(folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(folder, f"cannot be read: {error.strerror}", "give a log's path") from None
     if not logs:
-        raise InputError(folder, "holds no logs", "give a run's folder, or a log")
+        raise InputError(folder, "contains no logs", "give a run's folder or a log")
     return logs
 
 
@@ -254,7 +259,7 @@ def _lines(log: Path) -> Iterator[str]:
         raise InputError(log, f"cannot be read: {error.strerror}", "give the path of Caffe's log") from None
 
 
-_FASTER = 1.002  # as measured speeds are rounded
+_FASTER = 1.002  # a smaller factor may come from rounding of the measured speeds
 KEYS = ("nodes", "batch_per_rank", "global_batch")
 _MOST = 1000
 _LARGEST = 2**31 - 1
@@ -263,7 +268,9 @@ _HINT = "e.g. nodes=64,128,256, nodes=64..512:64 or nodes=64..1024:x2"
 
 
 def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
-    """Read a key and its values: numbers, and ranges by a step or a factor; raises InputError.
+    """Parse a key and its values: numbers, and ranges with a step or a factor.
+
+    Raises InputError for an unknown key or malformed values.
 
     >>> parse_sweep("nodes=64,128..256:64"), parse_sweep("batch_per_rank=8..32:x2")
     (('nodes', (64, 128, 192, 256)), ('batch_per_rank', (8, 16, 32)))
@@ -272,7 +279,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
     if key not in KEYS:
         near = difflib.get_close_matches(key, KEYS, n=1)
         near_hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("--sweep", f"unknown key '{key[:80]}'", f"{near_hint}there are {', '.join(KEYS)}")
+        raise InputError("--sweep", f"unknown key '{key[:80]}'", f"{near_hint}the keys are {', '.join(KEYS)}")
     if not equals or not values:
         raise InputError(f"--sweep {key}", "has no values", _HINT)
     numbers = tuple(dict.fromkeys(number for part in values.split(",") for number in _numbers(key, part)))
@@ -282,18 +289,18 @@ def parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def sweep_shapes(own: Shape, sweeps: Sequence[str], *, nodes: Sequence[int] = ()) -> tuple[Shape, ...]:
-    """Return the shapes to estimate: all combinations of what is swept; raises InputError.
+    """Return the shapes to estimate: all combinations of the swept values; `nodes` adds values of that key.
 
-    `nodes` are values of that key too.
+    Raises InputError for malformed sweeps, and if there are too many combinations.
     """
     asked: dict[str, tuple[int, ...]] = {"nodes": tuple(dict.fromkeys(nodes))} if nodes else {}
     for key, values in map(parse_sweep, sweeps):
         if key in asked:
-            raise InputError(f"--sweep {key}", "is given twice", "give all values of a key in one")
+            raise InputError(f"--sweep {key}", "is given twice", "give all values of a key in one --sweep")
         asked[key] = values
     if {"batch_per_rank", "global_batch"} <= asked.keys():
         what = "cannot be given with batch_per_rank"
-        raise InputError("--sweep global_batch", what, "one follows from the other")
+        raise InputError("--sweep global_batch", what, "give one of the two; it determines the other")
     several = list(product(*asked.values()))
     if len(several) > _MOST:
         raise InputError("--sweep", f"asks for {len(several):,} estimates", f"give {_MOST} at most")
@@ -304,19 +311,19 @@ def sweep_shapes(own: Shape, sweeps: Sequence[str], *, nodes: Sequence[int] = ()
 
 
 def group_lines(estimates: Sequence[Estimate]) -> dict[str, list[Estimate]]:
-    """Return estimates over nodes by what they have in common: a rank's batch, or that of all ranks."""
+    """Group estimates over nodes by the batch that they share: that of a rank, or that of all ranks."""
     shapes = [each.shape for each in estimates]
-    apart = {shape.batch_per_rank for shape in shapes}
-    together = len({shape.global_batch for shape in shapes}) < len(apart)
+    per_rank = {shape.batch_per_rank for shape in shapes}
+    is_global = len({shape.global_batch for shape in shapes}) < len(per_rank)
     lines: dict[str, list[Estimate]] = {}
     for each in estimates:
-        batch = each.shape.global_batch if together else each.shape.batch_per_rank
-        lines.setdefault(f"{batch:,} images {'an iteration' if together else 'a rank'}", []).append(each)
+        batch = each.shape.global_batch if is_global else each.shape.batch_per_rank
+        lines.setdefault(f"{batch:,} images {'an iteration' if is_global else 'a rank'}", []).append(each)
     return lines
 
 
 def explain_rises(line: Sequence[Estimate]) -> Iterator[str]:
-    """Say where a node is faster among more nodes, which is so only where it was so measured."""
+    """Yield a note for each range of node counts over which a node gets faster, as some measurements show."""
     low = 0
     for index in range(1, len(line)):
         if not _is_faster(line[index - 1], line[index]):
@@ -324,28 +331,28 @@ def explain_rises(line: Sequence[Estimate]) -> Iterator[str]:
         elif index == len(line) - 1 or not _is_faster(line[index], line[index + 1]):
             few, many = line[low].shape, line[index].shape
             yield (
-                f"with {many.batch_per_node} images a node, each is faster among {many.nodes:,} nodes than "
-                f"among {few.nodes:,}: so the paper measured it"
+                f"with {many.batch_per_node} images a node, each node is faster among {many.nodes:,} nodes "
+                f"than among {few.nodes:,}, as the paper measured"
             )
 
 
 def _is_faster(few: Estimate, many: Estimate) -> bool:
-    """Whether a node of the second is the faster, at the same local batch."""
+    """Return whether a node of `many` is faster than one of `few`, at the same local batch."""
     one, other = few.pace.scaling, many.pace.scaling
     same = few.shape.batch_per_node == many.shape.batch_per_node
     return bool(same and one and other and other.efficiency > _FASTER * one.efficiency)
 
 
 def _shape(own: Shape, asked: dict[str, int]) -> Shape:
-    together = asked.pop("global_batch", None)
+    global_batch = asked.pop("global_batch", None)
     shape = replace(own, **asked)
-    if together is None:
+    if global_batch is None:
         return shape
-    if together % shape.ranks:
+    if global_batch % shape.ranks:
         ranks = f"{shape.ranks:,} ranks of {shape.nodes:,} nodes"
-        what = f"{together:,} images cannot be shared evenly by the {ranks}"
+        what = f"{global_batch:,} images cannot be shared evenly by the {ranks}"
         raise InputError("--sweep global_batch", what, f"give a multiple of {shape.ranks:,}")
-    return replace(shape, batch_per_rank=together // shape.ranks)
+    return replace(shape, batch_per_rank=global_batch // shape.ranks)
 
 
 def _numbers(key: str, text: str) -> Sequence[int]:
@@ -355,13 +362,13 @@ def _numbers(key: str, text: str) -> Sequence[int]:
     low, high = _number(key, found[1]), _number(key, found[2])
     step = _number(key, found[4]) if found[4] else 1
     if low > high:
-        raise InputError(f"--sweep {key}", f"'{text}' goes down", _HINT)
+        raise InputError(f"--sweep {key}", f"'{text}' is descending", _HINT)
     if not found[3]:
         if (high - low) // step >= _MOST:
             raise InputError(f"--sweep {key}", f"'{text}' has over {_MOST} values", f"{_HINT}")
         return range(low, high + 1, step)
     if step < 2:
-        raise InputError(f"--sweep {key}", f"'{text}' never ends", "give a factor of 2 or more")
+        raise InputError(f"--sweep {key}", f"'{text}' has the factor 1", "give a factor of 2 or more")
     values = []
     while low <= high:
         values.append(low)

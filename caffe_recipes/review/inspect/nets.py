@@ -1,8 +1,6 @@
-"""Load the net that an argument names: a net file, a solver's net, or a recipe's net by name.
+"""Load the net of a net file, a solver or a recipe, and set its batch size and image size.
 
-Set what a net file leaves open: the image size, and a batch other than its own.
-
-Read the first record of an LMDB that a data layer names, to learn the image size.
+An image size that is not given is read from the first record of the LMDB that a data layer names.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ class GivenNet:
 def load_net(
     given: str, phase: int | None = None, caffe_root: Path | None = None, max_bytes: int = MOST_BYTES
 ) -> GivenNet:
-    """Read a net from a net's prototxt, from a solver's, or from a recipe, `NAME[:net]`.
+    """Return the net of a net prototxt, of a solver prototxt, or of a recipe, `NAME[:net]`.
 
-    A solver's net is that of `phase`, TRAIN by default, under `caffe_root`; without one it is searched for as
-    by `naming.find_at_path`, and beside the solver.
+    For a solver it is the net of `phase`, TRAIN by default, under `caffe_root`; without a root, the net is
+    searched for as in `naming.find_at_path`, and beside the solver.
     Raises PrototxtError, RecipeError or InputError.
     """
     if _is_recipe(given):
@@ -56,7 +54,7 @@ def load_net(
     document: Document[Message] = load_document(given, max_bytes=max_bytes)
     message = document.message
     if isinstance(message, pb.NetParameter):
-        return GivenNet(given, _today(document), message.state)
+        return GivenNet(given, _upgrade_net(document), message.state)
     if isinstance(message, pb.SolverParameter):
         return _solver_net(document, message, phase, caffe_root, max_bytes)
     what = f"is a {type(message).DESCRIPTOR.name}, which has no layers"
@@ -64,7 +62,7 @@ def load_net(
 
 
 def _is_recipe(given: str) -> bool:
-    """Whether an argument is a recipe or a net of one, not a prototxt; an unknown name counts as a recipe."""
+    """Return whether an argument names a recipe or its net; an unknown name counts as a recipe."""
     named = find_named(given)
     if named is not None:
         return named.kind in ("recipe", "net")
@@ -73,7 +71,7 @@ def _is_recipe(given: str) -> bool:
 
 
 def _recipe_net(given: str) -> GivenNet:
-    # Slow to import, and no prototxt needs them.
+    # Imported here because they are slow to import, and prototxts do not need them.
     from caffe_recipes.recipe.source import load_recipe
     from caffe_recipes.render.nets import build_net
 
@@ -83,11 +81,11 @@ def _recipe_net(given: str) -> GivenNet:
     return GivenNet(f"{recipe.name}:{net}", build_net(recipe, net), pb.NetState())
 
 
-def _today(document: Document[Message]) -> pb.NetParameter:
+def _upgrade_net(document: Document[Message]) -> pb.NetParameter:
     """Return a net in the current format; inputs without a shape, which Caffe drops, become a layer."""
     old, net = document.message, upgrade_document(document).message
     if not isinstance(old, pb.NetParameter) or not isinstance(net, pb.NetParameter):
-        raise TypeError(f"{document.path} holds no net")
+        raise TypeError(f"{document.path} does not contain a net")
     if not old.input or old.input_shape or old.input_dim:
         return net
     with_inputs = pb.NetParameter(layer=[pb.LayerParameter(name="input", type="Input", top=old.input)])
@@ -110,37 +108,37 @@ def _solver_net(
     paths = [*(solver.test_net if is_test else [solver.train_net]), solver.net]
     named = next(filter(None, paths), "")
     if inline and not named:
-        return GivenNet(given, _today(replace(document, message=inline[0])), state)
+        return GivenNet(given, _upgrade_net(replace(document, message=inline[0])), state)
     if not named:
-        raise PrototxtError(given, "is a solver that names no net", "give the net's own file")
-    path = _find(given, named, caffe_root)
+        raise PrototxtError(given, "is a solver that names no net", "give the net file itself")
+    path = _find_net(given, named, caffe_root)
     net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
-    return GivenNet(str(path), _today(net), state)
+    return GivenNet(str(path), _upgrade_net(net), state)
 
 
 def _if_set(solver: pb.SolverParameter, field: str) -> list[pb.NetParameter]:
     return [getattr(solver, field)] if solver.HasField(field) else []
 
 
-def _find(solver: str, named: str, caffe_root: Path | None) -> Path:
+def _find_net(solver: str, named: str, caffe_root: Path | None) -> Path:
     path = find_at_path(solver, named, caffe_root)
     if path is None and caffe_root is None:
         path = find_beside(solver, named) or find_shared(solver, named)
     if path is not None:
         return path
-    hint = "give the net's own file" if caffe_root else "give --caffe-root, or the net's own file"
+    hint = "give the net file itself" if caffe_root else "give --caffe-root, or the net file itself"
     raise InputError(solver, f"its net '{named}' was not found", hint)
 
 
-def read_first(source: str, caffe_root: Path | None) -> pb.Datum | None:
-    """Read the first Datum of an LMDB under the Caffe root or the current folder; None if there is none.
+def read_first_datum(source: str, caffe_root: Path | None) -> pb.Datum | None:
+    """Return the first Datum of an LMDB under the Caffe root or the current folder; None if there is no LMDB.
 
-    Raises DataError for one that is empty or damaged.
+    Raises DataError if the LMDB is empty or damaged.
     """
     folder = (caffe_root or Path()) / source
     if not source or not is_file(folder / "data.mdb"):
         return None
-    # LMDB's library is loaded only where there is one to read.
+    # Imported here to load the LMDB library only when there is an LMDB to read.
     from caffe_recipes.caffe.datums import open_datums
 
     with open_datums(folder) as datums:
@@ -151,17 +149,17 @@ _BLOCKS = sorted(set(BATCH_BLOCKS.values()))
 
 
 def image_reader(given: Image | None, caffe_root: Path | None, failures: list[str]) -> Images:
-    """Return a function that returns the image size of a source: as given, or of its first record.
+    """Return a function that returns the image size of a source: `given`, or that of its first record.
 
-    The size is None for a source that is not an LMDB here or whose record does not have it. What is wrong
-    with an empty or damaged LMDB is added to `failures`.
+    The size is None if the source is not an LMDB on this machine or its record has no size. The function
+    appends a description of each empty or damaged LMDB to `failures`.
     """
 
     def read(source: str) -> Image | None:
         if given is not None:
             return given
         try:
-            datum = read_first(source, caffe_root)
+            datum = read_first_datum(source, caffe_root)
             return _shape_of(source, datum) if datum else None
         except DataError as error:
             failures.append(f"{error.where} {error.what}")
@@ -180,7 +178,7 @@ def _shape_of(source: str, datum: pb.Datum) -> Image | None:
 
 
 def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParameter:
-    """Return a net whose Input layers without a shape make a batch of such images first."""
+    """Return a copy of a net whose Input layers without a shape produce batches of such images."""
     changed = pb.NetParameter()
     changed.CopyFrom(net)
     for layer in changed.layer:
@@ -190,7 +188,7 @@ def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParamete
 
 
 def needs_image(net: pb.NetParameter) -> bool:
-    """Whether a layer of the net may lack the size of its images."""
+    """Return whether the net has a layer that may lack the size of its images."""
     return any(
         layer.type in ("AnnotatedData", "Data", "HDF5Data", "ImageData", "VideoData")
         or (layer.type == "Input" and not layer.input_param.shape)
@@ -199,7 +197,10 @@ def needs_image(net: pb.NetParameter) -> bool:
 
 
 def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
-    """Return a net whose data layers and inputs make batches of `batch`; InputError if it has none."""
+    """Return a copy of a net whose data layers and inputs have the batch size `batch`.
+
+    Raises InputError if the net has no such layer.
+    """
     changed = pb.NetParameter()
     changed.CopyFrom(net)
     found = False

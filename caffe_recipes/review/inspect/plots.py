@@ -1,13 +1,8 @@
-"""Draw schedules: learning rate and weight decay over epochs or iterations, for screen and print.
+"""Plot schedules with matplotlib: learning rate and weight decay over epochs or iterations.
 
-A line's style tells schedules apart without colour; jumps of more than 1 % are labelled with both rates.
-What a phase trains past the snapshot that the next one starts from is thin. Branches have lanes of their own.
-
-The points and the marks that a picture of a schedule is drawn from.
-
-Labels beside the points of a picture, where they hide neither each other nor the lines.
-
-Draw with matplotlib in one style, with the same bytes on any machine.
+Line styles distinguish schedules even without colour; jumps of more than 1 % are labelled with both rates.
+The part of a phase after the snapshot that the next phase starts from is a thin line. Branches have their own
+lanes. Labels overlap neither each other nor the lines. The files are the same, byte for byte, on any machine.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.rates import POLICIES, lr_at, step_iters, telling_rates
+from caffe_recipes.caffe.rates import POLICIES, key_rates, lr_at, step_iters
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 
@@ -37,12 +32,12 @@ if TYPE_CHECKING:
     from caffe_recipes.review.inspect.schedules import PlottedSchedule, Stretch
 
 
-_SAMPLES = 600  # of a schedule's part: as many as a page has dots
+_SAMPLES = 600  # points of a stretch, about as many as a printed page can resolve
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The rates of a stretch at the iterations that its line needs; NaN where there is no finite rate.
+    """The rates of a stretch at the sampled iterations; NaN where a rate is not finite.
 
     The first `taken` points lead to the snapshot that the next stretch starts from.
     """
@@ -54,7 +49,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A jump: at a warm-up's end or at a join, from one rate to another."""
+    """A jump from one rate to another, at the end of a warm-up or at the join of two phases."""
 
     x: float
     before: float
@@ -63,7 +58,7 @@ class Mark:
 
 
 def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
-    """Sample a stretch evenly, and on both sides of each jump; no points for `plateau`."""
+    """Return the rates of a stretch, sampled evenly and on both sides of each jump; empty for `plateau`."""
     if stretch.solver.lr_policy not in POLICIES:
         return Curve((), (), 0)
     iterations = sorted(set(_iterations(stretch, samples)))
@@ -76,9 +71,9 @@ def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
 
 
 def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
-    """Yield the jumps of a schedule that are finite numbers, from left to right in each stretch."""
+    """Yield the jumps between finite rates in a schedule, from left to right within each stretch."""
     for stretch in schedule.stretches:
-        rates = telling_rates(stretch.solver, stretch.iterations)
+        rates = key_rates(stretch.solver, stretch.iterations)
         if rates is None:
             continue
         warmup_x = stretch.x_at(stretch.solver.warmup_iter)
@@ -101,19 +96,23 @@ def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
 
 _Place = tuple[float, float, str]
 
-# Points from the anchor, the nearest place first: a label farther off would need a line to its anchor.
-_OFFSETS = ((5, 3), (5, -3), (5, 9), (5, -9), (7, 15), (7, -15), (9, 21), (9, -21))
+# Distances from the anchor in points, nearest first; farther away, a label would need a line to its anchor.
+_OFFSETS = ((5, 3), (5, -3), (5, 9), (5, -9), (7, 15), (7, -15))
 _PLACES: tuple[_Place, ...] = tuple(
     place
     for right, up in _OFFSETS
-    for place in ((right, up, "left"), (-right, up, "right"), (0, math.copysign(abs(up) + 7, up), "center"))
+    for place in (
+        (right, up, "left"),
+        (-right, up, "right"),
+        (0, math.copysign(min(abs(up) + 7, 15), up), "center"),
+    )
 )
-_CLEAR_PX = 1.5  # between a label and whatever else is drawn
+_CLEAR_PX = 1.5  # margin between a label and everything else
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text for a point of the axes."""
+    """A text to place beside a point of the axes."""
 
     x: float
     y: float
@@ -122,10 +121,10 @@ class Label:
 
 
 def place_labels(axes: Axes, labels: Sequence[Label], canvas: FigureCanvasAgg) -> None:
-    """Place each label in the nearest free place beside its point; drop those that find none.
+    """Draw each label at the nearest free place beside its point; drop labels that have no free place.
 
-    A place is free if it is inside the axes and touches no line, marker or earlier label. The axes' limits
-    and lines must be final.
+    A place is free if it is inside the axes and touches no line, marker or earlier label. The limits and
+    lines of the axes must be final.
     """
     lines, taken = _lines_px(axes), _markers_px(axes)
     for label in labels:
@@ -169,7 +168,7 @@ def _markers_px(axes: Axes) -> list[Bbox]:
 
 
 def _box_at(text: Annotation, place: _Place, canvas: FigureCanvasAgg) -> Bbox:
-    """Move a text, and return the box that it covers with its margin, in pixels."""
+    """Move a text to a place, and return the box that it covers, with a margin, in pixels."""
     right, up, align = place
     text.set_position((right, up))
     text.set_horizontalalignment(align)  # type: ignore[arg-type]  # one of the three words
@@ -184,14 +183,14 @@ def _is_free(box: Bbox, inside: Bbox, taken: Sequence[Bbox], lines: Sequence[Mpl
     return not any(line.intersects_bbox(box, filled=False) for line in lines)
 
 
-# What each format would say of the machine and the day.
+# Metadata that would record the machine and the date, so it is left out.
 _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 _STYLES = ("solid", (0, (5, 1.5)), (0, (5, 1.2, 1, 1.2)), (0, (1, 1)), (0, (8, 2, 1, 2, 1, 2)))
-# Told apart by the colour-blind, dark enough for text, and as different in grey as five colours can be.
+# Distinguishable by colour-blind readers, dark enough for text, and as far apart in grey as possible.
 _COLOURS = ("black", "#d55e00", "#0072b2", "#009e73", "#882255")
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "caffe-recipes",
@@ -202,12 +201,12 @@ _SETTINGS: dict[Any, Any] = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "pdf.fonttype": 42,
-    "text.parse_math": False,  # a $ in a path is meant
+    "text.parse_math": False,  # a $ in a path is a literal
 }
 
 
 def format_of(path: Path) -> str:
-    """Return the picture format for a file name. Raises InputError for one that cannot be written."""
+    """Return the image format of a file name. Raises InputError for an unknown extension."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
         raise InputError(path, "is not a picture file", "end it in .svg, .png or .pdf")
@@ -215,13 +214,13 @@ def format_of(path: Path) -> str:
 
 
 def need_matplotlib(what: str = "plot") -> None:
-    """Raise InputError if matplotlib is missing; `what` says what needs it."""
+    """Raise InputError if matplotlib is not installed; `what` names what needs it."""
     if find_spec("matplotlib") is None:
         raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
 
 
 def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> bytes:
-    """Draw a figure in the project's style as svg, png or pdf, with the same bytes on any machine."""
+    """Return a figure in the project's style as svg, png or pdf, the same bytes on any machine."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -234,34 +233,34 @@ def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> by
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Return the colour and dashes of the n-th line; the dashes differ without colour too."""
+    """Return the colour and dashes of the n-th line; the dashes alone are enough to tell lines apart."""
     return {"color": line_colour(index), "linestyle": _STYLES[index % len(_STYLES)]}
 
 
 def line_colour(index: int) -> str:
     """Return the colour of the n-th line."""
-    # With as many colours as styles, the second round pairs them anew.
+    # There are as many colours as styles, so the second round must pair them differently.
     return _COLOURS[(index + index // len(_STYLES)) % len(_COLOURS)]
 
 
 _GREYS = ("0.93", "0.84")
 _MOST_PARTS, _MOST_POINTS = 100, 6000
-_MOST_LABELS = 40  # of a page; beyond, those of the largest jumps
-_REAL_JUMP = 0.01  # of the higher rate: a smaller one cannot be seen
-_ALIKE = 4  # times: schedules whose highest rates are nearer than that share an axis
-_MOST_PANELS = 6  # of a page; more schedules than these share a logarithmic axis
+_MOST_LABELS = 40  # per page; if there are more, the largest jumps are labelled
+_VISIBLE_JUMP = 0.01  # fraction of the higher rate; smaller jumps are invisible
+_SIMILAR = 4  # schedules whose highest rates differ by at most this factor share an axis
+_MOST_PANELS = 6  # per page; with more schedules, all share a logarithmic axis
 _WIDTH_IN, _RATE_IN, _PANEL_IN, _STRIP_IN = 7.2, 3.1, 1.5, 0.34
 _TOP_IN, _BOTTOM_IN = 0.06, 0.45
-_LANE = 0.5  # of a strip: the blocks of one lane
+_LANE = 0.5  # height of one lane, as a fraction of a strip
 _DECAY_IN, _MOST_DECAY_IN, _TEXT_IN = 0.9, 2.2, 0.13
-_LEAST_LETTERS = 3  # of a phase's name that is shortened
+_LEAST_CHARACTERS = 3  # that a shortened phase name keeps
 
 
 def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = False) -> bytes:
-    """Draw schedules of the same unit as svg, png or pdf, with the same bytes on any machine.
+    """Return a plot of schedules with the same unit as svg, png or pdf, the same bytes on any machine.
 
-    Schedules whose rates are of one scale share an axis, others have a panel each. Raises InputError where
-    matplotlib is missing, and where no iteration has a rate that can be drawn.
+    Schedules with rates of similar scale share an axis; otherwise each has its own panel. Raises InputError
+    if matplotlib is missing, if there are too many phases, or if no iteration has a rate above 0.
     """
     need_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
@@ -275,19 +274,19 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
 
 
 def _highest(curves: Sequence[Curve]) -> float:
-    """Return the highest rate of a schedule; 0 if none is above."""
+    """Return the highest rate of a schedule, at least 0."""
     return max((rate for curve in curves for rate in curve.rates if rate > 0), default=0.0)
 
 
 def draw_schedules(
     schedules: Sequence[PlottedSchedule], curves: Sequence[Sequence[Curve]], *, log: bool
 ) -> Figure:
-    """Draw schedules with their sampled curves; one of them has a rate above 0."""
+    """Return a figure of schedules and their sampled curves, at least one of which has a rate above 0."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     panels = _panels(curves, log=log)
-    log = log or (len(panels) == 1 and len(schedules) > _MOST_PANELS and not _is_alike(curves))
+    log = log or (len(panels) == 1 and len(schedules) > _MOST_PANELS and not _have_similar_scale(curves))
     rate_in = _RATE_IN if len(panels) == 1 else _PANEL_IN
     heights = [
         height
@@ -324,15 +323,15 @@ def draw_schedules(
     return figure
 
 
-def _is_alike(curves: Sequence[Sequence[Curve]]) -> bool:
-    """Whether the highest rates of schedules have a similar scale."""
+def _have_similar_scale(curves: Sequence[Sequence[Curve]]) -> bool:
+    """Return whether the highest rates of schedules have a similar scale."""
     highest = [high for high in map(_highest, curves) if high]
-    return max(highest) <= _ALIKE * min(highest)
+    return max(highest) <= _SIMILAR * min(highest)
 
 
 def _panels(curves: Sequence[Sequence[Curve]], *, log: bool) -> list[list[int]]:
-    """Return the schedules of each panel, by their numbers."""
-    is_shared = log or len(curves) > _MOST_PANELS or _is_alike(curves)
+    """Return the indices of the schedules in each panel."""
+    is_shared = log or len(curves) > _MOST_PANELS or _have_similar_scale(curves)
     return [list(range(len(curves)))] if is_shared else [[index] for index in range(len(curves))]
 
 
@@ -343,7 +342,7 @@ def _draw_panel(
     *,
     log: bool,
 ) -> None:
-    """Draw the rates of the schedules that share an axis, each by its number's style, and their jumps."""
+    """Draw the rates and jumps of the schedules that share an axis, each in the style of its index."""
     _scale_rates(axes, [curves for _, _, curves in schedules], log=log)
     for index, schedule, curves in schedules:
         _draw_rates(axes, schedule, curves, index)
@@ -357,7 +356,7 @@ def _draw_panel(
 def _draw_strips(
     axes: Axes, schedules: Sequence[tuple[int, PlottedSchedule]], canvas: FigureCanvasAgg
 ) -> None:
-    """Draw a row for each schedule: its line's style, its name, its phases as blocks, branches beneath."""
+    """Draw a row for each schedule: its line style, its name, its phases as blocks, and branches below."""
     axes.set_ylim(sum(_strips(schedule) for _, schedule in schedules), 0)
     axes.axis("off")
     end, row = axes.get_xlim()[1], 0.0
@@ -369,17 +368,21 @@ def _draw_strips(
             top = row + 0.5 + _LANE * lane
             for index, (stretch, left, right) in enumerate(_spans(schedule.stretches, lane)):
                 axes.fill_between([left, right], top, top + 0.45, color=_GREYS[index % 2], linewidth=0)
-                _write_within(axes, stretch.name, left, right, top + 0.235, canvas)
+                _write_between(axes, stretch.name, left, right, top + 0.235, canvas)
         row += _strips(schedule)
 
 
-def _write_within(
+def _write_between(
     axes: Axes, name: str, left: float, right: float, y: float, canvas: FigureCanvasAgg
 ) -> None:
-    """Write a name between two x positions; a long name is smaller, shortened or dropped."""
+    """Write a name between two x positions; shrink a long name, cut it before its number, or drop it."""
     (left_px, _), (right_px, _) = axes.transData.transform([(left, y), (right, y)])
     text = axes.text((left + right) / 2, y, name, ha="center", va="center", fontsize=7)
-    shorter = (f"{name[:count]}…" for count in range(len(name) - 2, _LEAST_LETTERS - 1, -1))
+    letters = name.rstrip("0123456789")
+    shorter = (
+        f"{name[:count]}…{name[len(letters) :]}"
+        for count in range(len(letters) - 2, _LEAST_CHARACTERS - 1, -1)
+    )
     for size, shown in ((7, name), (6, name), *((6, each) for each in shorter)):
         text.set_text(shown)
         text.set_fontsize(size)
@@ -394,12 +397,12 @@ def _lanes(schedule: PlottedSchedule) -> int:
 
 
 def _strips(schedule: PlottedSchedule) -> float:
-    """Return the height of a schedule's row; one without branches has 1."""
+    """Return the height of a schedule's row in strips: 1 without branches."""
     return 1 + _LANE * (_lanes(schedule) - 1)
 
 
 def _spans(stretches: Sequence[Stretch], lane: int | None = None) -> Iterator[tuple[Stretch, float, float]]:
-    """Yield each stretch, or those of a lane, with the part of the axis that the model spends in it."""
+    """Yield each stretch, or those of a lane, with the ages at which the model enters and leaves it."""
     for stretch in stretches:
         if lane is None or stretch.lane == lane:
             yield stretch, stretch.begins, stretch.x_at(stretch.taken_iter)
@@ -417,7 +420,7 @@ def _scale_rates(axes: Axes, curves: Sequence[Sequence[Curve]], *, log: bool) ->
     if not log:
         axes.set_ylim(0, highest * 1.12)
         return
-    # A rate that ends at 0 would stretch the axis without end; four decades hold all that trains.
+    # A rate that falls to 0 would need an infinite axis; four decades cover every rate that matters.
     lowest = min((rate for curve in chain(*curves) for rate in curve.rates if rate > 0), default=highest)
     axes.set_yscale("log")
     axes.set_ylim(max(lowest, highest * 1e-4) * 0.8, highest * 2.5)
@@ -433,7 +436,7 @@ def _draw_rates(axes: Axes, schedule: PlottedSchedule, curves: Sequence[Curve], 
             curve.xs[taken - 1 :], curve.rates[taken - 1 :], color=style["color"], linewidth=0.5, zorder=2
         )
     for mark in marks_of(schedule):
-        if not _is_real(mark):
+        if not _is_visible(mark):
             continue
         axes.plot([mark.x] * 2, [mark.before, mark.after], color=style["color"], linewidth=0.6, zorder=2)
         axes.plot(
@@ -459,7 +462,7 @@ def _scale_decays(axes: Axes, schedules: Sequence[PlottedSchedule]) -> None:
     else:
         axes.set_ylim(0, max(values[-1], 1e-12) * 1.4)
     axes.minorticks_off()
-    # Few values, and it is these that are looked for.
+    # There are few values, and readers look for exactly these.
     axes.set_yticks(values, [float_text(value) for value in values])
     axes.grid(axis="y", linewidth=0.3, color="0.75")
 
@@ -474,7 +477,7 @@ def _decay_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _decay_in(values: Sequence[float]) -> float:
-    """Return the height at which the values beside the axis do not touch."""
+    """Return the height of the decay panel, in inches, at which its tick labels do not touch."""
     if len(values) < 2 or values[0] <= 0:
         return _DECAY_IN
     low, high = _decay_limits(values)
@@ -483,17 +486,18 @@ def _decay_in(values: Sequence[float]) -> float:
 
 
 def _labels(schedule: PlottedSchedule, index: int, most: int) -> list[Label]:
-    """Return a label for each real jump of a schedule, or the `most` largest; the largest first."""
-    real = [mark for mark in marks_of(schedule) if _is_real(mark)]
+    """Return labels for the visible jumps of a schedule, largest first, at most `most` of them."""
+    real = [mark for mark in marks_of(schedule) if _is_visible(mark)]
     real.sort(key=lambda mark: -abs(mark.after - mark.before))
     return [
-        Label(mark.x, max(mark.before, mark.after), _jump(mark), line_colour(index)) for mark in real[:most]
+        Label(mark.x, max(mark.before, mark.after), _format_jump(mark), line_colour(index))
+        for mark in real[:most]
     ]
 
 
-def _is_real(mark: Mark) -> bool:
-    return abs(mark.after - mark.before) > _REAL_JUMP * max(abs(mark.after), abs(mark.before))
+def _is_visible(mark: Mark) -> bool:
+    return abs(mark.after - mark.before) > _VISIBLE_JUMP * max(abs(mark.after), abs(mark.before))
 
 
-def _jump(mark: Mark) -> str:
+def _format_jump(mark: Mark) -> str:
     return f"{mark.before:.4g} → {mark.after:.4g}"

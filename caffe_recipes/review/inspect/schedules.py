@@ -1,8 +1,7 @@
-"""Schedules for reviewers: solvers one after another, over the age of the model that they train.
+"""The schedules of recipes and solver files: learning rates over the age of the model, to plot and as tables.
 
-A solver's learning rate, iteration by iteration, as a table.
-
-Epochs per iteration of solver files, from options and the nets beside them.
+The age is counted in iterations, or in epochs if the options and the nets beside the solvers give the images
+per iteration.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.diff.compare import batch_of
-from caffe_recipes.review.diff.sources import read_if_there
+from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.lint.chain import Chain, read_links
-from caffe_recipes.review.lint.snapshot_rules import name_of
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import need_named
 
 if TYPE_CHECKING:
@@ -40,12 +39,12 @@ Unit = Literal["epochs", "iterations"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """A solver's part of a schedule; x is the age of the model, in the schedule's unit.
+    """One solver's part of a schedule; x is the age of the model, in the schedule's unit.
 
-    `taken_iter` is the iteration whose snapshot the next stretch starts from; the stretch itself goes on to
-    `iterations`. `rate_before` and `decay_before` are the rate and the weight decay that the weights it
-    starts from were last trained at, if known. `lane` is 0 on the line to the last model; a branch off it has
-    another, where it is beside no other.
+    `taken_iter` is the iteration whose snapshot the next stretch starts from; this stretch itself trains
+    `iterations`. `rate_before` and `decay_before` are the last rate and weight decay of the weights that it
+    starts from, if known. `lane` is 0 on the line to the last model; a branch has a lane in which it overlaps
+    no other stretch.
     """
 
     name: str
@@ -65,18 +64,18 @@ class Stretch:
 
 @dataclass(frozen=True)
 class PlottedSchedule:
-    """Stretches that train one model, and its name for readers."""
+    """The stretches that train one model, and a name for its schedule."""
 
     name: str
     unit: Unit
     stretches: tuple[Stretch, ...]
 
 
-def rate_left(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> float | None:
-    """Return the rate at which a snapshot leaves a solver: of the iteration it would go on with, or the last.
+def rate_at_snapshot(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> float | None:
+    """Return the rate at a snapshot: that of the next iteration, or of the last one if training ends there.
 
     >>> main = pb.SolverParameter(lr_policy="poly", power=1, base_lr=4.8, max_iter=8040)
-    >>> [f"{rate_left(main, taken, 8040):.6g}" for taken in (7638, 8040)]
+    >>> [f"{rate_at_snapshot(main, taken, 8040):.6g}" for taken in (7638, 8040)]
     ['0.24', '0.000597096']
     """
     if solver.lr_policy not in POLICIES:
@@ -85,29 +84,31 @@ def rate_left(solver: pb.SolverParameter, taken_iter: int, iterations: int) -> f
 
 
 def rate_before(recipe: Recipe, phase: Phase) -> float | None:
-    """Return the rate at which the snapshot that a phase starts from was made, if a phase makes it."""
+    """Return the rate at the snapshot that a phase starts from; None if no phase writes that snapshot."""
     from caffe_recipes.recipe.model import Phase  # pydantic
     from caffe_recipes.render.solvers import build_solver  # pydantic
 
     start = recipe.starts_from(phase)
     if not isinstance(start, Phase):
         return None
-    return rate_left(build_solver(recipe, start), phase.weights_iter or start.last_iter, start.last_iter)
+    return rate_at_snapshot(
+        build_solver(recipe, start), phase.weights_iter or start.last_iter, start.last_iter
+    )
 
 
 def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: int | None = None) -> Chain:
-    """Read the solvers of files as one chain, in their order; their nets stay unread.
+    """Return the solvers of files as one chain, in their order, without reading their nets.
 
-    A solver without max_iter gets `iterations` of them, if given.
+    `iterations`, if given, is the max_iter of solvers that have none.
 
-    Raises InputError for other files, and for a solver whose rate is unknown: without iterations, with an
-    unknown policy, or with `plateau`.
+    Raises InputError for a file that is not a solver, and for a solver whose rate is unknown: without
+    iterations, with an unknown policy, or with `plateau`.
     """
     links: list[Link] = []
     for path in paths:
         need_named(path, ["file"], "a solver file")
         document: Document[Message] = load_document(path, max_bytes=max_bytes)
-        found = read_links(document, name_of(path))
+        found = read_links(document, phase_name_from_path(path))
         if not found:
             what = f"expected a solver, found a {document.message.DESCRIPTOR.name}"
             raise PrototxtError(path, what, "give a solver file")
@@ -115,7 +116,7 @@ def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: in
             solver = link.solver.message
             if iterations is not None and not solver.HasField("max_iter"):
                 solver.max_iter = iterations
-            _check_tellable(document, link)
+            _check_rate_known(document, link)
             links.append(replace(link, last_iter=solver.max_iter))
     return Chain(tuple(links))
 
@@ -127,10 +128,10 @@ def load_schedules(
     apart: bool = False,
     max_bytes: int = MOST_BYTES,
 ) -> list[PlottedSchedule]:
-    """Read recipes, by name or YAML file, and solvers' files; the solvers make one schedule, in their order.
+    """Return the schedules of recipes, named or in YAML files, and of solver files, which form one schedule.
 
-    `apart` gives each solver file its own schedule. Raises InputError for other files, for a solver whose
-    rate is unknown, and for recipes together with solvers without `epochs_per_iter`.
+    With `apart`, each solver file has its own schedule. Raises InputError for other files, for a solver whose
+    rate is unknown, and for recipes together with solvers if `epochs_per_iter` is not given.
     """
     from caffe_recipes.recipe.source import load_recipe  # YAML
 
@@ -138,8 +139,8 @@ def load_schedules(
     recipes = [one.path for one in named if one.kind == "recipe"]
     files = [one.path for one in named if one.kind == "file"]
     if recipes and files and not epochs_per_iter:
-        hint = "give --images and --batch, so that solvers have epochs too"
-        raise InputError(files[0], "a solver beside a recipe", hint)
+        hint = "give --images and --batch to count its epochs"
+        raise InputError(files[0], "cannot be drawn beside a recipe, whose schedule is in epochs", hint)
     groups = [[file] for file in files] if apart else [files] if files else []
     schedules = [schedule_recipe(load_recipe(name)) for name in recipes]
     for group in groups:
@@ -150,7 +151,7 @@ def load_schedules(
 
 
 def schedule_recipe(recipe: Recipe) -> PlottedSchedule:
-    """Return a recipe's phases over epochs; a phase that branches off begins where its snapshot was made."""
+    """Return a recipe's schedule over epochs; a branch begins at the age of its starting snapshot."""
     from caffe_recipes.recipe.model import Phase  # pydantic
     from caffe_recipes.render.solvers import build_solver  # pydantic
 
@@ -164,18 +165,20 @@ def schedule_recipe(recipe: Recipe) -> PlottedSchedule:
             name=phase.name,
             solver=build_solver(recipe, phase),
             iterations=phase.last_iter,
-            taken_iter=_taken_iter(recipe, phase),
+            taken_iter=_find_taken_iter(recipe, phase),
             begins=images_before(recipe, phase) / images,
             per_iter=per_iter / images,
             rate_before=rate_before(recipe, phase),
             decay_before=build_solver(recipe, start).weight_decay if isinstance(start, Phase) else None,
         )
-        stretches.append(stretch if phase in trunk else replace(stretch, lane=_free_lane(stretch, stretches)))
+        stretches.append(
+            stretch if phase in trunk else replace(stretch, lane=_find_free_lane(stretch, stretches))
+        )
     return PlottedSchedule(recipe.name, "epochs", tuple(stretches))
 
 
 def schedule_chain(name: str, chain: Chain, epochs_per_iter: float | None) -> PlottedSchedule:
-    """Return phases one after another, over epochs if an iteration of one batch is known to make so many."""
+    """Return a chain's schedule, in epochs if `epochs_per_iter`, for one batch, is given."""
     stretches: list[Stretch] = []
     begins, before, decay = 0.0, None, None
     for link in chain.links:
@@ -183,12 +186,12 @@ def schedule_chain(name: str, chain: Chain, epochs_per_iter: float | None) -> Pl
         per_iter = epochs_per_iter * max(solver.iter_size, 1) if epochs_per_iter else 1.0
         stretches.append(Stretch(link.name, solver, end, end, begins, per_iter, before, decay))
         begins = stretches[-1].x_at(end)
-        before, decay = rate_left(solver, end, end), solver.weight_decay
+        before, decay = rate_at_snapshot(solver, end, end), solver.weight_decay
     return PlottedSchedule(name, "epochs" if epochs_per_iter else "iterations", tuple(stretches))
 
 
-def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
-    """Return the first lane beside the trunk that is free for a stretch."""
+def _find_free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
+    """Return the first lane beside the trunk in which a stretch overlaps no other."""
     taken = {
         other.lane
         for other in others
@@ -197,15 +200,15 @@ def _free_lane(stretch: Stretch, others: Sequence[Stretch]) -> int:
     return next(lane for lane in range(1, len(others) + 2) if lane not in taken)
 
 
-def _check_tellable(document: Document[Message], link: Link) -> None:
-    """Raise PrototxtError for a solver whose rate is unknown, at its place in the file."""
+def _check_rate_known(document: Document[Message], link: Link) -> None:
+    """Raise PrototxtError, with the place in the file, if a solver's rate is unknown."""
     field = f"{link.part}.solver_params." if link.part else ""
     solver = link.solver.message
     policy = solver.lr_policy
     if solver.max_iter <= 0:
         given = f"max_iter is {solver.max_iter}" if solver.HasField("max_iter") else "max_iter is missing"
-        hint = "give max_iter; lr takes --iterations"
-        raise PrototxtError(document.where(f"{field}max_iter"), f"{given}: there is no iteration", hint)
+        hint = "set max_iter, or give lr --iterations"
+        raise PrototxtError(document.where(f"{field}max_iter"), f"{given}, so no iteration is trained", hint)
     where = document.where(f"{field}lr_policy")
     if policy == "plateau":
         what = "the rate of lr_policy plateau depends on the losses"
@@ -220,8 +223,8 @@ def _check_tellable(document: Document[Message], link: Link) -> None:
         )
 
 
-def _taken_iter(recipe: Recipe, phase: Phase) -> int:
-    """Return the last iteration of a phase that the final model, or any later phase, builds on."""
+def _find_taken_iter(recipe: Recipe, phase: Phase) -> int:
+    """Return the last iteration of a phase that a later phase starts from; its own last one if none does."""
     later = [other for other in recipe.phases if recipe.starts_from(other) is phase]
     return max((other.weights_iter or phase.last_iter for other in later), default=phase.last_iter)
 
@@ -229,10 +232,10 @@ def _taken_iter(recipe: Recipe, phase: Phase) -> int:
 _ROWS_AT_ONCE = 10_000
 
 
-def iterations_of(max_iter: int, every: int = 1) -> Iterator[int]:
-    """Yield 0, every, 2 every, ..., and always the last, where a schedule is looked at first.
+def sample_iterations(max_iter: int, every: int = 1) -> Iterator[int]:
+    """Yield 0, every, 2 every, ..., and always the last iteration.
 
-    >>> list(iterations_of(10, 4)), list(iterations_of(9, 4))
+    >>> list(sample_iterations(10, 4)), list(sample_iterations(9, 4))
     ([0, 4, 8, 9], [0, 4, 8])
     """
     yield from range(0, max_iter, every)
@@ -241,23 +244,23 @@ def iterations_of(max_iter: int, every: int = 1) -> Iterator[int]:
 
 
 def rate_rows(solver: pb.SolverParameter, every: int = 1) -> Iterator[tuple[int, str]]:
-    """Yield each iteration with its float32 rate, in the fewest digits that read back bit-equal.
+    """Yield each iteration and its float32 rate, in the fewest digits that parse to the same float32.
 
     >>> list(rate_rows(pb.SolverParameter(lr_policy="poly", power=1, base_lr=0.3, max_iter=3)))
     [(0, '0.3'), (1, '0.2'), (2, '0.1')]
     """
-    for iteration in iterations_of(solver.max_iter, every):
+    for iteration in sample_iterations(solver.max_iter, every):
         yield iteration, float_text(lr_at(solver, iteration))
 
 
 def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Iterator[str]:
-    """Write the tables of a chain's solvers, a few thousand lines at a time.
+    """Yield the rate tables of a chain's solvers, some thousands of lines at a time.
 
-    CSV is `iter,lr` for one solver, and `solver,iter,lr` for several. As text, each solver has a table of its
-    own, below its file's path if there are several.
+    The CSV columns are `iter,lr` for one solver, and `solver,iter,lr` for several. As text, each solver has
+    its own table, headed by the path of its file if there are several.
     """
     if as_csv:
-        yield from _csv_of(chain, every)
+        yield from _render_csv(chain, every)
         return
     for index, link in enumerate(chain.links):
         if len(chain.links) > 1:
@@ -265,21 +268,23 @@ def render_rates(chain: Chain, every: int = 1, *, as_csv: bool = False) -> Itera
         solver = link.solver.message
         width = max(len(str(solver.max_iter - 1)), len("iter"))
         yield f"{'iter':>{width}}  lr\n"
-        yield from _joined(f"{iteration:{width}}  {rate}\n" for iteration, rate in rate_rows(solver, every))
+        yield from _join_lines(
+            f"{iteration:{width}}  {rate}\n" for iteration, rate in rate_rows(solver, every)
+        )
 
 
 def _title(link: Link) -> str:
-    """Name a solver by its file, and by its field in one of several."""
+    """Return a solver's file, and its field if the file contains several solvers."""
     return f"{link.solver.path}:{link.part}" if link.part else link.solver.path
 
 
-def _csv_of(chain: Chain, every: int) -> Iterator[str]:
+def _render_csv(chain: Chain, every: int) -> Iterator[str]:
     several = len(chain.links) > 1
     yield "solver,iter,lr\n" if several else "iter,lr\n"
     for link in chain.links:
         before = f"{_csv_cell(_title(link))}," if several else ""
         rows = rate_rows(link.solver.message, every)
-        yield from _joined(f"{before}{iteration},{rate}\n" for iteration, rate in rows)
+        yield from _join_lines(f"{before}{iteration},{rate}\n" for iteration, rate in rows)
 
 
 def _csv_cell(text: str) -> str:
@@ -288,8 +293,8 @@ def _csv_cell(text: str) -> str:
     return cell.getvalue()
 
 
-def _joined(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines into chunks, to save writes to a terminal or pipe."""
+def _join_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines joined into chunks, to save writes to a terminal or pipe."""
     batch: list[str] = []
     for line in lines:
         batch.append(line)
@@ -306,15 +311,15 @@ def find_epochs_per_iter(
     batch: int | None,
     max_bytes: int = MOST_BYTES,
 ) -> float | None:
-    """Return the epochs of an iteration of one batch per rank; None if no option asks for epochs.
+    """Return the epochs per iteration of one batch per rank; None if no option asks for epochs.
 
     `ranks` is 1 by default. The default `batch` is that of the nets beside or in the solver files. Raises
-    InputError with all that is missing, and if these nets differ.
+    InputError, naming every missing option, and if the batches of these nets differ.
     """
     if images is None and ranks is None and batch is None:
         return None
     missing = [] if images is not None else ["--images"]
-    batches = {} if batch else {file: batch_beside(file, max_bytes) for file in files}
+    batches = {} if batch else {file: find_batch_size(file, max_bytes) for file in files}
     unknown = [file for file, size in batches.items() if size is None]
     if batch is None and (unknown or not files):
         missing.append("--batch")
@@ -334,11 +339,11 @@ def find_epochs_per_iter(
     return (ranks or 1) * (batch or sizes.pop()) / images
 
 
-def batch_beside(file: str, max_bytes: int = MOST_BYTES) -> int | None:
-    """Return a rank's batch size in the net in or beside a solver file; None if there is none.
+def find_batch_size(file: str, max_bytes: int = MOST_BYTES) -> int | None:
+    """Return the batch size per rank of the net in or beside a solver file; None if there is no such net.
 
-    Raises PrototxtError for a solver that cannot be read.
+    Raises PrototxtError if the solver cannot be read.
     """
     links = read_links(load_document(file, max_bytes=max_bytes), file)
-    read = partial(read_if_there, max_bytes=max_bytes)
+    read = partial(read_if_exists, max_bytes=max_bytes)
     return batch_of(links[0].solver.message, file, read, max_bytes) if links else None

@@ -1,9 +1,4 @@
-"""A recipe on a page: its shape, its phases, and what its source reports of it; as values, and as text.
-
-The arithmetic behind the numbers of a TensorFlow and Horovod run; as values, and as lines of text.
-
-Rows of text as aligned columns.
-"""
+"""Render recipes as text and JSON: shape, phases, reported results, and the arithmetic of a Horovod run."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import telling_rates
+from caffe_recipes.caffe.rates import key_rates
 from caffe_recipes.recipe.graph import (
     find_evaluated,
     find_leaves,
@@ -32,7 +27,7 @@ from caffe_recipes.review.inspect.schedules import rate_before
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
-    from caffe_recipes.caffe.rates import TellingRates
+    from caffe_recipes.caffe.rates import KeyRates
     from caffe_recipes.recipe.model import (
         AnyRecipe,
         Cluster,
@@ -48,9 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HorovodArithmetic:
-    """The run's numbers from its shape; epochs by the source's round count of images, and by the recipe's.
+    """The numbers of a Horovod run, computed from its shape.
 
-    Speeds are images a second, `minutes` those of training at the reported one; None where none is reported.
+    `epochs` counts epochs of the source's round number of images, `epochs_of_all_images` epochs of the
+    recipe's data. Speeds are in images per second, and `minutes` is the training time at the reported
+    speed; None if no speed is reported.
     """
 
     workers: int
@@ -71,7 +68,7 @@ class HorovodArithmetic:
 
 
 def horovod_arithmetic(recipe: AnyRecipe) -> HorovodArithmetic | None:
-    """Compute a recipe's run of TensorFlow; None if it has none.
+    """Return the numbers of a recipe's TensorFlow run; None if it has none.
 
     Source: section 7 b of SURFsara's and Intel's recipe for TensorFlow 1.6.
     """
@@ -101,7 +98,7 @@ def horovod_arithmetic(recipe: AnyRecipe) -> HorovodArithmetic | None:
 
 
 def horovod_values(recipe: AnyRecipe) -> dict[str, object] | None:
-    """Return what the run is told and what follows from it, for JSON."""
+    """Return the settings of the TensorFlow run and its arithmetic, for JSON; None without such a run."""
     found = horovod_arithmetic(recipe)
     if found is None or recipe.tensorflow is None:
         return None
@@ -109,7 +106,7 @@ def horovod_values(recipe: AnyRecipe) -> dict[str, object] | None:
 
 
 def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
-    """Yield the arithmetic of a recipe's run of TensorFlow, a sentence each; nothing if it has none."""
+    """Yield the arithmetic of a recipe's TensorFlow run, one line per result; nothing if it has none."""
     found, run, cluster = horovod_arithmetic(recipe), recipe.tensorflow, recipe.cluster
     if found is None or run is None:
         return
@@ -136,16 +133,16 @@ def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
     if found.images_per_s_if_linear and run.linear_share:
         yield (
             f"{found.images_per_s:,g} images/s are {100 * run.linear_share:g} % of linear, "
-            f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} a node, where a node "
-            f"alone makes {found.images_per_s_if_linear / cluster.nodes:.1f}"
+            f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} a node, against "
+            f"{found.images_per_s_if_linear / cluster.nodes:.1f} on one node alone"
         )
 
 
-def of_another_run(recipe: AnyRecipe, step: int) -> str | None:
-    """Say why a model of a global step is not what a recipe's run ends with; None if it is.
+def explain_other_run(recipe: AnyRecipe, step: int) -> str | None:
+    """Return why the model at a global step is not the final model of a recipe's run; None if it is.
 
     >>> from caffe_recipes.recipe.source import load_recipe
-    >>> of_another_run(load_recipe("tf-256n-90ep"), 14075)
+    >>> explain_other_run(load_recipe("tf-256n-90ep"), 14075)
     'tf-256n-90ep ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192: tf-256n-8k-90ep'
     """
     run = recipe.tensorflow
@@ -158,11 +155,12 @@ def of_another_run(recipe: AnyRecipe, step: int) -> str | None:
     if batch:
         named = f": {known}" if known else ", another run"
         return f"{ends}; {step:,} steps are {epochs:g} epochs at a batch of {batch:,}{named}"
-    return f"{ends}; {'a model on its way, or ' if step < run.schedule.steps else ''}{known or 'another run'}"
+    is_early = step < run.schedule.steps
+    return f"{ends}; {'an intermediate checkpoint, or ' if is_early else ''}{known or 'another run'}"
 
 
 def _find_run(step: int) -> str | None:
-    """Name the recipe that ships whose run of TensorFlow ends at a step."""
+    """Return the name of the shipped recipe whose TensorFlow run ends at a step, or None."""
     from caffe_recipes.recipe.source import load_any_recipe  # pydantic
 
     alone = (load_any_recipe(name) for name, found in shipped_recipes().items() if found.row is None)
@@ -170,9 +168,9 @@ def _find_run(step: int) -> str | None:
 
 
 def _batch_of(step: int, images: float) -> int | None:
-    """Return the batch, a whole number of times 256, with which so many images are so many steps.
+    """Return the batch, a multiple of 256, with which this many images take this many steps, or None.
 
-    The last batch of an epoch may be left out or be a part: within a step.
+    The result may be off by less than a step, because the last batch may be partial or dropped.
 
     >>> _batch_of(14075, 90 * 1281167), _batch_of(14000, 90 * 1281167)
     (8192, None)
@@ -183,12 +181,12 @@ def _batch_of(step: int, images: float) -> int | None:
 
 _WIDTH = 120
 _NUMBERS = {"iterations", "epochs", "images", "minutes", "decay"}
-_RATES = {"start", "warm-up ends", "drops to", "last", "left at"}
+_RATES = {"start", "warm-up ends", "drops to", "last", "at rate"}
 
 
 @dataclass(frozen=True)
 class SnapshotRow:
-    """A caffemodel that a phase writes on the first host, and what starts from it."""
+    """A caffemodel that a phase writes on the first host, and the phases that start from it."""
 
     path: str
     iteration: int
@@ -197,9 +195,9 @@ class SnapshotRow:
 
 @dataclass(frozen=True)
 class PhaseSummary:
-    """One phase in numbers; `rates` is None for `plateau`, `minutes` where no speed is known.
+    """The numbers of one phase; `rates` is None for `plateau`, `minutes` if no speed is known.
 
-    `rate_before` is the rate at which the snapshot it starts from was made.
+    `rate_before` is the learning rate at the snapshot that the phase starts from.
     """
 
     name: str
@@ -209,7 +207,7 @@ class PhaseSummary:
     net: str
     augmentation: str
     lr_policy: str
-    rates: TellingRates | None
+    rates: KeyRates | None
     weight_decay: float | None
     iterations: int
     epochs: float
@@ -221,7 +219,7 @@ class PhaseSummary:
 
 
 def render_list(recipes: Iterable[AnyRecipe]) -> str:
-    """Write a line for each recipe, its name and title, and its notes; a family's below its own title."""
+    """Return the names, titles and notes of recipes, a line each, with each family below its own title."""
     groups: dict[Family | None, list[AnyRecipe]] = {}
     for recipe in recipes:
         groups.setdefault(recipe.family, []).append(recipe)
@@ -236,9 +234,9 @@ def render_list(recipes: Iterable[AnyRecipe]) -> str:
 
 
 def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = None) -> PhaseSummary:
-    """Return what there is to say of one phase of a recipe.
+    """Return the summary of one phase of a recipe.
 
-    Raises RecipeError for a schedule whose rate is not finite.
+    Raises RecipeError if a rate of its schedule is not finite.
     """
     from caffe_recipes.recipe.model import Phase  # pydantic
     from caffe_recipes.render.solvers import build_solver  # pydantic
@@ -250,9 +248,9 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
         starts_from_iter=(phase.weights_iter or start.last_iter) if isinstance(start, Phase) else None,
         rate_before=rate_before(recipe, phase),
         net=phase.net,
-        augmentation=_augmentation(recipe, phase.net),
+        augmentation=_describe_augmentation(recipe, phase.net),
         lr_policy=phase.lr_policy,
-        rates=telling_rates(build_solver(recipe, phase), phase.last_iter),
+        rates=key_rates(build_solver(recipe, phase), phase.last_iter),
         weight_decay=phase.weight_decay,
         iterations=phase.last_iter,
         epochs=images / recipe.data.train.images,
@@ -265,7 +263,7 @@ def summarize_phase(recipe: Recipe, phase: Phase, images_per_s: float | None = N
 
 
 def recipe_values(recipe: AnyRecipe, images_per_s: float | None = None) -> dict[str, object]:
-    """Return a recipe's summary as values for JSON; minutes at `images_per_s`, or at the reported speed."""
+    """Return a recipe's summary for JSON, with minutes at `images_per_s` or at the reported speed."""
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
     speed = images_per_s or recipe.reported.images_per_s
@@ -310,12 +308,12 @@ def _phase_values(recipe: Recipe, speed: float | None) -> dict[str, object]:
 
 
 def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None) -> str:
-    """Write a recipe's net, data, shape and phases, and what its source reports, within 120 columns."""
+    """Return a recipe's net, data, shape, phases and reported results as text, at most 120 columns wide."""
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
     speed = images_per_s or recipe.reported.images_per_s
     facts = _facts(recipe, speed) if isinstance(recipe, Recipe) else _tensorflow_facts(recipe, speed)
-    blocks = [[recipe.title], list(_wrapped([(name, text) for name, text in facts if text]))]
+    blocks = [[recipe.title], list(_wrap_facts([(name, text) for name, text in facts if text]))]
     if isinstance(recipe, Recipe):
         phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
         blocks += [
@@ -335,7 +333,7 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     yield "training", f"{train.images:,} images{size} in {train.lmdb}"
     yield "tests", f"{recipe.data.test.images:,} images in {recipe.data.test.lmdb}"
     yield "shape", describe_shape(cluster)
-    yield "MLSL", _servers(cluster.mlsl)
+    yield "MLSL", _describe_servers(cluster.mlsl)
     yield "trainer", recipe.trainer
     leaves = find_leaves(recipe)
     if len(leaves) > 1:
@@ -348,12 +346,12 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
             f"{model_epochs(recipe):.2f} epochs old at the end; all phases train {total_epochs(recipe):.2f}",
         )
     for phase in recipe.phases:
-        yield "reported", _reported(phase.reported, f"after {phase.name}: ")
-    yield "reported", _reported(recipe.reported, "")
+        yield "reported", _format_reported(phase.reported, f"after {phase.name}: ")
+    yield "reported", _format_reported(recipe.reported, "")
     if recipe.ensemble:
         yield (
             "ensemble",
-            f"{', '.join(recipe.ensemble.members)}{_reported(recipe.ensemble.reported, '; reported: ')}",
+            ", ".join(recipe.ensemble.members) + _format_reported(recipe.ensemble.reported, "; reported: "),
         )
     if speed:
         minutes = training_minutes(recipe, speed)
@@ -374,7 +372,7 @@ def _tensorflow_facts(recipe: TensorFlowRecipe, speed: float | None) -> Iterator
         yield name, f"{records.images:,} images in {files} of TFRecords, {records.folder}"
     yield "shape", describe_shape(recipe.cluster)
     yield "trainer", recipe.trainer
-    yield "reported", _reported(recipe.reported, "")
+    yield "reported", _format_reported(recipe.reported, "")
     if speed:
         minutes = run.schedule.steps * recipe.cluster.global_batch / speed / 60
         yield "estimated", f"{minutes:.1f} minutes of training at {speed:,g} images/s"
@@ -382,11 +380,11 @@ def _tensorflow_facts(recipe: TensorFlowRecipe, speed: float | None) -> Iterator
 
 
 def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
-    """Yield the arithmetic of TensorFlow's run, and where the recipe is not, or not only, its source's."""
+    """Yield the arithmetic of the TensorFlow run, differences from the source, notes, and derived values."""
     for line in horovod_lines(recipe):
         yield "tensorflow", line
     for different in recipe.differences:
-        ours = f"printed {_value(different.printed)}, here {_value(different.ours)}"
+        ours = f"printed {_format_value(different.printed)}, here {_format_value(different.ours)}"
         yield "differs", f"{different.key}: {ours}: {different.why}"
     for note in recipe.notes:
         yield "note", note
@@ -395,23 +393,23 @@ def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
 
 
 def describe_shape(shape: Cluster | Shape) -> str:
-    """Write how the images of an iteration are spread over nodes and ranks."""
+    """Return how the images of an iteration are split among nodes and ranks, as text."""
     nodes, ranks = describe_count(shape.nodes, "node"), describe_count(shape.ranks_per_node, "rank")
     return f"{nodes} x {ranks} x {shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
 
 
-def _servers(mlsl: Mlsl | None) -> str:
+def _describe_servers(mlsl: Mlsl | None) -> str:
     if mlsl is None:
         return ""
-    cores = ", ".join(map(str, mlsl.server_affinity)) or "that MLSL chooses"
+    cores = ", ".join(map(str, mlsl.server_affinity)) or "chosen by MLSL"
     return f"{describe_count(mlsl.num_servers, 'server')} a rank, on cores {cores}"
 
 
-def _value(value: float | str) -> str:
+def _format_value(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,g}"
 
 
-def _reported(reported: Reported, before: str) -> str:
+def _format_reported(reported: Reported, before: str) -> str:
     texts = (
         (reported.table, "Table {}"),
         (reported.row, "row {}"),
@@ -431,8 +429,8 @@ def _reported(reported: Reported, before: str) -> str:
     return before + ", ".join(parts) if parts else ""
 
 
-def _wrapped(facts: list[tuple[str, str]]) -> Iterator[str]:
-    """Write names and texts, a text's further lines below its first; a name that repeats stands once."""
+def _wrap_facts(facts: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield names and wrapped texts, with hanging indents; a name that repeats is printed once."""
     width, before = max(len(name) for name, _ in facts) + 2, ""
     for name, text in facts:
         head = "" if name == before else name
@@ -458,7 +456,7 @@ def _rate_rows(recipe: Recipe, phases: list[PhaseSummary]) -> Iterator[tuple[str
         yield ("all", "", *counts, "", *("" for _ in ends), "", "", *((f"{total:.1f}",) if timed else ()))
 
 
-def _rate_texts(rates: TellingRates | None, warmed: bool) -> tuple[str, ...]:
+def _rate_texts(rates: KeyRates | None, warmed: bool) -> tuple[str, ...]:
     if rates is None:
         return ("?", *(("", "") if warmed else ()), "?")
     between = (rates.warmup_end, rates.after_warmup) if warmed else ()
@@ -466,7 +464,7 @@ def _rate_texts(rates: TellingRates | None, warmed: bool) -> tuple[str, ...]:
 
 
 def _net_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
-    yield ("phase", "starts from", "left at", "net", "augmentation")
+    yield ("phase", "starts from", "at rate", "net", "augmentation")
     for before, phase in zip([None, *phases], phases, strict=False):
         start = phase.starts_from or "fillers"
         rate = "" if phase.rate_before is None else f"{phase.rate_before:.6g}"
@@ -483,7 +481,7 @@ def _snapshot_rows(phases: list[PhaseSummary]) -> Iterator[tuple[str, ...]]:
 
 
 def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[SnapshotRow]:
-    """Yield the last snapshot of a phase, and before it those that others start from."""
+    """Yield the snapshots of a phase that other phases start from, and its last one."""
     users: dict[int, list[str]] = {}
     for other in recipe.phases:
         if recipe.starts_from(other) is phase:
@@ -494,8 +492,8 @@ def _snapshots(recipe: Recipe, phase: Phase) -> Iterator[SnapshotRow]:
         yield SnapshotRow(phase.snapshot_at(iteration), iteration, tuple(users.get(iteration, ())))
 
 
-def _augmentation(recipe: Recipe, net: str) -> str:
-    """Say what is random about a training image, in the order of Caffe's transformations."""
+def _describe_augmentation(recipe: Recipe, net: str) -> str:
+    """Return the random transformations of training images, in the order in which Caffe applies them."""
     data, ratio = recipe.data, recipe.nets[net].random_aspect_ratio
     if ratio:
         change = ratio.aspect_ratio_change

@@ -1,7 +1,4 @@
-"""Summarize a net: the shapes and costs of each layer, in one phase.
-
-Render the summary as a table for people, as JSON and as CSV.
-"""
+"""Summarize a net in one phase, with the shapes and costs of each layer, as a table, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    """Options that override the net's file; None keeps the file's value."""
+    """Options that override values of the net's file; None keeps the file's value."""
 
     phase: int | None = None
     level: int | None = None
@@ -60,10 +57,10 @@ class SummaryOptions:
 
 @dataclass(frozen=True)
 class Summary:
-    """A net in one phase; `batch` is the first dimension of the first input, None where that is unknown.
+    """The summary of a net in one phase; `batch` is the first dimension of the first input, None if unknown.
 
-    `hint` says why shapes are unknown and what to give, or is empty. `stats_batch_sizes` are the numbers of
-    images that BatchNorms of this phase normalise together, if not the whole batch.
+    `hint` says why shapes are unknown and which option to give, or is empty. `stats_batch_sizes` are the
+    numbers of images that BatchNorms of this phase normalize together, if not the whole batch.
     """
 
     path: str
@@ -79,10 +76,10 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class ReadNet:
-    """A net with the options applied, the phase to summarize, and its level and stages.
+class LoadedNet:
+    """A loaded net with the options applied, the phase to summarize, and its level and stages.
 
-    `failures` gathers what is wrong with the LMDBs that were looked into.
+    `failures` collects descriptions of the LMDBs that could not be read.
     """
 
     path: str
@@ -94,7 +91,7 @@ class ReadNet:
     failures: list[str] = field(default_factory=list, compare=False)
 
     def infer(self, phase: int) -> NetShapes:
-        """Infer the shapes of one phase. Raises PrototxtError if they do not fit, or for an unknown type."""
+        """Return the shapes in one phase. Raises PrototxtError if they do not fit or a type is unknown."""
         _check_types(self.path, select_layers(self.message, phase, self.level, self.stages))
         images = image_reader(self.options.image, self.options.caffe_root, self.failures)
         return infer_shapes(
@@ -102,7 +99,7 @@ class ReadNet:
         )
 
     def only_phase(self, layers: Sequence[pb.LayerParameter]) -> list[str]:
-        """Return the only phase of each layer; empty if it is in both."""
+        """Return the only phase of each layer; an empty string if it is in both."""
         kept = {
             pb.Phase.Name(phase): {
                 id(layer) for layer in select_layers(self.message, phase, self.level, self.stages)
@@ -113,10 +110,10 @@ class ReadNet:
         return [names[0] if len(names) == 1 else "" for names in holding]
 
 
-def read_net(given: str, options: SummaryOptions) -> ReadNet:
-    """Read the net of a prototxt, a solver or a recipe, with the given batch and image size.
+def read_net(given: str, options: SummaryOptions) -> LoadedNet:
+    """Return the net of a prototxt, a solver or a recipe, with the given batch and image size.
 
-    Raises PrototxtError, RecipeError, or InputError for an option that changes nothing.
+    Raises PrototxtError, RecipeError, or InputError for an option that has no effect.
     """
     found = load_net(given, options.phase, options.caffe_root, options.max_bytes)
     net = found.message
@@ -130,26 +127,26 @@ def read_net(given: str, options: SummaryOptions) -> ReadNet:
     level = found.state.level if options.level is None else options.level
     stages = options.stages or tuple(found.state.stage)
     phase = _default_phase(found, net, level, stages) if options.phase is None else options.phase
-    read = ReadNet(found.path, net, phase, level, stages, options)
+    read = LoadedNet(found.path, net, phase, level, stages, options)
     if is_idle:
-        read.infer(phase)  # a bottom that no layer makes, say, goes before
+        read.infer(phase)  # errors such as a bottom that no layer produces come first
         raise InputError(found.path, *_needs_no_image(net))
     return read
 
 
 def _needs_no_image(net: pb.NetParameter) -> tuple[str, str]:
-    """Return why --input has no effect on a net, and what to do."""
+    """Return why --input has no effect on a net, and what to do instead."""
     for layer in net.layer:
         if not layer.bottom and layer.top and layer.type not in SOURCES:
             what = (
                 f"layer '{layer.name}' ({layer.type}) produces blobs whose shapes are known only at run time"
             )
-            return what, "--input is for data layers: replace the layer by an Input layer"
+            return what, "--input is for data layers: replace the layer with an Input layer"
     return "already has the size of all its inputs", "remove --input"
 
 
-def summarize(net: ReadNet) -> Summary:
-    """Compute the costs of a net in its phase. Raises PrototxtError if shapes do not fit."""
+def summarize(net: LoadedNet) -> Summary:
+    """Return the summary of a net in its phase. Raises PrototxtError if shapes do not fit."""
     shapes = net.infer(net.phase)
     layers = count_layers(shapes, net.phase, net.only_phase([found.layer for found in shapes.layers]))
     if not layers:
@@ -165,19 +162,19 @@ def summarize(net: ReadNet) -> Summary:
         _batch(layers),
         layers,
         totals,
-        _hint(layers, net.failures) if totals.unknown else "",
+        _explain_unknown(layers, net.failures) if totals.unknown else "",
         _stats_batch_sizes(net, shapes),
     )
 
 
-def _stats_batch_sizes(net: ReadNet, shapes: NetShapes) -> tuple[int, ...]:
+def _stats_batch_sizes(net: LoadedNet, shapes: NetShapes) -> tuple[int, ...]:
     norms = [found.layer for found in shapes.layers if found.layer.type == "BatchNorm"]
     found = {stats_images(apply_stats_batch_size(net.message, layer), net.phase) for layer in norms}
     return tuple(sorted(size for size in found if size))
 
 
 def per_image(count: int, batch: int | None) -> int | None:
-    """Divide a batch's count by its images, rounded up.
+    """Return the count per image of a batch's count, rounded up; None if the batch size is unknown.
 
     >>> per_image(130853896192, 32), per_image(5, None)
     (4089184256, None)
@@ -186,7 +183,7 @@ def per_image(count: int, batch: int | None) -> int | None:
 
 
 def has_inputs(net: pb.NetParameter, phase: int, level: int = 0, stages: Sequence[str] = ()) -> bool:
-    """Whether a phase of the net has a data layer."""
+    """Return whether a phase of the net has a layer that produces data."""
     return any(
         layer.type in SOURCES or not layer.bottom for layer in select_layers(net, phase, level, stages)
     )
@@ -200,11 +197,11 @@ def _check_types(path: str, layers: Sequence[pb.LayerParameter]) -> None:
             raise PrototxtError(path, f"layer '{layer.name}' has no type", "Caffe stops; set a type")
         near = nearest_layer_type(layer.type)
         hint = f"did you mean '{near}'?" if near else "Caffe stops with `Unknown layer type`"
-        raise PrototxtError(path, f"layer '{layer.name}' has type '{layer.type}', which no Caffe has", hint)
+        raise PrototxtError(path, f"layer '{layer.name}' has the unknown type '{layer.type}'", hint)
 
 
 def _default_phase(found: GivenNet, net: pb.NetParameter, level: int, stages: Sequence[str]) -> int:
-    """Choose TRAIN if the net can be trained: a deploy net has Input layers or no TRAIN data."""
+    """Return TRAIN if the net can be trained, else TEST: a deploy net has Input layers or no TRAIN data."""
     if found.state.HasField("phase"):
         return found.state.phase
     train = select_layers(net, pb.TRAIN, level, stages)
@@ -222,7 +219,7 @@ def _batch(layers: Sequence[LayerCount]) -> int | None:
     return None
 
 
-def _hint(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
+def _explain_unknown(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
     for layer in layers:
         known = all(blob.shape is not None and None not in blob.shape for blob in layer.bottoms)
         if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
@@ -269,13 +266,13 @@ _CSV = (
 
 
 def render_table(summary: Summary, width: int | None = None) -> str:
-    """Render a line for each layer, then the totals, in `width` characters; unknown values are `?`.
+    """Return a table with a line for each layer, then the totals, `width` characters wide; unknowns are `?`.
 
-    The longest names and types lose their middle where the terminal is too narrow.
+    In a narrow terminal, the middle of the longest names and types is left out.
     """
     rows = [_NARROW, _NARROW_UNITS, *(_narrow_row(layer, summary.batch) for layer in summary.layers)]
     if width is not None:
-        rows = _fit(rows, width)
+        rows = _shorten_columns(rows, width)
     lines = [
         *wrap_line(_title(summary), width),
         *(wrap_line(_legend(summary.layers), width) if any(row[2] for row in rows[2:]) else ()),
@@ -288,7 +285,7 @@ def render_table(summary: Summary, width: int | None = None) -> str:
 
 
 def render_wide_table(summary: Summary) -> str:
-    """Render all that is known of each layer on one line, then the totals; zeros are blank."""
+    """Return a table with all values of each layer on one line, then the totals; zeros are blank."""
     batch = summary.batch
     rows = [_HEADINGS, _UNITS, *(_row(layer, batch) for layer in summary.layers)]
     if not any(layer.phase for layer in summary.layers):
@@ -302,7 +299,7 @@ _LEAST_NAME = 12
 
 
 def _narrow_row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
-    adds = _each(layer.multiply_adds, batch)
+    adds = _per_image_count(layer.multiply_adds, batch)
     return (
         layer.name,
         f"{layer.type} ({layer.phase})" if layer.phase else layer.type,
@@ -314,7 +311,7 @@ def _narrow_row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
 
 
 def _output(layer: LayerCount, batch: int | None) -> str:
-    """Format the shape of the first top for one image; with `in all` if it has no batch axis."""
+    """Return the shape of the first top for one image, followed by `in all` if it has no batch axis."""
     if not layer.tops:
         return ""
     shape = layer.tops[0].shape
@@ -324,7 +321,7 @@ def _output(layer: LayerCount, batch: int | None) -> str:
 
 
 def _millions(count: int) -> str:
-    """Write a count in thousands, millions or billions, to two decimals.
+    """Return a count in thousands, millions or billions, with two decimals.
 
     >>> _millions(118_013_952), _millions(972), _millions(0)
     ('118.01 M', '972', '')
@@ -335,8 +332,8 @@ def _millions(count: int) -> str:
     return str(count or "")
 
 
-def _fit(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Shorten names, then types, until the rows are at most `width` wide, or both are short."""
+def _shorten_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Return rows with names, then types, shortened until they fit in `width` or both are short."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     over = sum(widths) + 2 * (len(widths) - 1) - width
     for column in (0, 1):
@@ -353,19 +350,19 @@ def _legend(layers: Sequence[LayerCount]) -> str:
 
 
 def render_json(summary: Summary) -> str:
-    """Render everything as JSON: null is unknown; counts are for a whole batch unless named `per_image`."""
+    """Return everything as JSON: null is unknown; counts are for a whole batch unless named `per_image`."""
     data: dict[str, Any] = asdict(summary)
     for layer in data["layers"]:
         del layer["kernel"]  # programs read it from the net
-        layer["multiply_adds_per_image"] = _each(layer["multiply_adds"], summary.batch)
+        layer["multiply_adds_per_image"] = _per_image_count(layer["multiply_adds"], summary.batch)
     totals = data["totals"]
-    totals["multiply_adds_per_image"] = _each(totals["multiply_adds"], summary.batch)
+    totals["multiply_adds_per_image"] = _per_image_count(totals["multiply_adds"], summary.batch)
     totals["parameter_bytes"] = 4 * totals["parameters"]
     return json.dumps(data, indent=2)
 
 
 def render_csv(summary: Summary) -> str:
-    """Render a CSV row for each layer; blobs are separated by `;`, unknown counts are empty."""
+    """Return CSV with a row for each layer; blobs are separated by `;`, unknown counts are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CSV)
@@ -373,17 +370,17 @@ def render_csv(summary: Summary) -> str:
         values: dict[str, object] = {
             **{name: getattr(layer, name) for name in _CSV if hasattr(layer, name)},
             "layer": layer.name,
-            "bottoms": ";".join(map(_named, layer.bottoms)),
-            "tops": ";".join(map(_named, layer.tops)),
+            "bottoms": ";".join(map(_format_blob, layer.bottoms)),
+            "tops": ";".join(map(_format_blob, layer.tops)),
             "in_place": int(layer.in_place),
-            "multiply_adds_per_image": _each(layer.multiply_adds, summary.batch),
+            "multiply_adds_per_image": _per_image_count(layer.multiply_adds, summary.batch),
         }
         writer.writerow(["" if values[name] is None else values[name] for name in _CSV])
     return text.getvalue()
 
 
 def show_dims(shape: Shape | None) -> str:
-    """Format a shape compactly.
+    """Return a shape in compact form.
 
     >>> show_dims((32, None, 7, 7)), show_dims(()), show_dims(None)
     ('32x?x7x7', '1', '?')
@@ -410,8 +407,8 @@ def _row(layer: LayerCount, batch: int | None) -> tuple[str, ...]:
         _shapes(layer),
         parameters,
         _number(layer.statistics),
-        _number(_each(layer.multiply_adds, batch)) if layer.multiply_adds != 0 else "",
-        _number(_each(layer.other_operations, batch)) if layer.other_operations != 0 else "",
+        _number(_per_image_count(layer.multiply_adds, batch)) if layer.multiply_adds != 0 else "",
+        _number(_per_image_count(layer.other_operations, batch)) if layer.other_operations != 0 else "",
         _number(layer.activation_bytes),
     )
 
@@ -430,9 +427,15 @@ def _totals(summary: Summary) -> Iterator[str]:
     frozen = f", {totals.frozen:,} of them with lr_mult 0" if totals.frozen else ""
     lines = [
         ("learned parameters", f"{least}{totals.parameters:,} ({_size(4 * totals.parameters)}){frozen}"),
-        ("batch-norm statistics", f"{least}{totals.statistics:,}{_normalised(summary.stats_batch_sizes)}"),
-        ("multiply-adds", f"{least}{_both(totals.multiply_adds, batch)}: {_matrix_layers(summary.layers)}"),
-        ("other operations", f"{least}{_both(totals.other_operations, batch)}"),
+        (
+            "batch-norm statistics",
+            f"{least}{totals.statistics:,}{_describe_stats_batches(summary.stats_batch_sizes)}",
+        ),
+        (
+            "multiply-adds",
+            f"{least}{_per_image_and_batch(totals.multiply_adds, batch)}: {_matrix_layers(summary.layers)}",
+        ),
+        ("other operations", f"{least}{_per_image_and_batch(totals.other_operations, batch)}"),
         (
             "activations",
             f"{least}{totals.activation_bytes:,} bytes a batch ({_size(totals.activation_bytes)})",
@@ -443,7 +446,7 @@ def _totals(summary: Summary) -> Iterator[str]:
         yield f"unknown shapes in {len(totals.unknown)} layers: {summary.hint}"
 
 
-def _normalised(sizes: tuple[int, ...]) -> str:
+def _describe_stats_batches(sizes: tuple[int, ...]) -> str:
     return f"; for groups of {' or '.join(map(str, sizes))} images" if sizes else ""
 
 
@@ -452,12 +455,12 @@ def _matrix_layers(layers: Iterable[LayerCount]) -> str:
     return f"in {', '.join(counted)}" if counted else "no layer has any"
 
 
-def _both(count: int, batch: int | None) -> str:
+def _per_image_and_batch(count: int, batch: int | None) -> str:
     each = per_image(count, batch)
     return f"{count:,} a batch" if each is None else f"{each:,} an image, {count:,} a batch"
 
 
-def _each(count: Dim, batch: int | None) -> int | None:
+def _per_image_count(count: Dim, batch: int | None) -> int | None:
     return None if count is None else per_image(count, batch)
 
 
@@ -467,12 +470,12 @@ def _number(count: Dim) -> str:
     return f"{count:,}" if count else ""
 
 
-def _named(blob: BlobCost) -> str:
+def _format_blob(blob: BlobCost) -> str:
     return f"{blob.name} {show_dims(blob.shape)}"
 
 
 def _size(count_bytes: int) -> str:
-    """Write a number of bytes in units of 1024.
+    """Return a number of bytes in units of 1024.
 
     >>> _size(102228384), _size(500)
     ('97.5 MiB', '500 bytes')

@@ -1,1 +1,1 @@
-"""What is wrong with a prototxt, a chain of solvers, or a recipe: rules that yield findings."""
+"""Rules that find mistakes in prototxts, chains of solvers, and recipes."""

@@ -2,7 +2,7 @@
 
 The state (phase, level and stages) in which a solver sets up each of its nets.
 
-Phases that are stopped before max_iter, as comments of generated solvers say.
+Phases that are stopped before max_iter, according to the comments of generated solvers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.caffe.shapes import select_layers
 
-_NEVER = pb.NetStateRule(min_level=2**31 - 1)
+_NEVER_INCLUDED = pb.NetStateRule(min_level=2**31 - 1)
 
 
 @dataclass(frozen=True)
 class NetState:
-    """The phase, level and stages that select a net's layers (Caffe's NetState)."""
+    """The phase, level and stages that select the layers of a net (Caffe's NetState)."""
 
     phase: int
     level: int = 0
@@ -35,33 +35,33 @@ class NetState:
 
 
 def train_state(solver: pb.SolverParameter, net: pb.NetParameter) -> NetState:
-    """Return the state of the training net: TRAIN, with the level and stages of net and solver.
+    """Return the state of the training net: TRAIN, with the level and stages of the net and the solver.
 
     >>> train_state(pb.SolverParameter(train_state={"stage": ["a"]}), pb.NetParameter())
     NetState(phase=0, level=0, stages=('a',))
     """
-    return _merge(pb.TRAIN, net.state, solver.train_state)
+    return _merge_states(pb.TRAIN, net.state, solver.train_state)
 
 
 def test_states(solver: pb.SolverParameter, net: pb.NetParameter) -> tuple[NetState, ...]:
-    """Return the states of the test nets, one for each `test_state`; one if there is none."""
+    """Return the states of the test nets: one for each `test_state`, or one if there is none."""
     states = solver.test_state or (pb.NetState(),)
-    return tuple(_merge(pb.TEST, net.state, state) for state in states)
+    return tuple(_merge_states(pb.TEST, net.state, state) for state in states)
 
 
-def select_sources(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
-    """Return the layers of a state that have no bottoms: those that read data."""
+def select_data_layers(net: pb.NetParameter, state: NetState) -> list[pb.LayerParameter]:
+    """Return the layers of a state that have tops but no bottoms: those that produce data."""
     layers = select_layers(net, state.phase, state.level, state.stages)
     return [layer for layer in layers if layer.top and not layer.bottom]
 
 
-def has_source(net: pb.NetParameter, state: NetState) -> bool:
-    """Whether any layer produces data in a state."""
-    return bool(net.input or select_sources(net, state))
+def has_data(net: pb.NetParameter, state: NetState) -> bool:
+    """Return whether the net has data in a state: an `input`, or a data layer."""
+    return bool(net.input or select_data_layers(net, state))
 
 
 def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
-    """Copy a net so that all of its layers are in one phase only.
+    """Return a copy of a net whose layers are all in one phase only.
 
     >>> net = pb.NetParameter(layer=[{"name": "data"}])
     >>> [len(select_layers(restrict_net(net, pb.TEST), phase)) for phase in (pb.TRAIN, pb.TEST)]
@@ -73,7 +73,7 @@ def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
     for layer in layers:
         for rule in layer.include:
             if rule.HasField("phase") and rule.phase != phase:
-                rule.CopyFrom(_NEVER)  # each layer keeps its index in the file
+                rule.CopyFrom(_NEVER_INCLUDED)  # so that each layer keeps its index in the file
             else:
                 rule.MergeFrom(pb.NetStateRule(phase=pb.Phase.Name(phase)))
         if layer.exclude:
@@ -83,7 +83,7 @@ def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
     return copy
 
 
-def _merge(phase: int, *states: pb.NetState) -> NetState:
+def _merge_states(phase: int, *states: pb.NetState) -> NetState:
     merged = pb.NetState()
     for state in (pb.NetState(phase=pb.Phase.Name(phase)), *states):
         merged.MergeFrom(state)
@@ -94,18 +94,18 @@ Solver = Document[pb.SolverParameter]
 Net = Document[pb.NetParameter]
 M = TypeVar("M", bound=Message)
 
-_MOST_SNAPSHOTS = 1000
+_MAX_SNAPSHOTS = 1000
 
 
 @dataclass(frozen=True)
 class Link:
-    """One phase of a chain. `weights` is the value of `--weights`, None if unknown, empty if absent.
+    """A phase of a chain. `weights` is the value of `--weights`, None if unknown, empty if absent.
 
-    `weights_where` is the place of that command, and `resumes` the solverstate of `--snapshot` there.
-    `last_iter` is the last iteration: max_iter, unless the phase is stopped earlier. `ranks` is the phase's
-    own number of ranks, None if it has that of the chain. `test_nets` are files that the solver tests besides
-    its net. `tested_images` is the size of the test set, 0 if unknown. `part` is the solver's field in a file
-    of several solvers.
+    `weights_where` is the place of the command that trains the phase, and `resumes` the solverstate of its
+    `--snapshot`. `last_iter` is the last iteration: max_iter, unless the phase is stopped earlier. `ranks` is
+    the number of ranks of this phase, None if it is that of the chain. `test_nets` are the nets that the
+    solver tests besides its own. `tested_images` is the size of the test set, 0 if unknown. `part` is the
+    path of the solver's field in a file of several solvers.
     """
 
     name: str
@@ -121,17 +121,17 @@ class Link:
     part: str = ""
 
     @cached_property
-    def sources(self) -> tuple[pb.LayerParameter, ...]:
-        """The data layers of training; cached, because each phase is compared with all earlier ones."""
+    def data_layers(self) -> tuple[pb.LayerParameter, ...]:
+        """The data layers of the training net; cached, because later phases are compared with this one."""
         if self.net is None:
             return ()
         state = train_state(self.solver.message, self.net.message)
-        return tuple(select_sources(self.net.message, state))
+        return tuple(select_data_layers(self.net.message, state))
 
 
 @dataclass(frozen=True)
 class ChainFacts:
-    """Facts that the files do not hold; None means unknown."""
+    """Facts about a chain that its files do not contain; None means unknown."""
 
     ranks: int | None = None
     images: int | None = None
@@ -146,21 +146,22 @@ class ChainFacts:
 
 @dataclass(frozen=True)
 class Chain:
-    """Phases in order. `is_whole` is false for a single solver of a chain that is otherwise unknown.
+    """Phases in order. `is_whole` is false for a single solver of a chain whose other solvers are unknown.
 
-    `tested` are the nets that the chain is evaluated with; empty if unknown.
+    `tested` are the nets that the final model is evaluated with; empty if unknown.
     """
 
     links: tuple[Link, ...]
-    setting: ChainFacts = ChainFacts()
+    facts: ChainFacts = ChainFacts()
     is_whole: bool = True
     tested: tuple[Net, ...] = ()
 
 
 def read_links(document: Document[Any], name: str) -> list[Link]:
-    """Return a phase for each solver of a document, without its nets; none for other documents.
+    """Return a phase for each solver in a document, without its nets; empty if the document has no solver.
 
-    `name` is the name of the phase. With several solvers, each starts from the last snapshot of the previous.
+    `name` is the name of the phase. Of several solvers, each starts from the last snapshot of the previous
+    one.
     """
     if isinstance(document.message, pb.SolverParameter):
         return [Link(name, document, None, max(document.message.max_iter, 0))]
@@ -168,7 +169,7 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
     several = isinstance(document.message, pb.MultiPhaseSolverParameter)
     for index, pair in enumerate(document.message.params_pair if several else ()):
         part = f"params_pair[{index}]"
-        solver = part_of(document, f"{part}.solver_params", pair.solver_params)
+        solver = sub_document(document, f"{part}.solver_params", pair.solver_params)
         weights = None
         if links:
             weights = f"{links[-1].solver.message.snapshot_prefix}_iter_{links[-1].last_iter}.caffemodel"
@@ -177,8 +178,8 @@ def read_links(document: Document[Any], name: str) -> list[Link]:
     return links
 
 
-def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
-    """Return the message at a field path of a document as a document, with its places and comments."""
+def sub_document(document: Document[Any], field: str, message: M) -> Document[M]:
+    """Return the message at a field path of a document as a document of its own, with places and comments."""
     start = f"{field}."
     offsets = {
         path.removeprefix(start): at for path, at in document.offsets.items() if path.startswith(start)
@@ -193,18 +194,18 @@ def part_of(document: Document[Any], field: str, message: M) -> Document[M]:
 class Start:
     """The snapshot that a phase starts from: the index of the phase that writes it, and its iteration.
 
-    `choices` is the number of candidates if the snapshot is a guess.
+    `candidates` is the number of snapshots that were considered, if the snapshot is a guess.
     """
 
     index: int
     iteration: int
-    choices: int = 1
+    candidates: int = 1
     is_guess: bool = False
 
 
 @dataclass(frozen=True)
 class Snapshots(Sequence[int]):
-    """The iterations at which a phase writes snapshots, in order; a sequence that stores none of them."""
+    """The iterations at which a phase writes snapshots, in order. Computed on access, not stored."""
 
     every: range
     last: int | None
@@ -227,18 +228,18 @@ class Snapshots(Sequence[int]):
         return self.every[index + 1 if index < 0 and self.last is not None else index]
 
     def nearest(self, iteration: int) -> int | None:
-        """Return the snapshot nearest to an iteration."""
+        """Return the snapshot iteration nearest to an iteration; None if there is none."""
         below = iteration // self.every.step * self.every.step
         ends = (self[0], self[-1]) if self else ()
         near = [number for number in (below, below + self.every.step, *ends) if number in self]
         return min(near, key=lambda number: abs(number - iteration), default=None)
 
 
-def fired_snapshots(link: Link) -> Snapshots:
-    """Return the iterations at which a phase writes snapshots, after the one that it resumes at, if any.
+def planned_snapshots(link: Link) -> Snapshots:
+    """Return the iterations at which a phase writes snapshots, after the one that it resumes from, if any.
 
     >>> solver = pb.SolverParameter(max_iter=1000, snapshot=400)
-    >>> list(fired_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
+    >>> list(planned_snapshots(Link("a", Document("", "", solver, {}, {}), None, 1000)))
     [400, 800, 1000]
     """
     solver, first, last = link.solver.message, first_iter(link), link.last_iter
@@ -250,25 +251,25 @@ def fired_snapshots(link: Link) -> Snapshots:
 
 
 def first_iter(link: Link) -> int:
-    """Return the iteration at which a phase starts: that of its solverstate if it resumes, else 0."""
+    """Return the iteration at which a phase starts: that of the solverstate if it resumes one, else 0."""
     return split_weights(link.resumes)[1] or 0
 
 
-def has_rates(solver: pb.SolverParameter) -> bool:
-    """Whether the rate is known and finite at every iteration of the run."""
+def has_known_rates(solver: pb.SolverParameter) -> bool:
+    """Return whether the learning rate is known and finite at every iteration of the run."""
     return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
 
 
 def snapshot_rate(link: Link, iteration: int) -> float:
-    """Return the rate at a snapshot: that of its iteration, or of the last update at the end of the run."""
+    """Return the rate at a snapshot's iteration; at the end of the run, the rate of the last update."""
     return lr_at(link.solver.message, min(iteration, link.last_iter - 1))
 
 
 def plan_starts(chain: Chain) -> list[Start | None]:
-    """Return what each phase starts from; None for the first, and for weights that no phase writes.
+    """Return what each phase starts from; None for the first, and for weights that no earlier phase writes.
 
-    A phase that resumes its own solverstate has None too. If the weights are unknown, the start is the
-    snapshot of the previous phase whose rate is nearest to the phase's first.
+    It is also None for a phase that resumes its own solverstate. If the weights are unknown, the start is the
+    snapshot of the previous phase whose rate is nearest to this phase's first rate.
     """
     starts: list[Start | None] = []
     for index, link in enumerate(chain.links):
@@ -280,7 +281,7 @@ def plan_starts(chain: Chain) -> list[Start | None]:
 
 
 def split_weights(weights: str) -> tuple[str, int | None]:
-    """Split a snapshot's path into its prefix, without folders, and its iteration (None if absent).
+    """Split a snapshot's path into its prefix without folders, and its iteration (None if absent).
 
     >>> split_weights("/tmp/resnet_50_iter_7638.caffemodel")
     ('resnet_50', 7638)
@@ -300,18 +301,18 @@ def prefix_name(link: Link) -> str:
 
 
 def find_writer(links: Sequence[Link], name: str) -> int | None:
-    """Find the last phase that writes a snapshot of this name: at its iteration, or else at any."""
+    """Return the last phase that writes a snapshot of this name, if possible at its iteration, or None."""
     prefix, iteration = split_weights(name)
     if iteration is None:
         return None
     writers = [index for index, link in enumerate(links) if prefix_name(link) == prefix]
-    firing = [index for index in writers if iteration in fired_snapshots(links[index])]
+    firing = [index for index in writers if iteration in planned_snapshots(links[index])]
     return max(firing or writers, default=None)
 
 
 def batch_per_rank(link: Link) -> int | None:
-    """Return the images of one rank in one iteration, including iter_size; None if unknown."""
-    for layer in link.sources:
+    """Return the images per rank and iteration, over all iter_size passes; None if unknown."""
+    for layer in link.data_layers:
         if size := batch_size(layer):
             return size * max(link.solver.message.iter_size, 1)
     return None
@@ -323,33 +324,33 @@ def _named_start(earlier: Sequence[Link], weights: str) -> Start | None:
 
 
 def _guessed_start(before: Link, link: Link, index: int) -> Start | None:
-    fired = fired_snapshots(before)
+    fired = planned_snapshots(before)
     if not fired:
         return None
     iteration = fired[-1]
-    if len(fired) > 1 and has_rates(before.solver.message) and has_rates(link.solver.message):
+    if len(fired) > 1 and has_known_rates(before.solver.message) and has_known_rates(link.solver.message):
         iteration = _nearest_rate(before, fired, lr_at(link.solver.message, 0))
     return Start(index, iteration, len(fired), is_guess=len(fired) > 1)
 
 
 def _nearest_rate(link: Link, fired: Snapshots, rate: float) -> int:
-    """Find the latest snapshot with the nearest rate; among very many, search in ever smaller steps."""
+    """Return the last snapshot with the nearest rate; among very many, search in ever smaller steps."""
     # The time to compute a `multistep` rate grows with the number of steps.
-    most = max(_MOST_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
+    limit = max(_MAX_SNAPSHOTS // (1 + len(link.solver.message.stepvalue) // 100), 4)
     low, high = 0, len(fired)
     while True:
-        step = max((high - low) // most, 1)
+        step = max((high - low) // limit, 1)
         best: int = min(
             {*range(low, high, step), high - 1},
-            key=lambda index: (_distance(link, fired[index], rate), -index),
+            key=lambda index: (_rate_distance(link, fired[index], rate), -index),
         )
         if step == 1:
             return fired[best]
         low, high = max(best - step, low), min(best + step + 1, high)
 
 
-def _distance(link: Link, iteration: int, rate: float) -> float:
-    """Return how far rates differ, by their ratio."""
+def _rate_distance(link: Link, iteration: int, rate: float) -> float:
+    """Return how far the rate at an iteration is from another rate, by their ratio."""
     other = snapshot_rate(link, iteration)
     return abs(math.log(other / rate)) if other > 0 and rate > 0 else abs(other - rate) + 1e9
 
@@ -358,7 +359,7 @@ _STOP = re.compile(r"\bstopped at (?:iteration )?(\d[\d,]{0,12})", re.IGNORECASE
 
 
 def parse_stop(text: str) -> int | None:
-    """Return the iteration at which a phase is stopped according to a comment, or None.
+    """Return the iteration at which a phase is stopped, according to a comment; None if it names none.
 
     >>> parse_stop("stopped at 7800, 24.94 epochs"), parse_stop("24.94 epochs")
     (7800, None)
@@ -368,14 +369,14 @@ def parse_stop(text: str) -> int | None:
 
 
 def stop_phases(chain: Chain) -> Chain:
-    """Return the chain with phases ended where a comment beside max_iter says, unless already known."""
-    return replace(chain, links=tuple(map(_stopped, chain.links)))
+    """Return the chain with each last_iter that is not set yet taken from the comment beside max_iter."""
+    return replace(chain, links=tuple(map(_apply_stop, chain.links)))
 
 
-def _stopped(link: Link) -> Link:
-    most, comment = link.solver.message.max_iter, link.solver.comments.get("max_iter")
-    if link.last_iter != most or comment is None:
+def _apply_stop(link: Link) -> Link:
+    max_iter, comment = link.solver.message.max_iter, link.solver.comments.get("max_iter")
+    if link.last_iter != max_iter or comment is None:
         return link
     texts = [*filter(None, comment.texts)]
-    stops = [stop for text in texts if (stop := parse_stop(text)) is not None and 0 < stop < most]
+    stops = [stop for text in texts if (stop := parse_stop(text)) is not None and 0 < stop < max_iter]
     return replace(link, last_iter=stops[0]) if stops else link

@@ -1,8 +1,8 @@
 """Rules on a chain: jumps of the rate between phases, and the weight decay of a collapse.
 
-Weights passed from one net to the next by layer name: which fit, which are missing.
+Weights that are passed from one net to the next by layer name: which fit, and which are missing.
 
-Settings of updates and data that change from one phase to the next.
+Solver and data settings that change from one phase to the next.
 
 What each phase needs from its solver and net: TRAIN data, TEST data, a solver_mode.
 """
@@ -23,19 +23,19 @@ from caffe_recipes.review.lint.chain import (
     NetState,
     batch_per_rank,
     first_iter,
-    has_rates,
-    has_source,
+    has_data,
+    has_known_rates,
     plan_starts,
-    select_sources,
+    select_data_layers,
     snapshot_rate,
     test_states,
     train_state,
 )
 from caffe_recipes.review.lint.net_view import (
     SOURCE_BLOCKS,
-    is_deployed,
+    is_deploy_net,
     is_loss,
-    same_path,
+    normalize_path,
     select_phases,
     shapes_fit,
     show_layers,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-_RULED_TIMES = 2
+_COLLAPSE_DECAY_RATIO = 2
 _ROUNDING = 0.01
 
 
@@ -67,18 +67,18 @@ def check_joins(chain: Chain) -> Iterator[Finding]:
     starts = plan_starts(chain)
     for link, start in zip(chain.links, starts, strict=True):
         if start is not None:
-            yield from _join(chain.links[start.index], link, start)
-    # Collapses may branch off: each is the last phase of a model.
+            yield from _check_join(chain.links[start.index], link, start)
+    # Several collapses may branch off one phase; each is the last phase of a model.
     continued = {start.index for start in starts if start is not None}
     for index, (link, start) in enumerate(zip(chain.links, starts, strict=True)):
         if index and chain.is_whole and index not in continued:
             is_known = start is not None or index == len(chain.links) - 1
             before = chain.links[start.index if start is not None else index - 1]
-            yield from _collapse(before, link) if is_known else ()
+            yield from _check_collapse(before, link) if is_known else ()
 
 
 def is_collapse(before: Link, link: Link) -> bool:
-    """Whether a last phase is a collapse: by its name, or because it drops the augmentation."""
+    """Return whether a last phase is a collapse: by its name, or because it drops the augmentation."""
     named = link.name, link.solver.message.snapshot_prefix.rpartition("/")[2]
     if any("coll" in name.lower() for name in named):
         return True
@@ -91,31 +91,32 @@ def _is_augmented(link: Link) -> bool:
     return any(
         layer.transform_param.HasField("random_aspect_ratio_param")
         or layer.transform_param.HasField("random_resize_param")
-        for layer in link.sources
+        for layer in link.data_layers
     )
 
 
 @chain_rule(
     "resume-jump",
     "note",
-    "the rate jumps by more than 2 % where a phase resumes from a solverstate",
+    "a rate that jumps by more than 2 % where a phase resumes from a solverstate",
     write="nothing, if the jump is intended",
 )
 @chain_rule(
     "join-jump",
     "warning",
-    "the rate jumps by more than 2 % from one phase to the next",
-    effect="the momentum history also starts at 0 here, so the loss is unsteady for a while",
+    "a rate that jumps by more than 2 % from one phase to the next",
+    effect="the momentum history also starts at 0 here, so the loss is unstable for a while",
     explanation=Explanation(
-        "A phase starts from the weights of the previous phase, with a rate of its own and an empty "
-        "momentum history. A jump between the two rates makes the loss unsteady; a rise can undo "
+        "A phase starts from the weights of the previous phase, but with its own rate and an empty "
+        "momentum history. A jump between the two rates makes the loss unstable; a rise can undo "
         "what was learned.",
-        "The previous phase's last rate as base_lr, or as warmup_start_lr if there is a warm-up. Warm "
-        "restarts rise on purpose: accept those.",
+        "Set base_lr to the previous phase's last rate, or warmup_start_lr if there is a warm-up. The rate "
+        "of "
+        "a warm restart rises on purpose: accept that.",
     ),
 )
-def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
-    if not (has_rates(before.solver.message) and has_rates(link.solver.message)):
+def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
+    if not (has_known_rates(before.solver.message) and has_known_rates(link.solver.message)):
         return
     at_iter = first_iter(link)
     if not 0 < start.iteration <= before.last_iter or not at_iter < link.last_iter:
@@ -123,11 +124,11 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, at_iter)
     if not is_jump(last, first):
         return
-    is_shown = start.choices > 1 or start.iteration != before.last_iter
+    is_shown = start.candidates > 1 or start.iteration != before.last_iter
     change = f"{last:.4g}{f' (at iteration {start.iteration})' if is_shown else ''} to {first:.4g}"
     what = f"the rate {compare_rates(last, first)} from {before.name} to {link.name}, {change}"
     if start.is_guess:
-        what += f" (the nearest of {start.choices} snapshots)"
+        what += f" (the nearest of {start.candidates} snapshots)"
     key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
     place = link.solver.where(key)
     if link.resumes:
@@ -136,7 +137,7 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
             place,
             what,
             link.name,
-            effect=_resumed(link),
+            effect=_resume_effect(link),
             before=last,
             after=first,
             iteration=start.iteration,
@@ -154,28 +155,30 @@ def _join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
         )
 
 
-def _resumed(link: Link) -> str:
+def _resume_effect(link: Link) -> str:
     momentum = link.solver.message.momentum
     if not 0 < momentum < 1:
         return "the momentum history is restored from the solverstate"
     updates = 1 / (1 - momentum)
-    return f"the momentum history is restored: the old rate fades from it over about {updates:.3g} updates"
+    return (
+        f"the momentum history is restored: the effect of the old rate fades over about {updates:.3g} updates"
+    )
 
 
 @chain_rule(
     "collapse-weight-decay",
     "warning",
     "a collapse whose weight decay is not twice that of the previous phase",
-    effect="the paper doubles it, so results are not comparable with the paper's",
+    effect="the paper doubles it, so the results are not comparable with the paper's",
     explanation=Explanation(
-        "The collapse is the last phase, with a fast falling rate and little augmentation. The paper "
+        "The collapse is the last phase, with a rate that decays fast and little augmentation. The paper "
         "doubles its weight decay.",
-        "weight_decay: twice that of the previous phase, or accept it.",
+        "Set weight_decay to twice that of the previous phase, or accept the finding.",
     ),
 )
-def _collapse(before: Link, link: Link) -> Iterator[Finding]:
+def _check_collapse(before: Link, link: Link) -> Iterator[Finding]:
     old, new = before.solver.message.weight_decay, link.solver.message.weight_decay
-    if not is_collapse(before, link) or not old or abs(new / old / _RULED_TIMES - 1) <= _ROUNDING:
+    if not is_collapse(before, link) or not old or abs(new / old / _COLLAPSE_DECAY_RATIO - 1) <= _ROUNDING:
         return
     what = f"the collapse has {new / old:.4g} times the weight decay of {before.name}, {old:.4g} to {new:.4g}"
     place = link.solver.where("weight_decay")
@@ -184,13 +187,13 @@ def _collapse(before: Link, link: Link) -> Iterator[Finding]:
         place,
         what,
         link.name,
-        write=f"weight_decay: {_RULED_TIMES * old:.4g}",
+        write=f"weight_decay: {_COLLAPSE_DECAY_RATIO * old:.4g}",
         before=old,
         after=new,
     )
 
 
-# The shapes of the blobs that each layer learns, by layer name; None where unknown.
+# The shapes of the blobs that each layer learns, by layer name; None if unknown.
 _Learned = Mapping[str, tuple[Shape, ...] | None]
 
 
@@ -203,12 +206,12 @@ def check_handovers(chain: Chain) -> Iterator[Finding]:
         before, link = chain.links[start.index], chain.links[index]
         for number in (start.index, index):
             if number not in known:
-                known[number] = _learned(chain.links[number])
+                known[number] = _learned_of_link(chain.links[number])
         theirs, ours = known[start.index], known[index]
         if theirs is not None and ours is not None and link.net and before.net:
-            yield from _misfits(before, link, link.net, theirs, ours)
-            yield from _missing(before, link, link.net, theirs, ours)
-            yield from _unused(before, link, before.net, theirs, ours)
+            yield from _check_misfits(before, link, link.net, theirs, ours)
+            yield from _check_missing(before, link, link.net, theirs, ours)
+            yield from _check_unused(before, link, before.net, theirs, ours)
 
 
 def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
@@ -221,11 +224,11 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
         if phase.phase == pb.TRAIN and any(map(is_loss, phase.layers))
     ]
     for net, phases in views:
-        if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deployed(phases[0]):
+        if any(phase.phase == pb.TRAIN for phase in phases) or not phases or not is_deploy_net(phases[0]):
             continue
-        ours = _learned_in(net, NetState(pb.TEST))
+        ours = _learned_blobs(net, NetState(pb.TEST))
         beside = [one for one in trained if Path(one[0].path).parent == Path(net.path).parent]
-        known = [(other, phase, _learned_in(other, NetState(pb.TRAIN))) for other, phase in beside]
+        known = [(other, phase, _learned_blobs(other, NetState(pb.TRAIN))) for other, phase in beside]
         alike = [
             one for one in known if ours and one[2] and 2 * len(ours.keys() & one[2].keys()) >= len(ours)
         ]
@@ -233,14 +236,20 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
             other, phase, theirs = max(
                 alike, key=lambda one: len((ours or {}).keys() & (one[2] or {}).keys())
             )
-            yield from _deploy(net, other, phase, ours, theirs or {})
+            yield from _check_deploy(net, other, phase, ours, theirs or {})
 
 
-@path_rule("deploy-missing", "warning", "a deploy net that has layers its train_val net lacks, or lacks some")
+@path_rule(
+    "deploy-missing",
+    "warning",
+    "a deploy net with layers that its train_val net lacks, or without some of its layers",
+)
 @path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
-def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned) -> Iterator[Finding]:
+def _check_deploy(
+    net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned
+) -> Iterator[Finding]:
     norms = {layer.name for layer in phase.layers if layer.type == "BatchNorm"}
-    if norms and not norms & ours.keys():  # Its batch norms are folded into its weights.
+    if norms and not norms & ours.keys():  # the batch norms are folded into the weights
         return
     trained = Path(other.path).name
     for name, shapes in ours.items():
@@ -250,7 +259,7 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
             what = f"layer '{name}' does not fit the weights of {trained}: {misfit}"
             yield finding(
                 "deploy-misfit",
-                _place(net, name),
+                _layer_place(net, name),
                 what,
                 effect=f"Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
                 write=f"the layer as in {trained}",
@@ -258,35 +267,36 @@ def _deploy(net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Lear
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         verb = "is" if len(new) == 1 else "are"
-        what = f"{_layers(new)} of the deploy net {verb} not in {trained}"
+        what = f"{_name_layers(new)} of the deploy net {verb} not in {trained}"
         yield finding(
             "deploy-missing",
-            _place(net, new[0]),
+            _layer_place(net, new[0]),
             what,
-            effect="its weights are left at their fillers, as if untrained, and Caffe does not say so",
+            effect="Caffe initializes its weights from the fillers, as if untrained, and prints no warning",
             write=f"the layer names of {trained}",
         )
-    lost = [name for name in _before_last(phase, ours) if theirs.get(name) and name not in ours]
+    lost = [name for name in _layers_before_last(phase, ours) if theirs.get(name) and name not in ours]
     if lost:
-        what = f"{_layers(lost)} of {trained} {'is' if len(lost) == 1 else 'are'} not in the deploy net"
+        what = f"{_name_layers(lost)} of {trained} {'is' if len(lost) == 1 else 'are'} not in the deploy net"
         yield finding(
             "deploy-missing",
             net.path,
             what,
-            effect=f"Caffe prints `Ignoring source layer {lost[0]}`, and the scores are a different net's",
+            effect=f"Caffe prints `Ignoring source layer {lost[0]}`, and the scores are those of a "
+            "different net",
             write=f"the layers of {trained}",
         )
 
 
-def _before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
-    """Name the layers that lead to the last layer that the deploy net shares."""
+def _layers_before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
+    """Return the names of the layers that the last layer shared with the deploy net is computed from."""
     common = [i for i, layer in enumerate(phase.layers) if ours.get(layer.name)]
-    layers = {layer for one in common[-1:] for layer, _ in phase.behind((one, 0)) if layer >= 0}
+    layers = {layer for one in common[-1:] for layer, _ in phase.ancestors((one, 0)) if layer >= 0}
     return [phase.layers[i].name for i in sorted(layers)]
 
 
-def _learned_in(net: Net, state: NetState) -> _Learned | None:
-    """Return the blobs that a net learns, or None if its shapes do not fit: another rule reports that."""
+def _learned_blobs(net: Net, state: NetState) -> _Learned | None:
+    """Return the blobs that a net learns; None if its shapes do not fit, which another rule reports."""
     try:
         layers = infer_shapes(net.message, state.phase, level=state.level, stages=state.stages).layers
     except PrototxtError:
@@ -295,7 +305,7 @@ def _learned_in(net: Net, state: NetState) -> _Learned | None:
 
 
 def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
-    """Describe the first blob that does not fit; empty if all fit. Unknown sizes fit.
+    """Describe the first blob that does not fit; empty if all fit. Unknown sizes always fit.
 
     >>> show_misfit(((10, 64), (10,)), ((20, 64), (20,)))
     '10x64, not 20x64'
@@ -310,19 +320,19 @@ def show_misfit(ours: tuple[Shape, ...], theirs: tuple[Shape, ...]) -> str:
     return ""
 
 
-def _learned(link: Link) -> _Learned | None:
+def _learned_of_link(link: Link) -> _Learned | None:
     if link.net is None:
         return None
-    return _learned_in(link.net, train_state(link.solver.message, link.net.message))
+    return _learned_blobs(link.net, train_state(link.solver.message, link.net.message))
 
 
 @handover_rule(
     "handover-misfit",
     "error",
     "a layer whose weights have a different shape in the phase that it starts from",
-    write="the same shape in both nets, or another layer name, so that it is initialized by its fillers",
+    write="use the same shape in both nets, or another layer name to initialize it from its fillers",
 )
-def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     unfit = {}
     for name, shapes in ours.items():
         given = theirs.get(name)
@@ -331,31 +341,33 @@ def _misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
             unfit[name] = misfit
     if unfit:
         (first, misfit), *others = unfit.items()
-        more = f"; nor do {show_names([name for name, _ in others])}" if others else ""
+        more = f"; neither do {show_names([name for name, _ in others])}" if others else ""
         what = f"layer '{first}' of {link.name} does not fit the weights of {before.name}: {misfit}{more}"
         effect = f"Caffe stops with `Cannot copy param 0 weights from layer '{first}'; shape mismatch`"
         if "blob" in misfit:
             effect = f"Caffe stops with `Incompatible number of blobs for layer {first}`"
-        yield finding("handover-misfit", _place(net, first), what, link.name, effect=effect, count=len(unfit))
+        yield finding(
+            "handover-misfit", _layer_place(net, first), what, link.name, effect=effect, count=len(unfit)
+        )
 
 
 @handover_rule(
-    "handover-missing", "warning", "a layer with weights that the phase it starts from does not have"
+    "handover-missing", "warning", "a layer with weights that is missing in the phase that it starts from"
 )
-def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     new = [name for name, shapes in ours.items() if shapes and name not in theirs]
     if new:
         left = [name for name in theirs if name not in ours]
         near = difflib.get_close_matches(new[0], left, n=1, cutoff=0.3)
         verb = "has weights but is" if len(new) == 1 else "have weights but are"
-        what = f"{_layers(new)} of {link.name} {verb} not in the net of {before.name}"
+        what = f"{_name_layers(new)} of {link.name} {verb} not in the net of {before.name}"
         pronoun = "it starts" if len(new) == 1 else "they start"
         yield finding(
             "handover-missing",
-            _place(net, new[0]),
+            _layer_place(net, new[0]),
             what,
             link.name,
-            effect=f"{pronoun} from the fillers, as if untrained, and Caffe does not say so",
+            effect=f"{pronoun} from the fillers, as if untrained, and Caffe prints no warning",
             write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if intended",
             count=len(new),
         )
@@ -364,17 +376,17 @@ def _missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learne
 @handover_rule(
     "handover-unused",
     "note",
-    "a trained layer that is not in the next phase's net",
-    write="the same layer names in both nets, to keep the weights",
+    "a trained layer that is missing in the next phase's net",
+    write="use the same layer names in both nets to keep the weights",
 )
-def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
+def _check_unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
     left = [name for name, shapes in theirs.items() if shapes and name not in ours]
     if left:
         verb = "has weights but is" if len(left) == 1 else "have weights but are"
-        what = f"{_layers(left)} of {before.name} {verb} not in the net of {link.name}"
+        what = f"{_name_layers(left)} of {before.name} {verb} not in the net of {link.name}"
         yield finding(
             "handover-unused",
-            _place(net, left[0]),
+            _layer_place(net, left[0]),
             what,
             link.name,
             effect=f"Caffe prints `Ignoring source layer {left[0]}` and drops its weights",
@@ -382,16 +394,16 @@ def _unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned
         )
 
 
-def _layers(names: list[str]) -> str:
+def _name_layers(names: list[str]) -> str:
     return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
-def _place(net: Net, name: str) -> str:
+def _layer_place(net: Net, name: str) -> str:
     index = next(index for index, layer in enumerate(net.message.layer) if layer.name == name)
     return net.where(f"layer[{index}].name")
 
 
-_MOST_DECAY_TIMES = 4
+_MAX_DECAY_RATIO = 4
 
 
 class _Setting(NamedTuple):
@@ -419,44 +431,44 @@ _SETTINGS = (
         "the same rate makes different updates, and the momentum history does not fit",
     ),
     _Setting("regularization_type", lambda solver: solver.regularization_type, "weight decay differs"),
-    # Another rule reports where it is absent.
+    # Another rule reports a missing solver_mode.
     _Setting(
         "solver_mode",
         lambda solver: (
             pb.SolverParameter.SolverMode.Name(solver.solver_mode) if solver.HasField("solver_mode") else None
         ),
-        "one of the two does not match the machine: a CPU-only build stops at GPU",
+        "one of the two does not match the machine: a CPU-only build stops at solver_mode: GPU",
     ),
 )
 
 
 def check_changes(chain: Chain) -> Iterator[Finding]:
-    """Find settings that a phase has changed from the phases that it builds on."""
+    """Find settings that differ between a phase and the phases that it builds on."""
     for index, start in enumerate(plan_starts(chain)):
         if start is None:
             continue
         earlier, link = chain.links[: start.index + 1], chain.links[index]
-        yield from _settings(earlier, link)
-        yield from _batch(earlier, link, start)
-        yield from _momentum(earlier, link)
+        yield from _check_settings(earlier, link)
+        yield from _check_batch(earlier, link, start)
+        yield from _check_momentum(earlier, link)
         is_last = index == len(chain.links) - 1
         if not (is_last and chain.is_whole and is_collapse(earlier[-1], link)):
-            yield from _decay(earlier, link)
-        yield from _transforms(earlier, link)
-        yield from _source(earlier, link)
-        yield from _norms(earlier, link)
-    yield from _tested(chain)
+            yield from _check_weight_decay(earlier, link)
+        yield from _check_transforms(earlier, link)
+        yield from _check_source(earlier, link)
+        yield from _check_norms(earlier, link)
+    yield from _check_test_sources(chain)
 
 
 solver_changes = handover_rule(
     "solver-changes",
     "warning",
-    "momentum, type, solver_mode or regularization_type differs from the previous phase",
+    "a momentum, type, solver_mode or regularization_type that differs from the previous phase",
 )
 
 
 @solver_changes
-def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     for setting in _SETTINGS:
         new, old = setting.read(link.solver.message), setting.read(before.solver.message)
@@ -479,23 +491,24 @@ def _settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "batch-changes",
     "warning",
-    "iter_size or batch_size differs from the previous phase, but the rate does not",
-    effect="the rate is for another batch size, and the iterations make a different number of epochs",
+    "an iter_size or batch_size that differs from the previous phase while the rate does not",
+    effect="the rate was chosen for another batch size, and the same iterations make a different number of "
+    "epochs",
 )
-def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
-    """Find a changed number of images in an iteration where the rate is unchanged."""
+def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
+    """Find phases that change the number of images per iteration but not the rate."""
     before = earlier[-1]
     ours, theirs = batch_per_rank(link), batch_per_rank(before)
     if not ours or not theirs or ours == theirs or link.ranks != before.ranks:
         return
-    if not has_rates(before.solver.message) or not has_rates(link.solver.message):
+    if not has_known_rates(before.solver.message) or not has_known_rates(link.solver.message):
         return
     last, first = snapshot_rate(before, start.iteration), lr_at(link.solver.message, first_iter(link))
     if is_jump(last, first) or link.solver.message.warmup_iter:
         return
     is_sub = link.solver.message.iter_size != before.solver.message.iter_size
     field = "iter_size" if is_sub else "batch_size"
-    what = f"{link.name} takes {ours} images a rank for an update, {before.name} {theirs}, at the same rate"
+    what = f"{link.name} uses {ours} images per rank and update, but {before.name} {theirs}, at the same rate"
     place = link.solver.where("iter_size" if is_sub else "base_lr")
     yield finding(
         "batch-changes",
@@ -509,7 +522,7 @@ def _batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Findin
 
 
 @solver_changes
-def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before, solver = earlier[-1].solver.message, link.solver.message
     new, old = solver.momentum, before.momentum
     if any(new == one.solver.message.momentum for one in earlier):
@@ -518,7 +531,7 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         return
     shown = show_number(new) if solver.HasField("momentum") else "not set (default 0)"
     what = f"momentum is {shown} in {link.name}, but {show_number(old)} in {earlier[-1].name}"
-    effect = "the weights move differently at the same rate"
+    effect = "the same rate makes different updates"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
         effect = f"the effective rate, rate / (1 - momentum), is {times:.3g} times as high at the same rate"
@@ -537,21 +550,21 @@ def _momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "weight-decay-changes",
     "warning",
-    "weight decay dropped, or changed by a factor above 4, in a phase that is not a collapse",
+    "weight decay removed, or changed by a factor above 4, in a phase that is not a collapse",
 )
-def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
     if any(new == one.solver.message.weight_decay for one in earlier) or min(old, new) < 0:
         return
     low, high = sorted((old, new))
-    if low and high / low <= _MOST_DECAY_TIMES + _ROUNDING:
+    if low and high / low <= _MAX_DECAY_RATIO + _ROUNDING:
         return
     is_given = link.solver.message.HasField("weight_decay")
     shown = f"{new:.4g}" if is_given else "not set (default 0)"
     what = f"weight_decay is {shown} in {link.name}, but {old:.4g} in {earlier[-1].name}"
-    effect = "the weights shrink or grow to a new equilibrium, which changes the effect of the rate"
+    effect = "the weights shrink or grow to a new equilibrium, which changes the effective rate"
     if not new:
-        effect = "the weights no longer shrink: they grow, and the rate has less and less effect"
+        effect = "the weights are no longer decayed: they grow, and the rate has less and less effect"
     place = link.solver.where("weight_decay")
     yield finding(
         "weight-decay-changes",
@@ -568,24 +581,24 @@ def _decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "crop-changes",
     "note",
-    "the crop_size of the training data differs from the previous phase",
-    effect="objects appear at a different size than the weights were trained on",
+    "a crop_size of the training data that differs from the previous phase",
+    effect="objects appear at a different size than the one that the weights were trained on",
 )
 @handover_rule(
     "transforms-change",
     "warning",
-    "the mean or scale of the training data differs from the previous phase",
-    effect="the weights and batch norm statistics come from differently scaled inputs: the loss jumps",
+    "a mean or scale of the training data that differs from the previous phase",
+    effect="weights and batch norm statistics come from differently scaled inputs, so the loss jumps",
 )
-def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
-        seen = [_values(one, field) for one in earlier]
-        new, old = _values(link, field), seen[-1]
+        seen = [_transform_values(one, field) for one in earlier]
+        new, old = _transform_values(link, field), seen[-1]
         if not new or not old or new in seen:
             continue
         other = earlier[-1].name
         what = f"{field} is {new} in the training data of {link.name}, but {old} in that of {other}"
-        write = f"the same {field} in both nets, unless the change is intended"
+        write = f"use the same {field} in both nets, unless the change is intended"
         place = _data_place(link, f"transform_param.{field}")
         if field == "crop_size":
             yield finding("crop-changes", place, what, link.name, write=write)
@@ -593,23 +606,25 @@ def _transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             yield finding("transforms-change", place, what, link.name, write=write, field=field)
 
 
-def _values(link: Link, field: str) -> str:
+def _transform_values(link: Link, field: str) -> str:
     """Return the values of a transform field in the training data layers as text, each value once."""
-    shown = [show_transform(one.transform_param, field) for one in link.sources if one.type in SOURCE_BLOCKS]
+    shown = [
+        show_transform(one.transform_param, field) for one in link.data_layers if one.type in SOURCE_BLOCKS
+    ]
     return "; ".join(dict.fromkeys(shown))
 
 
 @handover_rule(
     "train-source-changes",
     "note",
-    "the source of the training data differs from the previous phase",
-    effect="the epochs, the classes and their order may differ",
-    write="the same source, unless the change is intended",
+    "a source of the training data that differs from the previous phase",
+    effect="the length of an epoch, the classes and their order may differ",
+    write="use the same source, unless the change is intended",
 )
-def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
-    known = [_sources(one.sources) for one in earlier]
-    new, old = _sources(link.sources), known[-1]
-    if new and old and _same(new) not in map(_same, known):
+def _check_source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+    known = [_source_paths(one.data_layers) for one in earlier]
+    new, old = _source_paths(link.data_layers), known[-1]
+    if new and old and _normalize_paths(new) not in map(_normalize_paths, known):
         what = f"{link.name} trains on {', '.join(new)}, but {earlier[-1].name} on {', '.join(old)}"
         place = _data_place(link, "data_param.source")
         yield finding("train-source-changes", place, what, link.name)
@@ -618,36 +633,36 @@ def _source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
 @handover_rule(
     "train-on-test",
     "warning",
-    "a phase trains on the records that another net of the chain is tested on",
+    "a phase that trains on the records that another net of the chain is tested on",
     effect="the accuracy is measured on images that the net was trained on",
-    write="the training LMDB",
+    write="set source to the training LMDB",
 )
-def _tested(chain: Chain) -> Iterator[Finding]:
-    """Find phases that train on the test data of another net; for the same net, a net rule reports it."""
+def _check_test_sources(chain: Chain) -> Iterator[Finding]:
+    """Find phases that train on the test data of another net; a net rule reports it within one net."""
     tests: list[tuple[Net, str]] = []
     for link in chain.links:
         solver = link.solver.message
         for net in ([link.net] if link.net else []) + [*link.test_nets]:
             for state in test_states(solver, net.message):
-                tests += [(net, one) for one in _sources(select_sources(net.message, state))]
+                tests += [(net, one) for one in _source_paths(select_data_layers(net.message, state))]
     for net in chain.tested:
-        tests += [(net, one) for one in _sources(select_sources(net.message, NetState(pb.TEST)))]
+        tests += [(net, one) for one in _source_paths(select_data_layers(net.message, NetState(pb.TEST)))]
     for link in chain.links:
-        trained = _same(_sources(link.sources))
+        trained = _normalize_paths(_source_paths(link.data_layers))
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
-            if same_path(source) in trained:
+            if normalize_path(source) in trained:
                 what = f"{link.name} trains on '{source}', which {net.path} is tested on"
                 place = _data_place(link, "data_param.source")
                 yield finding("train-on-test", place, what, link.name)
                 break
 
 
-def _same(sources: Iterable[str]) -> tuple[str, ...]:
-    return tuple(map(same_path, sources))
+def _normalize_paths(sources: Iterable[str]) -> tuple[str, ...]:
+    return tuple(map(normalize_path, sources))
 
 
-def _sources(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
+def _source_paths(layers: Iterable[pb.LayerParameter]) -> tuple[str, ...]:
     blocks = [getattr(layer, SOURCE_BLOCKS[layer.type]) for layer in layers if layer.type in SOURCE_BLOCKS]
     return tuple(block.source for block in blocks if getattr(block, "source", ""))
 
@@ -656,17 +671,19 @@ def _data_place(link: Link, field: str) -> str:
     """Return the place of a field of the first training data layer."""
     if link.net is None:
         return link.solver.path
-    made = next(layer for layer in link.sources if layer.type in SOURCE_BLOCKS)
+    reader = next(layer for layer in link.data_layers if layer.type in SOURCE_BLOCKS)
     layers = enumerate(link.net.message.layer)
-    # A layer that holds a NaN does not equal itself: name the file instead.
-    index = next((index for index, layer in layers if layer is made or layer == made), None)
+    # A layer that contains a NaN does not equal itself: return the file instead.
+    index = next((index for index, layer in layers if layer is reader or layer == reader), None)
     return link.net.path if index is None else link.net.where(f"layer[{index}].{field}")
 
 
 @handover_rule(
-    "norms-change", "warning", "BatchNorm moving_average_fraction or eps differs from the previous phase"
+    "norms-change",
+    "warning",
+    "a BatchNorm moving_average_fraction or eps that differs from the previous phase",
 )
-def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
     if link.net is None or before.net is None or link.net.path == before.net.path:
         return
@@ -677,13 +694,13 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         ),
         ("eps", "the same statistics normalize differently: the outputs shift"),
     ):
-        values, old = _of_norms(link.net, field), _of_norms(before.net, field)
+        values, old = _norm_values(link.net, field), _norm_values(before.net, field)
         changed = [name for name in values if name in old and values[name] != old[name]]
-        if not changed or any(values == _of_norms(one.net, field) for one in earlier if one.net):
+        if not changed or any(values == _norm_values(one.net, field) for one in earlier if one.net):
             continue
         name, count = changed[0], len(changed)
         change = f"{show_number(values[name])} in {link.name}, but {show_number(old[name])} in {before.name}"
-        what = f"{field} of {_layers(changed)} is {change}"
+        what = f"{field} of {_name_layers(changed)} is {change}"
         index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
         place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
         yield finding(
@@ -698,7 +715,7 @@ def _norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         )
 
 
-def _of_norms(net: Net, field: str) -> dict[str, float]:
+def _norm_values(net: Net, field: str) -> dict[str, float]:
     """Return a field of each BatchNorm in TRAIN, by layer name."""
     norms = [layer for layer in select_layers(net.message, pb.TRAIN) if layer.type == "BatchNorm"]
     return {layer.name: getattr(layer.batch_norm_param, field) for layer in norms}
@@ -707,36 +724,38 @@ def _of_norms(net: Net, field: str) -> dict[str, float]:
 _UNKNOWN_BLOB = "`Unknown bottom blob 'data'` (or the name of another blob)"
 
 no_test_net = path_rule(
-    "no-test-net", "error", "a test, during or after training, on a net without a data layer for TEST"
+    "no-test-net", "error", "a test, during or after training, of a net without a data layer for TEST"
 )
 
 
 @path_rule(
     "last-net-without-test",
     "warning",
-    "the last phase's net cannot be tested",
-    write="a data layer with include { phase: TEST } in it, or test with a net that has one",
+    "a last phase whose net cannot be tested",
+    write="add a data layer with include { phase: TEST } to it, or test with a net that has one",
     explanation=Explanation(
         "`caffe test` needs a data layer for TEST. This net lacks one, so it cannot test the model.",
-        "A data layer with include { phase: TEST }, or --script with a command that tests with another net.",
+        "Add a data layer with include { phase: TEST }, or give --script a file with a command that tests "
+        "with "
+        "another net.",
     ),
 )
 @no_test_net
 def check_steps(chain: Chain) -> Iterator[Finding]:
-    """Find phases that their nets or solvers do not allow."""
+    """Find phases that Caffe cannot run or test, because their net or solver lacks something."""
     for link in chain.links:
-        yield from _solver(link, has_gpus=chain.setting.has_gpus)
-        yield from _data(link)
+        yield from _check_solver_fields(link, has_gpus=chain.facts.has_gpus)
+        yield from _check_data_layers(link)
     last = chain.links[-1]
     for net in chain.tested:
-        if not has_source(net.message, NetState(pb.TEST)):
+        if not has_data(net.message, NetState(pb.TEST)):
             what = f"the chain is tested with {net.path}, which has no data layer for TEST"
             yield finding(
                 "no-test-net",
                 net.path,
                 what,
                 effect=f"Caffe stops with {_UNKNOWN_BLOB}",
-                write="a data layer with include { phase: TEST }",
+                write="add a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
         what = f"the last phase's net {last.net.path} has no data layer for TEST"
@@ -750,13 +769,13 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
 
 
 def _can_be_tested(link: Link, net: Net) -> bool:
-    """Whether the last phase's net has TEST data in any state of the solver, or another net is tested."""
+    """Return whether a net has TEST data in any state of the solver, or another net is tested."""
     solver = link.solver.message
     states = (NetState(pb.TEST), *test_states(solver, net.message))
-    return _has_own(solver) or any(has_source(net.message, state) for state in states)
+    return _has_test_nets(solver) or any(has_data(net.message, state) for state in states)
 
 
-def _has_own(solver: pb.SolverParameter) -> bool:
+def _has_test_nets(solver: pb.SolverParameter) -> bool:
     return bool(solver.test_net or solver.test_net_param)
 
 
@@ -767,9 +786,9 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
     write="solver_mode: CPU",
     explanation=Explanation(
-        "Caffe's default is GPU, and a CPU-only build stops. Not reported for Caffes that are built "
+        "Caffe's default is GPU, and a CPU-only build stops. Not reported for dialects that are built "
         "for GPUs (--dialect bvlc).",
-        "solver_mode: CPU.",
+        "Set solver_mode: CPU.",
     ),
 )
 @path_rule(
@@ -777,16 +796,16 @@ def _has_own(solver: pb.SolverParameter) -> bool:
     "warning",
     "a test_interval without test_iter: the solver never tests",
     effect="Caffe creates no test net and never tests",
-    write="test_iter: the test images / the test batch_size",
+    write="test_iter: the number of test images / the test batch_size",
 )
 @path_rule(
     "test-iter-alone",
     "error",
     "a test_iter without test_interval: Caffe stops",
     effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
-    write="test_interval: the iterations between tests",
+    write="test_interval: the number of iterations between tests",
 )
-def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
+def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     solver, where = link.solver.message, link.solver.where
     if not has_gpus and not solver.HasField("solver_mode"):
         what = "solver_mode is not set, and the default is GPU"
@@ -803,36 +822,36 @@ def _solver(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
     "no-train-net",
     "error",
     "a net without a data layer for TRAIN",
-    write="a data layer with include { phase: TRAIN }",
+    write="add a data layer with include { phase: TRAIN }",
 )
-def _data(link: Link) -> Iterator[Finding]:
+def _check_data_layers(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
     if net is None:
         return
-    if not has_source(net.message, train_state(solver, net.message)):
-        what = f"{net.path} has no data layer for TRAIN{_staged(solver.train_state)}"
+    if not has_data(net.message, train_state(solver, net.message)):
+        what = f"{net.path} has no data layer for TRAIN{_show_state(solver.train_state)}"
         yield finding("no-train-net", net.path, what, link.name, effect=f"Caffe stops with {_UNKNOWN_BLOB}")
     if not (solver.test_iter or solver.test_interval):
         return
-    for tested in link.test_nets if _has_own(solver) else (net,):
-        for state, given in _given_states(solver, tested):
-            if not has_source(tested.message, state):
-                yield _no_test(link, tested, given)
+    for tested in link.test_nets if _has_test_nets(solver) else (net,):
+        for state, given in _states_to_test(solver, tested):
+            if not has_data(tested.message, state):
+                yield _missing_test_data(link, tested, given)
 
 
-def _given_states(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
-    """Return each state that a net may be tested in; with several test nets, any state may be its."""
+def _states_to_test(solver: pb.SolverParameter, net: Net) -> Iterator[tuple[NetState, pb.NetState]]:
+    """Return the states that a net is tested in; none if several test nets have states of their own."""
     states = test_states(solver, net.message)
-    if _has_own(solver) and len(states) > 1:
+    if _has_test_nets(solver) and len(states) > 1:
         return iter(())
     return zip(states, solver.test_state or (pb.NetState(),), strict=True)
 
 
 @no_test_net
-def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
+def _missing_test_data(link: Link, net: Net, state: pb.NetState) -> Finding:
     solver = link.solver
     tests = bool(solver.message.test_iter)
-    what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_staged(state)}"
+    what = f"{link.name} tests while it trains, but {net.path} has no data layer for TEST{_show_state(state)}"
     field = "test_iter[0]" if tests else "test_interval"
     return finding(
         "no-test-net",
@@ -841,13 +860,13 @@ def _no_test(link: Link, net: Net, state: pb.NetState) -> Finding:
         link.name,
         effect=f"Caffe stops with {_UNKNOWN_BLOB}"
         if tests
-        else f"it never tests, and with test_iter stops at {_UNKNOWN_BLOB}",
-        write="a data layer with include { phase: TEST }, or no test_iter and test_interval",
+        else f"it never tests; with test_iter, it would stop with {_UNKNOWN_BLOB}",
+        write="add a data layer with include { phase: TEST }, or remove test_iter and test_interval",
     )
 
 
-def _staged(state: pb.NetState) -> str:
-    """Return the stages and level that a solver asks for, as text; empty if none."""
+def _show_state(state: pb.NetState) -> str:
+    """Describe the stages and level that a solver sets; empty if it sets none."""
     parts = [f"stage '{stage}'" for stage in state.stage]
     if state.HasField("level"):
         parts.append(f"level {state.level}")

@@ -1,10 +1,8 @@
-"""Apply all rules to one chain, and sort the findings in the order of the files.
-
-Apply all rules to one net: its layers, blobs, shapes, data and weights, in each phase.
+"""Apply all rules to a chain or to a net, and sort the findings in the order of the files.
 
 Report what another Caffe would refuse, ignore or read differently in a prototxt.
 
-Explain a rule: what it is applied to, what will happen, and what to do about it.
+Explain a rule: what it checks, what will happen, and what to do about it.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ _LAYER = re.compile(r"layer\[(\d+)\]")
 
 
 def check_chain(chain: Chain) -> Iterator[Finding]:
-    """Find the mistakes of a chain of phases, without those of each net by itself."""
+    """Find the mistakes in a chain of phases, except those in each net by itself."""
     if not chain.links:
         return
     chain = stop_phases(chain)
     for link in chain.links:
         is_last = chain.is_whole and link is chain.links[-1]
-        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.setting.ranks or 0)
+        batch = (batch_per_rank(link) or 0) * (link.ranks or chain.facts.ranks or 0)
         yield from check_solver(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
     yield from check_joins(chain)
     yield from check_epochs(chain)
@@ -56,7 +54,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
 
 
 def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Finding]:
-    """Sort findings by file, in the order of `paths`, and line, without duplicates; other files first."""
+    """Sort findings by file, in the order of `paths`, and by line, without duplicates; other files first."""
     files = {path: index for index, path in enumerate(dict.fromkeys(paths))}
     placed: dict[tuple[str, str, str], tuple[tuple[int, int, int], Finding]] = {}
     for found in findings:
@@ -66,13 +64,13 @@ def sort_findings(findings: Iterable[Finding], paths: Iterable[str]) -> list[Fin
     return [found for _, found in sorted(placed.values(), key=lambda pair: pair[0])]
 
 
-# Rules that TRAIN and TEST, or a loss and an accuracy, report in different words.
-_ONCE_A_PLACE = frozenset(
+# Rules that may report one mistake twice in different words: for TRAIN and TEST, or a loss and an accuracy.
+_ONCE_PER_PLACE = frozenset(
     ("blob-too-large", "outputs-above-classes", "outputs-below-classes", "shape-misfit")
 )
 
-_OF_FILE: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
-    layer_rules.check_rules_of_layers,
+_FILE_CHECKS: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
+    layer_rules.check_include_rules,
     layer_rules.check_phases,
     data_rules.check_data,
     data_rules.check_transforms,
@@ -81,7 +79,7 @@ _OF_FILE: tuple[Callable[[NetView], Iterator[Finding]], ...] = (
     layer_rules.check_refusals,
     layer_rules.check_reads,
 )
-_OF_PHASE: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
+_PHASE_CHECKS: tuple[Callable[[PhaseNet], Iterator[Finding]], ...] = (
     wiring_rules.check_blobs,
     wiring_rules.check_learned,
     weight_rules.check_learning,
@@ -97,10 +95,10 @@ def check_net(
     datum_of: DatumOf = lambda source: None,
     dialect: str = OURS,
 ) -> list[Finding]:
-    """Check one net, in each phase that it has data for; most severe findings first, then in file order.
+    """Check a net in each phase that it has data for; most severe findings first, then in file order.
 
-    `classes` is the number of classes of the labels, `datum_of` returns the first Datum of a source or None,
-    `dialect` names the Caffe with these layer types and fields. A finding of both phases is reported once.
+    `classes` is the number of classes of the labels. `datum_of` returns the first Datum of a source, or None.
+    `dialect` is the Caffe whose layer types and fields are valid. A finding of both phases is reported once.
     """
     old: list[Finding] = []
     if document.message.layers:
@@ -108,13 +106,13 @@ def check_net(
     found = [*old, *_check_layers(document.message, classes, datum_of, load_dialects()[dialect])]
     once: dict[tuple[str, ...], Finding] = {}
     for one in found:
-        of_place = one.id in _ONCE_A_PLACE and one.where
+        of_place = one.id in _ONCE_PER_PLACE and one.where
         once.setdefault((one.id, one.where) if of_place else (one.id, one.where, one.what), one)
-    return [one.located(document.where) for one in sorted(once.values(), key=_net_order)]
+    return [one.located(document.where) for one in sorted(once.values(), key=_finding_order)]
 
 
-def _net_order(found: Finding) -> tuple[int, int]:
-    """Return a sort key for a net's findings: most severe first, then those of no layer, then by layer."""
+def _finding_order(found: Finding) -> tuple[int, int]:
+    """Return a sort key for a net's findings: by severity, then by layer; the whole net comes first."""
     layer = _LAYER.match(found.where)
     return SEVERITIES.index(found.severity), int(layer[1]) if layer else -1
 
@@ -124,27 +122,27 @@ def _check_layers(
 ) -> Iterator[Finding]:
     inferred = [wiring_rules.infer_phase(phase, datum_of) for phase in select_phases(net)]
     view = NetView(net, tuple(phase for phase, _ in inferred), classes, datum_of, dialect)
-    for check in _OF_FILE:
+    for check in _FILE_CHECKS:
         yield from check(view)
-    for phase, unfit in inferred:
-        yield from unfit
+    for phase, misfits in inferred:
+        yield from misfits
         yield from data_rules.check_labels(view, phase)
         yield from data_rules.check_train_data(view, phase)
         yield from weight_rules.check_norms(view, phase)
-        for check_phase in _OF_PHASE:
+        for check_phase in _PHASE_CHECKS:
             yield from check_phase(phase)
 
 
-# The rules of dialects, which are `caffe.dialects.check`'s.
+# `caffe.dialects.check` defines the rules of dialects.
 for _name, _rule in DIFFERENCE_RULES.items():
     dialect_rule(_name, _rule.severity, _rule.what)
 
 
 def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
-    """Report what a dialect's Caffe would not read as SURFsara's does; repeats only at the first place.
+    """Report what a dialect's Caffe would not read as SURFsara's does; repeats only at their first place.
 
-    The text may be a net, a solver with nets in it, several solvers or a label map. Raises PrototxtError for
-    text that no Caffe reads, and InputError for an unknown dialect.
+    The text may be a net, a solver that contains nets, several solvers, or a label map. Raises PrototxtError
+    for text that no Caffe can read, and InputError for an unknown dialect.
     """
     judge = find_dialect(dialect)
     document = parse_lenient(text, path)
@@ -152,7 +150,9 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
         finding(
             each.rule,
             document.where(each.field),
-            f"{each.what} ({each.count} times in this file, first here)" if each.count > 1 else each.what,
+            f"{each.what} ({each.count} times in this file; this is the first)"
+            if each.count > 1
+            else each.what,
             effect=each.effect,
             write=each.write,
             name=each.name,
@@ -166,14 +166,14 @@ _WIDTH = 100
 
 
 def explain(name: str) -> str:
-    """Explain a rule: the problem, where it is checked, what will happen, what to write, how to accept it.
+    """Explain a rule: the problem, what is checked, the effect, what to write, and how to accept a finding.
 
     >>> print(explain("weights-missing"))
     weights-missing: an error
     problem  a later phase that starts without weights
     checks   a chain of solvers, and the weights that each starts from
-    happens  see each finding
-    write    see each finding
+    effect   see each finding
+    help     see each finding
     fix      by hand
     exit     1, unless accepted or with --fail-on never
     accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
@@ -185,10 +185,10 @@ def explain(name: str) -> str:
         "note": "0, or 1 with --fail-on note",
     }
     rows = {
-        "problem": rule.looks_for,
+        "problem": rule.summary,
         "checks": rule.subject,
-        "happens": rule.explanation.happens,
-        "write": rule.explanation.write,
+        "effect": rule.explanation.effect,
+        "help": rule.explanation.write,
         "fix": rule.fix or "by hand",
         "exit": exits[rule.severity],
         "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS INTENDED}}",

@@ -39,29 +39,31 @@ _SOURCELESS = frozenset(("MemoryData", "VideoData"))
 
 
 def check_data(view: NetView) -> Iterator[Finding]:
-    """Check each data layer of the file, in any phase."""
+    """Check each data layer in the file, whatever its phase."""
     for index, layer in enumerate(view.net.layer):
         block = SOURCE_BLOCKS.get(layer.type)
         if block is None:
             continue
-        yield from _needed(index, layer, block)
+        yield from _check_required_fields(index, layer, block)
         if layer.type in _DATABASES:
-            yield from _backend(index, layer)
+            yield from _check_backend(index, layer)
         if layer.type == "ImageData":
-            yield from _image_size(index, layer)
+            yield from _check_image_size(index, layer)
 
 
 @data_rule(
     "train-batches-differ",
     "warning",
     "data layers of TRAIN that differ in batch_size",
-    effect="with MLSL Caffe stops: it allows one global batch; without, images and labels drift apart",
+    effect="with MLSL Caffe stops, because it allows only one global batch size; without MLSL, images and "
+    "labels "
+    "no longer match",
 )
 def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the data layers of a training phase, with the fields of the view's dialect."""
+    """Check the data layers of a training phase, for the fields of the view's dialect."""
     if phase.phase != pb.TRAIN:
         return
-    yield from _shuffles(phase)
+    yield from _check_shuffle_agrees(phase)
     sizes: dict[int, pb.LayerParameter] = {}
     for i, layer in enumerate(phase.layers):
         block = SOURCE_BLOCKS.get(layer.type)
@@ -78,7 +80,7 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             )
         if size:
             sizes.setdefault(size, layer)
-        yield from _order(view, phase, i, block)
+        yield from _check_unshuffled(view, phase, i, block)
 
 
 @data_rule(
@@ -88,9 +90,12 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     effect="Caffe stops: a positive batch size is required",
 )
 @data_rule(
-    "no-source", "error", "a data layer without source", effect="Caffe stops: there is nothing to open"
+    "no-source",
+    "error",
+    "a data layer without source",
+    effect="Caffe stops, because it has no source to open",
 )
-def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
+def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
     if lacks_batch_size(layer):
         yield finding(
             "no-batch-size",
@@ -111,17 +116,17 @@ def _needed(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Findin
     "backend-not-lmdb",
     "warning",
     "backend LEVELDB, set or by default, for a source named like an LMDB",
-    effect="Caffe stops if it is an LMDB: Failed to open leveldb",
+    effect="if it is an LMDB, Caffe stops: Failed to open leveldb",
     write="backend: LMDB",
 )
 @data_rule(
     "shuffle-not-lmdb",
     "warning",
     "shuffle on a LEVELDB",
-    effect="only LMDBs are shuffled",
+    effect="it has no effect: only LMDBs are shuffled",
     write="backend: LMDB",
 )
-def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.data_param
     if param.backend == pb.DataParameter.LMDB:
         return
@@ -145,9 +150,9 @@ def _backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     "error",
     "new_height without new_width, or new_width without new_height",
     effect="Caffe stops: new_height and new_width must be set at the same time",
-    write="give both",
+    write="set both",
 )
-def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.image_data_param
     if (param.new_height > 0) != (param.new_width > 0):
         given = "new_height" if param.new_height else "new_width"
@@ -161,12 +166,12 @@ def _image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
 @data_rule(
     "train-shuffles-differ",
     "warning",
-    "some data layers of TRAIN are shuffled and some are not",
-    effect="if one layer reads the labels for the other's images, labels no longer match images",
+    "data layers of TRAIN of which only some are shuffled",
+    effect="if one layer reads the labels of the other's images, the labels no longer match the images",
 )
-def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
-    """Find the first data layer that differs from the first one in being shuffled."""
-    readers = _readers(phase)
+def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
+    """Find the first data layer that is shuffled while the first one is not, or the reverse."""
+    readers = _record_layers(phase)
     for i in readers[1:]:
         one, other = phase.layers[readers[0]], phase.layers[i]
         if _is_shuffled(one) == _is_shuffled(other):
@@ -176,13 +181,14 @@ def _shuffles(phase: PhaseNet) -> Iterator[Finding]:
             "train-shuffles-differ",
             phase.where(i, SOURCE_BLOCKS[other.type]),
             f"{title(shuffled)} is shuffled in TRAIN, but {title(kept)} is not",
-            write=f"shuffle: false in {title(shuffled)}, and shuffle both together when the LMDBs are built",
+            write=f"set shuffle: false in {title(shuffled)}, and shuffle both together when you build the "
+            "LMDBs",
         )
         return
 
 
-def _readers(phase: PhaseNet) -> list[int]:
-    """Return the layers of a phase that read records in order, by index."""
+def _record_layers(phase: PhaseNet) -> list[int]:
+    """Return the indexes of the layers of a phase that read a sequence of records."""
     types = SOURCE_BLOCKS.keys() - _SOURCELESS
     return [i for i, layer in enumerate(phase.layers) if layer.type in types]
 
@@ -194,57 +200,60 @@ def _is_shuffled(layer: pb.LayerParameter) -> bool:
 @data_rule(
     "train-unshuffled",
     "note",
-    "TRAIN reads its records in the order of the LMDB or list, without shuffling",
-    effect="every epoch has the same batches; if the records are sorted by class, a batch holds only one",
+    "a training data layer that reads records in the order of the LMDB or list, without shuffling",
+    effect="every epoch has the same batches; if the records are sorted by class, each batch has only one "
+    "class",
     explanation=Explanation(
         "Records are read in the order of the LMDB, which is the same in every epoch: batches never "
-        "change, and hold one class each if the LMDB is sorted by class.",
-        "shuffle: true if the Caffe has it and TRAIN has one data layer; else build in random order.",
+        "change, and have one class each if the LMDB is sorted by class.",
+        "Set shuffle: true if your Caffe supports it and TRAIN has one data layer; otherwise, build the "
+        "LMDB in "
+        "random order.",
     ),
 )
-def _order(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
+def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
     layer = phase.layers[i]
     lmdb = layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LMDB
     if not lmdb and layer.type != "ImageData":
         return
-    # A layer in TRAIN by a stage, or without a rule, may not be used for training.
+    # A layer that is in TRAIN because of a stage, or has no rule, may not be used for training.
     trained = any(rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include)
     if getattr(layer, block).shuffle or not trained:
         return
-    readers = _readers(phase)
+    readers = _record_layers(phase)
     if any(_is_shuffled(phase.layers[other]) for other in readers):
-        return  # train-shuffles-differ says more
+        return  # train-shuffles-differ is more specific
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
-    write = "shuffle: true" if can_shuffle else "convert_imageset --shuffle, when the LMDB is built"
+    write = "shuffle: true" if can_shuffle else "build the LMDB with convert_imageset --shuffle"
     if len(readers) > 1:
-        write = "one random order for all data layers when their LMDBs are built; shuffle would separate them"
+        write = "build the LMDBs of all data layers in the same random order; shuffle would separate them"
     yield finding(
         "train-unshuffled",
         phase.where(i, block),
-        f"{title(layer)} reads '{getattr(layer, block).source}' in stored order, in every epoch",
+        f"{title(layer)} reads '{getattr(layer, block).source}' in the stored order in every epoch",
         write=write,
     )
 
 
 def check_transforms(view: NetView) -> Iterator[Finding]:
-    """Check the transform of each data layer of the file."""
+    """Check the transform of each data layer in the file."""
     for index, layer in enumerate(view.net.layer):
         if not layer.HasField("transform_param"):
             continue
         datum = view.datum_of(layer.data_param.source) if layer.data_param.source else None
-        yield from _means(index, layer, datum)
+        yield from _check_means(index, layer, datum)
         if view.dialect.knows("NetParameter", "engine"):
-            yield from _mean_alone(index, layer, datum)
-        yield from _sizes(index, layer, datum)
-        yield from _aspect_ratio(index, layer)
-        yield from _raw(index, layer, datum)
+            yield from _check_single_mean(index, layer, datum)
+        yield from _check_sizes(index, layer, datum)
+        yield from _check_aspect_ratio(index, layer)
+        yield from _check_raw_datums(index, layer, datum)
 
 
 @transform_rule(
     "test-random",
     "warning",
     "mirror or random resizing in TEST",
-    effect="each test sees different images: the accuracy varies from test to test",
+    effect="each test sees different images, so the accuracy varies from test to test",
 )
 def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
     """Check that every test reads the same images."""
@@ -263,7 +272,7 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "test-random",
                 phase.where(i, f"transform_param.{field}"),
-                f"{title(layer)} has {field} in TEST, where it is random as in TRAIN",
+                f"{title(layer)} has {field} in TEST, where it is as random as in TRAIN",
                 write={
                     "mirror": "mirror: false",
                     "random_resize_param": "min_size and max_size equal",
@@ -272,7 +281,9 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
 
 
 mean_values_misfit = transform_rule(
-    "mean-values-misfit", "error", "the number of mean_value fields is neither 1 nor the number of channels"
+    "mean-values-misfit",
+    "error",
+    "a number of mean_value fields that is neither 1 nor the number of channels",
 )
 
 
@@ -291,8 +302,8 @@ mean_values_misfit = transform_rule(
     write="keep one of them",
 )
 @mean_values_misfit
-def _means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
-    param, channels = layer.transform_param, _channels(layer, datum)
+def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+    param, channels = layer.transform_param, _count_channels(layer, datum)
     if param.HasField("mean_file") and param.mean_value:
         yield finding(
             "mean-twice",
@@ -309,21 +320,22 @@ def _means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
         yield finding(
             "mean-values-misfit",
             layer_field(index, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {len(param.mean_value)} mean_value for images of {channels} channels",
+            f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with {channels} "
+            "channels",
             effect=f"Caffe stops: Specify either 1 mean_value or as many as channels: {channels}",
-            write=f"give 1 or {channels}",
+            write=f"set 1 or {channels} mean_value fields",
         )
 
 
 @transform_rule(
     "mean-value-alone",
     "warning",
-    "one mean_value for several channels, which OpenMP threads copy without a lock",
-    effect="threads extend the same list at once: now and then Caffe stops with `Specify "
+    "one mean_value for several channels, which OpenMP threads expand without a lock",
+    effect="threads append to the same list at the same time, so Caffe sometimes stops with `Specify "
     "either 1 mean_value or as many as channels`",
 )
-def _mean_alone(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
-    param, channels = layer.transform_param, _channels(layer, datum) or 0
+def _check_single_mean(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+    param, channels = layer.transform_param, _count_channels(layer, datum) or 0
     if len(param.mean_value) == 1 and channels > 1:
         value = show_number(param.mean_value[0])
         yield finding(
@@ -334,7 +346,7 @@ def _mean_alone(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) ->
         )
 
 
-def _channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
+def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
     if layer.type == "ImageData":
         return 3 if layer.image_data_param.is_color else 1
     if datum is not None and not datum.encoded:
@@ -348,15 +360,15 @@ def _channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | None:
     "crop-above-image",
     "error",
     "crop_size larger than the image",
-    effect="Caffe stops at the first image that small: Check failed: height >= crop_size",
+    effect="Caffe stops at the first such image: Check failed: height >= crop_size",
 )
 @transform_rule(
     "resize-range",
     "error",
-    "max_size of random_resize_param below its min_size",
-    effect="Caffe stops, or draws a size at random",
+    "random_resize_param with a max_size below its min_size",
+    effect="Caffe stops, or picks an arbitrary size",
 )
-def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     param = layer.transform_param
     resize = param.random_resize_param
     if param.HasField("random_resize_param"):
@@ -392,7 +404,7 @@ def _sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iter
     "random_aspect_ratio_param without crop_size, or with an empty range",
     effect="Caffe stops at the first image, or produces empty images",
 )
-def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     if not layer.transform_param.HasField("random_aspect_ratio_param"):
         return
     param = layer.transform_param.random_aspect_ratio_param
@@ -423,9 +435,9 @@ def _aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     "error",
     "random_resize_param or random_aspect_ratio_param on Datums that are not encoded",
     effect="Intel's Caffe scrambles the pixels of raw Datums when it resizes them",
-    write="build the LMDB with convert_imageset --encoded, or resize the images when it is built",
+    write="build the LMDB with convert_imageset --encoded, or resize the images when you build it",
 )
-def _raw(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_raw_datums(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
     if datum is None or datum.encoded:
         return
     for field in ("random_resize_param", "random_aspect_ratio_param"):
@@ -445,10 +457,10 @@ _COMPUTED_WORDS = """
     TanH
 """
 _COMPUTED = frozenset(_COMPUTED_WORDS.split())
-# Layers whose output means the same as their first bottom.
-_PASSING = frozenset(("Flatten", "Reshape", "Split"))
-# A loss, the function that it applies itself, and the loss to use after that function.
-_APPLIED = {
+# Layers whose output has the same meaning as their first bottom.
+_PASS_THROUGH = frozenset(("Flatten", "Reshape", "Split"))
+# For each loss: the function that it applies itself, and the loss to use after that function.
+_BUILT_IN_ACTIVATIONS = {
     "SoftmaxWithLoss": ("Softmax", "MultinomialLogisticLoss"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", "EuclideanLoss"),
 }
@@ -458,15 +470,15 @@ def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the predictions and labels that each loss and accuracy of a phase reads."""
     for i, layer in enumerate(phase.layers):
         if layer.type in CLASSIFIERS and len(layer.bottom) > 1:
-            yield from _label(phase, i)
-            yield from _outputs(view, phase, i)
-        if layer.type in _APPLIED and layer.bottom:
-            yield from _applied(phase, i)
-    yield from _ignored(phase)
+            yield from _check_label(phase, i)
+            yield from _check_outputs(view, phase, i)
+        if layer.type in _BUILT_IN_ACTIVATIONS and layer.bottom:
+            yield from _check_activation(phase, i)
+    yield from _check_ignored_labels(phase)
 
 
 def outputs_of(phase: PhaseNet, i: int) -> int | None:
-    """Count the class outputs that a loss or an accuracy reads."""
+    """Return the number of class outputs that a loss or an accuracy reads; None if unknown."""
     layer, shape = phase.layers[i], phase.bottom_shape(i, 0)
     param = layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param
     if shape is None or not -len(shape) <= param.axis < len(shape):
@@ -477,9 +489,9 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
 @label_rule(
     "single-output-softmax",
     "warning",
-    "a softmax loss over one output, which is always 0",
-    effect="the softmax of one number is 1 and the loss is 0: nothing is learned",
-    write="num_output: 2, or a SigmoidCrossEntropyLoss",
+    "a softmax loss over a single output, which is always 0",
+    effect="the softmax of one number is always 1 and the loss 0, so nothing is learned",
+    write="set num_output: 2, or use a SigmoidCrossEntropyLoss",
 )
 @label_rule(
     "top-k-above-outputs",
@@ -490,10 +502,10 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
 @label_rule(
     "top-k-all-outputs",
     "warning",
-    "a top_k equal to the number of outputs: the accuracy is always 1",
+    "a top_k equal to the number of outputs",
     effect="the accuracy is always 1",
 )
-def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
+def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, outputs = phase.layers[i], outputs_of(phase, i)
     if outputs is None:
         return
@@ -503,40 +515,43 @@ def _outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
             yield finding(
                 "single-output-softmax",
                 phase.where(i, "bottom[0]"),
-                f"{title(layer)} takes a softmax over one output, '{name}'",
+                f"{title(layer)} computes a softmax over a single output, '{name}'",
             )
     elif top_k > outputs:
         yield finding(
             "top-k-above-outputs",
             phase.where(i, "accuracy_param.top_k"),
             f"{title(layer)} has top_k {top_k}, but '{name}' has {describe_count(outputs, 'output')}",
-            write=f"top_k: {min(5, max(1, outputs - 1))}, or as many outputs as there are classes",
+            write=f"top_k: {min(5, max(1, outputs - 1))}, or set num_output to the number of classes",
         )
     elif top_k == outputs:
         yield finding(
             "top-k-all-outputs",
             phase.where(i, "accuracy_param.top_k" if layer.accuracy_param.HasField("top_k") else "bottom[0]"),
-            f"{title(layer)} has top_k {top_k}, and '{name}' has just as many outputs",
-            write=f"top_k: {max(1, outputs // 2)}, or leave the layer out",
+            f"{title(layer)} has top_k {top_k}, and '{name}' has as many outputs",
+            write=f"top_k: {max(1, outputs // 2)}, or remove the layer",
         )
     if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
-        yield _other_classes(phase, i, outputs, view.classes)
+        yield _classes_differ(phase, i, outputs, view.classes)
 
 
 @label_rule("outputs-below-classes", "error", "fewer outputs than classes")
 @label_rule("outputs-above-classes", "note", "more outputs than classes")
-def _other_classes(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
+def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
     layer = phase.layers[i]
     below = outputs < classes
-    maker = next((k for k in phase.above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i)
+    producer = next(
+        (k for k in phase.layers_above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i
+    )
     what = f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for {classes} classes"
     return finding(
         "outputs-below-classes" if below else "outputs-above-classes",
-        phase.where(maker, _output_field(phase.layers[maker])),
+        phase.where(producer, _output_field(phase.layers[producer])),
         what,
-        effect=f"labels {outputs} and above make Caffe read past the outputs: SIGSEGV after some iterations"
+        effect=f"labels from {outputs} on make Caffe read past the outputs and crash (SIGSEGV) after some "
+        "iterations"
         if below
-        else f"outputs {classes} and above are never used; harmless",
+        else f"outputs from {classes} on are never used, which is harmless",
         write=f"num_output: {classes}",
         outputs=outputs,
         classes=classes,
@@ -550,32 +565,34 @@ def _output_field(layer: pb.LayerParameter) -> str:
 
 
 def _reads_label(phase: PhaseNet, i: int) -> bool:
-    """Whether a layer's label comes from the records of a data layer."""
-    made = _origin(phase, i, 1)
-    return made is not None and made[1] == 1 and phase.layers[made[0]].type in ("Data", "ImageData")
+    """Return whether a layer's label comes from the records of a data layer."""
+    origin = _origin(phase, i, 1)
+    return origin is not None and origin[1] == 1 and phase.layers[origin[0]].type in ("Data", "ImageData")
 
 
 def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     """Find the (layer, top) that a bottom comes from, through layers that pass it on unchanged."""
-    made = phase.maker_through(i, b, _PASSING)
-    return made if made is not None and made[0] >= 0 else None
+    origin = phase.producer_through(i, b, _PASS_THROUGH)
+    return origin if origin is not None and origin[0] >= 0 else None
 
 
 @label_rule(
     "label-not-label",
     "error",
-    "a label bottom that is not a label: computed, or the images themselves",
+    "a label bottom that is not a label, but computed or the images themselves",
     effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
 )
-def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
-    layer, made = phase.layers[i], _origin(phase, i, 1)
-    if made is None:
+def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
+    layer, origin = phase.layers[i], _origin(phase, i, 1)
+    if origin is None:
         return
-    maker = phase.layers[made[0]]
-    images = maker.type in READERS and made[1] == 0 and made[0] in set(phase.above(i))
-    if maker.type in _COMPUTED or images:
+    producer = phase.layers[origin[0]]
+    images = producer.type in READERS and origin[1] == 0 and origin[0] in set(phase.layers_above(i))
+    if producer.type in _COMPUTED or images:
         what = (
-            "the images that its predictions are computed from" if images else f"computed by {title(maker)}"
+            "the images that its predictions are computed from"
+            if images
+            else f"computed by {title(producer)}"
         )
         predictions = _origin(phase, i, 0)
         swapped = predictions is not None and phase.layers[predictions[0]].type in READERS
@@ -585,56 +602,56 @@ def _label(phase: PhaseNet, i: int) -> Iterator[Finding]:
             f"{title(layer)} reads '{layer.bottom[1]}' as the label, but that is {what}",
             write=f'bottom: "{layer.bottom[1]}" bottom: "{layer.bottom[0]}": predictions first'
             if swapped
-            else "give the label as the second bottom",
+            else "use the label as the second bottom",
         )
 
 
 def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
-    """Whether a bottom comes from a layer whose output is never a class number."""
-    made = _origin(phase, i, b)
-    return made is not None and phase.layers[made[0]].type in _COMPUTED
+    """Return whether a bottom comes from a layer whose output is never a class number."""
+    origin = _origin(phase, i, b)
+    return origin is not None and phase.layers[origin[0]].type in _COMPUTED
 
 
 @label_rule(
     "relu-on-scores",
     "warning",
     "a ReLU on the scores that a softmax or sigmoid loss reads",
-    effect="a class whose score is below 0 gets no gradient, and may never be learned",
+    effect="a class whose score is below 0 gets no gradient and may never be learned",
     write="remove the ReLU",
 )
 @label_rule(
     "activation-twice",
     "warning",
-    "a loss that applies a softmax or sigmoid for the second time",
-    effect="gradients are far too small, and the loss hardly falls",
+    "a loss that applies a softmax or sigmoid a second time",
+    effect="the gradients are far too small, and the loss hardly decreases",
 )
-def _applied(phase: PhaseNet, i: int) -> Iterator[Finding]:
-    layer, made = phase.layers[i], _origin(phase, i, 0)
-    applied, taker = _APPLIED[layer.type]
-    if made is not None and phase.layers[made[0]].type == "ReLU":
-        maker = phase.layers[made[0]]
+def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
+    layer, origin = phase.layers[i], _origin(phase, i, 0)
+    applied, replacement = _BUILT_IN_ACTIVATIONS[layer.type]
+    if origin is not None and phase.layers[origin[0]].type == "ReLU":
+        producer = phase.layers[origin[0]]
         yield finding(
             "relu-on-scores",
-            phase.where(made[0], "type"),
-            f"{title(layer)} reads the output of {title(maker)}, where scores below 0 become 0",
+            phase.where(origin[0], "type"),
+            f"{title(layer)} reads the output of {title(producer)}, where scores below 0 become 0",
         )
-    if made is not None and phase.layers[made[0]].type == applied:
-        maker = phase.layers[made[0]]
+    if origin is not None and phase.layers[origin[0]].type == applied:
+        producer = phase.layers[origin[0]]
         yield finding(
             "activation-twice",
             phase.where(i, "bottom[0]"),
-            f"{title(layer)} reads the output of {title(maker)}, but applies the {applied.lower()} itself",
-            write=f'bottom: "{maker.bottom[0]}"' if maker.bottom else f"use {taker}",
+            f"{title(layer)} reads the output of {title(producer)}, but applies the {applied.lower()} itself",
+            write=f'bottom: "{producer.bottom[0]}"' if producer.bottom else f"use {replacement}",
         )
 
 
 @label_rule(
     "ignored-labels-differ",
     "note",
-    "a loss and an accuracy on one label, with different ignore_label",
-    effect="the accuracy counts different images than the loss",
+    "a loss and an accuracy of the same label that differ in ignore_label",
+    effect="the accuracy counts other images than the loss",
 )
-def _ignored(phase: PhaseNet) -> Iterator[Finding]:
+def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[str, pb.LayerParameter] = {}
     for layer in phase.layers:
         if layer.type == "SoftmaxWithLoss" and len(layer.bottom) > 1:
@@ -643,7 +660,7 @@ def _ignored(phase: PhaseNet) -> Iterator[Finding]:
         loss = losses.get(layer.bottom[1]) if layer.type == "Accuracy" and len(layer.bottom) > 1 else None
         if loss is None:
             continue
-        ours, theirs = _ignores(layer.accuracy_param), _ignores(loss.loss_param)
+        ours, theirs = _show_ignored_label(layer.accuracy_param), _show_ignored_label(loss.loss_param)
         if ours != theirs:
             yield finding(
                 "ignored-labels-differ",
@@ -651,9 +668,9 @@ def _ignored(phase: PhaseNet) -> Iterator[Finding]:
                 f"{title(layer)} ignores label {ours}, but {title(loss)} ignores {theirs}",
                 write=f"accuracy_param {{ ignore_label: {theirs} }}"
                 if theirs != "none"
-                else "remove ignore_label from one, or write it in both",
+                else "remove ignore_label from one, or set it in both",
             )
 
 
-def _ignores(param: pb.LossParameter | pb.AccuracyParameter) -> str:
+def _show_ignored_label(param: pb.LossParameter | pb.AccuracyParameter) -> str:
     return str(param.ignore_label) if param.HasField("ignore_label") else "none"

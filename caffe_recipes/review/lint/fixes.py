@@ -1,4 +1,4 @@
-"""Fix findings: the edits that `lint --fix` makes in a prototxt, which keep all other bytes."""
+"""Fix findings: the edits that `lint --fix` makes in a prototxt. All other bytes stay as they are."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Edit = tuple[int, int, str]  # start, end, new text
 def plan_fixes(
     findings: Sequence[Finding], max_bytes: int = MOST_BYTES
 ) -> tuple[list[Rewrite], list[Finding]]:
-    """Return the fixed files and the fixed findings; accepted findings and generated files are left alone.
+    """Return the fixed files and the fixed findings. Skips accepted findings and generated files.
 
     Raises InputError for a file that is not a regular file of this user, and PrototxtError if a fixed file
-    could not be read.
+    could no longer be parsed.
     """
     by_path: dict[str, list[Finding]] = {}
     for found in findings:
@@ -52,7 +52,7 @@ def _check_own(path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise InputError(path, "is not a regular file", "give --fix the file itself")
     if status.st_uid != os.geteuid():
-        raise InputError(path, "belongs to another user", "copy it, and fix the copy")
+        raise InputError(path, "belongs to another user", "copy it and fix the copy")
 
 
 def _apply(text: str, edits: Iterable[_Edit]) -> str:
@@ -62,7 +62,7 @@ def _apply(text: str, edits: Iterable[_Edit]) -> str:
 
 
 def _plan_edit(text: str, fix: Fix) -> _Edit | None:
-    """Return the edit of this text for a fix; None if its field or comment is not there."""
+    """Return the edit that a fix makes in this text; None if its field or comment is not found."""
     _, line, column = split_place(fix.where)
     starts = [0, *(index + 1 for index, char in enumerate(text) if char == "\n")]
     if not 0 < line <= len(starts) or not column:
@@ -78,7 +78,7 @@ def _plan_edit(text: str, fix: Fix) -> _Edit | None:
 
 
 def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:
-    """Replace the text of a comment at its place nearest to its field."""
+    """Return the edit that replaces a comment; if it occurs several times, the one nearest to its field."""
     spans = [
         match.span("comment")
         for match in TOKEN.finditer(text)
@@ -91,7 +91,7 @@ def _comment_edit(text: str, line: int, fix: Fix) -> _Edit | None:
 
 
 def _value_span(text: str, after_name: int) -> tuple[int, int]:
-    """Return the span of a field's value without its sign: a literal, a list or a block."""
+    """Return the span of a field's value, without the colon or sign: a literal, a list or a block."""
     start = end = depth = 0
     for match in TOKEN.finditer(text, after_name):
         kind, mark = match.lastgroup or "", match["mark"] or " "
@@ -105,15 +105,15 @@ def _value_span(text: str, after_name: int) -> tuple[int, int]:
 
 
 def _removal(text: str, start: int, end: int) -> _Edit:
-    """Return the edit that removes a field: its whole lines if it is alone on them."""
+    """Return the edit that removes a field: its whole lines if nothing else is on them."""
     while text[end : end + 1] in (",", ";"):
         end += 1
-    begins = text.rfind("\n", 0, start) + 1
-    stops = text.find("\n", end)
-    stops = len(text) if stops < 0 else stops
-    before, behind = text[begins:start], text[end:stops]
-    if not before.strip() and not behind.strip():
-        return begins, min(stops + 1, len(text)), ""
+    line_start = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", end)
+    line_end = len(text) if line_end < 0 else line_end
+    before, after = text[line_start:start], text[end:line_end]
+    if not before.strip() and not after.strip():
+        return line_start, min(line_end + 1, len(text)), ""
     if not before.strip():
-        return start, end + len(behind) - len(behind.lstrip(" \t")), ""
-    return begins + len(before.rstrip(" \t")), end, ""
+        return start, end + len(after) - len(after.lstrip(" \t")), ""
+    return line_start + len(before.rstrip(" \t")), end, ""

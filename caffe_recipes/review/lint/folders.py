@@ -1,6 +1,6 @@
 """Lint a folder: find its solvers, and the order in which they are probably trained.
 
-Lint the arguments of the command: recipes by name or file, prototxts as one chain, folders.
+Lint the arguments of the command: recipes by name or file, prototxts as one chain, and folders.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from caffe_recipes.review.lint.inputs import (
     lint_chain,
     lint_files,
     lint_single,
-    split_started,
-    upgraded,
+    split_trained,
+    upgrade_if_old,
 )
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, split_place
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
 from caffe_recipes.review.lint.snapshot_rules import (
     check_commands,
     check_order,
-    check_started,
-    name_of,
-    name_rank,
+    check_untrained,
+    phase_name_from_path,
+    phase_order,
 )
 from caffe_recipes.review.naming import (
     RECIPE_SUFFIXES,
@@ -49,98 +49,98 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-_MOST_FILES = 10_000
-_MOST_SCRIPT_BYTES, _MOST_SCRIPT_LINES = 1_000_000, 20_000
-_SCRIPTS = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
-_OF_SOLVERS = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
+_MAX_FILES = 10_000
+_MAX_SCRIPT_BYTES, _MAX_SCRIPT_LINES = 1_000_000, 20_000
+_SCRIPT_NAME = re.compile(r"(?i).*\.(sh|bash|slurm|sbatch|job|pbs|md|rst)|readme.*|run[^.]*")
+_SOLVER_FIELD = re.compile(rb"(?m)^[ \t]*(base_lr|lr_policy|max_iter|snapshot_prefix)\s*:")
 
 
 def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Finding]:
-    """Find mistakes in the prototxts below a folder; the solvers of each subfolder are one chain.
+    """Find mistakes in the prototxts below a folder; the solvers in each subfolder are one chain.
 
-    Raises InputError for a folder without prototxts or that cannot be read, and PrototxtError for a solver
+    Raises InputError for a folder that has no prototxts or cannot be read, and PrototxtError for a solver
     that cannot be read, because the chain without it would be a different one.
     """
-    groups = _prototxts(folder)
+    groups = _group_prototxts(folder)
     if not groups:
-        raise InputError(folder, "holds no .prototxt file", "give a folder with solvers and nets")
+        raise InputError(folder, "contains no .prototxt file", "give a folder with solvers and nets")
     for home, paths in groups.items():
-        documents = [document for path in paths if (document := _read(reader, path))]
+        documents = [document for path in paths if (document := _read_prototxt(reader, path))]
         solvers = [document for document in documents if is_solver(document)]
         text = script if script != Script() else find_script(home, solvers)
         yield from check_commands(text)
-        started, idle = split_started(solvers, script)
-        # Solvers of another folder are not missing from this script.
-        if (started or len(groups) == 1) and not reader.options.is_alone:
-            yield from check_started(idle)
-        ordered, why = order_solvers(started or solvers, text)
+        trained, untrained = split_trained(solvers, script)
+        # A script for one folder is not expected to train the solvers of another.
+        if (trained or len(groups) == 1) and not reader.options.is_alone:
+            yield from check_untrained(untrained)
+        ordered, why = order_solvers(trained or solvers, text)
         alone = [solver for solver in solvers if solver not in ordered]
-        waiting = [solver for solver in alone if solver not in idle]
+        unordered = [solver for solver in alone if solver not in untrained]
         if len(ordered) > 1 and not reader.options.is_alone:
             if text is not script:
                 yield from check_order(home, ordered, why)
             yield from lint_chain(reader, ordered, text)
         else:
             alone = solvers
-            waiting = started or solvers
-        if len(waiting) > 1 and not reader.options.is_alone:
-            yield from check_order(home, waiting, "")
+            unordered = trained or solvers
+        if len(unordered) > 1 and not reader.options.is_alone:
+            yield from check_order(home, unordered, "")
         for solver in alone:
-            yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, started))
+            yield from lint_chain(reader, [solver], text, is_whole=[solver] in (solvers, trained))
         for document in documents:
             yield from lint_single(reader, document)
         yield from check_deploys(
-            [upgraded(one) for one in documents if isinstance(one.message, pb.NetParameter)]
+            [upgrade_if_old(one) for one in documents if isinstance(one.message, pb.NetParameter)]
         )
 
 
-def _read(reader: Reader, path: Path) -> Document[Any] | None:
-    """Read a prototxt. An unreadable one is a finding, unless its name and text are those of a solver."""
+def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
+    """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
         return reader.read(path)
     except PrototxtError:
-        if "solver" in path.name.lower() or _OF_SOLVERS.search(_beginning(path)):
+        if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
             raise
         return reader.read_leniently(path)
 
 
-def _beginning(path: Path) -> bytes:
+def _read_beginning(path: Path) -> bytes:
     try:
-        return read_bytes(path, _MOST_SCRIPT_BYTES)
+        return read_bytes(path, _MAX_SCRIPT_BYTES)
     except OSError:
         return b""
 
 
 def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[list[Document[Any]], str]:
-    """Sort solvers by a script's commands, or else by their names; also return which of the two.
+    """Sort solvers by a script's commands, or else by their names; also return which of the two was used.
 
-    Solvers that the script does not start are left out. Empty if the order is unknown.
+    Solvers that the script does not train are left out. Empty if the order is unknown.
     """
     by_command = []
     for training in script.trainings:
-        started = [solver for solver in solvers if find_training(script, solver.path) is training]
-        by_command += [solver for solver in started if solver not in by_command]
+        trained = [solver for solver in solvers if find_training(script, solver.path) is training]
+        by_command += [solver for solver in trained if solver not in by_command]
     if len(by_command) > 1 and not script.unresolved:
         return by_command, "by the commands of a script"
-    ranks = [name_rank(name_of(solver.path)) for solver in solvers]
+    orders = [phase_order(phase_name_from_path(solver.path)) for solver in solvers]
     is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
-    if (None in ranks or len(set(ranks)) < len(ranks) or not is_plain) and len(by_command) > 1:
+    if (None in orders or len(set(orders)) < len(orders) or not is_plain) and len(by_command) > 1:
         return by_command, "by the commands of a script"
-    if None in ranks or len(set(ranks)) < len(ranks) or not is_plain:
+    if None in orders or len(set(orders)) < len(orders) or not is_plain:
         return [], ""
-    pairs = sorted(zip(ranks, range(len(ranks)), strict=True), key=lambda pair: (pair[0] or 0, pair[1]))
+    pairs = sorted(zip(orders, range(len(orders)), strict=True), key=lambda pair: (pair[0] or 0, pair[1]))
     return [solvers[index] for _, index in pairs], "by their names"
 
 
-def _prototxts(folder: Path) -> dict[Path, list[Path]]:
-    """List the prototxts below a folder, by the folder that holds them; hidden folders are skipped."""
+def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
+    """List the prototxts below a folder, by the folder that they are in; hidden folders are skipped."""
     groups: dict[Path, list[Path]] = {}
     count = 0
     for home, found in walk_prototxts(folder):
         count += len(found)
-        if count > _MOST_FILES:
+        if count > _MAX_FILES:
             raise InputError(
-                folder, f"holds more than {_MOST_FILES:,} prototxts", "give one of its subfolders"
+                folder, f"contains more than {_MAX_FILES:,} prototxts", "give one of its subfolders"
             )
         if found:
             groups[Path(home)] = [Path(file) for file in found]
@@ -148,23 +148,23 @@ def _prototxts(folder: Path) -> dict[Path, list[Path]]:
 
 
 def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
-    """Read the script or README of a folder that starts the most of its solvers."""
-    best, most = Script(), 1
+    """Return the script or README in a folder that trains the most of its solvers; empty if none does."""
+    best, best_count = Script(), 1
     for path in sorted(home.iterdir()):
-        if not _SCRIPTS.fullmatch(path.name) or not path.is_file():
+        if not _SCRIPT_NAME.fullmatch(path.name) or not path.is_file():
             continue
         try:
-            if path.stat().st_size > _MOST_SCRIPT_BYTES:
+            if path.stat().st_size > _MAX_SCRIPT_BYTES:
                 continue
             text = path.read_text("utf-8", errors="replace")
-            if text.count("\n") > _MOST_SCRIPT_LINES:
+            if text.count("\n") > _MAX_SCRIPT_LINES:
                 continue
             script = parse_script(text, path)
         except (OSError, CaffeRecipesError):
             continue
-        started = sum(find_training(script, solver.path) is not None for solver in solvers)
-        if started > most or (started and started == len(solvers)):
-            best, most = script, started
+        count = sum(find_training(script, solver.path) is not None for solver in solvers)
+        if count > best_count or (count and count == len(solvers)):
+            best, best_count = script, count
     return best
 
 
@@ -173,8 +173,8 @@ def lint(
 ) -> list[Finding]:
     """Find mistakes in each recipe, then in each folder, then in the files as one chain.
 
-    `report_chain` is called with a line for each chain of several solvers.
-    Raises InputError for unreadable input, and for options of files if only recipes are given.
+    Calls `report_chain` with a line for each chain of several solvers. Raises InputError for unreadable
+    input, and for options that apply to files if only recipes are given.
     """
     if not all(target.strip() for target in targets):
         raise InputError("", "an empty name is given", "is a variable unset?")
@@ -184,14 +184,14 @@ def lint(
         _refuse_options(options)
     found: list[Finding] = []
     for recipe in recipes:
-        from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to start
+        from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to import
 
         found += lint_recipe(recipe, options.dialect)
     return found + _lint_paths(others, options, report_chain)
 
 
 def is_recipe(target: str) -> bool:
-    """Whether a target is a recipe: a YAML file, the name of a shipped one, or a name that is not a path.
+    """Return whether a target is a recipe: a YAML file, a shipped recipe, or a name that is not a path.
 
     >>> is_recipe("mine.yaml"), is_recipe("stampede2-64n-72ep"), is_recipe("a/solver.prototxt")
     (True, True, False)
@@ -203,14 +203,14 @@ def is_recipe(target: str) -> bool:
 
 
 def is_at_least(found: Finding, severity: str) -> bool:
-    """Whether a finding is not accepted and at least as severe as `severity`; `never` is above all."""
+    """Return whether a finding is not accepted and at least as severe as `severity`; False for `never`."""
     if found.accepted or severity == "never":
         return False
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
 
 
 def explain_rule(name: str) -> str:
-    """Explain one rule. Raises InputError with the nearest id for an unknown one."""
+    """Explain a rule. Raises InputError, with the nearest id, for an unknown one."""
     if name not in RULES:
         near = difflib.get_close_matches(name, RULES, n=1)
         raise InputError(
@@ -231,23 +231,23 @@ def _lint_paths(
     for chain in reader.chains:
         homes = {str(Path(path).parent) for path in chain}
         where = f"{homes.pop()}: " if len(reader.chains) > 1 and len(homes) == 1 else ""
-        report_chain(f"{where}{len(chain)} solvers are read as one chain; --alone reads each by itself")
+        report_chain(f"{where}{len(chain)} solvers are checked as one chain; --alone checks each by itself")
     return merge_folders(sort_findings([*reader.findings, *found], reader.order))
 
 
 def merge_folders(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge the findings of a folder's solvers whose `net:` names another folder into one, at the first."""
+    """Merge the `net-folder` findings of a folder's solvers that name the same folder into the first one."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for found in findings:
         if found.id == "net-folder":
             home = Path(split_place(found.where)[0]).parent
             groups.setdefault((home, found.values["folder"]), []).append(found)
-    merged = {id(group[0]): _merge(group) for group in groups.values()}
+    merged = {id(group[0]): _merge_group(group) for group in groups.values()}
     gone = {id(found) for group in groups.values() for found in group[1:]}
     return [merged.get(id(found), found) for found in findings if id(found) not in gone]
 
 
-def _merge(group: Sequence[Finding]) -> Finding:
+def _merge_group(group: Sequence[Finding]) -> Finding:
     first = group[0]
     names = [*dict.fromkeys(found.phase for found in group)]
     if len(names) == 1:
@@ -264,5 +264,5 @@ def _refuse_options(options: LintOptions) -> None:
         if getattr(options, name) is not None
     ]
     if given:
-        what = f"--{given[0].replace('_', '-')} is for files: a recipe states its own"
+        what = f"--{given[0].replace('_', '-')} applies to files only: a recipe sets its own"
         raise InputError("", what, "give prototxts, or remove the option")

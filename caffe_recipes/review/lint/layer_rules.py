@@ -1,4 +1,4 @@
-"""Rules on what Caffe checks when it sets up a layer; the table is in `caffe/refusals.py`.
+"""Rules on what Caffe checks when it sets up a layer; their table is in `caffe/refusals.py`.
 
 Rules on fields that are never read: blocks of other types, and fields without effect.
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, refuse_filler, refuse_layer
+from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, find_filler_refusals, find_refusals
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import mean_values_misfit
 from caffe_recipes.review.lint.net_view import (
@@ -23,7 +23,7 @@ from caffe_recipes.review.lint.net_view import (
     filler_fields,
     is_loss,
     layer_field,
-    same_path,
+    normalize_path,
     shapes_fit,
     show_layers,
     show_names,
@@ -47,80 +47,84 @@ read_rule = partial(
 )
 phase_rule = partial(rule, "the phases of a net: the layers in each, and what must be the same in both")
 
-# Layer types that Caffes built for GPUs have.
-_OF_GPUS = frozenset(("engine-unknown", "pooling-stochastic"))
-_NO_LOSS_WORDS = """
+# Rules that do not apply to a Caffe that is built for GPUs.
+_CPU_ONLY_REFUSALS = frozenset(("engine-unknown", "pooling-stochastic"))
+_NOT_LOSSES_WORDS = """
     Accuracy AnnotatedData ArgMax BatchNorm Concat Convolution Data Dropout HDF5Data ImageData
     InnerProduct LRN Pooling ReLU Silence Softmax
 """
-_NO_LOSS = frozenset(_NO_LOSS_WORDS.split())
+_NOT_LOSSES = frozenset(_NOT_LOSSES_WORDS.split())
 
 
 @refusal_rule("size-given-twice", "error", "kernel_size, pad, stride or a shape set in two ways")
 @refusal_rule("size-half-given", "error", "kernel, pad or stride set for only one axis")
 @refusal_rule("axis-given-twice", "error", "axis together with slice_dim or concat_dim")
 @refusal_rule("global-pooling-sized", "error", "global_pooling with kernel_size, pad or stride")
-@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe has on GPUs only")
+@refusal_rule("pooling-stochastic", "error", "pool: STOCHASTIC, which Caffe implements for GPUs only")
 @refusal_rule("tops-count", "error", "a layer with too few or too many tops for its type")
 @refusal_rule("dummy-shapes", "error", "DummyData whose number of sizes is neither 1 nor the number of tops")
 @refusal_rule("infogain-source", "error", "InfogainLoss without a matrix (neither source nor a third bottom)")
 @refusal_rule("dropout-ratio", "error", "dropout_ratio below 0, or 1 or above")
-@refusal_rule("eltwise-coeff", "error", "Eltwise coeff with operation PROD, or not one for each bottom")
+@refusal_rule("eltwise-coeff", "error", "Eltwise coeff with operation PROD, or not one per bottom")
 @refusal_rule(
-    "layer-value-refused", "error", "a value that the layer refuses, or that makes its output NaN or empty"
+    "layer-value-refused", "error", "a value that the layer rejects, or that makes its output NaN or empty"
 )
 @refusal_rule("value-not-finite", "error", "an infinite or NaN number in a layer")
 @refusal_rule("value-overflows", "error", "a number above 2,147,483,647 in a layer")
-@refusal_rule("loss-weight-count", "error", "the number of loss_weight differs from the number of tops")
 @refusal_rule(
-    "propagate-down-count", "error", "the number of propagate_down differs from the number of bottoms"
+    "loss-weight-count", "error", "a number of loss_weight fields that differs from the number of tops"
 )
-@refusal_rule("engine-unknown", "error", "an engine that this Caffe does not know, or has on GPUs only")
+@refusal_rule(
+    "propagate-down-count",
+    "error",
+    "a number of propagate_down fields that differs from the number of bottoms",
+)
+@refusal_rule("engine-unknown", "error", "an engine that this Caffe does not have, or has for GPUs only")
 @refusal_rule("filler-range", "error", "a filler whose std is not above 0, or whose min is above its max")
 @refusal_rule("filler-sparse", "error", "sparse below 0, or in a filler that is not gaussian")
 def check_refusals(view: NetView) -> Iterator[Finding]:
-    """Check each layer of the file for errors that Caffe would stop at."""
+    """Check each layer in the file for errors that Caffe would stop at."""
     is_intels = view.dialect.knows("NetParameter", "engine")
     for index, layer in enumerate(view.net.layer):
-        unweighted = _unweighted(layer) if is_intels else ()
-        own = (*_loss_weight(layer), *_ignored(layer), *_large(layer))
-        for refusal in (*refuse_layer(layer, view.net.engine), *own, *unweighted):
-            if is_intels or refusal.rule not in _OF_GPUS:
-                yield _refused(index, layer, refusal)
+        unweighted = _check_loss_weight_missing(layer) if is_intels else ()
+        own = (*_check_loss_weight(layer), *_check_input_ignored(layer), *_check_large_values(layer))
+        for refusal in (*find_refusals(layer, view.net.engine), *own, *unweighted):
+            if is_intels or refusal.rule not in _CPU_ONLY_REFUSALS:
+                yield _refusal_finding(index, layer, refusal)
         for path, filler in filler_fields(layer):
-            if not fills(view, layer, path):
+            if not is_filler_used(view, layer, path):
                 continue
-            for refusal in refuse_filler(filler):
-                yield _refused(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
+            for refusal in find_filler_refusals(filler):
+                yield _refusal_finding(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
 
 
-def fills(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
-    """Whether Caffe uses a filler: its block is read by the type, and its blob exists."""
+def is_filler_used(view: NetView, layer: pb.LayerParameter, path: str) -> bool:
+    """Return whether Caffe uses a filler: the layer's type reads its block, and its blob exists."""
     block, _, field = path.partition(".")
     is_read = layer.type in block_readers(view.dialect.layer_types).get(block, frozenset((layer.type,)))
     return is_read and (field != "bias_filler" or getattr(getattr(layer, block), "bias_term", True))
 
 
-def _refused(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
+def _refusal_finding(index: int, layer: pb.LayerParameter, refusal: Refusal) -> Finding:
     place, what = layer_field(index, refusal.field), f"{title(layer)} {refusal.what}"
     return finding(refusal.rule, place, what, effect=refusal.effect, write=refusal.write)
 
 
 @refusal_rule("loss-weight-odd", "warning", "loss_weight on a layer that is not a loss")
-def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    if layer.type in _NO_LOSS and any(layer.loss_weight):
+def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    if layer.type in _NOT_LOSSES and any(layer.loss_weight):
         yield Refusal(
             "loss-weight-odd",
             "loss_weight[0]",
-            "has loss_weight and is not a loss",
-            "training minimizes the sum of all its values, or Caffe stops if it has no gradient",
-            "give loss_weight to the loss",
+            "has a loss_weight, but is not a loss",
+            "training minimizes the sum of all its outputs; Caffe stops if it has no gradient",
+            "set loss_weight in the loss",
         )
 
 
 @refusal_rule("input-ignored", "warning", "a layer whose output does not depend on its input")
-def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Find factors of 0, which hide a layer's input."""
+def _check_input_ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    """Find factors of 0, which make a layer ignore its input."""
     fields = {
         "Exp": ("exp_param.scale",),
         "Log": ("log_param.scale",),
@@ -129,60 +133,60 @@ def _ignored(layer: pb.LayerParameter) -> Iterator[Refusal]:
     for path in fields:
         block, _, field = path.partition(".")
         if getattr(getattr(layer, block), field) == 0:
-            effect = "its output does not depend on its input: nothing is learned from it"
-            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another")
+            effect = "its output does not depend on its input, so nothing is learned from it"
+            yield Refusal("input-ignored", path, f"has {field} 0", effect, f"{field}: 1, or another value")
 
 
-# At least 100 times the largest in published nets.
-_MOST_MULTIPLIER, _MOST_WEIGHT, _MOST_SPREAD, _MOST_SCALE = 1e3, 1e6, 1e2, 1e3
+# At least 100 times the largest values in published nets.
+_MAX_MULTIPLIER, _MAX_WEIGHT, _MAX_SPREAD, _MAX_SCALE = 1e3, 1e6, 1e2, 1e3
 
 
-@refusal_rule("value-large", "warning", "a multiplier, weight or spread far above any useful value")
-def _large(layer: pb.LayerParameter) -> Iterator[Refusal]:
+@refusal_rule(
+    "value-large", "warning", "a multiplier, loss weight or filler range far above any useful value"
+)
+def _check_large_values(layer: pb.LayerParameter) -> Iterator[Refusal]:
     """Find numbers so large that the first pass or update overflows."""
     given: list[tuple[str, float, float]] = [
-        (f"param[{p}].{name}", getattr(param, name), _MOST_MULTIPLIER)
+        (f"param[{p}].{name}", getattr(param, name), _MAX_MULTIPLIER)
         for p, param in enumerate(layer.param)
         for name in ("lr_mult", "decay_mult")
     ]
-    given += [(f"loss_weight[{t}]", weight, _MOST_WEIGHT) for t, weight in enumerate(layer.loss_weight)]
-    given.append(("transform_param.scale", layer.transform_param.scale, _MOST_SCALE))
+    given += [(f"loss_weight[{t}]", weight, _MAX_WEIGHT) for t, weight in enumerate(layer.loss_weight)]
+    given.append(("transform_param.scale", layer.transform_param.scale, _MAX_SCALE))
     if layer.type != "DummyData":
         given += [
-            (f"{path}.{name}", getattr(filler, name), _MOST_SPREAD)
+            (f"{path}.{name}", getattr(filler, name), _MAX_SPREAD)
             for path, filler in filler_fields(layer)
             for name in ("mean", "std", "min", "max", "value")
         ]
-    for path, value, most in given:
-        if most < abs(value) < math.inf:
+    for path, value, limit in given:
+        if limit < abs(value) < math.inf:
             name = path.rpartition(".")[2].partition("[")[0]
-            effect = "the loss becomes NaN or saturates, and Caffe trains to the end"
+            effect = "the loss becomes NaN or saturates, but Caffe trains to the end"
             yield Refusal(
                 "value-large", path, f"has {name} {show_number(value)}", effect, f"{name}: for example 1"
             )
 
 
-@refusal_rule(
-    "loss-weight-missing", "error", "a loss without loss_weight, whose type has the default weight 0"
-)
-def _unweighted(layer: pb.LayerParameter) -> Iterator[Refusal]:
+@refusal_rule("loss-weight-missing", "error", "a loss without loss_weight, of a type whose default is 0")
+def _check_loss_weight_missing(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if layer.type in UNWEIGHTED and not layer.loss_weight:
         yield Refusal(
             "loss-weight-missing",
             "type",
             "has no loss_weight, and the default of its type is 0",
-            "Caffe prints loss = 0, and nothing is learned from it",
+            "Caffe prints loss = 0, and nothing is learned from this loss",
             "loss_weight: 1",
         )
 
 
-class Unread(NamedTuple):
-    """A field that has no effect if `idle(block)` is true; `write` says what to write instead."""
+class UnreadField(NamedTuple):
+    """A field that has no effect if `is_unread(block)`; `write` says what to write instead."""
 
     rule: str
     block: str
     field: str
-    idle: Callable[[Any], bool]
+    is_unread: Callable[[Any], bool]
     why: str
     write: str
 
@@ -195,25 +199,25 @@ def _always(param: Any) -> bool:  # noqa: ANN401
     return True
 
 
-def _moved(block: str, *fields: str) -> list[Unread]:
-    """List fields of a data layer's block that moved to `transform_param`."""
+def _moved_fields(block: str, *fields: str) -> list[UnreadField]:
+    """Return entries for fields of a data layer's block that have moved to `transform_param`."""
     why = "Caffe reads it from transform_param"
     return [
-        Unread("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
+        UnreadField("field-unread", block, field, _always, why, f"transform_param {{ {field}: ... }}")
         for field in fields
     ]
 
 
 _REMOVE = "remove it"
-_UNREAD: tuple[Unread, ...] = (
+_UNREAD_FIELDS: tuple[UnreadField, ...] = (
     *(
-        Unread("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _REMOVE)
+        UnreadField("field-idle", block, "bias_filler", _no_bias, "bias_term is false", _REMOVE)
         for block in ("convolution_param", "inner_product_param", "embed_param", "scale_param")
     ),
-    *_moved("data_param", "scale", "mean_file", "crop_size", "mirror"),
-    *_moved("image_data_param", "scale", "mean_file", "crop_size", "mirror"),
-    *_moved("window_data_param", "scale", "mean_file", "crop_size", "mirror"),
-    Unread(
+    *_moved_fields("data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved_fields("image_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    *_moved_fields("window_data_param", "scale", "mean_file", "crop_size", "mirror"),
+    UnreadField(
         "field-unread",
         "transform_param",
         "random_aspect_ratio_param",
@@ -221,7 +225,7 @@ _UNREAD: tuple[Unread, ...] = (
         "random_resize_param takes precedence",
         "keep one of them",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "loss_param",
         "normalize",
@@ -229,7 +233,7 @@ _UNREAD: tuple[Unread, ...] = (
         "normalization takes precedence",
         "keep normalization",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "loss_param",
         "pre_fixed_normalizer",
@@ -237,7 +241,7 @@ _UNREAD: tuple[Unread, ...] = (
         "normalization is not PRE_FIXED",
         "normalization: PRE_FIXED",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "convolution_param",
         "negative_slope",
@@ -245,7 +249,7 @@ _UNREAD: tuple[Unread, ...] = (
         "relu is false",
         "relu: true, or a ReLU layer with negative_slope",
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "eltwise_param",
         "coeff",
@@ -253,15 +257,15 @@ _UNREAD: tuple[Unread, ...] = (
         "operation is MAX",
         _REMOVE,
     ),
-    Unread(
+    UnreadField(
         "field-unread",
         "pooling_param",
         "avg_include_pad",
         lambda param: param.engine == pb.PoolingParameter.CAFFE,
-        "engine CAFFE divides by the window clipped to the padded input",
+        "engine CAFFE divides by the size of the window within the padded input",
         _REMOVE,
     ),
-    Unread(
+    UnreadField(
         "field-idle",
         "lrn_param",
         "k",
@@ -271,7 +275,7 @@ _UNREAD: tuple[Unread, ...] = (
     ),
 )
 
-# The fields that each filler reads; `scale` is read by Intel's engines.
+# The fields that each filler reads. Intel's engines also read `scale`.
 _FILLERS = {
     "bilinear": (),
     "constant": ("value",),
@@ -281,53 +285,53 @@ _FILLERS = {
     "uniform": ("min", "max"),
     "xavier": ("variance_norm",),
 }
-# `refusals` reports `sparse` in a filler that is not gaussian.
+# `caffe.refusals` reports `sparse` in a filler that is not gaussian.
 _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
 
 
 @read_rule(
     "block-unread",
     "warning",
-    "a `*_param` block of another layer type",
-    effect="it has no effect, though somebody intended one",
+    "a `*_param` block that belongs to another layer type",
+    effect="it has no effect, although one was probably intended",
 )
 @read_rule(
     "field-unread",
     "warning",
-    "a field that is set and has no effect",
-    effect="it has no effect, though somebody intended one",
+    "a field that is set but has no effect",
+    effect="it has no effect, although one was probably intended",
     fix="removes the field, if the finding says `remove it`",
 )
 @read_rule(
     "field-idle",
     "note",
-    "a field that is set, has no effect, and is harmless",
+    "a field that is set but has no effect, which is harmless",
     effect="it has no effect",
     fix="removes the field",
 )
 def check_reads(view: NetView) -> Iterator[Finding]:
-    """Check layer types, and fields that a layer sets but never reads; similar layers make one finding."""
+    """Check layer types, and fields that a layer sets but never reads; similar layers share one finding."""
     found: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     unknown: dict[str, list[int]] = defaultdict(list)
     for index, layer in enumerate(view.net.layer):
         if layer.type not in view.dialect.layer_types:
             unknown[layer.type].append(index)
             continue
-        for key in _unread_of(view, layer):
+        for key in _unread_fields(view, layer):
             found[key].append(index)
-    if view.dialect.name == OURS:  # other dialects have their own rules for it
+    if view.dialect.name == OURS:  # other dialects have a rule of their own for this
         for type_, layers in unknown.items():
-            yield _unknown_type(view, type_, layers)
+            yield _unknown_layer_type(view, type_, layers)
     for (name, field, why, write), layers in found.items():
         alike = [view.net.layer[index] for index in layers]
         whose = title(alike[0]) if len(alike) == 1 else show_layers([layer.name for layer in alike])
-        what = f"{field} of {whose} is never read: {why}"
+        what = f"{field} in {whose} is never read: {why}"
         places = [layer_field(index, field) for index in layers] if _REMOVE in write else []
         fixes = tuple(Fix(place, field.rpartition(".")[2]) for place in places if name != "block-unread")
         yield finding(name, layer_field(layers[0], field), what, write=write, fixes=fixes, layers=len(layers))
 
 
-def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
+def _unread_fields(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, str, str, str]]:
     if layer.type == "Python":  # its code may read any block
         return
     readers = block_readers(view.dialect.layer_types)
@@ -337,10 +341,10 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
             if value.ListFields():
                 types = show_names(sorted(readers[name]))
                 write = f'remove it, or type: "{sorted(readers[name])[0]}"'
-                yield "block-unread", name, f"it is for {types}, not {layer.type}", write
+                yield "block-unread", name, f"it belongs to {types}, not to {layer.type}", write
             continue
-        for unread in _UNREAD:
-            if unread.block == name and _is_set(value, unread.field) and unread.idle(value):
+        for unread in _UNREAD_FIELDS:
+            if unread.block == name and _is_set(value, unread.field) and unread.is_unread(value):
                 yield unread.rule, f"{name}.{unread.field}", unread.why, unread.write
     for path, filler in filler_fields(layer):
         reads = _FILLERS.get(filler.type)
@@ -349,7 +353,7 @@ def _unread_of(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[str, s
             continue
         for field, _ in filler.ListFields():
             if field.name not in _ALWAYS_READ and field.name not in reads:
-                write = f'type: "{_reader_of(field.name)}", or remove it'
+                write = f'type: "{_filler_reading(field.name)}", or remove it'
                 yield "field-unread", f"{path}.{field.name}", f"the filler is {filler.type}", write
 
 
@@ -357,26 +361,26 @@ def _is_set(message: Any, field: str) -> bool:  # noqa: ANN401  # any block of a
     return any(descriptor.name == field for descriptor, _ in message.ListFields())
 
 
-def _reader_of(field: str) -> str:
+def _filler_reading(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
 @read_rule("unknown-layer-type", "error", "a layer type that this Caffe does not have")
-def _unknown_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
+def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
     others = layer_type_dialects(type_)
     if near:
         write = f'type: "{near}"'
     elif others:
-        write = f"it belongs to {', '.join(others)}; build it from other layers for this Caffe"
+        write = f"only {', '.join(others)} has it; replace it with other layers for this Caffe"
     else:
-        write = "a type that this Caffe has, or build Caffe with this layer"
+        write = "use a type that this Caffe has, or build Caffe with this layer"
     first = view.net.layer[layers[0]]
     if len(layers) > 1:
-        of_type = f"are of type {type_}, which this Caffe does not know" if type_ else "have no type"
+        of_type = f"have type {type_}, which this Caffe does not have" if type_ else "have no type"
         what = f"{show_layers([view.net.layer[index].name for index in layers])} {of_type}"
     elif type_:
-        what = f"{title(first)} has a type that this Caffe does not know"
+        what = f"{title(first)} has a type that this Caffe does not have"
     else:
         what = f"layer '{first.name}' has no type"
     return finding(
@@ -403,10 +407,10 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
 @phase_rule(
     "phase-without-include",
     "warning",
-    "`phase` set in a layer, which does not select its phase",
-    effect="the layer is in both phases, and behaves in both as in the one named",
+    "`phase` set in a layer, which does not put the layer in that phase",
+    effect="the layer is in both phases, and behaves in both as it should in that one",
 )
-def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
+def check_include_rules(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
     for index, layer in enumerate(view.net.layer):
         if layer.include and layer.exclude:
@@ -420,7 +424,7 @@ def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
             yield finding(
                 "phase-without-include",
                 layer_field(index, "phase"),
-                f"{title(layer)} has phase: {name}, which does not select the phases that it is in",
+                f"{title(layer)} has phase: {name}, which does not put it in that phase only",
                 write=f"include {{ phase: {name} }}",
             )
 
@@ -428,21 +432,21 @@ def check_rules_of_layers(view: NetView) -> Iterator[Finding]:
 @phase_rule(
     "no-data",
     "error",
-    "no layer produces data, in either phase",
+    "a net in which no layer produces data, in either phase",
     effect="Caffe stops: Unknown bottom blob",
     write="add a data layer for each phase, or an Input layer",
 )
 @phase_rule(
     "no-train-data",
     "warning",
-    "layers for TRAIN, but none that produces its data",
+    "a net with layers for TRAIN, none of which produces its data",
     effect="the net can be tested but not trained: Caffe stops at the first bottom",
     write="add a data layer with include { phase: TRAIN }",
 )
 def check_phases(view: NetView) -> Iterator[Finding]:
     """Check that each phase has data and a loss, and that TRAIN and TEST agree."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
-    first = next((i for i, layer in enumerate(view.net.layer) if _only_train(layer)), None)
+    first = next((i for i, layer in enumerate(view.net.layer) if _is_train_only(layer)), None)
     if not view.phases:
         yield finding("no-data", "", "no layer produces data: each has a bottom, and the net has no `input`")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
@@ -452,19 +456,19 @@ def check_phases(view: NetView) -> Iterator[Finding]:
             f"{title(view.net.layer[first])} is for TRAIN, but no layer produces data for TRAIN",
         )
     if train is not None:
-        yield from _loss(train)
+        yield from _check_loss(train)
     if train is not None and test is not None:
-        counted = list(_mean_counts(train, test))
+        counted = list(_check_mean_counts(train, test))
         yield from counted
-        yield from _transforms(train, test)
-        yield from _crops(train, test)
-        yield from _dropouts(train, test)
-        # If the number of channels is unknown, it is the number of mean_value fields.
+        yield from _check_transforms(train, test)
+        yield from _check_crops(train, test)
+        yield from _check_dropouts(train, test)
+        # With an unknown number of channels, shapes use the number of mean_value fields.
         if not counted:
-            yield from _weights(train, test)
+            yield from _check_weights(train, test)
 
 
-def _only_train(layer: pb.LayerParameter) -> bool:
+def _is_train_only(layer: pb.LayerParameter) -> bool:
     return bool(layer.include) and all(
         rule.HasField("phase") and rule.phase == pb.TRAIN for rule in layer.include
     )
@@ -473,15 +477,15 @@ def _only_train(layer: pb.LayerParameter) -> bool:
 @phase_rule(
     "no-loss",
     "error",
-    "data for TRAIN, but no loss",
+    "a net with data for TRAIN, but no loss",
     effect="nothing is learned, and Caffe exits 0 at the end",
     write="add a loss, such as SoftmaxWithLoss",
 )
-def _loss(train: PhaseNet) -> Iterator[Finding]:
+def _check_loss(train: PhaseNet) -> Iterator[Finding]:
     if any(map(is_loss, train.layers)):
         return
     for index, layer in zip(train.indexes, train.layers, strict=True):
-        if _only_train(layer) and not layer.bottom:
+        if _is_train_only(layer) and not layer.bottom:
             yield finding(
                 "no-loss",
                 layer_field(index, "include[0]"),
@@ -490,19 +494,19 @@ def _loss(train: PhaseNet) -> Iterator[Finding]:
             return
 
 
-def _twins(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
-    """Yield the data layers of TRAIN and TEST with the same top and type, by index."""
-    makers = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
+def _data_layer_pairs(train: PhaseNet, test: PhaseNet) -> Iterator[tuple[int, int]]:
+    """Yield the indexes in TRAIN and TEST of each pair of data layers with the same first top and type."""
+    by_top = {layer.top[0]: i for i, layer in enumerate(train.layers) if layer.top and not layer.bottom}
     for i, layer in enumerate(test.layers):
-        twin = makers.get(layer.top[0]) if layer.top and not layer.bottom else None
+        twin = by_top.get(layer.top[0]) if layer.top and not layer.bottom else None
         if twin is not None and train.layers[twin].type == layer.type and train.layers[twin] != layer:
             yield twin, i
 
 
 @mean_values_misfit
-def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     """Find data layers with different numbers of mean_value in TRAIN and TEST."""
-    for in_train, in_test in _twins(train, test):
+    for in_train, in_test in _data_layer_pairs(train, test):
         counts = [
             len(phase.layers[i].transform_param.mean_value)
             for phase, i in ((train, in_train), (test, in_test))
@@ -516,27 +520,28 @@ def _mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "mean-values-misfit",
             phase.where(i, "transform_param.mean_value[0]"),
-            f"{title(layer)} has {count} mean_value in {where}, but {other} in {there}",
+            f"{title(layer)} has {count} mean_value fields in {where}, but {other} in {there}",
             effect="Caffe stops: Specify either 1 mean_value or as many as channels",
-            write=f"give 1 or {other}",
+            write=f"set 1 or {other} mean_value fields",
         )
 
 
 @phase_rule(
     "test-on-train",
     "warning",
-    "TEST reads the records that TRAIN reads",
-    effect="the accuracy is of images that the net was trained on",
-    write="the held-out LMDB",
+    "a TEST data layer that reads the records of TRAIN",
+    effect="the accuracy is measured on images that the net was trained on",
+    write="set source to the LMDB of held-out images",
 )
 @phase_rule(
     "phase-transforms-differ",
     "warning",
-    "mean or scale differs between TRAIN and TEST",
-    effect="the net is tested on differently scaled inputs than it was trained on: the accuracy is wrong",
+    "a mean or scale that differs between TRAIN and TEST",
+    effect="the net is tested on inputs that are scaled differently than in training, so the accuracy is "
+    "wrong",
 )
-def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
-    for in_train, in_test in _twins(train, test):
+def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+    for in_train, in_test in _data_layer_pairs(train, test):
         layer, twin = test.layers[in_test], train.layers[in_train]
         for field in _SAME_IN_BOTH:
             params = layer.transform_param, twin.transform_param
@@ -548,10 +553,14 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     "phase-transforms-differ",
                     test.where(in_test, f"transform_param.{field}"),
                     f"{title(layer)} has {field} {ours} in TEST but {theirs} in TRAIN",
-                    write=f"the same {field} in both phases",
+                    write=f"use the same {field} in both phases",
                 )
         source = layer.data_param.source
-        if layer.type == "Data" and source and same_path(source) == same_path(twin.data_param.source):
+        if (
+            layer.type == "Data"
+            and source
+            and normalize_path(source) == normalize_path(twin.data_param.source)
+        ):
             yield finding(
                 "test-on-train",
                 test.where(in_test, "data_param.source"),
@@ -562,11 +571,11 @@ def _transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "phase-crops-differ",
     "warning",
-    "crop_size differs between TRAIN and TEST",
-    effect="objects appear at a different size than in training, or weights do not fit",
+    "a crop_size that differs between TRAIN and TEST",
+    effect="objects appear at a different size than in training, or the weights do not fit",
 )
-def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
-    for in_train, in_test in _twins(train, test):
+def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+    for in_train, in_test in _data_layer_pairs(train, test):
         layer = test.layers[in_test]
         ours = layer.transform_param.crop_size
         theirs = train.layers[in_train].transform_param.crop_size
@@ -583,11 +592,11 @@ def _crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
 @phase_rule(
     "dropout-test-only",
     "warning",
-    "a Dropout only in TEST, where it has no effect",
-    effect="it has no effect in TEST, and TRAIN trains without it",
-    write="remove its include, so that it is in both phases",
+    "a Dropout layer that is only in TEST",
+    effect="Dropout has no effect in TEST, and the net is trained without it",
+    write="remove its include or exclude, so that it is in both phases",
 )
-def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+def _check_dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
         if layer.type == "Dropout" and layer.name not in {other.name for other in train.layers}:
             yield finding(
@@ -597,8 +606,8 @@ def _dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             )
 
 
-@phase_rule("phase-weights-differ", "error", "the weights of a layer have different shapes in TEST and TRAIN")
-def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
+@phase_rule("phase-weights-differ", "error", "a layer whose weights have different shapes in TEST and TRAIN")
+def _check_weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     shapes = {layer.name: train.learned(i) for i, layer in enumerate(train.layers)}
     for i, layer in enumerate(test.layers):
         ours, theirs = test.learned(i), shapes.get(layer.name)
@@ -610,7 +619,7 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                 test.where(i, "name"),
                 f"{title(layer)} learns {describe_count(len(ours), 'blob')} in TEST, {len(theirs)} in TRAIN",
                 effect=f"Caffe stops before it trains: Incompatible number of blobs for layer {layer.name}",
-                write="one definition for both phases, or a different name in one of them",
+                write="use one definition for both phases, or a different name in one of them",
             )
             continue
         for one, other in zip(ours, theirs, strict=False):
@@ -621,7 +630,7 @@ def _weights(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
                     f"{title(layer)} has weights {show_shape(one)} in TEST but {show_shape(other)} in TRAIN",
                     effect="Caffe stops before it trains: Cannot share param 0 weights from layer "
                     f"'{layer.name}'; shape mismatch",
-                    write="inputs of the same size in both phases (crop_size), or global pooling before "
+                    write="use inputs of the same size in both phases (crop_size), or global pooling before "
                     "the layer",
                 )
                 break

@@ -2,7 +2,7 @@
 
 The layer types that read each `*_param` block.
 
-Old nets (`layers`): as Caffe upgrades them, with the places of the old text.
+Nets in the old format (`layers`): as Caffe upgrades them, with places in the old text.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ old_net_rule = partial(rule, "a net in the old format")
 
 DatumOf = Callable[[str], pb.Datum | None]
 
-# The block of each data layer type that holds its batch_size.
+# For each type of data layer, the block that contains its batch_size.
 SOURCE_BLOCKS = BATCH_BLOCKS
-# Data layers that read a file, and those that the caller's code feeds.
+# Data layers that produce records by themselves, rather than being fed by the caller's code.
 READERS = frozenset(SOURCE_BLOCKS) | {"DummyData"}
 _LEARNED_TYPES_WORDS = """
     BatchNorm Bias Convolution Deconvolution Embed InnerProduct LSTM MKLBatchNorm Normalize PReLU
     Parameter RNN Scale
 """
 LEARNED_TYPES = frozenset(_LEARNED_TYPES_WORDS.split())
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 
 Blob = tuple[int, int]  # (layer, top), or (-1, input)
 
 
-def same_path(source: str) -> str:
-    """Normalize a path, so that different spellings compare equal; links are not followed.
+def normalize_path(source: str) -> str:
+    """Normalize a path so that different spellings compare equal. Does not follow links.
 
-    >>> same_path("//data//./lmdb/"), same_path("lmdb/../lmdb"), same_path("")
+    >>> normalize_path("//data//./lmdb/"), normalize_path("lmdb/../lmdb"), normalize_path("")
     ('/data/lmdb', 'lmdb', '')
     """
     path = posixpath.normpath(source) if source else ""
@@ -61,13 +61,13 @@ def same_path(source: str) -> str:
 
 
 def layer_field(layer: int, field: str) -> str:
-    """Return the path of a layer's field: the place of a finding until its document locates it."""
+    """Return the path of a layer's field, which is the place of a finding until `Finding.located`."""
     return f"layer[{layer}].{field}"
 
 
 @dataclass(frozen=True)
 class PhaseNet:
-    """The layers that one phase keeps, in order; `indexes` counts them in the file.
+    """The layers of one phase, in order; `indexes` are their positions in the file.
 
     `shapes` holds the inferred shapes of each layer, None if unknown. It is empty before inference.
     """
@@ -82,86 +82,87 @@ class PhaseNet:
     @cached_property
     def flow(self) -> Flow:
         """The producer and the readers of each blob."""
-        return _trace(self.net.input, self.layers)
+        return _trace_blobs(self.net.input, self.layers)
 
     @cached_property
-    def has_source(self) -> bool:
-        """Whether there is data: a layer without bottoms, or `input` fields."""
+    def has_data(self) -> bool:
+        """Whether the phase has data: a layer without bottoms, or `input` fields."""
         return bool(self.net.input) or any(
             not layer.bottom and layer.top and layer.type != "Parameter" for layer in self.layers
         )
 
     @cached_property
     def gradients(self) -> frozenset[tuple[int, int]]:
-        """The (layer, bottom) along which Caffe carries a gradient back."""
+        """Each (layer, bottom) that Caffe propagates a gradient to."""
         return _trace_gradients(self)
 
     @cached_property
-    def is_fed(self) -> bool:
-        """Whether code feeds the data, as in a deploy net, so that every unread top is an output."""
+    def is_fed_by_code(self) -> bool:
+        """Whether the caller's code feeds the data, as in a deploy net. Unread tops are then outputs."""
         return not any(layer.type in READERS or layer.type == "Python" for layer in self.layers)
 
     def where(self, layer: int, field: str) -> str:
-        """Return the path in the file of a field of a layer of this phase."""
+        """Return the path, in the file, of a field of one of the layers."""
         return layer_field(self.indexes[layer], field)
 
-    def maker(self, layer: int, bottom: int) -> Blob | None:
-        """Return the (layer, top) that produces a bottom."""
-        return self.flow.makers.get((layer, bottom))
+    def producer(self, layer: int, bottom: int) -> Blob | None:
+        """Return the (layer, top) that produces a bottom; None if none does."""
+        return self.flow.producers.get((layer, bottom))
 
     def bottom_shape(self, layer: int, bottom: int) -> Shape | None:
-        """Return the inferred shape of a bottom, None if unknown."""
+        """Return the inferred shape of a bottom; None if unknown."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.bottoms[bottom] if shapes and bottom < len(shapes.bottoms) else None
 
     def learned(self, layer: int) -> tuple[Shape, ...] | None:
-        """Return the inferred shapes of the blobs that a layer learns, None if unknown."""
+        """Return the inferred shapes of the blobs that a layer learns; None if unknown."""
         shapes = self.shapes[layer] if self.shapes else None
         return shapes.learned if shapes else None
 
-    def maker_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
-        """Return the (layer, top) that a bottom comes from, skipping layers of these types."""
-        made = self.maker(layer, bottom)
-        while made is not None and made[0] >= 0 and self.layers[made[0]].type in types:
-            made = self.maker(made[0], 0)
-        return made
+    def producer_through(self, layer: int, bottom: int, types: Collection[str]) -> Blob | None:
+        """Return the (layer, top) that a bottom comes from, looking through layers of these types."""
+        producer = self.producer(layer, bottom)
+        while producer is not None and producer[0] >= 0 and self.layers[producer[0]].type in types:
+            producer = self.producer(producer[0], 0)
+        return producer
 
-    def behind(self, blob: Blob) -> frozenset[Blob]:
+    def ancestors(self, blob: Blob) -> frozenset[Blob]:
         """Return a blob and all blobs that it is computed from."""
         found = {blob}
         waiting = [blob]
         while waiting:
             layer, _ = waiting.pop()
             bottoms = range(len(self.layers[layer].bottom)) if layer >= 0 else ()
-            made = {one for b in bottoms if (one := self.maker(layer, b)) is not None}
-            waiting += made - found
-            found |= made
+            producer = {one for b in bottoms if (one := self.producer(layer, b)) is not None}
+            waiting += producer - found
+            found |= producer
         return frozenset(found)
 
-    def above(self, layer: int) -> Iterator[int]:
-        """Yield the layers from a layer up to its data, along first bottoms, without itself."""
-        made = self.maker(layer, 0)
-        while made is not None and made[0] >= 0:
-            yield made[0]
-            made = self.maker(made[0], 0)
+    def layers_above(self, layer: int) -> Iterator[int]:
+        """Yield the layers from the one above a layer up to the data, along first bottoms."""
+        producer = self.producer(layer, 0)
+        while producer is not None and producer[0] >= 0:
+            yield producer[0]
+            producer = self.producer(producer[0], 0)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The producer of each bottom (`makers`), if it has one, and the readers of each blob (`readers`).
+    """The producer of each bottom that has one (`producers`), and the readers of each blob (`readers`).
 
-    `twice` maps each (layer, top) that produces an existing blob again to its first producer.
+    `missing` are the bottoms without a producer. `redefined` maps each (layer, top) whose name an earlier
+    blob already has to that blob.
     """
 
-    makers: Mapping[tuple[int, int], Blob]
+    producers: Mapping[tuple[int, int], Blob]
     readers: Mapping[Blob, Sequence[tuple[int, int]]]
     missing: Sequence[tuple[int, int]]
-    twice: Mapping[Blob, Blob]
+    redefined: Mapping[Blob, Blob]
 
 
 @dataclass(frozen=True)
 class NetView:
-    """One net, its phases that have data, and facts that the file does not hold."""
+    """A net, its phases that have data, and facts that the file does not contain."""
 
     net: pb.NetParameter
     phases: tuple[PhaseNet, ...]
@@ -170,39 +171,40 @@ class NetView:
     dialect: Dialect
 
     def phase(self, phase: int) -> PhaseNet | None:
-        """Return the net of a phase without stages, None if it has no data."""
+        """Return a phase without stages; None if it has no data."""
         return next((each for each in self.phases if each.phase == phase and not each.stages), None)
 
 
 def select_phases(net: pb.NetParameter) -> tuple[PhaseNet, ...]:
-    """Return the states of a net that have data: each phase, without stages and with each stage."""
+    """Return the states of a net that have data: each phase, without a stage and with each stage."""
     stages = dict.fromkeys(
         stage for layer in net.layer for rule in (*layer.include, *layer.exclude) for stage in rule.stage
     )
-    # The most stages that are checked: each costs a pass over the whole net.
-    stages = dict.fromkeys([*stages][:_MOST_STAGES])
+    # Limit the number of stages: each costs a pass over the whole net.
+    stages = dict.fromkeys([*stages][:_MAX_STAGES])
     states = [
         (phase, names) for names in [(), *((stage,) for stage in stages)] for phase in (pb.TRAIN, pb.TEST)
     ]
-    found = [_phase(net, phase, names) for phase, names in states]
+    found = [_select_phase(net, phase, names) for phase, names in states]
     kept: dict[tuple[int, tuple[int, ...]], PhaseNet] = {}
     for each in found:
-        if each.has_source:
+        if each.has_data:
             kept.setdefault((each.phase, each.indexes), each)
-    return tuple(each for each in kept.values() if each.phase != pb.TRAIN or not is_deployed(each))
+    return tuple(each for each in kept.values() if each.phase != pb.TRAIN or not is_deploy_net(each))
 
 
-def is_deployed(phase: PhaseNet) -> bool:
-    """Whether a net is a deploy net, which is never trained: code feeds it, and it has no loss."""
-    return phase.is_fed and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
+def is_deploy_net(phase: PhaseNet) -> bool:
+    """Return whether a net is a deploy net, which is never trained: code feeds it, and it has no loss."""
+    return phase.is_fed_by_code and not any(has_loss_top(layer) or is_loss(layer) for layer in phase.layers)
 
 
-def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNet:
+def _select_phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNet:
     chosen = select_layers(net, phase, stages=stages)
     indexes: list[int] = []
     layers: list[pb.LayerParameter] = []
     for index, layer in enumerate(net.layer):
-        # Equal layers have equal rules, so the first equal layer will do. A NaN is not equal to itself.
+        # Equal layers have equal rules, so any equal layer will do. One that contains a NaN does not equal
+        # itself.
         at = len(layers)
         if at < len(chosen) and (layer is chosen[at] or layer == chosen[at]):
             indexes.append(index)
@@ -210,38 +212,38 @@ def _phase(net: pb.NetParameter, phase: int, stages: tuple[str, ...]) -> PhaseNe
     return PhaseNet(net, phase, stages, tuple(indexes), tuple(layers))
 
 
-def _trace(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
+def _trace_blobs(inputs: Iterable[str], layers: Sequence[pb.LayerParameter]) -> Flow:
     latest: dict[str, Blob] = {name: (-1, index) for index, name in enumerate(inputs)}
-    makers: dict[tuple[int, int], Blob] = {}
+    producers: dict[tuple[int, int], Blob] = {}
     readers: dict[Blob, list[tuple[int, int]]] = {blob: [] for blob in latest.values()}
     missing: list[tuple[int, int]] = []
-    twice: dict[Blob, Blob] = {}
+    redefined: dict[Blob, Blob] = {}
     for i, layer in enumerate(layers):
         for b, name in enumerate(layer.bottom):
             if name in latest:
-                makers[i, b] = latest[name]
+                producers[i, b] = latest[name]
                 readers[latest[name]].append((i, b))
             else:
                 missing.append((i, b))
         for t, name in enumerate(layer.top):
             if name in latest and not is_in_place(layer, t):
-                twice[i, t] = latest[name]
+                redefined[i, t] = latest[name]
             latest[name] = (i, t)
             readers[i, t] = []
-    return Flow(makers, readers, missing, twice)
+    return Flow(producers, readers, missing, redefined)
 
 
 def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
-    """Find where Caffe propagates gradients: below layers that learn and above a loss."""
-    readers, makers = phase.flow.readers, phase.flow.makers
+    """Find where Caffe propagates gradients: between layers that learn and a loss."""
+    readers, producers = phase.flow.readers, phase.flow.producers
     needed: set[Blob] = set()
     bottoms: dict[tuple[int, int], bool] = {}
     learns: list[bool] = []
     for i, layer in enumerate(phase.layers):
         given = list(layer.propagate_down) if len(layer.propagate_down) == len(layer.bottom) else []
-        reached = [makers.get((i, b)) in needed for b in range(len(layer.bottom))]
+        reached = [producers.get((i, b)) in needed for b in range(len(layer.bottom))]
         bottoms |= {(i, b): given[b] if given else need for b, need in enumerate(reached)}
-        learns.append(any(reached) or _has_rate(layer, phase.learned(i)))
+        learns.append(any(reached) or _has_gradient(layer, phase.learned(i)))
         if learns[-1]:
             needed |= {(i, t) for t in range(len(layer.top))}
     found: set[tuple[int, int]] = set()
@@ -258,19 +260,19 @@ def _trace_gradients(phase: PhaseNet) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def _has_rate(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
-    """Whether Caffe computes gradients for a layer's weights: lr_mult is 1 without a `param`."""
+def _has_gradient(layer: pb.LayerParameter, learned: tuple[Shape, ...] | None) -> bool:
+    """Return whether Caffe computes gradients for a layer's weights. Without a `param`, lr_mult is 1."""
     count = len(learned) if learned is not None else int(layer.type in LEARNED_TYPES)
     return len(layer.param) < count or any(param.lr_mult for param in layer.param[:count])
 
 
 def is_in_place(layer: pb.LayerParameter, top: int) -> bool:
-    """Whether Caffe computes a top in place: it has the name of the bottom at the same position."""
+    """Return whether Caffe computes a top in place: it has the name of the bottom at the same position."""
     return top < len(layer.bottom) and layer.bottom[top] == layer.top[top]
 
 
 def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
-    """Return the loss weights of a layer's tops: as set, else 1 for the top of a loss layer.
+    """Return the loss weights of a layer's tops: those set, or else 1 for the top of a loss layer.
 
     >>> loss_weights(pb.LayerParameter(type="SoftmaxWithLoss")), loss_weights(pb.LayerParameter(type="ReLU"))
     ((1.0,), ())
@@ -281,17 +283,17 @@ def loss_weights(layer: pb.LayerParameter) -> tuple[float, ...]:
 
 
 def is_loss(layer: pb.LayerParameter) -> bool:
-    """Whether a layer adds to the loss, by its loss_weight or else by its type."""
+    """Return whether a layer contributes to the loss, by its loss_weight or else by its type."""
     return any(loss_weights(layer))
 
 
 def has_loss_top(layer: pb.LayerParameter) -> bool:
-    """Whether a layer's type is a loss, to which Caffe adds a missing top."""
+    """Return whether a layer's type is a loss, for which Caffe adds a missing top."""
     return "Loss" in layer.type
 
 
 def title(layer: pb.LayerParameter) -> str:
-    """Name a layer and its type, as errors do.
+    """Return the name and type of a layer as messages show them.
 
     >>> title(pb.LayerParameter(name="fc", type="InnerProduct"))
     "layer 'fc' (InnerProduct)"
@@ -299,18 +301,18 @@ def title(layer: pb.LayerParameter) -> str:
     return f"layer '{layer.name}' ({layer.type})"
 
 
-def show_names(names: Sequence[str], most: int = 4) -> str:
-    """List names; of many, the first few.
+def show_names(names: Sequence[str], limit: int = 4) -> str:
+    """List names, at most `limit` of them.
 
-    >>> show_names(["a", "b", "c"], most=2), show_names(["a", "b", "c"], most=3)
+    >>> show_names(["a", "b", "c"], limit=2), show_names(["a", "b", "c"], limit=3)
     ('a, b and 1 more', 'a, b, c')
     """
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def show_layers(names: Sequence[str], kind: str = "") -> str:
-    """Count layers, of a type if `kind` is given, and name the first few.
+    """Return the number of layers, with their type if `kind` is given, and the first few names.
 
     >>> show_layers(["a"]), show_layers(["a", "b"], "ReLU")
     ('1 layer (a)', '2 ReLU layers (a, b)')
@@ -320,7 +322,7 @@ def show_layers(names: Sequence[str], kind: str = "") -> str:
 
 
 def show_transform(param: pb.TransformationParameter, field: str) -> str:
-    """Format a field of `transform_param` as people write it.
+    """Format a field of `transform_param` as in a prototxt written by hand.
 
     >>> show_transform(pb.TransformationParameter(mirror=True, mean_value=[1, 2]), "mean_value")
     '1, 2'
@@ -334,7 +336,7 @@ def show_transform(param: pb.TransformationParameter, field: str) -> str:
 
 
 def shapes_fit(one: Shape, other: Shape) -> bool:
-    """Whether two shapes may be equal; unknown sizes are equal to any.
+    """Return whether two shapes may be equal; an unknown size may equal any size.
 
     >>> shapes_fit((10, None), (10, 64)), shapes_fit((10, 64), (10,))
     (True, False)
@@ -345,7 +347,7 @@ def shapes_fit(one: Shape, other: Shape) -> bool:
 
 
 def show_number(value: float) -> str:
-    """Format a float32 field as people write it.
+    """Format a float32 field as in a prototxt written by hand.
 
     >>> show_number(0.949999988079071), show_number(0.0)
     ('0.95', '0')
@@ -353,11 +355,11 @@ def show_number(value: float) -> str:
     return f"{value:.6g}"
 
 
-# Blocks for the engine or for MLSL, which any layer may have.
-_OF_ANY = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
+# Blocks that the engine or MLSL reads, which any layer may have.
+_ANY_TYPE_BLOCKS = frozenset(("mn_activation_param", "mn_grad_compress_param", "quantization_param"))
 
-# Blocks whose name is not that of a single type.
-_TYPES = {
+# Blocks that are not simply named after the one type that reads them.
+_BLOCK_TYPES = {
     "argmax_param": "ArgMax",
     "batch_norm_param": "BatchNorm MKLBatchNorm",
     "convolution_param": "Convolution Deconvolution Im2col",
@@ -373,36 +375,40 @@ _TYPES = {
     "transform_param": " ".join(sorted(set(SOURCE_BLOCKS) - {"HDF5Data"})),
 }
 
-# Reads `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's, which also has this type.
-_READING_LOSS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
-_ADDED_TYPE = "MKLBatchNorm"
+# Types that read `loss_param` in BVLC's and NVIDIA's Caffe, but not in Intel's.
+_BVLC_LOSS_READERS = frozenset(("InfogainLoss", "SigmoidCrossEntropyLoss"))
+_INTEL_ONLY_TYPE = "MKLBatchNorm"  # identifies Intel's Caffe
 
 
 def readers_of(block: str, types: Iterable[str]) -> frozenset[str] | None:
-    """Return the layer types that read a block of LayerParameter; None if any may, or if unknown.
+    """Return the layer types that read a block of LayerParameter; None if any type may, or if unknown.
 
     >>> sorted(readers_of("inner_product_param", ["InnerProduct", "ReLU"]))
     ['InnerProduct']
     """
-    if block in _OF_ANY:
+    if block in _ANY_TYPE_BLOCKS:
         return None
-    if block in _TYPES:
-        readers = frozenset(_TYPES[block].split())
-        return readers | _READING_LOSS if block == "loss_param" and _ADDED_TYPE not in types else readers
+    if block in _BLOCK_TYPES:
+        readers = frozenset(_BLOCK_TYPES[block].split())
+        return (
+            readers | _BVLC_LOSS_READERS
+            if block == "loss_param" and _INTEL_ONLY_TYPE not in types
+            else readers
+        )
     stem = block.removesuffix("_param").replace("_", "")
     return frozenset(name for name in types if name.lower() == stem) or None
 
 
 @functools.cache
 def block_readers(types: frozenset[str]) -> Mapping[str, frozenset[str]]:
-    """Return the types that read each `*_param` block, without blocks that any type may have."""
+    """Return the types that read each `*_param` block, except for blocks that any type may have."""
     names = (field.name for field in pb.LayerParameter.DESCRIPTOR.fields if field.message_type)
     found = {name: readers_of(name, types) for name in names if name.endswith("_param")}
     return {name: readers for name, readers in found.items() if readers is not None}
 
 
 def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerParameter]]:
-    """Yield each filler of a layer with its path (`convolution_param.weight_filler`)."""
+    """Yield each filler of a layer with its path, such as `convolution_param.weight_filler`."""
     for block, value in layer.ListFields():
         if block.message_type is None or not block.name.endswith("_param"):
             continue
@@ -416,7 +422,7 @@ def filler_fields(layer: pb.LayerParameter) -> Iterator[tuple[str, pb.FillerPara
                 yield from ((f"{path}[{i}]", each) for i, each in enumerate(filler))
 
 
-_GIVEN = re.compile(r"layers\[(\d+)\]")
+_OLD_LAYER = re.compile(r"layers\[(\d+)\]")
 
 
 @old_net_rule(
@@ -424,7 +430,7 @@ _GIVEN = re.compile(r"layers\[(\d+)\]")
     "note",
     "a net in the old format (`layers`)",
     effect="Caffe upgrades it whenever it reads it; lint checked the upgraded net",
-    write="caffe-recipes upgrade FILE converts it to today's format",
+    write="convert it with `caffe-recipes upgrade FILE`",
 )
 @old_net_rule(
     "upgrade-refused",
@@ -433,9 +439,9 @@ _GIVEN = re.compile(r"layers\[(\d+)\]")
     effect="Caffe stops when it reads the net",
 )
 def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetParameter], list[Finding]]:
-    """Return an old net (`layers`) as Caffe upgrades it, with places in the old text, and findings.
+    """Return a net in the old format as Caffe upgrades it, with places in the old text, and the findings.
 
-    A net that Caffe refuses is returned empty.
+    A net that Caffe cannot upgrade is returned without layers.
     """
     old = document.message.layers
     note = finding("old-format", "layers[0]", f"the net has {len(old)} `layers` in the old format")
@@ -444,17 +450,17 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
     except PrototxtError as error:
         refused = finding("upgrade-refused", error.where, error.what, write=error.hint)
         return dataclasses.replace(document, message=pb.NetParameter(input=["data"])), [refused]
-    now = {index: new for new, index in enumerate(_find(net.layer, old)) if index is not None}
+    now = {index: new for new, index in enumerate(_old_indexes(net.layer, old)) if index is not None}
     offsets = dict(document.offsets)
     for path, offset in document.offsets.items():
-        given = _GIVEN.match(path)
+        given = _OLD_LAYER.match(path)
         if given and int(given[1]) in now:
             offsets[f"layer[{now[int(given[1])]}]{path[given.end() :]}"] = offset
     return dataclasses.replace(document, message=net, offsets=offsets), [note]
 
 
-def _find(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
-    """Return the index of the old layer for each layer; order and names are kept."""
+def _old_indexes(layers: Sequence[pb.LayerParameter], old: Sequence[pb.V1LayerParameter]) -> list[int | None]:
+    """Return the index of the old layer for each upgraded layer; order and names are the same in both."""
     found: list[int | None] = []
     names = [each.name or each.layer.name for each in old]
     start = 0

@@ -2,7 +2,7 @@
 
 Rules on the machine: cores for OpenMP threads and MLSL servers, and space in /tmp.
 
-Rules on the rest of a recipe: its evaluation, and nets for the digits data set.
+Rules on the rest of a recipe: its evaluation, and its nets for the digits data set.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.review.lint.chain import (
     batch_per_rank,
-    fired_snapshots,
     parse_stop,
-    select_sources,
+    planned_snapshots,
+    select_data_layers,
     test_states,
 )
 from caffe_recipes.review.lint.rules import (
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.02
 _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
-# `1 epoch = 313 iterations` is an explanation, not a claim.
+# `1 epoch = 313 iterations` explains the size of an epoch and claims nothing about a field.
 _CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
-_BASIS = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
-# The header of generated solvers.
+_IMAGES_OVER_BATCH = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
+# The header of a generated solver.
 _HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
 _FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
-_LEAST_IMAGES = 1000  # `3 / 4` is not images over batch
+_MIN_IMAGES = 1000  # `3 / 4` is not images / batch
 
 
 @dataclass(frozen=True)
-class Basis:
-    """The size of an epoch: images in an epoch, and images in an iteration."""
+class EpochSize:
+    """The size of an epoch: images per epoch, and images per iteration (`batch`)."""
 
     images: float
     batch: float
@@ -68,34 +68,34 @@ class Basis:
     def epochs(self, iterations: float) -> float:
         """Convert iterations to epochs.
 
-        >>> round(Basis(1281167, 4096).epochs(1000), 2)
+        >>> round(EpochSize(1281167, 4096).epochs(1000), 2)
         3.2
         """
         return iterations * self.batch / self.images
 
 
-def parse_claims(text: str) -> tuple[float, ...]:
-    """Return the numbers of epochs that a text claims.
+def parse_epoch_claims(text: str) -> tuple[float, ...]:
+    """Return the numbers of epochs that a text states.
 
-    >>> [parse_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
+    >>> [parse_epoch_claims(text) for text in ("1281167 / 4096  * 5 epochs", "a 90-epoch run", "1 epoch = 9")]
     [(5.0,), (90.0,), ()]
     """
-    return tuple(_value(match[1]) for match in _CLAIM.finditer(text))
+    return tuple(_number(match[1]) for match in _CLAIM.finditer(text))
 
 
-def parse_basis(text: str) -> Basis | None:
-    """Return the images and the batch of a comment like `1281167 / 4096`.
+def parse_epoch_size(text: str) -> EpochSize | None:
+    """Return the images / batch in a text, such as `1281167 / 4096`; None if there are none.
 
-    >>> parse_basis("1281167 / 4096  * 5 epochs")
-    Basis(images=1281167.0, batch=4096.0)
+    >>> parse_epoch_size("1281167 / 4096  * 5 epochs")
+    EpochSize(images=1281167.0, batch=4096.0)
     """
     header = _HEADER.search(text)
     if header:
-        return Basis(_value(header[2]), _value(header[1]))
-    for match in _BASIS.finditer(text):
-        images, batch = _value(match[1]), _value(match[2])
-        if images >= _LEAST_IMAGES and 0 < batch <= images:
-            return Basis(images, batch)
+        return EpochSize(_number(header[2]), _number(header[1]))
+    for match in _IMAGES_OVER_BATCH.finditer(text):
+        images, batch = _number(match[1]), _number(match[2])
+        if images >= _MIN_IMAGES and 0 < batch <= images:
+            return EpochSize(images, batch)
     return None
 
 
@@ -104,48 +104,48 @@ def parse_basis(text: str) -> Basis | None:
     "warning",
     "a number of images that the schedule was not made for",
     effect="all epochs are shorter or longer than the schedule assumes",
-    write="iterations and comments for this number of images",
+    write="adapt the iterations and comments to this number of images",
 )
 def check_epochs(chain: Chain) -> Iterator[Finding]:
     """Find comments with wrong epochs, and images or a global batch that the schedule was not made for.
 
-    A comment is judged by its own images / batch, else by that of another comment in the chain, else by the
-    given values; without any of these it is not judged.
+    A comment is checked with its own images / batch, else with that of another comment in the chain, else
+    with the given values; without any of these it is not checked.
     """
-    made_for = find_basis(chain.links)
+    made_for = find_epoch_size(chain.links)
     for link in chain.links:
-        given = _given_basis(chain, link)
-        yield from _claims(link, _scaled(made_for, chain, link) if made_for else given)
+        given = _given_epoch_size(chain, link)
+        yield from _check_claims(link, _scale_epoch_size(made_for, chain, link) if made_for else given)
         if made_for:
-            yield from _batch(chain, link, made_for)
-    if made_for and chain.setting.images and _differ(chain.setting.images, made_for.images):
-        what = f"comments assume {made_for.images:,.0f} images, but there are {chain.setting.images:,}"
+            yield from _check_global_batch(chain, link, made_for)
+    if made_for and chain.facts.images and _differ(chain.facts.images, made_for.images):
+        what = f"the comments assume {made_for.images:,.0f} images, but there are {chain.facts.images:,}"
         where = chain.links[0].solver.path
-        yield finding("images-differ", where, what, images=chain.setting.images)
+        yield finding("images-differ", where, what, images=chain.facts.images)
 
 
 @path_rule(
     "test-images-left",
     "warning",
-    "a test_iter that does not cover the test set exactly once",
-    effect="each test sees a different part of the LMDB: the accuracy varies",
+    "a test_iter that does not cover the whole test set",
+    effect="each test sees a different part of the LMDB, so the accuracy varies",
 )
 def check_tests(chain: Chain) -> Iterator[Finding]:
-    """Find a test_iter that misses test images, for a test set that exists, is given or is in a comment."""
+    """Find a test_iter that misses test images. The LMDB, an option or a comment gives their number."""
     for link in chain.links:
         solver = link.solver.message
         nets = link.test_nets if solver.test_net or solver.test_net_param else (link.net,)
         state = test_states(solver, nets[0].message)[0] if nets and nets[0] else None
-        layers = select_sources(nets[0].message, state) if nets and nets[0] and state else []
+        layers = select_data_layers(nets[0].message, state) if nets and nets[0] and state else []
         batch = next((size for layer in layers if (size := batch_size(layer))), None)
         if batch is None or len(nets) != 1 or len(solver.test_iter) != 1 or not solver.test_iter[0]:
             continue
         comment = link.solver.comments.get("test_iter[0]")
-        claimed = next(filter(None, map(parse_basis, _texts([comment] if comment else []))), None)
-        images = chain.setting.test_images or link.tested_images or (claimed.images if claimed else 0)
+        claimed = next(filter(None, map(parse_epoch_size, _texts([comment] if comment else []))), None)
+        images = chain.facts.test_images or link.tested_images or (claimed.images if claimed else 0)
         tested = solver.test_iter[0] * batch
         if images and tested < images * (1 - _TOLERANCE):
-            what = f"test_iter {solver.test_iter[0]} x {batch} are {tested:,} of {images:,.0f} images"
+            what = f"test_iter {solver.test_iter[0]} x {batch} covers {tested:,} of {images:,.0f} images"
             where = link.solver.where("test_iter[0]")
             yield finding(
                 "test-images-left",
@@ -157,12 +157,12 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
             )
 
 
-def find_basis(links: Iterable[Link]) -> Basis | None:
-    """Return the first images / batch in the comments of a chain's solvers."""
+def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
+    """Return the first images / batch in the comments of a chain's solvers; None if there is none."""
     for link in links:
         for field, comment in link.solver.comments.items():
-            # A comment at a test_iter is about the test set.
-            bases = () if field.partition("[")[0] == "test_iter" else map(parse_basis, _texts([comment]))
+            # A comment on test_iter is about the test set.
+            bases = () if field.partition("[")[0] == "test_iter" else map(parse_epoch_size, _texts([comment]))
             if basis := next(filter(None, bases), None):
                 return basis
     return None
@@ -171,51 +171,51 @@ def find_basis(links: Iterable[Link]) -> Basis | None:
 @chain_rule(
     "title-epochs",
     "warning",
-    "a recipe's title claims a number of epochs that is more than 2 % off",
-    effect="readers compare the results with those of another schedule",
+    "a recipe's title with a number of epochs that is more than 2 % off",
+    effect="readers will compare the results with those of a different schedule",
 )
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
-    """Find a title whose epochs are neither those of the `whole` chain nor those of its last `model`."""
-    for claim in parse_claims(title):
+    """Find a title whose epochs are neither those of the `whole` chain nor those of its final `model`."""
+    for claim in parse_epoch_claims(title):
         if _differ(whole, claim) and _differ(model, claim):
-            what = f"the title says {claim:g} epochs, but the phases make {whole:.2f}"
+            what = f"the title says {claim:g} epochs, but the phases add up to {whole:.2f}"
             if _differ(model, whole):
-                what += f", of which the last model sees {model:.2f}"
+                what += f", and the final model is trained for {model:.2f} of them"
             yield finding(
                 "title-epochs",
                 where,
                 what,
-                write=f"{whole:.0f} epochs, or phases of other lengths",
+                write=f"correct the title to {whole:.0f} epochs, or change the length of the phases",
                 claimed=claim,
                 epochs=whole,
                 model=model,
             )
 
 
-def _scaled(basis: Basis, chain: Chain, link: Link) -> Basis:
-    """Scale another phase's images per iteration to this phase, by the iter_size of both."""
-    of = next(one for one in chain.links if find_basis([one]))
-    times = max(link.solver.message.iter_size, 1) / max(of.solver.message.iter_size, 1)
-    return Basis(basis.images, basis.batch * times)
+def _scale_epoch_size(basis: EpochSize, chain: Chain, link: Link) -> EpochSize:
+    """Scale the images per iteration from another phase's comment to this phase, by their iter_size."""
+    source = next(one for one in chain.links if find_epoch_size([one]))
+    times = max(link.solver.message.iter_size, 1) / max(source.solver.message.iter_size, 1)
+    return EpochSize(basis.images, basis.batch * times)
 
 
-def _claims(link: Link, others: Basis | None) -> Iterator[Finding]:
+def _check_claims(link: Link, others: EpochSize | None) -> Iterator[Finding]:
     for field, comment in link.solver.comments.items():
-        iterations = _iterations(link.solver.message, field)
+        iterations = _iteration_count(link.solver.message, field)
         for text in _texts([comment]) if iterations > 0 else ():
             stop = parse_stop(text) if field == "max_iter" else None
-            basis, claims = parse_basis(text) or others, parse_claims(text)
+            basis, claims = parse_epoch_size(text) or others, parse_epoch_claims(text)
             if basis is None or not claims:
                 continue
             epochs = basis.epochs(stop or iterations)
             differences = {abs(number - epochs): number for number in claims}
             claim = differences[min(differences)]
-            if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDED:
+            if _differ(epochs, claim) and abs(epochs - claim) > _ROUNDING:
                 yield _wrong_claim(link, field, text, stop or iterations, claim, basis)
 
 
-def _iterations(solver: pb.SolverParameter, field: str) -> int:
-    """Return the value of a solver field that counts iterations (`stepvalue` too), else 0."""
+def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
+    """Return the value of a solver field that is a number of iterations (or a `stepvalue`); 0 for others."""
     name, _, rest = field.partition("[")
     if name == "stepvalue":
         return solver.stepvalue[int(rest.removesuffix("]"))]
@@ -226,24 +226,26 @@ def _iterations(solver: pb.SolverParameter, field: str) -> int:
 @chain_rule(
     "epochs-claim",
     "warning",
-    "a comment claims a number of epochs that is more than 2 % off",
+    "a comment with a number of epochs that is more than 2 % off",
     explanation=Explanation(
-        "The epochs in a comment are those of other iterations, images or batches than the "
-        "solver's: whoever plans by them plans wrongly. Images over batch in a comment, a "
-        "generated header, or --images with --ranks, say what an epoch is.",
-        "The iterations that the finding gives, or the epochs.",
+        "The epochs in a comment do not match the solver's iterations, so readers get a wrong idea of the "
+        "schedule. Lint takes the size of an epoch from images / batch in a comment, from a generated "
+        "header, or from --images with --ranks.",
+        "Correct either the iterations or the epochs in the comment; the finding gives both numbers.",
     ),
     fix="corrects the comment's epochs; check that its iterations are the intended ones",
 )
-def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: float, basis: Basis) -> Finding:
+def _wrong_claim(
+    link: Link, field: str, text: str, iterations: int, claim: float, basis: EpochSize
+) -> Finding:
     intended = round(claim * basis.images / basis.batch)
     epochs = basis.epochs(iterations)
 
     def correct(match: re.Match[str]) -> str:
-        return match[0].replace(match[1], f"{epochs:.4g}", 1) if _value(match[1]) == claim else match[0]
+        return match[0].replace(match[1], f"{epochs:.4g}", 1) if _number(match[1]) == claim else match[0]
 
     where, name = link.solver.where(field), field.partition("[")[0]
-    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment claims {claim:g}"
+    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment says {claim:g}"
     return finding(
         "epochs-claim",
         where,
@@ -251,7 +253,7 @@ def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: floa
         link.name,
         effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are "
         f"{intended} iterations",
-        write=f"{field}: {intended}, or a comment that says {epochs:.3g} epochs",
+        write=f"{field}: {intended}, or correct the comment to {epochs:.3g} epochs",
         fixes=(Fix(where, name, _CLAIM.sub(correct, text), comment=text),),
         claimed=claim,
         epochs=epochs,
@@ -264,21 +266,22 @@ def _wrong_claim(link: Link, field: str, text: str, iterations: int, claim: floa
     "global-batch",
     "warning",
     "a global batch that the schedule was not made for",
-    effect="the rate is for another batch size, and the iterations make a different number of epochs",
+    effect="the rate was chosen for another batch size, and the same iterations make a different number of "
+    "epochs",
     explanation=Explanation(
-        "Rates are made for a global batch: batch_size x ranks x iter_size. Another one has other "
-        "epochs in the same iterations, and another best rate.",
-        "As many ranks as the comment counts on, or iterations and rates for these.",
+        "A rate is chosen for a global batch: batch_size x ranks x iter_size. With another one, the same "
+        "iterations make a different number of epochs, and another rate is best.",
+        "Use as many ranks as the comment assumes, or adapt the iterations and rates to this number.",
     ),
 )
-def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
-    each, ranks = batch_per_rank(link), link.ranks or chain.setting.ranks
+def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterator[Finding]:
+    each, ranks = batch_per_rank(link), link.ranks or chain.facts.ranks
     if each is None or link.net is None:
         return
     if ranks is not None and _differ(each * ranks, made_for.batch):
-        what = f"{ranks} ranks x {each} are {each * ranks:,} images an iteration"
+        what = f"{ranks} ranks x {each} are {each * ranks:,} images per iteration"
     elif ranks is None and made_for.batch % each:
-        what = f"no number of ranks with {each} images each makes {made_for.batch:,.0f} images an iteration"
+        what = f"the images per iteration are a multiple of {each}"
     else:
         return
     what += f", but the schedule was made for {made_for.batch:,.0f}"
@@ -288,7 +291,7 @@ def _batch(chain: Chain, link: Link, made_for: Basis) -> Iterator[Finding]:
         where,
         what,
         link.name,
-        write=f"ranks x batch_size = {made_for.batch:,.0f}, or a schedule for this batch",
+        write=f"use ranks x batch_size = {made_for.batch:,.0f}, or adapt the schedule to this batch",
         batch=each * (ranks or 1),
         made_for=made_for.batch,
     )
@@ -299,9 +302,9 @@ def _batch_place(net: Net) -> str:
     return net.where(fields[0]) if fields else net.path
 
 
-def _given_basis(chain: Chain, link: Link) -> Basis | None:
-    each, ranks, images = batch_per_rank(link), link.ranks or chain.setting.ranks, chain.setting.images
-    return Basis(images, each * ranks) if each and ranks and images else None
+def _given_epoch_size(chain: Chain, link: Link) -> EpochSize | None:
+    each, ranks, images = batch_per_rank(link), link.ranks or chain.facts.ranks, chain.facts.images
+    return EpochSize(images, each * ranks) if each and ranks and images else None
 
 
 def _texts(comments: Iterable[Comment]) -> Iterator[str]:
@@ -309,11 +312,11 @@ def _texts(comments: Iterable[Comment]) -> Iterator[str]:
         yield from filter(None, comment.texts)
 
 
-def _value(number: str) -> float:
+def _number(number: str) -> float:
     return float(number.replace(",", ""))
 
 
-_ROUNDED = 0.005  # comments, also those that `generate` writes, have two decimals
+_ROUNDING = 0.005  # epochs in comments, including those that `generate` writes, have two decimals
 
 
 def _differ(one: float, other: float) -> bool:
@@ -323,11 +326,11 @@ def _differ(one: float, other: float) -> bool:
 _TMP = "/tmp/"
 
 
-def busy_cores(setting: ChainFacts) -> Sequence[int]:
-    """Return the cores that MLSL servers share with OpenMP threads.
+def busy_cores(facts: ChainFacts) -> Sequence[int]:
+    """Return the cores that MLSL servers and OpenMP threads share.
 
-    Assumes that core numbers alternate between sockets, so the threads of a socket use its lowest numbers.
-    A second hardware thread counts as its core.
+    Assumes that core numbers alternate between sockets, so that the threads on a socket use its lowest
+    numbers. A second hardware thread counts as its core.
 
     >>> from caffe_recipes.review.lint.chain import ChainFacts
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(39, 38, 43, 42)))
@@ -335,36 +338,36 @@ def busy_cores(setting: ChainFacts) -> Sequence[int]:
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))
     ()
     """
-    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
-    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
-    return tuple(sorted({core for core in setting.mlsl_cores if (core % cores if cores else core) < threads}))
+    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
+    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
+    return tuple(sorted({core for core in facts.mlsl_cores if (core % cores if cores else core) < threads}))
 
 
 @recipe_rule(
     "mlsl-on-openmp-cores",
     "note",
     "MLSL servers on cores that OpenMP threads also use",
-    effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL "
-    "keeps OpenMP off it",
+    effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL keeps "
+    "OpenMP off that core",
     explanation=Explanation(
         "MLSL servers run on the cores in MLSL_SERVER_AFFINITY, and OpenMP threads may run there too.",
-        "Cores that no thread uses, or fewer threads.",
+        "Pin the servers to cores that no thread uses, or start fewer threads.",
     ),
 )
-def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
+def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find MLSL servers on cores that OpenMP threads use."""
-    busy = busy_cores(setting)
+    busy = busy_cores(facts)
     if not busy:
         return
-    ranks, threads = setting.ranks_per_node or 0, setting.omp_num_threads or 0
-    shape = f"{ranks} ranks x {threads} OpenMP threads a node"
-    if setting.sockets_per_node and setting.cores_per_socket:
-        each = ranks * threads / setting.sockets_per_node
-        shape = f"{each:g} OpenMP threads on each socket of {setting.cores_per_socket} cores"
+    ranks, threads = facts.ranks_per_node or 0, facts.omp_num_threads or 0
+    shape = f"{ranks} ranks x {threads} OpenMP threads per node"
+    if facts.sockets_per_node and facts.cores_per_socket:
+        each = ranks * threads / facts.sockets_per_node
+        shape = f"{each:g} OpenMP threads on each socket of {facts.cores_per_socket} cores"
     what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
     first = ranks * threads
-    last = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
-    spare = f"cores from {first} on" if not last else f"cores of {first} to {last - 1}"
+    last = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
+    spare = f"cores {first} and up" if not last else f"cores between {first} and {last - 1}"
     cores = ",".join(map(str, busy))
     yield finding(
         "mlsl-on-openmp-cores",
@@ -380,22 +383,20 @@ def check_cores(setting: ChainFacts, where: str) -> Iterator[Finding]:
     "threads-above-cores",
     "warning",
     "more OpenMP threads on a node than it has cores",
-    effect="threads wait for each other at every layer: training is many times slower",
+    effect="threads wait for each other in every layer, so training is many times slower",
 )
-def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
+def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find more OpenMP threads on a node than it has cores."""
-    threads = (setting.ranks_per_node or 0) * (setting.omp_num_threads or 0)
-    cores = (setting.sockets_per_node or 0) * (setting.cores_per_socket or 0)
+    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
+    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
     if not 0 < cores < threads:
         return
-    what = (
-        f"{setting.ranks_per_node} ranks x {setting.omp_num_threads} OpenMP threads, on {cores} cores a node"
-    )
+    what = f"{facts.ranks_per_node} ranks x {facts.omp_num_threads} OpenMP threads per node on {cores} cores"
     yield finding(
         "threads-above-cores",
         where,
         what,
-        write=f"omp_num_threads: {max(cores // (setting.ranks_per_node or 1), 1)} or less",
+        write=f"omp_num_threads: {max(cores // (facts.ranks_per_node or 1), 1)} or less",
         threads=threads,
         cores=cores,
     )
@@ -404,9 +405,9 @@ def check_threads(setting: ChainFacts, where: str) -> Iterator[Finding]:
 @recipe_rule(
     "tmp-too-small",
     "error",
-    "the LMDB and the snapshots do not fit into the node's /tmp",
+    "an LMDB and snapshots that together do not fit into a node's /tmp",
     effect="staging fails, or Caffe stops when it writes a snapshot",
-    write="snapshot_prefix on another disk, fewer snapshots, or another `lmdb`",
+    write="set snapshot_prefix to another disk, write fewer snapshots, or set `lmdb` to another disk",
 )
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
     """Find an LMDB and snapshots that do not fit into the first node's /tmp together."""
@@ -415,25 +416,26 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
     if data + snapshots <= tmp_gb * 1e9:
         return
     what = (
-        f"/tmp holds {tmp_gb:g} GB, and the LMDB takes {data / 1e9:.1f} GB and the snapshots "
-        f"{snapshots / 1e9:.1f} GB of it"
+        f"/tmp has {tmp_gb:g} GB, but the LMDB needs {data / 1e9:.1f} GB and the snapshots "
+        f"{snapshots / 1e9:.1f} GB"
     )
     yield finding("tmp-too-small", where, what, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9)
 
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
-    """Return the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
+    """Yield the bytes of each phase's snapshots in /tmp; a solverstate is as large as the weights."""
     for link in chain.links:
         if link.net is None or not link.solver.message.snapshot_prefix.startswith(_TMP):
             continue
         try:
             weights = weights_bytes(link.net.message, pb.TRAIN)
-        except PrototxtError:  # a net rule reports it
+        except PrototxtError:  # a net rule reports this
             continue
-        yield 2 * len(fired_snapshots(link)) * (weights or 0)
+        yield 2 * len(planned_snapshots(link)) * (weights or 0)
 
 
-# What `prepare: digits` builds (data/digits.py, which this package must not import).
+# The images that `prepare: digits` builds. They are defined in data/digits.py, which this package must not
+# import.
 DIGITS_CLASSES = 10
 DIGITS_SIDE_PX = 32
 
@@ -442,10 +444,10 @@ _Locate = Callable[[Location], str]
 
 def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     """Find an evaluation that misses or repeats images, and a net that does not fit the digits."""
-    yield from _evaluation(recipe, locate(("evaluation", "iterations")))
+    yield from _check_evaluation(recipe, locate(("evaluation", "iterations")))
     if recipe.data.prepare == "digits":
-        yield from _classes(recipe, locate(("net", "classes")))
-        yield from _crop(recipe, locate(("data", "crop_size")))
+        yield from _check_classes(recipe, locate(("net", "classes")))
+        yield from _check_crop(recipe, locate(("data", "crop_size")))
 
 
 @recipe_rule(
@@ -455,19 +457,19 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     effect="the accuracy is measured on the first images of the test LMDB only",
 )
 @recipe_rule("evaluation-repeats", "note", "an evaluation that counts test images twice")
-def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
+def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     if recipe.evaluation is None:
         return
     test, iterations = recipe.data.test, recipe.evaluation.iterations
     tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
-    images = f"{iterations} iterations of {test.batch_size} are {tested:,} images"
+    images = f"{iterations} iterations of {test.batch_size} test {tested:,} images"
     if tested < test.images:
         what = f"the evaluation tests only {tested:,} of {test.images:,} images"
         yield finding(
             "evaluation-partial", where, what, write=f"iterations: {whole}", tested=tested, images=test.images
         )
     elif tested > test.images:
-        what = f"{images}, but there are {test.images:,}"
+        what = f"{images}, but the test set has {test.images:,}"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
         write = f"iterations: {whole}"
         if iterations == whole:
@@ -484,9 +486,9 @@ def _evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         )
 
 
-@recipe_rule("classes-below-labels", "error", "fewer classes than `prepare` builds")
-@recipe_rule("classes-above-labels", "note", "more classes than `prepare` builds")
-def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
+@recipe_rule("classes-below-labels", "error", "fewer classes than the data set that `prepare` builds")
+@recipe_rule("classes-above-labels", "note", "more classes than the data set that `prepare` builds")
+def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
         what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
@@ -494,7 +496,7 @@ def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
             "classes-below-labels",
             where,
             what,
-            effect=f"labels {classes} and above make Caffe read past the outputs: SIGSEGV",
+            effect=f"labels from {classes} on make Caffe read past the outputs and crash (SIGSEGV)",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
@@ -504,7 +506,7 @@ def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
             "classes-above-labels",
             where,
             what,
-            effect=f"outputs {DIGITS_CLASSES} and above are never used; harmless",
+            effect=f"outputs from {DIGITS_CLASSES} on are never used, which is harmless",
             write=f"classes: {DIGITS_CLASSES}",
             classes=classes,
         )
@@ -516,14 +518,16 @@ def _classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     "a crop_size larger than the images that `prepare` builds",
     effect="the trainer stops at the first image: Check failed: height >= crop_size",
 )
-def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
+def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
-    # An image that is resized first has the size that it is resized to.
+    # Images that are resized first are large enough.
     trained = [name for name, net in recipe.nets.items() if net.random_aspect_ratio is None]
     tested = [name for name, net in recipe.nets.items() if net.test and not recipe.data.test.shorter_side_px]
     names = list(dict.fromkeys([*trained, *tested]))
     if crop > DIGITS_SIDE_PX and names:
-        what = f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX} pixels high and wide"
+        what = (
+            f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX}x{DIGITS_SIDE_PX} pixels"
+        )
         yield finding("crop-above-records", where, what, write=f"crop_size: {DIGITS_SIDE_PX} or less")
 
 
@@ -531,14 +535,14 @@ def _crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     "accept-unknown",
     "error",
     "an `accept:` entry that names a rule or phase that does not exist",
-    effect="it accepts nothing, so the intended finding is still reported",
+    effect="it accepts nothing, so the finding is still reported",
 )
 @recipe_rule(
     "unused-accept",
     "warning",
     "an `accept:` entry that matches no finding",
-    effect="a later finding with this id would be accepted unseen",
-    write="remove the entry, or fix its id or phase",
+    effect="a later finding with this id would be accepted unnoticed",
+    write="remove the entry, or correct its id or phase",
 )
 def accept_findings(
     findings: Iterable[Finding], recipe: Recipe, locate: Callable[[int], str]
@@ -551,7 +555,7 @@ def accept_findings(
         used.update(fitting)
         marked.append(replace(found, accepted=accept[fitting[0]].reason) if fitting else found)
     for index, one in enumerate(accept):
-        unknown = _unknown(one, recipe)
+        unknown = _describe_unknown(one, recipe)
         if unknown:
             what, write = unknown
             marked.append(finding("accept-unknown", locate(index), what, write=write))
@@ -562,13 +566,13 @@ def accept_findings(
     return marked
 
 
-def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
-    """Describe an unknown rule or phase in an `accept:` entry, with the nearest known; None if all exist."""
+def _describe_unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
+    """Return what is wrong with an `accept:` entry's rule or phase, and what to write; None if both exist."""
     phases = [phase.name for phase in recipe.phases]
     if one.finding not in RULES:
         near = difflib.get_close_matches(one.finding, RULES, n=1)
         write = f"finding: {near[0]}" if near else "an id from `caffe-recipes lint --rules`"
-        return f"'{one.finding}' is accepted, but lint has no such rule", write
+        return f"'{one.finding}' is accepted, but lint has no rule with this id", write
     if one.phase is not None and one.phase not in phases:
         near = difflib.get_close_matches(one.phase, phases, n=1)
         what = f"'{one.finding}' is accepted in phase '{one.phase}', which does not exist"
@@ -577,5 +581,5 @@ def _unknown(one: Acceptance, recipe: Recipe) -> tuple[str, str] | None:
 
 
 def accepts(one: Acceptance, found: Finding) -> bool:
-    """Whether an `accept:` entry matches a finding: its id, and its phase if the entry has one."""
+    """Return whether an `accept:` entry matches a finding: by id, and by phase if the entry has one."""
     return one.finding == found.id and one.phase in (None, found.phase)

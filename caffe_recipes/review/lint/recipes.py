@@ -20,7 +20,7 @@ from caffe_recipes.review.lint.check import (
     check_net,
     sort_findings,
 )
-from caffe_recipes.review.lint.inputs import FOR_GPUS, check_records, check_text, find_datum, parse_text
+from caffe_recipes.review.lint.inputs import GPU_DIALECTS, check_records, check_text, find_datum, parse_text
 from caffe_recipes.review.lint.recipe_rules import (
     accept_findings,
     check_cores,
@@ -43,8 +43,8 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
     """Find mistakes in a recipe and the prototxts that it generates; mark the findings that it accepts.
 
     For another Caffe the recipe is translated, as by `generate --dialect`; if that is not possible, the
-    recipe itself is checked, with findings that say why. Raises RecipeError or PrototxtError for a recipe
-    that cannot be generated.
+    recipe itself is checked, and the findings say why. Raises RecipeError or PrototxtError if the recipe's
+    files cannot be generated.
     """
     recipe = load_recipe(name_or_path)
     common = recipe.solver.model_fields_set
@@ -61,13 +61,13 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
 def check_recipe(
     recipe: Recipe, texts: Mapping[str, str], locate: _Locate, dialect: str
 ) -> Iterator[Finding]:
-    """Find mistakes in a recipe, including those that it accepts; `texts` are its prototxts."""
+    """Find mistakes in a recipe, including those that it accepts. `texts` are its prototxts by path."""
     documents = {path: parse_text(text, path, dialect) for path, text in texts.items()}
     chain = build_chain(recipe, documents, dialect)
     yield from check_title(recipe.title, locate(("title",)), total_epochs(recipe), model_epochs(recipe))
     yield from check_recipe_values(recipe, locate)
-    yield from check_cores(chain.setting, locate(("cluster", "mlsl")))
-    yield from check_threads(chain.setting, locate(("cluster", "omp_num_threads")))
+    yield from check_cores(chain.facts, locate(("cluster", "mlsl")))
+    yield from check_threads(chain.facts, locate(("cluster", "omp_num_threads")))
     cluster, train = recipe.cluster, recipe.data.train
     if cluster.tmp_gb is not None:
         where = locate(("cluster", "tmp_gb"))
@@ -86,7 +86,7 @@ def check_recipe(
 
 
 def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: str) -> Chain:
-    """Build the chain of a recipe's phases from its generated files."""
+    """Return a recipe's phases as a chain of its generated files."""
     links = [
         Link(
             phase.name,
@@ -98,7 +98,7 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
         for phase in recipe.phases
     ]
     cluster, evaluation = recipe.cluster, recipe.evaluation
-    setting = ChainFacts(
+    facts = ChainFacts(
         ranks=cluster.ranks,
         images=recipe.data.train.images,
         ranks_per_node=cluster.ranks_per_node,
@@ -106,18 +106,18 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
         mlsl_cores=cluster.mlsl.server_affinity if cluster.mlsl else (),
         sockets_per_node=cluster.sockets_per_node,
         cores_per_socket=cluster.cores_per_socket,
-        has_gpus=dialect in FOR_GPUS,
+        has_gpus=dialect in GPU_DIALECTS,
     )
     tested = (documents[net_file(recipe, evaluation.net)],) if evaluation else ()
-    return Chain(tuple(links), setting, tested=tested)
+    return Chain(tuple(links), facts, tested=tested)
 
 
 def place_in_recipe(
     where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
 ) -> str:
-    """Return the place of a finding: in the generated file if it is on disk, else in the recipe.
+    """Return the place of a finding: in the generated file if that is on disk, else in the recipe.
 
-    `common` are the keys of its `solver:`, which phases inherit.
+    `common` are the keys of the recipe's `solver:`, which phases inherit.
     """
     path, line, _ = split_place(where)
     if path not in texts or _is_written(path, texts[path]):

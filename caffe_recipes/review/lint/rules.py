@@ -1,6 +1,6 @@
-"""The table of lint's rules, and what they report: findings.
+"""The table of lint's rules, and the findings that they report.
 
-Each check registers its rule here. Findings are written as text, JSON or GitHub annotations.
+Each check registers its rule here. Findings are printed as text, JSON or GitHub annotations.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
 
-# Most severe first: an error trains nothing or the wrong thing, a warning probably does, a note may matter.
+# Most severe first. With an error, Caffe trains nothing or the wrong thing; with a warning, it probably does;
+# a note may matter.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """One edit of a field that a finding asks for: set it to `new`, or remove it if `new` is empty.
+    """An edit of a field that fixes a finding: set the field to `new`, or remove it if `new` is empty.
 
-    With a `comment`, the comment beside or above the field is replaced by `new` instead. `where` is a place
-    as in `Finding`; `field` is the name of the field at that place.
+    With a `comment`, that comment beside or above the field is replaced with `new` instead. `where` is a
+    place as in `Finding`; `field` is the name of the field at that place.
     """
 
     where: str
@@ -39,12 +40,12 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake: where it is (`file:line:column`), what is wrong, what will happen, and what to write.
+    """A mistake: where it is (`file:line:column`), what is wrong, what will happen, and what to write.
 
-    `where` is the path of a field (`layer[3].top[0]`) until `located` replaces it.
-    `values` holds the numbers in the text by name, unrounded. `phase` is the phase of the chain that it is
-    about, if any. `accepted` is the reason that the recipe gives for accepting it, or empty. `fixes` holds
-    the edits that `--fix` makes.
+    `where` is the path of a field (`layer[3].top[0]`) until `located` replaces it with a place. `values`
+    holds the numbers in the text by name, unrounded. `phase` is the phase of the chain that the finding is
+    about, if any. `accepted` is the recipe's reason for accepting it, or empty. `fixes` holds the edits that
+    `--fix` makes.
     """
 
     id: str
@@ -59,19 +60,19 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
 
     def located(self, where: Callable[[str], str], phase: str = "") -> Finding:
-        """Return this finding with field paths replaced by places, and with its phase."""
+        """Return this finding with its field paths replaced by places, and with its phase set."""
         fixes = tuple(replace(fix, where=where(fix.where)) for fix in self.fixes)
         return replace(self, where=where(self.where), phase=phase or self.phase, fixes=fixes)
 
 
 class Explanation(NamedTuple):
-    """What a rule is about in general, and what to do: for findings that do not explain themselves."""
+    """A rule's effect and advice in general terms, where its findings alone do not explain it."""
 
-    happens: str
+    effect: str
     write: str
 
 
-# Most findings explain themselves.
+# For the rules whose findings explain themselves: most of them.
 UNEXPLAINED = Explanation("see each finding", "see each finding")
 
 Check = TypeVar("Check", bound=Callable[..., object])
@@ -79,14 +80,14 @@ Check = TypeVar("Check", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class LintRule:
-    """One rule, by its id: how severe it is, what it looks for, and what it is applied to (`subject`).
+    """A rule: its severity, a one-line summary of what it reports, and what it checks (`subject`).
 
     `effect` and `write` are the defaults for its findings, or empty if each finding has its own. `fix` says
-    what `--fix` does, or is empty. As a decorator it marks each check that reports it.
+    what `--fix` does, or is empty. Use the rule as a decorator on each check that reports it.
     """
 
     severity: Severity
-    looks_for: str
+    summary: str
     subject: str
     effect: str
     write: str
@@ -98,7 +99,7 @@ class LintRule:
         return check
 
 
-# Every rule of the imported modules, by id. `inputs` imports them all.
+# Every rule of the imported modules, by id. Importing `inputs` registers all of them.
 RULES: dict[str, LintRule] = {}
 
 
@@ -106,20 +107,20 @@ def rule(
     subject: str,
     name: str,
     severity: Severity,
-    looks_for: str,
+    summary: str,
     *,
     effect: str = "",
     write: str = "",
     explanation: Explanation = UNEXPLAINED,
     fix: str = "",
 ) -> LintRule:
-    """Register a rule, and return it as a decorator for its checks. An id can be registered only once."""
+    """Register a rule, and return it as a decorator for its checks. Each id can be registered only once."""
     assert name not in RULES, name
-    RULES[name] = LintRule(severity, looks_for, subject, effect, write, explanation, fix)
+    RULES[name] = LintRule(severity, summary, subject, effect, write, explanation, fix)
     return RULES[name]
 
 
-# What each kind of rule is applied to.
+# What each kind of rule checks.
 file_rule = partial(rule, "a file by itself")
 rate_rule = partial(rule, "the rate of one solver")
 value_rule = partial(rule, "the values of one solver")
@@ -128,7 +129,7 @@ start_rule = partial(rule, "a chain of solvers, and the weights that each starts
 handover_rule = partial(rule, "a chain of solvers with their nets")
 path_rule = partial(rule, "a solver, its net, and their paths")
 recipe_rule = partial(rule, "a folder, or a recipe")
-dialect_rule = partial(rule, "any prototxt, for the Caffe that --dialect names")
+dialect_rule = partial(rule, "any prototxt, for the Caffe given by --dialect")
 
 
 def finding(
@@ -145,29 +146,30 @@ def finding(
 ) -> Finding:
     """Return a finding of a rule, with the rule's `effect` and `write` unless others are given.
 
-    `values` holds the numbers and names in `what`, for programs. Raises KeyError for an unknown rule.
+    `values` holds the numbers and names in `what` for programs that read the JSON. Raises KeyError for an
+    unknown rule.
     """
     rule = RULES[name]
     effect, write = effect or rule.effect, write or rule.write
     return Finding(name, rule.severity, where, what, effect, write, values, phase, fixes=fixes)
 
 
-# Colours of `paint`, by severity.
+# The colour of each severity.
 _COLOURS: Mapping[str, str] = {"error": "red", "warning": "yellow", "note": "cyan"}
-_MOST_PLACES = 5
+_MAX_PLACES = 5
 
 
 def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None) -> str:
     """Render findings as text: a block for each, in order, and a line with the counts.
 
-    The same finding at several places is one block that lists the places; each place is counted. Lines are
-    broken between words at `width`, if given.
+    A finding that occurs at several places is one block that lists the places; each place is counted. Lines
+    are wrapped at `width`, if given.
 
     >>> one = Finding("join-jump", "warning", "s.prototxt", "what", "effect", "solver_mode: CPU")
     >>> print(render_findings([one]))
     s.prototxt: warning [join-jump] what
         effect
-        write: solver_mode: CPU
+        help: solver_mode: CPU
     <BLANKLINE>
     0 errors, 1 warning, 0 notes
     """
@@ -175,44 +177,44 @@ def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, widt
     for found in findings:
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
-    blocks = [_block(group, paint, width) for group in groups.values()]
-    return "\n\n".join([*blocks, _counts(findings)])
+    blocks = [_render_block(group, paint, width) for group in groups.values()]
+    return "\n\n".join([*blocks, _render_counts(findings)])
 
 
 def render_github(findings: Sequence[Finding]) -> str:
-    """Render each finding that is not accepted as a GitHub workflow command, which annotates its line.
+    """Render each finding that is not accepted as a GitHub workflow command that annotates its line.
 
     >>> one = Finding("join-jump", "note", "a,b.prototxt:4:1", "50 %", "effect", "write")
     >>> print(render_github([one]))
-    ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50 %25%0Aeffect%0Awrite: write
+    ::notice file=a%2Cb.prototxt,line=4,col=1,title=join-jump::50 %25%0Aeffect%0Ahelp: write
     """
-    return "\n".join(_annotation(found) for found in findings if not found.accepted)
+    return "\n".join(_render_annotation(found) for found in findings if not found.accepted)
 
 
-def _annotation(found: Finding) -> str:
+def _render_annotation(found: Finding) -> str:
     path, line, column = split_place(found.where)
     places: dict[str, str | int] = {"file": path, "line": line, "col": column, "title": found.id}
-    properties = ",".join(f"{name}={_property(value)}" for name, value in places.items() if value)
-    phase = "" if _is_named(found) else f"{found.phase}: "
-    texts = [f"{phase}{found.what}", found.effect, f"write: {found.write}" if found.write else ""]
-    text = _data("\n".join(filter(None, texts)))
+    properties = ",".join(f"{name}={_escape_property(value)}" for name, value in places.items() if value)
+    phase = "" if _names_its_phase(found) else f"{found.phase}: "
+    texts = [f"{phase}{found.what}", found.effect, f"help: {found.write}" if found.write else ""]
+    text = _escape_data("\n".join(filter(None, texts)))
     command = "notice" if found.severity == "note" else found.severity
     return f"::{command} {properties}::{text}"
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(value: str | int) -> str:
-    return _data(str(value)).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(value: str | int) -> str:
+    return _escape_data(str(value)).replace(":", "%3A").replace(",", "%2C")
 
 
 _PLACE = re.compile(r"(.*?)(?::(\d+))?(?::(\d+))?", re.DOTALL)
 
 
 def split_place(where: str) -> tuple[str, int, int]:
-    """Split `file:line:column`; a missing line or column is 0.
+    """Split `file:line:column` into its parts; a missing line or column is 0.
 
     >>> split_place("a:b.prototxt:12:3"), split_place("net.prototxt")
     (('a:b.prototxt', 12, 3), ('net.prototxt', 0, 0))
@@ -223,48 +225,48 @@ def split_place(where: str) -> tuple[str, int, int]:
 
 
 def render_json(findings: Sequence[Finding]) -> str:
-    """Render findings as a JSON array of objects; infinite and NaN values become strings."""
-    return json.dumps([_plain(found) for found in findings], indent=2)
+    """Render findings as a JSON array of objects; infinite and NaN values are written as strings."""
+    return json.dumps([_to_json(found) for found in findings], indent=2)
 
 
 def render_rules() -> str:
-    """List the rules, most severe first, one on each line; `(--fix)` marks those that can be fixed."""
+    """List the rules, one per line, most severe first; `(--fix)` marks those that `--fix` can fix."""
     ordered = sorted(RULES, key=lambda name: (SEVERITIES.index(RULES[name].severity), name))
     width = max(map(len, ordered), default=0)
     marks = {name: " (--fix)" if RULES[name].fix else "" for name in ordered}
     return "\n".join(
-        f"{name:{width}}  {RULES[name].severity:7}  {RULES[name].looks_for}{marks[name]}" for name in ordered
+        f"{name:{width}}  {RULES[name].severity:7}  {RULES[name].summary}{marks[name]}" for name in ordered
     )
 
 
-def _block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
+def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:
     found = group[0]
     where, state = printable(found.where), f"{found.severity}, accepted" if found.accepted else found.severity
-    phase = "" if _is_named(found) else f"{found.phase}: "
+    phase = "" if _names_its_phase(found) else f"{found.phase}: "
     begin = f"{where}: {state} [{found.id}]"
-    # No-break spaces keep the beginning on one line, where it is coloured.
+    # No-break spaces keep the beginning, which is coloured, on one line.
     unbroken = begin.replace(" ", "\N{NO-BREAK SPACE}")
     first, *rest = wrap_line(f"{unbroken} {printable(phase + found.what)}", width, 2)
-    head = f"{paint(where, 'bold')}: {paint(state, _colour(found))} [{found.id}]{first[len(begin) :]}"
-    lines = [found.effect, f"accepted: {found.accepted}" if found.accepted else f"write: {found.write}"]
-    places = [one.where if _is_named(one) else f"{one.where} ({one.phase})" for one in group[1:]]
+    head = f"{paint(where, 'bold')}: {paint(state, _colour_of(found))} [{found.id}]{first[len(begin) :]}"
+    lines = [found.effect, f"accepted: {found.accepted}" if found.accepted else f"help: {found.write}"]
+    places = [one.where if _names_its_phase(one) else f"{one.where} ({one.phase})" for one in group[1:]]
     if places:
-        more = f", ... ({len(group)} in all)" if len(places) > _MOST_PLACES else ""
-        lines.append(f"also at {', '.join(places[:_MOST_PLACES])}{more}")
+        more = f", ... ({len(group)} in total)" if len(places) > _MAX_PLACES else ""
+        lines.append(f"also at {', '.join(places[:_MAX_PLACES])}{more}")
     below = (wrap_line(f"    {printable(line)}", width, 6) for line in lines if line.strip())
     return "\n".join([head, *rest, *(part for parts in below for part in parts)])
 
 
-def _colour(found: Finding) -> str:
+def _colour_of(found: Finding) -> str:
     return "green" if found.accepted else _COLOURS[found.severity]
 
 
-def _is_named(found: Finding) -> bool:
-    """Whether the text of a finding already names its phase (or there is no phase)."""
+def _names_its_phase(found: Finding) -> bool:
+    """Return whether the text of a finding already names its phase, or the finding has none."""
     return not found.phase or bool(re.search(rf"\b{re.escape(found.phase)}\b", found.what))
 
 
-def _counts(findings: Sequence[Finding]) -> str:
+def _render_counts(findings: Sequence[Finding]) -> str:
     counts = dict.fromkeys(SEVERITIES, 0)
     for found in findings:
         counts[found.severity] += not found.accepted
@@ -273,7 +275,7 @@ def _counts(findings: Sequence[Finding]) -> str:
     return ", ".join(parts) + (f"; {accepted} accepted" if accepted else "")
 
 
-def _plain(found: Finding) -> dict[str, Any]:
+def _to_json(found: Finding) -> dict[str, Any]:
     values = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in found.values.items()

@@ -1,9 +1,10 @@
-"""Read the commands of a shell script, README or log: solvers, weights, ranks and tests.
+"""Read the commands in a shell script, README or log: solvers, weights, ranks and tests.
 
 The text is read word by word, so that a missing backslash, a stray quote or prose around the commands does
-not hide one.
+not hide a command.
 
-Loops and functions are not followed: what one of them trains is reported, with the line where it begins.
+Loops and functions are not followed: a command in one is reported, with the line where the loop or function
+begins.
 
 Read a run.sh that `caffe-recipes generate` wrote, where solvers are arguments of `phase`.
 """
@@ -38,7 +39,8 @@ def find_blocks(lines: Iterable[Line]) -> dict[int, int]:
     heads: list[int] = []
     rows = list(lines)
     for (line, number), (following, _) in zip(rows, [*rows[1:], ("", 0)], strict=False):
-        # Prose may begin with such words too; a loop or function also opens on its line or the next.
+        # Prose may also begin with such words, but a loop or function has its `do` or brace on this line or
+        # the next.
         if any(
             head.match(line) and (opens.search(line) or opens.match(following.lstrip()))
             for head, opens in ((_LOOP, _DO), (_FUNCTION, _OPEN))
@@ -52,7 +54,7 @@ def find_blocks(lines: Iterable[Line]) -> dict[int, int]:
 
 
 def read_lines(text: str) -> list[Line]:
-    """Return the lines of a text without comments, each with its number."""
+    """Return the lines of a text without comments, each with its line number."""
     return [(_without_comment(line), number) for number, line in enumerate(text.splitlines(), 1)]
 
 
@@ -66,7 +68,7 @@ _CHAIN = re.compile(r"^chain\(\) \{", re.MULTILINE)
 
 
 class Step(NamedTuple):
-    """One phase of a generated script: its solver, its starting weights, and where it is stopped."""
+    """A phase of a generated script: its solver, its starting weights, and where it is stopped early."""
 
     solver: str
     weights: str
@@ -74,15 +76,15 @@ class Step(NamedTuple):
     line: int
 
 
-class OwnEvaluation(NamedTuple):
-    """A model that a generated script evaluates; the net is empty in a script of an earlier version."""
+class GeneratedEvaluation(NamedTuple):
+    """A model that a generated script evaluates; `net` is empty in scripts from earlier versions."""
 
     net: str
     model: str
     line: int
 
 
-def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[OwnEvaluation, ...]]:
+def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[GeneratedEvaluation, ...]]:
     r"""Read the phases and evaluations of a generated script, in order; empty for any other script.
 
     >>> parse_steps('''#!/bin/bash
@@ -95,65 +97,69 @@ def parse_steps(text: str) -> tuple[tuple[Step, ...], tuple[OwnEvaluation, ...]]
     """
     chain = _CHAIN.search(text)
     end = text.find("\n}", chain.end()) if chain else -1
-    home, nets = _set_in(text, "PROTOTXT_DIR"), _set_in(text, "NETS_DIR")
+    home, nets = _find_variable(text, "PROTOTXT_DIR"), _find_variable(text, "NETS_DIR")
     if _GENERATED not in text[:1000] or not home or not chain or end < 0:
         return (), ()
     first = text.count("\n", 0, chain.start()) + 1
     steps: list[Step] = []
-    evaluated: list[OwnEvaluation] = []
+    evaluated: list[GeneratedEvaluation] = []
     for words, line in _chain_lines(text[chain.start() : end], first):
         if words[0] == "phase" and len(words) > 5:
-            steps.append(_step(home[0], words[1], words[3], words[4] if "--of" in words[6:] else "", line))
-        elif words[0] == "$1" and len(words) > 4:  # in earlier versions the stop follows the snapshot
-            steps.append(_step(home[0], words[1], words[3], words[5] if len(words) > 5 else "", line))
+            steps.append(_step_of(home[0], words[1], words[3], words[4] if "--of" in words[6:] else "", line))
+        elif (
+            words[0] == "$1" and len(words) > 4
+        ):  # in scripts of earlier versions the stop follows the snapshot
+            steps.append(_step_of(home[0], words[1], words[3], words[5] if len(words) > 5 else "", line))
         elif words[0] == "evaluate" and nets:
-            evaluated += [OwnEvaluation(f"{nets[0]}/{words[1]}.prototxt", model, line) for model in words[3:]]
-    model = _set_in(text, "MODEL")
+            evaluated += [
+                GeneratedEvaluation(f"{nets[0]}/{words[1]}.prototxt", model, line) for model in words[3:]
+            ]
+    model = _find_variable(text, "MODEL")
     if model:
-        evaluated.append(OwnEvaluation("", *model))
+        evaluated.append(GeneratedEvaluation("", *model))
     return tuple(steps), tuple(evaluated)
 
 
-def _set_in(text: str, name: str) -> tuple[str, int] | None:
-    """Return the value of a variable that a generated script sets, and the line that sets it."""
+def _find_variable(text: str, name: str) -> tuple[str, int] | None:
+    """Return the value of a variable that a generated script sets, and its line; None if it is not set."""
     found = re.search(_SET.format(name), text, re.MULTILINE)
-    return ("".join(_split(found[1])), text.count("\n", 0, found.start()) + 1) if found else None
+    return ("".join(_split_words(found[1])), text.count("\n", 0, found.start()) + 1) if found else None
 
 
-def _step(home: str, phase: str, weights: str, stop: str, line: int) -> Step:
+def _step_of(home: str, phase: str, weights: str, stop: str, line: int) -> Step:
     stop_iter = int(stop) if re.fullmatch(r"[1-9]\d{0,8}", stop) else None
     return Step(f"{home}/solver_{phase}.prototxt", weights, stop_iter, line)
 
 
 def _chain_lines(chain: str, first: int) -> Iterator[tuple[list[str], int]]:
-    """Return the words of each line of chain() with its number; a backslash continues a line."""
+    """Yield the words of each line of chain() with its line number; a backslash continues a line."""
     joined, start = "", 0
     for number, line in enumerate(chain.splitlines(), first):
         start = start if joined else number
         joined += line.removesuffix("\\")
         if not line.endswith("\\"):
-            words = _split(joined)
+            words = _split_words(joined)
             if words:
                 yield words, start
             joined = ""
 
 
-def _split(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
-    except ValueError:  # an unclosed quote: somebody changed the file
+    except ValueError:  # an unclosed quote: the file was edited
         return []
 
 
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "srun", "ibrun", "aprun"}
 _TRAINERS = {"caffe", "caffe-torch", "caffe.bin"}
-_STRAY = "\"'`;\\,()"
+_STRAY_CHARS = "\"'`;\\,()"
 _RANKS = {"-n", "-np", "--n", "--np", "-ntasks", "--ntasks"}
 _PER_NODE = {
     "-ppn", "--ppn", "-perhost", "--ntasks-per-node", "-ntasks-per-node", "-npernode", "--npernode"
 }  # fmt: skip
 _ATTACHED = re.compile(r"(-n|-np|-N)(\d+)")
-# Launchers whose -N is the number of nodes; for aprun and Open MPI's mpirun it is ranks per node.
+# Launchers for which -N is the number of nodes; for aprun and Open MPI's mpirun it is the ranks per node.
 _COUNT_NODES = {"srun", "#SBATCH"}
 _FLAGS = {"solver": "solver", "solvers": "solver"} | {name: name for name in ("weights", "snapshot", "model")}
 _VARIABLES = {"OMP_NUM_THREADS", "MLSL_NUM_SERVERS", "MLSL_SERVER_AFFINITY"}
@@ -163,7 +169,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """One `caffe train`: its solver and weights; empty if not given, None if unknown.
+    """A `caffe train` command: its solver and weights; empty if not given, None if unknown.
 
     `snapshot` is the solverstate that it resumes, `stop_iter` the iteration at which it is stopped early.
     """
@@ -178,7 +184,7 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class UnresolvedTrain:
-    """One `caffe train` whose solver only a shell can resolve: the text of its argument.
+    """A `caffe train` command whose solver only a shell can resolve; `solver` is the text of the argument.
 
     `begins` is the line where its loop or function begins, 0 if it is in none.
     """
@@ -191,7 +197,7 @@ class UnresolvedTrain:
 
 @dataclass(frozen=True)
 class TestCommand:
-    """One `caffe test`: its net and weights; empty if not given, None if unknown."""
+    """A `caffe test` command: its net and weights; empty if not given, None if unknown."""
 
     model: str
     weights: str | None
@@ -202,7 +208,8 @@ class TestCommand:
 class Script:
     """The commands of a script and the values that they set; None or empty if not set.
 
-    `ranks` is None if its trainings differ in it. A generated script copies its prototxts into place.
+    `ranks` is None if the trainings differ in it. `is_generated` is true for a script that `generate` wrote,
+    which copies its prototxts into place.
     """
 
     trainings: tuple[TrainCommand, ...] = ()
@@ -212,28 +219,28 @@ class Script:
     omp_num_threads: int | None = None
     mlsl_cores: tuple[int, ...] = ()
     mlsl_where: str = ""
-    is_ours: bool = False
+    is_generated: bool = False
     unresolved: tuple[UnresolvedTrain, ...] = ()
     evaluations: tuple[TestCommand, ...] = ()
 
 
-# The variables that a command or the whole text sets: the value and its `file:line`.
+# The values that a command, or the whole text, sets by name, each with its `file:line`.
 _Settings = dict[str, tuple[str, str]]
 
 
 def load_script(path: Path, max_bytes: int) -> Script:
-    """Read a script file of at most `max_bytes`. Raises InputError if it has no command for lint."""
+    """Read a script file of at most `max_bytes`. Raises InputError if lint finds no command in it."""
     try:
         script = parse_script(read_prototxt(path, max_bytes), path)
     except PrototxtError as error:
         raise InputError(error.where, error.what, "give the text of a script that starts Caffe") from error
     if script == Script():
-        raise InputError(path, "holds no training command", "give the script that starts Caffe")
+        raise InputError(path, "contains no training command", "give the script that starts Caffe")
     return script
 
 
 def parse_script(text: str, path: str | Path = "<script>") -> Script:
-    r"""Find the commands of a text, in order.
+    r"""Find the commands in a text, in order.
 
     >>> script = parse_script('''export MLSL_NUM_SERVERS=2
     ... mpiexec.hydra -n 128 -ppn 2 -genv OMP_NUM_THREADS 22 \\
@@ -257,30 +264,30 @@ def parse_script(text: str, path: str | Path = "<script>") -> Script:
             launcher = ""
             if following == "test":
                 commands[-1].setdefault("test", (following, where))
-        for name, value in _set_by(word, following, launcher):
+        for name, value in _settings_of_word(word, following, launcher):
             settings[name] = value, where
             commands[-1].setdefault(name, (value, where))
     blocks = find_blocks(lines)
-    trainings = [training for command in commands for training in _training(command, commands[0], blocks)]
+    trainings = [training for command in commands for training in _trainings(command, commands[0], blocks)]
     unresolved = [one for command in commands for one in _unresolved(command, commands[0], blocks)]
-    evaluations = [one for command in commands for one in _evaluation(command)]
-    tested = [model for command in commands for model in _tested(command)]
+    evaluations = [one for command in commands for one in _test_commands(command)]
+    tested = [model for command in commands for model in _tested_nets(command)]
     if steps:
         count = _count_ranks(next((command for command in commands if "ranks" in command), {}), {})
         trainings = [
             TrainCommand(step.solver, step.weights, f"{path}:{step.line}", "", count, step.stop_iter)
             for step in steps
         ]
-        unresolved, evaluations = [], _evaluations_of_ours(evaluated, evaluations, path)
+        unresolved, evaluations = [], _generated_evaluations(evaluated, evaluations, path)
         tested = list(dict.fromkeys(one.model for one in evaluations)) or tested
-    script = _script(settings, trainings, unresolved, tested)
-    return replace(script, is_ours=bool(steps), evaluations=tuple(evaluations))
+    script = _build_script(settings, trainings, unresolved, tested)
+    return replace(script, is_generated=bool(steps), evaluations=tuple(evaluations))
 
 
-def _evaluations_of_ours(
-    evaluated: Sequence[OwnEvaluation], commands: Sequence[TestCommand], path: str | Path
+def _generated_evaluations(
+    evaluated: Sequence[GeneratedEvaluation], commands: Sequence[TestCommand], path: str | Path
 ) -> list[TestCommand]:
-    """Return the evaluations of a generated script; in an earlier version a command names the net."""
+    """Return the evaluations of a generated script; in earlier versions, a test command gives the net."""
     nets = [one.model for one in commands]
     return [
         TestCommand(net, one.model, f"{path}:{one.line}")
@@ -290,11 +297,11 @@ def _evaluations_of_ours(
 
 
 def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield each word, without quotes and with variables expanded, and its `file:line`."""
+    """Yield each word, without quotes and with variables expanded, with its `file:line`."""
     known: dict[str, str] = {}
     for line, number in lines:
         for part in line.split():
-            word = part.strip(_STRAY).replace('"', "").replace("'", "")
+            word = part.strip(_STRAY_CHARS).replace('"', "").replace("'", "")
             word = _VARIABLE.sub(lambda match: known.get(match[1], match[0]), word)
             assigned = _ASSIGNMENT.fullmatch(word)
             if assigned:
@@ -305,31 +312,31 @@ def _words(lines: Iterable[Line], path: str | Path) -> Iterator[tuple[str, str]]
 
 def _starts_command(word: str, command: _Settings) -> bool:
     name = word.rpartition("/")[2]
-    # A second training command may have no launcher.
+    # A training command after the first may have no launcher.
     return name in _LAUNCHERS or (name in _TRAINERS and bool(command.keys() & {"solver", "model", "weights"}))
 
 
-def _set_by(word: str, following: str, launcher: str) -> Iterator[tuple[str, str]]:
-    """Yield what a word sets: a flag of Caffe or the launcher, or a variable."""
+def _settings_of_word(word: str, following: str, launcher: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and value that a word sets, as a flag of Caffe or of the launcher, or as a variable."""
     flag, equals, value = word.partition("=")
     attached = _ATTACHED.fullmatch(word)
     if attached:  # srun -N16
         flag, equals, value = attached[1], "=", attached[2]
     name = flag.lstrip("-")
     given = value if equals else following
-    counted = _counted_by(flag, launcher)
+    counted = _count_flag(flag, launcher)
     if counted:
-        # A value taken from Slurm's own variables counts as not given.
+        # A value that is one of Slurm's own variables counts as not given.
         if given[:1].isdigit() or ("$" in given and "SLURM_" not in given):
             yield counted, given
     elif flag.startswith("-") and name in _FLAGS:
-        yield _FLAGS[name], given.strip(_STRAY)
+        yield _FLAGS[name], given.strip(_STRAY_CHARS)
     elif name in _VARIABLES and given[:1].isdigit():  # NAME=VALUE, or -genv NAME VALUE
         yield name, given
 
 
-def _counted_by(flag: str, launcher: str) -> str:
-    """Return what a launcher's flag sets; nothing for other commands: `head -n 1 hostfile` sets no ranks."""
+def _count_flag(flag: str, launcher: str) -> str:
+    """Return what a launcher's flag counts; empty for other commands, as in `head -n 1 hostfile`."""
     if not launcher:
         return ""
     if flag in ("-N", "-nodes", "--nodes"):
@@ -338,62 +345,62 @@ def _counted_by(flag: str, launcher: str) -> str:
 
 
 def _count_ranks(command: _Settings, job: _Settings) -> int | None:
-    """Return a command's number of ranks: its own, else the job's; None if unknown."""
+    """Return a command's number of ranks: its own, or else the job's; None if unknown."""
 
     def product(given: _Settings) -> int | None:
-        nodes, each = (_number(given.get(name, ("", ""))[0]) for name in ("nodes", "ranks_per_node"))
+        nodes, each = (_parse_count(given.get(name, ("", ""))[0]) for name in ("nodes", "ranks_per_node"))
         return nodes * each if nodes and each else None
 
     for given in (command, job):
         if "ranks" in given:
-            return _number(given["ranks"][0])
+            return _parse_count(given["ranks"][0])
         if count := product(given):
             return count
     return product({**job, **command})
 
 
-def _training(command: _Settings, job: _Settings, blocks: Mapping[int, int]) -> Iterator[TrainCommand]:
+def _trainings(command: _Settings, job: _Settings, blocks: Mapping[int, int]) -> Iterator[TrainCommand]:
     solver, where = command.get("solver", ("", ""))
-    if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver and not _begins(where, blocks):
+    if solver.endswith((".prototxt", ".pt", ".txt")) and "$" not in solver and not _block_of(where, blocks):
         weights, snapshot = (command.get(name, ("", ""))[0] for name in ("weights", "snapshot"))
         is_known = "$" not in weights and (weights or not snapshot)
         given = _count_ranks(command, job)
         yield TrainCommand(solver, weights if is_known else None, where, snapshot, given)
 
 
-def _begins(where: str, blocks: Mapping[int, int]) -> int:
-    """Return the line where the loop or function around a place begins; 0 outside of any."""
+def _block_of(where: str, blocks: Mapping[int, int]) -> int:
+    """Return the line where the loop or function around a place begins; 0 if it is in none."""
     line = where.rpartition(":")[2]
     return blocks.get(int(line), 0) if line else 0
 
 
 def _unresolved(command: _Settings, job: _Settings, blocks: Mapping[int, int]) -> Iterator[UnresolvedTrain]:
     solver, where = command.get("solver", ("", ""))
-    begins = _begins(where, blocks)
+    begins = _block_of(where, blocks)
     if "$" in solver or (solver and begins):
         yield UnresolvedTrain(solver, where, _count_ranks(command, job), begins)
 
 
-def _tested(command: _Settings) -> Iterator[str]:
+def _tested_nets(command: _Settings) -> Iterator[str]:
     model = command.get("model", ("", ""))[0]
     if "solver" not in command and model and "$" not in model:
         yield model
 
 
-def _evaluation(command: _Settings) -> Iterator[TestCommand]:
+def _test_commands(command: _Settings) -> Iterator[TestCommand]:
     if "test" in command and "model" in command and "solver" not in command:
         weights, where = command.get("weights", ("", command["model"][1]))
         yield TestCommand(command["model"][0], None if re.search(r"[$,]", weights) else weights, where)
 
 
-def _script(
+def _build_script(
     settings: _Settings,
     trainings: Sequence[TrainCommand],
     unresolved: Sequence[UnresolvedTrain],
     tested: Sequence[str],
 ) -> Script:
     def given(name: str) -> int | None:
-        return _number(settings.get(name, ("", ""))[0])
+        return _parse_count(settings.get(name, ("", ""))[0])
 
     listed, where = settings.get("MLSL_SERVER_AFFINITY", ("", ""))
     cores = tuple(int(core) for core in re.findall(r"\d{1,6}", listed))
@@ -410,5 +417,5 @@ def _script(
     )
 
 
-def _number(text: str) -> int | None:
+def _parse_count(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else None

@@ -1,6 +1,6 @@
-"""Rules on snapshots: which are written, and whether the next phase finds the one it starts from.
+"""Rules on snapshots: which are written, and whether the next phase finds the one that it starts from.
 
-Rules on the commands of a script: what they train, leave out and test.
+Rules on the commands of a script: what they train, do not train, and test.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.review.lint.chain import (
     find_writer,
-    fired_snapshots,
     first_iter,
     plan_starts,
+    planned_snapshots,
     prefix_name,
     split_weights,
 )
@@ -32,42 +32,42 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.rules import Finding
     from caffe_recipes.review.lint.scripts import Script, TestCommand
 
-_MOST_COMPARED = 10_000
+_MAX_COMPARED = 10_000
 _MODELS = (".caffemodel", ".caffemodel.h5")
 _STATES = (".solverstate", ".solverstate.h5")
 
 
 def check_snapshots(chain: Chain) -> Iterator[Finding]:
-    """Find snapshots that are missing, overwritten, or not the ones that a later phase starts from."""
+    """Find snapshots that are missing or overwritten, and weights that no phase or the wrong phase writes."""
     starts = zip(chain.links, plan_starts(chain), strict=True)
     used = {start.index for link, start in starts if start is not None and (link.weights or link.resumes)}
     for index, link in enumerate(chain.links):
         is_last = index == len(chain.links) - 1
-        yield from _final(link, is_needed=is_last or index not in used)
-        yield from _collisions(chain.links[:index], link)
+        yield from _check_final_snapshot(link, is_needed=is_last or index not in used)
+        yield from _check_collisions(chain.links[:index], link)
         if link.resumes:
-            yield from _resume(chain.links[: index + 1], link)
+            yield from _check_resume(chain.links[: index + 1], link)
         elif link.weights is not None and (index or link.weights):
             yield from _check_start_weights(chain.links[:index], link, link.weights)
 
 
 @start_rule("no-final-snapshot", "error", "snapshot_after_train: false, and no snapshot at max_iter")
-def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
+def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     solver = link.solver.message
-    fired = fired_snapshots(link)
+    fired = planned_snapshots(link)
     if solver.snapshot_after_train or not is_needed or solver.max_iter <= 0:
         return
     if fired and fired[-1] == link.last_iter:
         return
-    last = f"the last is at iteration {fired[-1]}" if fired else "none is written at all"
+    last = f"the last one is at iteration {fired[-1]}" if fired else "none is ever written"
     what = f"snapshot_after_train is false, and no snapshot is written at max_iter {solver.max_iter}: {last}"
     yield finding(
         "no-final-snapshot",
         link.solver.where("snapshot_after_train"),
         what,
         link.name,
-        effect="everything trained after that is lost" if fired else "the whole training is lost",
-        write=f"snapshot_after_train: true, or a snapshot interval that divides {solver.max_iter}",
+        effect="what is trained after it is lost" if fired else "the result of the training is lost",
+        write=f"snapshot_after_train: true, or a `snapshot` that divides {solver.max_iter}",
     )
 
 
@@ -75,16 +75,17 @@ def _final(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     "snapshots-collide",
     "warning",
     "two phases that write snapshots with the same names",
-    write="a different snapshot_prefix for each phase; or --script FILE, if the phase resumes by --snapshot",
+    write="set a different snapshot_prefix in each phase; if the phase resumes by --snapshot, give --script "
+    "FILE",
 )
-def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     prefix = link.solver.message.snapshot_prefix
     for other in earlier:
         if not prefix or other.solver.message.snapshot_prefix != prefix:
             continue
-        fired = fired_snapshots(other)
+        fired = planned_snapshots(other)
         shared = next(
-            (number for number in islice(fired_snapshots(link), _MOST_COMPARED) if number in fired), 0
+            (number for number in islice(planned_snapshots(link), _MAX_COMPARED) if number in fired), 0
         )
         if shared:
             name = f"{prefix}_iter_{shared}.caffemodel"
@@ -103,7 +104,7 @@ def _collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "weights-missing",
     "error",
     "a later phase that starts without weights",
-    effect="it starts from the net's fillers, so what the earlier phases trained is lost",
+    effect="it starts from the net's fillers, so what the earlier phases have learned is lost",
 )
 @start_rule(
     "weights-no-caffemodel",
@@ -115,7 +116,7 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     where = link.weights_where or link.solver.path
     if not weights:
         what = f"{link.name} starts without --weights"
-        folder = _folder(earlier[-1].solver.message.snapshot_prefix)
+        folder = _folder_prefix(earlier[-1].solver.message.snapshot_prefix)
         yield finding(
             "weights-missing", where, what, link.name, write=f"--weights={folder}{final_name(earlier[-1])}"
         )
@@ -130,7 +131,7 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
             write=f"--weights={weights.rpartition('.')[0] or weights}.caffemodel",
         )
     if earlier:
-        yield from _unwritten(earlier, link, weights)
+        yield from _check_weights_written(earlier, link, weights)
 
 
 @start_rule(
@@ -139,14 +140,14 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     "starting weights that no earlier phase writes",
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
-@start_rule("weights-of-other-phase", "warning", "starting weights that are not from the previous phase")
-def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
+@start_rule("weights-of-other-phase", "warning", "starting weights that are not those of the previous phase")
+def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
     where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
-    index, folder = find_writer(earlier, weights), _folder(weights)
-    if index is None or iteration is None or not _is_written_so(earlier[index], weights):
+    index, folder = find_writer(earlier, weights), _folder_prefix(weights)
+    if index is None or iteration is None or not _matches_format(earlier[index], weights):
         names = [final_name(other) for other in earlier]
         alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
-        what = f"{link.name} starts from {weights}, which no phase before it writes"
+        what = f"{link.name} starts from {weights}, which no earlier phase writes"
         yield finding(
             "weights-unknown",
             where,
@@ -155,8 +156,8 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
             write=f"--weights={folder}{alike[0] if alike else names[-1]}",
         )
         return
-    if iteration not in fired_snapshots(earlier[index]):
-        yield from _never(earlier[index], link, iteration)
+    if iteration not in planned_snapshots(earlier[index]):
+        yield from _snapshot_never_fires(earlier[index], link, iteration)
     elif index < len(earlier) - 1:
         writer = earlier[index].name
         what = f"{link.name} starts from {writer}, and skips {earlier[-1].name}"
@@ -165,7 +166,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
             where,
             what,
             link.name,
-            effect=f"what {earlier[-1].name} trains does not reach the model",
+            effect=f"what {earlier[-1].name} has learned is lost",
             write=f"--weights={folder}{final_name(earlier[-1])}",
         )
 
@@ -175,7 +176,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "error",
     "a command with both --weights and --snapshot: Caffe stops",
     effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
-    write="only --snapshot to resume with the momentum history, or only --weights to start without",
+    write="give only --snapshot to resume with the momentum history, or only --weights to start without it",
 )
 @start_rule(
     "snapshot-no-solverstate",
@@ -187,7 +188,8 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "resumed-at-end",
     "error",
     "a solverstate at or past max_iter: nothing is trained",
-    effect="Caffe trains nothing and exits 0: max_iter counts from iteration 0, not from the resumed one",
+    effect="Caffe trains nothing and exits 0: max_iter counts from iteration 0, not from the resumed "
+    "iteration",
 )
 @start_rule(
     "snapshot-unknown",
@@ -195,7 +197,7 @@ def _unwritten(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Fi
     "a --snapshot that neither this nor an earlier phase writes",
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
 )
-def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
+def _check_resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
     where, state = link.weights_where or link.solver.path, link.resumes
     if link.weights:
         what = f"{link.name} is given both --weights and --snapshot"
@@ -212,8 +214,8 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
             link.name,
             write=f"--snapshot={state.partition('.caffemodel')[0]}.solverstate",
         )
-    index, iteration = _resumed(links, state), split_weights(state)[1]
-    if iteration is not None and _is_at_end(link):
+    index, iteration = _find_resumed_phase(links, state), split_weights(state)[1]
+    if iteration is not None and _resumes_at_end(link):
         what = f"{link.name} resumes at iteration {iteration}, but its max_iter is {link.last_iter}"
         place = link.solver.where("max_iter")
         yield finding(
@@ -221,12 +223,12 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
             place,
             what,
             link.name,
-            write=f"max_iter: {iteration + link.last_iter}, or --weights with the caffemodel, "
+            write=f"max_iter: {iteration + link.last_iter}; or give --weights and the caffemodel "
             "to count from 0",
             iteration=iteration,
         )
-    if index is None or iteration is None or not _is_written_so(links[index], state):
-        # A first phase may resume from any file: only an earlier phase shows what exists.
+    if index is None or iteration is None or not _matches_format(links[index], state):
+        # A first phase may resume any file: only earlier phases show which files exist.
         if len(links) > 1:
             what = f"{link.name} resumes {state}, which neither it nor an earlier phase writes"
             yield finding(
@@ -234,15 +236,15 @@ def _resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
                 where,
                 what,
                 link.name,
-                write=f"--snapshot={_folder(state)}{final_name(links[-2], 'solverstate')}",
+                write=f"--snapshot={_folder_prefix(state)}{final_name(links[-2], 'solverstate')}",
             )
     # A phase that is stopped may write a snapshot at any iteration.
-    elif index < len(links) - 1 and iteration not in fired_snapshots(links[index]):
-        yield from _never(links[index], link, iteration)
+    elif index < len(links) - 1 and iteration not in planned_snapshots(links[index]):
+        yield from _snapshot_never_fires(links[index], link, iteration)
 
 
-def _resumed(links: Sequence[Link], state: str) -> int | None:
-    """Find the phase that writes a solverstate: an earlier one, or the last itself past the others."""
+def _find_resumed_phase(links: Sequence[Link], state: str) -> int | None:
+    """Return the phase that writes a solverstate: an earlier one, or the last one, for its own iterations."""
     index, (prefix, iteration) = find_writer(links[:-1], state), split_weights(state)
     if iteration is None or prefix != prefix_name(links[-1]):
         return index
@@ -255,36 +257,36 @@ def _resumed(links: Sequence[Link], state: str) -> int | None:
     "starting weights from an iteration at which no snapshot is written",
     effect="Caffe stops with `File not found` after the earlier phases have been trained",
 )
-def _never(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
-    if _is_at_end(writer):  # once snapshot_prefix is set there may be such a snapshot
+def _snapshot_never_fires(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
+    if _resumes_at_end(writer):  # another rule reports it, and after the fix there may be such a snapshot
         return
-    where, near = link.weights_where or link.solver.path, fired_snapshots(writer).nearest(iteration)
-    what = f"{link.name} starts from iteration {iteration} of {writer.name}, where no snapshot is written"
+    where, near = link.weights_where or link.solver.path, planned_snapshots(writer).nearest(iteration)
+    what = f"{link.name} starts from iteration {iteration} of {writer.name}, at which no snapshot is written"
     yield finding(
         "snapshot-never-fires",
         where,
         what,
         link.name,
-        write=f"iteration {near}, or another snapshot interval" if near else "snapshot: above 0",
+        write=f"start from iteration {near}, or change `snapshot`" if near else "snapshot: above 0",
         iteration=iteration,
     )
 
 
-def _is_at_end(link: Link) -> bool:
-    """Whether a phase resumes at or past its max_iter, and so trains nothing."""
+def _resumes_at_end(link: Link) -> bool:
+    """Return whether a phase resumes at or past its last iteration, and so trains nothing."""
     return "$" not in link.resumes and first_iter(link) >= link.last_iter > 0
 
 
-def _is_written_so(link: Link, name: str) -> bool:
-    """Whether a snapshot's name fits the phase's snapshot_format; names of other files pass."""
+def _matches_format(link: Link, name: str) -> bool:
+    """Return whether a snapshot's name fits the phase's snapshot_format; True for names of other files."""
     is_hdf5 = link.solver.message.snapshot_format == pb.SolverParameter.HDF5
     return not name.endswith((*_MODELS, *_STATES)) or name.endswith(".h5") == is_hdf5
 
 
-def _folder(path: str) -> str:
-    """Return a path up to its last slash, unchanged.
+def _folder_prefix(path: str) -> str:
+    """Return a path up to its last slash.
 
-    >>> _folder("/scratch/a_iter_5.caffemodel"), _folder("a_iter_5.caffemodel")
+    >>> _folder_prefix("/scratch/a_iter_5.caffemodel"), _folder_prefix("a_iter_5.caffemodel")
     ('/scratch/', '')
     """
     return path[: path.rfind("/") + 1]
@@ -292,12 +294,12 @@ def _folder(path: str) -> str:
 
 def final_name(link: Link, kind: str = "caffemodel") -> str:
     """Return the file name of the last snapshot that a phase writes."""
-    fired = fired_snapshots(link)
+    fired = planned_snapshots(link)
     end = ".h5" if link.solver.message.snapshot_format == pb.SolverParameter.HDF5 else ""
     return f"{prefix_name(link)}_iter_{fired[-1] if fired else link.last_iter}.{kind}{end}"
 
 
-_FIRST = {
+_FIRST_WORDS = {
     "": 0,
     "solver": 0,
     "init": 0,
@@ -308,26 +310,27 @@ _FIRST = {
     "base": 0,
     "main": 0,
 }
-_LAST = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
+_LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10**9 + 1, "last": 10**9 + 1}
 
 
 @path_rule(
     "solver-untold",
     "note",
-    "a script's command whose solver only a shell can resolve",
-    effect="the order and the starting weights of what it trains are not checked",
-    write="a command for each phase, with the literal path of its solver",
+    "a command in a script whose solver only a shell can resolve",
+    effect="the order and the starting weights of what it trains were not checked",
+    write="write a command for each phase, with the literal path of its solver",
     explanation=Explanation(
-        "Nothing of a script runs: its loops and functions are not followed, nor the output of a "
-        "command. What such a command trains, and from which weights, is not judged. Its ranks "
-        "are.",
-        "A command for each phase, with its solver's path; or the run.sh that `generate` writes.",
+        "Lint runs nothing in a script: it does not follow loops and functions, and does not know the output "
+        "of a command. What such a command trains, and from which weights, is not checked. Its number of "
+        "ranks is.",
+        "Write a command for each phase, with the path of its solver; or use the run.sh that `generate` "
+        "writes.",
     ),
 )
 def check_commands(script: Script) -> Iterator[Finding]:
-    """Find the commands whose solver is unknown."""
+    """Find training commands whose solver is unknown."""
     for command in script.unresolved:
-        within = f"in the loop or function of line {command.begins}, " if command.begins else ""
+        within = f"in the loop or function at line {command.begins}, " if command.begins else ""
         what = f"{within}the solver of this command is unknown: {command.solver}"
         yield finding("solver-untold", command.where, what)
 
@@ -335,43 +338,43 @@ def check_commands(script: Script) -> Iterator[Finding]:
 @path_rule(
     "not-started",
     "warning",
-    "a solver that no command of the script given with it trains",
-    effect="this phase is never trained: a phase that starts from it finds no weights",
-    write="a command that trains it, or do not list the file",
+    "a solver that no command in the given script trains",
+    effect="this phase is never trained, so a phase that starts from it finds no weights",
+    write="add a command that trains it, or do not give this file to lint",
     explanation=Explanation(
-        "The other solvers are judged as the chain that the script trains, this one alone.",
-        "A command that trains it; or run lint without this file.",
+        "The other solvers are checked as the chain that the script trains, and this one by itself.",
+        "Add a command that trains it, or run lint without this file.",
     ),
 )
-def check_started(idle: Sequence[Document[Any]]) -> Iterator[Finding]:
+def check_untrained(untrained: Sequence[Document[Any]]) -> Iterator[Finding]:
     """Report each solver that no command trains."""
-    for solver in idle:
-        what = f"no command of the script trains {Path(solver.path).name}"
-        yield finding("not-started", solver.path, what, name_of(solver.path))
+    for solver in untrained:
+        what = f"no command in the script trains {Path(solver.path).name}"
+        yield finding("not-started", solver.path, what, phase_name_from_path(solver.path))
 
 
 @recipe_rule(
     "order-guessed",
     "note",
-    "the order in which a folder's solvers were taken as one chain",
-    effect="the transitions between phases are checked in this order",
-    write="list the solvers in their order, if this is wrong",
+    "the order in which a folder's solvers were checked as one chain",
+    effect="the transitions between phases were checked in this order",
+    write="if it is wrong, list the solvers in the right order",
 )
 @recipe_rule(
     "order-unknown",
     "note",
     "a folder's solvers whose order is unknown",
     effect="the transitions between them were not checked",
-    write="list the solvers in their order, or give --script FILE",
+    write="list the solvers in the right order, or give --script FILE",
 )
 def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Iterator[Finding]:
-    """Report the assumed order of a folder's solvers and its reason, or that each was checked alone."""
+    """Report the assumed order of a folder's solvers and its reason, or that the order is unknown."""
     names = ", ".join(Path(solver.path).name for solver in solvers)
     if why:
-        what = f"{len(solvers)} solvers were taken as one chain {why}: {names}"
+        what = f"{len(solvers)} solvers were checked as one chain, ordered {why}: {names}"
         yield finding("order-guessed", str(home), what)
     else:
-        what = f"the order of {names} is unknown: each was checked alone"
+        what = f"the order of {names} is unknown, so each was checked by itself"
         yield finding("order-unknown", str(home), what)
 
 
@@ -382,10 +385,10 @@ def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Itera
     effect="Caffe stops with `Need model weights to score.`",
 )
 def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
-    """Find tests without weights; if these are all phases of the script, also tests of wrong weights."""
+    """Find tests without weights; if `links` are all phases of the script, also tests of wrong weights."""
     for one in script.evaluations:
         if one.weights == "":
-            what = "caffe test has no --weights"
+            what = "`caffe test` has no --weights"
             yield finding(
                 "test-without-weights",
                 one.where,
@@ -394,11 +397,11 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
                 if links and is_all
                 else "--weights=MODEL.caffemodel",
             )
-    weighed = [one for one in script.evaluations if one.weights]
+    with_weights = [one for one in script.evaluations if one.weights]
     if not links or not is_all:
         return
-    has_final = any(_name(one) == final_name(links[-1]) for one in weighed)
-    for one in weighed:
+    has_final = any(_weights_name(one) == final_name(links[-1]) for one in with_weights)
+    for one in with_weights:
         yield from _check_tested_weights(links, one, has_final=has_final)
 
 
@@ -411,48 +414,49 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
 @path_rule(
     "test-weights-not-final",
     "warning",
-    "every `caffe test` tests weights other than the last phase's",
-    effect="what was trained after them is not tested",
+    "a script that tests, but never the weights of the last phase",
+    effect="what is trained after these weights is not tested",
 )
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
-    final, iteration = final_name(links[-1]), split_weights(_name(one))[1]
-    if _name(one) == final:
+    final, iteration = final_name(links[-1]), split_weights(_weights_name(one))[1]
+    if _weights_name(one) == final:
         return
-    index = find_writer(links, _name(one))
+    index = find_writer(links, _weights_name(one))
     write = f"--weights={final}"
-    if index is None or iteration not in fired_snapshots(links[index]):
-        what = f"caffe test tests {one.weights}, which no phase writes"
+    if index is None or iteration not in planned_snapshots(links[index]):
+        what = f"`caffe test` uses {one.weights}, which no phase writes"
         yield finding("test-weights-unknown", one.where, what, write=write)
     elif not has_final:
-        what = f"caffe test tests {one.weights} of {links[index].name}, but the last phase writes {final}"
+        what = f"`caffe test` uses {one.weights} of {links[index].name}, but the last phase writes {final}"
         yield finding("test-weights-not-final", one.where, what, write=write)
 
 
-def _name(one: TestCommand) -> str:
+def _weights_name(one: TestCommand) -> str:
     return PurePosixPath(one.weights or "").name
 
 
-def name_of(path: str | Path) -> str:
-    """Return a phase's name, from the file name of its solver.
+def phase_name_from_path(path: str | Path) -> str:
+    """Return the name of a phase, from the file name of its solver.
 
-    >>> name_of("a/solver_cyc1.prototxt"), name_of("solver.prototxt"), name_of("lenet_solver_adam.prototxt")
-    ('cyc1', 'solver', 'lenet_adam')
+    >>> paths = ["a/solver_cyc1.prototxt", "solver.prototxt", "lenet_solver_adam.prototxt"]
+    >>> [phase_name_from_path(path) for path in paths]
+    ['cyc1', 'solver', 'lenet_adam']
     """
     stem = PurePosixPath(path).stem
     return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
 
 
-def name_rank(name: str) -> int | None:
-    """Return a sort key for a phase's place in its chain, by its name; None if the name has no hint.
+def phase_order(name: str) -> int | None:
+    """Return a sort key for a phase's place in its chain, from its name; None if the name gives no hint.
 
     >>> names = ["collapse", "cyc10", "cyc2", "init"]
-    >>> sorted(names, key=name_rank)
+    >>> sorted(names, key=phase_order)
     ['init', 'cyc2', 'cyc10', 'collapse']
-    >>> name_rank("quick"), name_rank("phase_3")
+    >>> phase_order("quick"), phase_order("phase_3")
     (None, 3)
     """
     word = name.lower()
-    ends = _FIRST | _LAST
+    ends = _FIRST_WORDS | _LAST_WORDS
     if word in ends:
         return ends[word]
     last = re.split(r"[_.-]", word)[-1]

@@ -1,6 +1,6 @@
-"""Rules on one solver: its rate, and values that Caffe refuses, misuses or never reads.
+"""Rules on one solver: its rate, and values that Caffe rejects, misuses or never reads.
 
-Rates that another Caffe computes in its own way are not checked.
+Rates that another Caffe computes differently are not checked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from google.protobuf.message import Message
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.rates import POLICY_NEEDS, RateFault, check_rates, lr_at
 from caffe_recipes.caffe.refusals import ENGINES
-from caffe_recipes.review.lint.chain import fired_snapshots, first_iter, has_rates
+from caffe_recipes.review.lint.chain import first_iter, has_known_rates, planned_snapshots
 from caffe_recipes.review.lint.net_view import show_number
 from caffe_recipes.review.lint.rules import Explanation, Fix, finding, path_rule, rate_rule, value_rule
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from caffe_recipes.review.lint.chain import Link, Solver
     from caffe_recipes.review.lint.rules import Finding
 
-LEAST_JUMP = 0.02
-_MOST_AT_THE_END = 1e-5
-_MOST_RATE = 5
-_WITH_POWER = ("poly", "poly_cyc", "inv")
-_TO_ZERO = ("poly", "poly_cyc")
-# The rule for each kind of RateFault, and the field.
+MIN_JUMP = 0.02
+_MAX_FINAL_SHARE = 1e-5
+_MAX_RATE = 5
+_POWER_POLICIES = ("poly", "poly_cyc", "inv")
+_POLICIES_TO_ZERO = ("poly", "poly_cyc")
+# For each kind of RateFault: the rule that reports it, and the field.
 _FAULTS = {
     "no base_lr": ("base-lr-missing", "base_lr"),
     "unknown policy": ("lr-policy-unknown", "lr_policy"),
@@ -42,36 +43,36 @@ _FAULTS = {
 
 
 def compare_rates(before: float, after: float) -> str:
-    """Describe a change of the rate: in per cent, or as a factor from 2 up.
+    """Describe a change of the rate in per cent, or as a factor if it at least doubles.
 
     >>> compare_rates(1.59904, 1.46667), compare_rates(0.1, 0.103), compare_rates(0.001, 0.5)
-    ('drops by 8.3 %', 'rises by 3.0 %', 'rises to 500 times')
+    ('drops by 8.3 %', 'rises by 3.0 %', 'rises 500-fold')
     """
     ratio = after / before if before else math.inf
     if ratio >= 2:
-        return f"rises to {ratio:.3g} times" if before else "rises from 0"
+        return f"rises {ratio:.3g}-fold" if before else "rises from 0"
     return f"{'rises' if ratio > 1 else 'drops'} by {abs(ratio - 1) * 100:.1f} %"
 
 
 def is_jump(before: float, after: float) -> bool:
-    """Whether a rate changes by more than 2 %.
+    """Return whether a rate changes by more than 2 %.
 
     >>> is_jump(0.255136, 0.255), is_jump(0.93, 1.02), is_jump(0, 0)
     (False, True, False)
     """
-    return abs(after - before) > LEAST_JUMP * abs(before)
+    return abs(after - before) > MIN_JUMP * abs(before)
 
 
 def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
-    """Find what is wrong with the rate and the values of one phase's solver.
+    """Find mistakes in the rate and the values of a phase's solver.
 
-    `is_last` and `is_alone` say whether the phase is the last, and the only one, of its chain. `batch` is the
-    number of images of all ranks in one iteration, 0 if unknown.
+    `is_last` is whether the phase is the last of its chain, and `is_alone` whether it is the only one.
+    `batch` is the number of images of all ranks in one iteration, 0 if unknown.
     """
-    # Each check returns the field as the place of its findings.
-    rates = _schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
-    values = (found for check in _OF_VALUES for found in check(link.solver.message))
-    for found in (*rates, *values, *_prefix(link)):
+    # The checks return the field as the place of a finding.
+    rates = _check_schedule(link, is_last=is_last, is_alone=is_alone, batch=batch)
+    values = (found for check in _VALUE_CHECKS for found in check(link.solver.message))
+    for found in (*rates, *values, *_check_prefix(link)):
         yield found.located(link.solver.where, link.name)
 
 
@@ -79,46 +80,46 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     "max-iter-missing",
     "warning",
     "no max_iter, or max_iter 0: nothing is trained",
-    effect="`caffe train` trains nothing; only a program that calls Solver::Step does",
-    write="max_iter",
+    effect="`caffe train` trains nothing; only a program that calls Solver::Step trains",
+    write="set max_iter",
 )
 @rate_rule(
     "base-lr-large",
     "warning",
     "a base_lr too large for any batch of this size",
-    effect="the loss becomes NaN or saturates, and Caffe trains to the end",
-    write="base_lr: for example 0.1 for each 256 images of the batch",
+    effect="the loss becomes NaN or saturates, but Caffe trains to the end",
+    write="base_lr: for example 0.1 per 256 images of the global batch",
 )
 @rate_rule(
     "power-missing",
     "warning",
     "poly, poly_cyc or inv without power: a constant rate",
-    write="power: 1, or another",
+    write="power: 1, or another value",
 )
-def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
+def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.max_iter <= 0:
         what = "max_iter is missing" if not solver.HasField("max_iter") else f"max_iter is {solver.max_iter}"
         yield finding("max-iter-missing", "max_iter", what)
-    most = _largest_rate(batch, is_warmed_up=solver.warmup_iter > 0)
-    if solver.base_lr > most:
-        what = f"base_lr is {solver.base_lr:.4g}; training rarely works above {most:.4g}"
+    limit = _max_rate(batch, is_warmed_up=solver.warmup_iter > 0)
+    if solver.base_lr > limit:
+        what = f"base_lr is {solver.base_lr:.4g}; training rarely works above {limit:.4g}"
         yield finding("base-lr-large", "base_lr", what)
-    yield from _faults(link)
-    if solver.lr_policy in _WITH_POWER and not solver.HasField("power"):
+    yield from _check_rate_faults(link)
+    if solver.lr_policy in _POWER_POLICIES and not solver.HasField("power"):
         what = f"lr_policy {solver.lr_policy} without power"
         yield finding(
             "power-missing",
             "lr_policy",
             what,
-            effect=f"the default is 0: the rate stays at {solver.base_lr:.4g}",
+            effect=f"the default is 0, so the rate stays at {solver.base_lr:.4g}",
         )
-    yield from _warmup(link)
-    if has_rates(solver):
-        yield from _zero(link)
-        yield from _warmup_end(link)
+    yield from _check_warmup(link)
+    if has_known_rates(solver):
+        yield from _check_rate_zero(link)
+        yield from _check_warmup_end(link)
         if is_last:
-            yield from _end(link, is_alone=is_alone)
+            yield from _check_final_rate(link, is_alone=is_alone)
 
 
 @rate_rule("warmup-never-ends", "warning", "a warmup_iter beyond max_iter")
@@ -126,9 +127,9 @@ def _schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Itera
     "warmup-falls",
     "warning",
     "a warm-up that starts above base_lr",
-    effect="the rate falls during the warm-up, and is largest at the first iteration",
+    effect="the rate falls during the warm-up, and is highest at the first iteration",
 )
-def _warmup(link: Link) -> Iterator[Finding]:
+def _check_warmup(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.warmup_iter > solver.max_iter > 0:
         what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
@@ -149,16 +150,16 @@ def _warmup(link: Link) -> Iterator[Finding]:
         )
 
 
-def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
-    """Return the rate above which a base_lr is probably a mistake.
+def _max_rate(batch: int, *, is_warmed_up: bool) -> float:
+    """Return the rate above which a base_lr is probably a mistake. `batch` is the global batch, 0 if unknown.
 
     Large batches can train at four times the rate of the linear scaling rule (0.1 for 256 images), and a
     warm-up allows rates that would be too high at the start.
     """
-    return max(_MOST_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
+    return max(_MAX_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
 
 
-@rate_rule("lr-iter-passed", "error", "poly_cyc that runs past its lr_iter")
+@rate_rule("lr-iter-passed", "error", "a poly_cyc policy that runs past its lr_iter")
 @rate_rule(
     "base-lr-missing",
     "error",
@@ -170,31 +171,31 @@ def _largest_rate(batch: int, *, is_warmed_up: bool) -> float:
     "lr-policy-unknown",
     "error",
     "an lr_policy that Caffe does not have",
-    effect="Caffe stops when the warm-up has ended",
-    write="one of the known policies",
+    effect="Caffe stops at the first iteration after the warm-up",
+    write="use one of the known policies",
 )
 @rate_rule(
     "lr-iter-missing",
     "error",
     "poly_cyc without lr_iter: the rate is NaN",
-    effect="the rate is -nan, then inf; Caffe trains to the end and exits 0",
+    effect="the rate is -nan, then inf, but Caffe trains to the end and exits 0",
     write="lr_iter: the iteration at which the rate would reach 0",
 )
 @rate_rule(
     "lr-policy-incomplete",
     "error",
-    "an lr_policy that lacks a field it needs",
-    effect="the default is 0: the rate is 0 or NaN, and Caffe exits 0",
-    write="the field",
+    "an lr_policy that lacks a field that it needs",
+    effect="the default is 0, so the rate is 0 or NaN, but Caffe exits 0",
+    write="set the field",
 )
 @rate_rule(
     "rate-not-finite",
     "error",
     "a rate that becomes negative, infinite or NaN",
-    effect="the weights become NaN; Caffe trains to the end and exits 0",
-    write="other numbers",
+    effect="the weights become NaN, but Caffe trains to the end and exits 0",
+    write="correct the numbers of the schedule",
 )
-def _faults(link: Link) -> Iterator[Finding]:
+def _check_rate_faults(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
         if solver.power == 2:
@@ -219,11 +220,11 @@ def _faults(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "rate-zero",
     "warning",
-    "the rate is already 0 halfway",
+    "a rate that is already 0 halfway through",
     effect="nothing is learned from there on",
-    write="a gamma closer to 1, fewer steps, or fewer iterations",
+    write="use a gamma closer to 1, fewer steps, or fewer iterations",
 )
-def _zero(link: Link) -> Iterator[Finding]:
+def _check_rate_zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
         what = f"the rate is 0 at iteration {middle}, halfway through"
@@ -233,22 +234,21 @@ def _zero(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "warmup-end-jump",
     "warning",
-    "the rate jumps by more than 2 % where the warm-up ends",
+    "a rate that jumps by more than 2 % where the warm-up ends",
     explanation=Explanation(
-        "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up has "
-        "reached base_lr, a decaying policy is further on already, and the rate drops to it in "
-        "one iteration.",
-        'A phase of its own for the warm-up, of lr_policy "fixed" and max_iter: warmup_iter, and '
-        "a next one from base_lr; or accept it, as published recipes do.",
+        "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up reaches "
+        "base_lr, a decaying policy has already progressed, and the rate drops to it in one iteration.",
+        'Write a separate phase for the warm-up, with lr_policy "fixed" and max_iter: warmup_iter, followed '
+        "by a phase that starts at base_lr; or accept the jump, as the published recipes do.",
     ),
 )
-def _warmup_end(link: Link) -> Iterator[Finding]:
+def _check_warmup_end(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     warmup = solver.warmup_iter
     if not first_iter(link) < warmup < link.last_iter:
         return
     before, after = lr_at(solver, warmup - 1), lr_at(solver, warmup)
-    # A short warm-up rises by more than 2 % in each iteration; only a step off its line is a jump.
+    # A short warm-up rises by more than 2 % per iteration; only a step away from its line is a jump.
     if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
         return
     what = (
@@ -259,9 +259,9 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
         "warmup-end-jump",
         "warmup_iter",
         what,
-        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which decays meanwhile",
-        write=f'if it is not intended, a phase of its own for the warm-up (lr_policy: "fixed", '
-        f"max_iter: {warmup}), and a next one from base_lr: {solver.base_lr:.4g} without warmup_iter",
+        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which decays in the meantime",
+        write=f'if it is not intended, write a separate phase for the warm-up (lr_policy: "fixed", '
+        f"max_iter: {warmup}), then one that starts at base_lr: {solver.base_lr:.4g} without warmup_iter",
         before=before,
         after=after,
     )
@@ -270,37 +270,38 @@ def _warmup_end(link: Link) -> Iterator[Finding]:
 @rate_rule(
     "final-rate-kept",
     "note",
-    "a single or resumed solver that ends above 1e-5 of its base_lr",
-    write='nothing, if the schedule is known to work; lr_policy: "poly" goes to 0',
+    "a single or resumed solver whose final rate is above 1e-5 of its base_lr",
+    write='nothing, if the schedule is known to work; lr_policy: "poly" decays to 0',
 )
 @rate_rule(
     "final-rate-high",
     "warning",
-    "a last phase that ends above 1e-5 of its base_lr",
-    write='a phase after it that goes to 0, as lr_policy: "poly" with power: 2 does',
+    "a last phase whose final rate is above 1e-5 of its base_lr",
+    write='add a phase whose rate decays to 0, for example with lr_policy: "poly" and power: 2',
     explanation=Explanation(
-        "At a rate that is not near 0 the last updates are those of single batches, and their "
-        "noise stays in the model that is evaluated.",
-        'A last phase whose rate goes to 0, as lr_policy "poly" with power 2 does.',
+        "At a rate that is not near 0, the last few batches still change the weights, and their noise stays "
+        "in "
+        "the model that is evaluated.",
+        'Let the rate of the last phase decay to 0, for example with lr_policy "poly" and power 2.',
     ),
 )
-def _end(link: Link, *, is_alone: bool) -> Iterator[Finding]:
+def _check_final_rate(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     solver = link.solver.message
     end = lr_at(solver, link.last_iter - 1)
     zero = {"poly": solver.max_iter, "poly_cyc": solver.lr_iter}.get(solver.lr_policy)
-    # A power below 1 drops to 0 in its last step.
-    if end <= _MOST_AT_THE_END * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
+    # With a power below 1, the rate drops to 0 in the last step.
+    if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
         return
-    what = f"the last phase ends at a rate of {end:.4g}, {end / solver.base_lr:.2g} of its base_lr"
+    what = f"the last phase ends at a rate of {end:.4g}, which is {end / solver.base_lr:.2g} of its base_lr"
     effect = "the noise of the last batches stays in the final model"
-    # Classic schedules never reach 0; they are a single solver, or resumed ones.
-    if solver.lr_policy not in _TO_ZERO and (is_alone or link.resumes):
+    # Classic schedules, of a single solver or of resumed ones, never reach 0.
+    if solver.lr_policy not in _POLICIES_TO_ZERO and (is_alone or link.resumes):
         yield finding("final-rate-kept", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
     else:
         yield finding("final-rate-high", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
 
 
-# The lr policies, or solver types, that read each field which not all of them read.
+# For each field that only some lr policies, or solver types, read: those that do.
 _POLICIES_READING = {
     "gamma": ("exp", "inv", "multistep", "plateau", "sigmoid", "step"),
     "power": ("inv", "poly", "poly_cyc"),
@@ -314,16 +315,17 @@ _TYPES_READING = {
     "rms_decay": ("RMSProp",),
     "delta": ("AdaDelta", "AdaGrad", "Adam", "RMSProp"),
 }
-_MULTIPLYING = ("exp", "multistep", "plateau", "step")
+_MULTIPLYING_POLICIES = ("exp", "multistep", "plateau", "step")
 _REGULARIZATIONS = ("L1", "L2")
-_MOST_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
+_MAX_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
 
 
 @value_rule(
     "snapshot-folder-missing",
     "warning",
     "a snapshot_prefix in a folder that does not exist under the Caffe root",
-    effect="Caffe does not create it: it stops at the start, or with `snapshot: 0` after all training",
+    effect="Caffe does not create it: it stops at the start, or with `snapshot: 0` at the end of the "
+    "training",
 )
 def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     """Find a snapshot_prefix whose folder does not exist under the Caffe root."""
@@ -331,21 +333,23 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     if not slash or not folder or folder.startswith("/"):
         return
     try:
-        is_there = (root / folder).is_dir()
-    except (OSError, ValueError):  # a name that is too long, or holds a NUL
-        is_there = False
-    if not is_there:
+        exists = (root / folder).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or contains a NUL
+        exists = False
+    if not exists:
         what = f"snapshot_prefix is in {folder}, which does not exist under the Caffe root"
         place = solver.where("snapshot_prefix")
-        yield finding("snapshot-folder-missing", place, what, write=f"mkdir -p {folder} before training")
+        yield finding(
+            "snapshot-folder-missing", place, what, write=f"run `mkdir -p {folder}` before training"
+        )
 
 
-@value_rule("solver-type-unknown", "error", "an unknown solver type")
-@value_rule("regularization-unknown", "error", "an unknown regularization_type (neither L1 nor L2)")
-def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
+@value_rule("solver-type-unknown", "error", "a solver type that does not exist")
+@value_rule("regularization-unknown", "error", "a regularization_type that is neither L1 nor L2")
+def _check_type_names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
-        what = f"type '{solver.type}' is not a solver"
+        what = f"type '{solver.type}' is not a solver type"
         yield finding(
             "solver-type-unknown",
             "type",
@@ -366,7 +370,7 @@ def _names(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") -> str:
-    """Return the known name that is nearest to a wrong one, ignoring case."""
+    """Return the known name that is nearest to a wrong one, ignoring case; `other` if none is near."""
     alike = {each.lower(): each for each in known}
     return next((alike[one] for one in difflib.get_close_matches(name.lower(), alike, n=1)), other)
 
@@ -374,15 +378,15 @@ def _nearest(name: str, known: list[str] | tuple[str, ...], other: str = "SGD") 
 solver_value_refused = value_rule(
     "solver-value-refused",
     "error",
-    "a value that Caffe stops at, or divides by: iter_size, average_loss, test_iter and others",
+    "a value that makes Caffe stop or divide by 0: iter_size, average_loss, test_iter and others",
 )
 
 
 @solver_value_refused
-def _nets(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     given = [name for name in ("net", "net_param", "train_net", "train_net_param") if solver.HasField(name)]
     if len(given) > 1:
-        what = f"{' and '.join(given)} each name a net to train"
+        what = f"{' and '.join(given)} each set a net to train"
         yield finding(
             "solver-value-refused",
             given[-1],
@@ -396,7 +400,7 @@ def _nets(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-refused",
             "engine",
             what,
-            effect="Caffe stops when it sets up the net: the engine is unknown",
+            effect="Caffe stops when it sets up the net, because it does not have this engine",
             write=f"engine: one of {', '.join(ENGINES)}",
         )
 
@@ -408,10 +412,11 @@ solver_value_negative = value_rule(
 
 @solver_value_refused
 @solver_value_negative
-def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     least = {
-        "iter_size": "there are no gradients, and they are divided by 0: the weights become NaN",
-        "average_loss": "Caffe divides by it: SIGFPE at the first iteration, or it averages all",
+        "iter_size": "Caffe computes no gradients and divides them by 0, so the weights become NaN",
+        "average_loss": "Caffe divides by it and crashes (SIGFPE) at the first iteration, or averages over "
+        "all",
     }
     for field, effect in least.items():
         value = getattr(solver, field)
@@ -430,7 +435,7 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "solver-value-negative",
                 field,
                 f"{field} is {value}",
-                effect=f"Caffe uses {-value}, and caffe-torch refuses it",
+                effect=f"Caffe uses {-value}, and caffe-torch stops",
                 write=f"{field}: {-value}",
             )
 
@@ -442,15 +447,15 @@ def _counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     "a test_interval beyond max_iter",
     effect="Caffe tests before the first iteration and never again",
 )
-def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_tests(solver: pb.SolverParameter) -> Iterator[Finding]:
     for index, count in enumerate(solver.test_iter):
         if count < 1:
             yield finding(
                 "solver-value-refused",
                 f"test_iter[{index}]",
                 f"test_iter is {count}",
-                effect="the test's sums are divided by it: NaN, or no output",
-                write="test_iter: the test images / the test batch_size",
+                effect="the sums of the test are divided by it: the results are NaN or missing",
+                write="test_iter: the number of test images / the test batch_size",
             )
     if solver.test_interval < 0:
         yield finding(
@@ -458,7 +463,7 @@ def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
             "test_interval",
             f"test_interval is {solver.test_interval}",
             effect="Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests",
-            write="test_interval: the iterations between tests",
+            write="test_interval: the number of iterations between tests",
         )
     if solver.test_iter and solver.test_interval > solver.max_iter > 0:
         what = f"test_interval {solver.test_interval} is beyond max_iter {solver.max_iter}"
@@ -468,44 +473,45 @@ def _tests(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 @solver_value_refused
-@path_rule("tested-twice", "warning", "several test_iter for one net in the same state")
-def _test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
+@path_rule("tested-twice", "warning", "several test_iter fields for one net in the same state")
+def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
     if tests - named > 1 and not solver.test_state:
-        what = f"test_iter is given {tests} times, for {named} test nets and the net itself"
+        count = describe_count(tests, "time")
+        what = f"test_iter is set {count}, for {describe_count(named, 'test net')} and the net itself"
         yield finding(
             "tested-twice",
             f"test_iter[{named + 1}]",
             what,
             effect=f"Caffe sets up the net {tests - named} times and repeats the same test",
-            write=f"{named + 1} test_iter, or a test_state for each",
+            write=f"keep {named + 1} test_iter, or add a test_state for each",
         )
     is_shared = solver.HasField("net") or solver.HasField("net_param")
     if tests < named or (tests > named and not is_shared and named):
-        what = f"test_iter is given {tests} times, for {named} test nets"
+        what = f"test_iter is set {describe_count(tests, 'time')}, for {describe_count(named, 'test net')}"
         field = "test_iter[0]" if tests else "test_net[0]" if solver.test_net else "test_net_param[0]"
         yield finding(
             "solver-value-refused",
             field,
             what,
             effect="Caffe stops with `test_iter must be specified for each test network`",
-            write=f"{named} test_iter",
+            write="set one test_iter for each test net",
         )
     states = len(solver.test_state)
     if states not in (0, tests):
-        what = f"test_state is given {states} times, for {tests} test nets"
+        what = f"test_state is set {describe_count(states, 'time')}, for {describe_count(tests, 'test net')}"
         yield finding(
             "solver-value-refused",
             "test_state[0]",
             what,
             effect="Caffe stops with `test_state must be unspecified or specified once per test net`",
-            write=f"{tests} test_state, or none",
+            write="set one test_state for each test net, or none",
         )
 
 
 @solver_value_refused
-@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay below 0, or 1 or above")
-def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
+@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay that is below 0, or 1 or above")
+def _check_factors(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type == "AdaGrad" and solver.momentum:
         what = f"AdaGrad with momentum {show_number(solver.momentum)}"
         yield finding(
@@ -525,7 +531,7 @@ def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "solver-share-range",
                 field,
                 what,
-                effect="earlier updates never fade: the weights grow without bound"
+                effect="earlier updates never fade, so the weights grow without bound"
                 if value >= 1
                 else "each update undoes part of the previous one",
                 write=f"{field}: {usual}",
@@ -534,14 +540,14 @@ def _factors(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 @solver_value_refused
 @solver_value_negative
-def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.clip_gradients == 0:
         yield finding(
             "solver-value-refused",
             "clip_gradients",
             "clip_gradients is 0",
-            effect="gradients are scaled down to the norm 0: nothing is learned",
-            write="clip_gradients: the largest norm allowed, or remove it",
+            effect="gradients are scaled down to a norm of 0, so nothing is learned",
+            write="clip_gradients: the largest allowed norm, or remove it",
         )
     # -1 is the default.
     if solver.clip_gradients < 0 and solver.clip_gradients != -1:
@@ -550,13 +556,13 @@ def _clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
             "solver-value-negative",
             "clip_gradients",
             what,
-            effect="a negative value clips nothing",
+            effect="a negative value disables clipping",
             write=f"clip_gradients: {show_number(-solver.clip_gradients)}, or remove it",
         )
 
 
 @solver_value_refused
-def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_delta(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
         yield finding(
             "solver-value-refused",
@@ -574,36 +580,36 @@ def _delta(solver: pb.SolverParameter) -> Iterator[Finding]:
     "weight-decay-large",
     "warning",
     "a weight_decay above 0.1",
-    effect="it outweighs the gradients: the weights shrink to 0, and little is learned",
+    effect="it outweighs the gradients, so the weights shrink to 0 and little is learned",
     write="weight_decay: for example 0.0001",
 )
-def _decay(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_weight_decay(solver: pb.SolverParameter) -> Iterator[Finding]:
     decay = solver.weight_decay
     if decay < 0:
         what = f"weight_decay is {show_number(decay)}"
         yield finding(
             "weight-decay-negative", "weight_decay", what, write=f"weight_decay: {show_number(-decay)}"
         )
-    elif decay > _MOST_DECAY:
+    elif decay > _MAX_DECAY:
         what = f"weight_decay is {show_number(decay)}; usual values are 0.0001 to 0.001"
         yield finding("weight-decay-large", "weight_decay", what)
 
 
 @value_rule("rate-grows", "warning", "a gamma above 1, or a power below 0")
-def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, effect = solver.lr_policy, "the rate grows until the end"
-    if policy in _MULTIPLYING and solver.gamma > 1:
+    if policy in _MULTIPLYING_POLICIES and solver.gamma > 1:
         what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
         yield finding(
             "rate-grows",
             "gamma",
             what,
             effect=effect,
-            write=f"gamma: {show_number(1 / solver.gamma)}, or another below 1",
+            write=f"gamma: {show_number(1 / solver.gamma)}, or another value below 1",
         )
-    if policy in _MULTIPLYING and solver.HasField("gamma") and solver.gamma == 1:
+    if policy in _MULTIPLYING_POLICIES and solver.HasField("gamma") and solver.gamma == 1:
         what = f"gamma is 1, and lr_policy {policy} multiplies the rate by it"
-        yield _constant("gamma", what, "gamma: 0.1")
+        yield _rate_constant("gamma", what, "gamma: 0.1")
     if policy in _POLICIES_READING["power"] and solver.HasField("power"):
         if solver.power < 0:
             what = f"power is {show_number(solver.power)} under lr_policy {policy}"
@@ -611,31 +617,33 @@ def _growth(solver: pb.SolverParameter) -> Iterator[Finding]:
                 "rate-grows", "power", what, effect=effect, write=f"power: {show_number(-solver.power)}"
             )
         if solver.power == 0:
-            yield _constant("power", f"power is 0 under lr_policy {policy}", "power: 1, or another above 0")
+            yield _rate_constant(
+                "power", f"power is 0 under lr_policy {policy}", "power: 1, or another value above 0"
+            )
 
 
 @value_rule(
     "rate-constant",
     "warning",
-    "an lr_policy whose rate never changes: power 0, gamma 1, no step before max_iter",
+    "an lr_policy whose rate never changes: power 0, gamma 1, or no step before max_iter",
     effect="the rate never changes",
 )
-def _constant(field: str, what: str, write: str) -> Finding:
+def _rate_constant(field: str, what: str, write: str) -> Finding:
     return finding("rate-constant", field, what, write=f'{write}; or lr_policy: "fixed"')
 
 
-@value_rule("steps-disordered", "warning", "stepvalues that are not in rising order")
+@value_rule("steps-disordered", "warning", "stepvalues that are not in increasing order")
 @value_rule(
     "step-never-taken",
     "warning",
     "a stepvalue beyond max_iter",
-    effect="the rate ends higher than the steps say",
+    effect="the final rate is higher than the steps suggest",
 )
-def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
-    most, steps = solver.max_iter, list(solver.stepvalue)
-    if solver.lr_policy == "step" and solver.stepsize > most > 0:
-        what = f"stepsize {solver.stepsize} is beyond max_iter {most}"
-        yield _constant("stepsize", what, f"stepsize: below {most}")
+def _check_steps(solver: pb.SolverParameter) -> Iterator[Finding]:
+    max_iter, steps = solver.max_iter, list(solver.stepvalue)
+    if solver.lr_policy == "step" and solver.stepsize > max_iter > 0:
+        what = f"stepsize {solver.stepsize} is beyond max_iter {max_iter}"
+        yield _rate_constant("stepsize", what, f"stepsize: below {max_iter}")
     if solver.lr_policy != "multistep":
         return
     back = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), None)
@@ -645,21 +653,21 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
             "steps-disordered",
             f"stepvalue[{back}]",
             what,
-            effect=f"Caffe takes steps in the order given: this one waits for {steps[back - 1]}, "
-            "then both happen at once",
-            write=f"stepvalue: {steps[back]} before it, in rising order",
+            effect=f"Caffe takes the steps in the given order: this one waits for {steps[back - 1]}, "
+            "then both are taken at once",
+            write=f"move stepvalue: {steps[back]} before it, in increasing order",
         )
-    late = [i for i, step in enumerate(steps) if step > most > 0]
+    late = [i for i, step in enumerate(steps) if step > max_iter > 0]
     if late and len(late) == len(steps):
-        what = f"every stepvalue is beyond max_iter {most}"
-        yield _constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {most}")
+        what = f"every stepvalue is beyond max_iter {max_iter}"
+        yield _rate_constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {max_iter}")
     elif late:
-        what = f"stepvalue {steps[late[0]]} is beyond max_iter {most}"
+        what = f"stepvalue {steps[late[0]]} is beyond max_iter {max_iter}"
         yield finding(
             "step-never-taken",
             f"stepvalue[{late[0]}]",
             what,
-            write=f"stepvalue: below {most}, or remove it",
+            write=f"stepvalue: below {max_iter}, or remove it",
         )
 
 
@@ -668,15 +676,15 @@ def _steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     "warning",
     "a field that the lr_policy or the type never reads",
     effect="it has no effect; was another policy, type or field intended?",
-    write="remove it, or set what reads it",
+    write="remove it, or choose a policy or type that reads it",
     explanation=Explanation(
-        "Each lr_policy, and each type, reads its own fields and ignores the others: a value was "
-        "given that changes nothing, often left over from another policy.",
-        "Remove it, or choose a policy that reads it.",
+        "Each lr_policy and each type reads certain fields and ignores the others. A field that is ignored "
+        "changes nothing; it is often left over from another policy.",
+        "Remove it, or choose a policy or type that reads it.",
     ),
     fix="removes the field",
 )
-def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
+def _check_unread(solver: pb.SolverParameter) -> Iterator[Finding]:
     policy, kind, present = solver.lr_policy, solver.type, {field.name for field, _ in solver.ListFields()}
     unread = []
     if policy in POLICY_NEEDS:
@@ -695,45 +703,45 @@ def _unread(solver: pb.SolverParameter) -> Iterator[Finding]:
             yield finding("solver-field-unread", fields[0], what, fixes=fixes)
 
 
-_OF_VALUES = (
-    _names,
-    _nets,
-    _counts,
-    _tests,
-    _test_nets,
-    _factors,
-    _clipping,
-    _delta,
-    _decay,
-    _growth,
-    _steps,
-    _unread,
+_VALUE_CHECKS = (
+    _check_type_names,
+    _check_nets,
+    _check_counts,
+    _check_tests,
+    _check_test_nets,
+    _check_factors,
+    _check_clipping,
+    _check_delta,
+    _check_weight_decay,
+    _check_growth,
+    _check_steps,
+    _check_unread,
 )
 
 
-@value_rule("snapshot-prefix-missing", "error", "a snapshot without snapshot_prefix")
-def _prefix(link: Link) -> Iterator[Finding]:
-    solver, fired = link.solver.message, fired_snapshots(link)
+@value_rule("snapshot-prefix-missing", "error", "snapshots without a snapshot_prefix")
+def _check_prefix(link: Link) -> Iterator[Finding]:
+    solver, fired = link.solver.message, planned_snapshots(link)
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
-    what = f"a snapshot at iteration {fired[0]}, but no snapshot_prefix"
+    what = f"a snapshot is written at iteration {fired[0]}, but there is no snapshot_prefix"
     yield finding(
         "snapshot-prefix-missing",
         "snapshot",
         what,
         effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
-        else f"Caffe writes {name} into its current folder; caffe-torch stops",
+        else f"Caffe writes {name} into the current folder, and caffe-torch stops",
         write=f'snapshot_prefix: "{link.name}"',
     )
 
 
-# Fields of nvcaffe and Intel's Caffe that change the rate, and that `lr_at` does not know.
-_FIELDS = ("rampup_interval", "min_lr", "stagelr")
-_POLICIES = ("multifixed",)
+# Fields of nvcaffe and Intel's Caffe that change the rate, but that `lr_at` does not support.
+_DIALECT_RATE_FIELDS = ("rampup_interval", "min_lr", "stagelr")
+_DIALECT_POLICIES = ("multifixed",)
 
-_OF_ONE = frozenset(
+_RATE_RULES = frozenset(
     (
         "final-rate-high",
         "final-rate-kept",
@@ -744,42 +752,42 @@ _OF_ONE = frozenset(
         "warmup-end-jump",
     )
 )
-_OF_JOINS = frozenset(("join-jump", "resume-jump"))
+_JOIN_RULES = frozenset(("join-jump", "resume-jump"))
 
 
 @rate_rule(
     "rates-not-judged",
     "note",
-    "a rate that depends on fields of the dialect: not checked",
-    effect="rules on the rate, its jumps and its end are skipped",
-    write="nothing; check the rates in the log",
+    "a rate that depends on fields of the dialect, and so was not checked",
+    effect="the rules on the rate, its jumps and its end were skipped",
+    write="nothing to change; check the rates in the log",
 )
-def check_other_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
+def check_dialect_rates(document: Document[Message], dialect: str) -> Iterator[Finding]:
     """Find solvers whose rates depend on fields of the dialect, and so are not checked."""
     if dialect == OURS:
         return
     known = find_dialect(dialect)
     for path, solver in solvers_in(document.message):
-        given = [field for field in _FIELDS if _is_given(solver, field)]
+        given = [field for field in _DIALECT_RATE_FIELDS if _is_given(solver, field)]
         fields = [field for field in given if known.knows("SolverParameter", field)]
-        if solver.lr_policy in _POLICIES and solver.lr_policy in known.lr_policies:
+        if solver.lr_policy in _DIALECT_POLICIES and solver.lr_policy in known.lr_policies:
             fields.append("lr_policy")
         if fields:
             what = f"{' and '.join(fields)} set a rate that only {dialect} computes"
             yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what)
 
 
-def drop_rates(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
-    """Drop findings of rate rules about the solvers in these files, and about jumps to or from them."""
+def drop_rate_findings(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:
+    """Yield the findings without those on the rates of the solvers in these files, and on jumps."""
     for one in findings:
         is_theirs = one.where.startswith(tuple(f"{path}:" for path in paths)) or one.where in paths
-        if paths and (one.id in _OF_JOINS or (is_theirs and one.id in _OF_ONE)):
+        if paths and (one.id in _JOIN_RULES or (is_theirs and one.id in _RATE_RULES)):
             continue
         yield one
 
 
 def solvers_in(message: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a message of the schema of all Caffes
-    """Yield the solvers of a file, each with the prefix of its field paths; nothing if it holds none."""
+    """Yield the solvers in a file, each with the prefix of its field paths."""
     if message.DESCRIPTOR.name == "SolverParameter":
         yield "", message
     elif message.DESCRIPTOR.name == "MultiPhaseSolverParameter":

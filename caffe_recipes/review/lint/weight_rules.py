@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import closed_bottoms
+from caffe_recipes.caffe.refusals import bottoms_without_backward
 from caffe_recipes.caffe.shape_rules import product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
-from caffe_recipes.review.lint.layer_rules import fills
+from caffe_recipes.review.lint.layer_rules import is_filler_used
 from caffe_recipes.review.lint.net_view import (
     LEARNED_TYPES,
     Blob,
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     )
     from caffe_recipes.review.lint.rules import Finding
 
-filler_rule = partial(rule, "the fillers of a net: where its weights start")
-norm_rule = partial(rule, "the batch normalization of a net, and residual blocks that start at zero")
+filler_rule = partial(rule, "the fillers of a net, which initialize its weights")
+norm_rule = partial(rule, "the batch normalization of a net, and residual blocks that start as the identity")
 learning_rule = partial(
     rule,
-    "the learning of a net: multipliers of rates, weights of losses, and accuracies",
+    "what a net learns: rate multipliers, loss weights, and accuracies",
 )
 
-_TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
-_OF_INTELS = ("gabor",)
+_FILLERS = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
+_INTEL_FILLERS = ("gabor",)
 _WEIGHTS = {
     "Convolution": "convolution_param",
     "Deconvolution": "convolution_param",
     "InnerProduct": "inner_product_param",
 }
-# Fields whose default is far from what anybody trains with.
+# For each filler whose default is useless for training: the field, its default, and what to write.
 _SPREADS = {
     "gaussian": ("std", "std 1", 'type: "msra", or std: 0.01'),
     "uniform": ("min", "0 to 1, all above 0", "min: -0.1 max: 0.1"),
@@ -63,11 +63,11 @@ _SPREADS = {
     "filler-default-spread", "warning", "a gaussian filler without std, or a uniform one without range"
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
-    """Check each layer's fillers."""
-    known = (*_TYPES, *(_OF_INTELS if view.dialect.knows("FillerParameter", "scale") else ()))
+    """Check the fillers of each layer."""
+    known = (*_FILLERS, *(_INTEL_FILLERS if view.dialect.knows("FillerParameter", "scale") else ()))
     for index, layer in enumerate(view.net.layer):
         for path, filler in filler_fields(layer):
-            if not fills(view, layer, path):
+            if not is_filler_used(view, layer, path):
                 continue
             if filler.type not in known:
                 near = difflib.get_close_matches(filler.type, known, n=1, cutoff=0)
@@ -85,10 +85,10 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                         "filler-default-spread",
                         layer_field(index, path),
                         f"{title(layer)} has a {filler.type} filler without {field}",
-                        effect=f"the default is {default}: the loss starts huge or NaN",
+                        effect=f"the default is {default}, so the loss is huge or NaN from the start",
                         write=write,
                     )
-            misfit = _misfit(layer, path, filler)
+            misfit = _filler_misfit(layer, path, filler)
             if misfit:
                 field, what, effect, write = misfit
                 yield finding(
@@ -100,20 +100,21 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                 )
 
 
-def _misfit(
+def _filler_misfit(
     layer: pb.LayerParameter, path: str, filler: pb.FillerParameter
 ) -> tuple[str, str, str, str] | None:
-    """Return why a filler does not fit its blob: the field, what is wrong, the effect, what to write."""
+    """Return why a filler does not fit its blob: the field, what is wrong, the effect, and what to write."""
     block = _WEIGHTS.get(layer.type)
     outputs = getattr(layer, block).num_output if block and path.endswith("weight_filler") else 0
-    # Caffe divides by the blob's first axis. For these two that is the inputs, which no field holds.
-    is_turned = layer.type == "Deconvolution" or layer.inner_product_param.transpose
-    if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_turned:
+    # Caffe divides by the blob's first axis. For these two that is the number of inputs, which no field
+    # contains.
+    is_transposed = layer.type == "Deconvolution" or layer.inner_product_param.transpose
+    if filler.type == "gaussian" and 0 < outputs < filler.sparse and not is_transposed:
         what = f"a filler with sparse: {filler.sparse}, but {outputs} outputs"
         return (
             "sparse",
             what,
-            "Caffe stops: the share of non-zero weights must be 0 to 1",
+            "Caffe stops: the share of non-zero weights must be between 0 and 1",
             f"sparse: below {outputs}",
         )
     if filler.type != "bilinear" or layer.type == "DummyData":  # their blobs may have any shape
@@ -125,46 +126,47 @@ def _misfit(
     sides = list(param.kernel_size) or [param.kernel_h, param.kernel_w]
     if len(sides) == 2 and sides[0] != sides[1]:
         what = f"a bilinear filler for a {sides[0]}x{sides[1]} kernel"
-        return "type", what, "Caffe stops: Filter must be square", "a square kernel"
+        return "type", what, "Caffe stops: Filter must be square", "use a square kernel"
     return None
 
 
 @filler_rule(
     "zero-weights",
     "warning",
-    "a few weights without a filler, which start at 0",
-    effect="their weights start at 0 unless --weights sets them: all outputs stay equal, and the layers "
-    "below get no gradient",
+    "a few layers without a weight_filler, whose weights start at 0",
+    effect="their weights start at 0 unless --weights sets them; all outputs stay equal, and the layers "
+    "below "
+    "get no gradient",
     write='weight_filler { type: "msra" }',
 )
 @filler_rule(
     "no-fillers",
     "note",
-    "most weights without a filler: the net needs --weights",
-    effect="the net needs starting weights: without --weights these layers start at 0 and learn nothing",
-    write='weight_filler { type: "msra" } in each, to train from scratch',
+    "a net that needs --weights, because most layers have no weight_filler",
+    effect="without --weights these layers start at 0 and learn nothing",
+    write='add weight_filler { type: "msra" } to each to train from scratch',
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that trained weights have a filler."""
-    if phase.phase != pb.TRAIN or phase.is_fed or not any(map(is_loss, phase.layers)):
+    """Check that the weights that are trained have a filler."""
+    if phase.phase != pb.TRAIN or phase.is_fed_by_code or not any(map(is_loss, phase.layers)):
         return
     weighted = [i for i, layer in enumerate(phase.layers) if layer.type in _WEIGHTS]
     empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
     if not empty:
         return
-    names = _show(phase, empty)
+    names = _name_layers(phase, empty)
     if 2 * len(empty) > len(weighted):
         yield finding(
             "no-fillers",
             phase.where(empty[0], "type"),
-            f"{names} without weight_filler, of {len(weighted)} with weights",
+            f"{names} without a weight_filler, out of {len(weighted)} with weights",
             layers=len(empty),
         )
         return
     yield finding(
         "zero-weights",
         phase.where(empty[0], "type"),
-        f"{names} without weight_filler, while others have one",
+        f"{names} without a weight_filler, while others have one",
         layers=len(empty),
     )
 
@@ -178,39 +180,39 @@ def _has_filler(layer: pb.LayerParameter) -> bool:
     filler: pb.FillerParameter = block.weight_filler
     if filler.type == "uniform":
         return bool(filler.min or filler.max)
-    # Layers in which a sparse filler keeps a number of values for each output.
+    # `sparse` is the number of non-zero weights that the filler keeps for each output.
     return filler.sparse != 0 if filler.type == "gaussian" else filler.type != "constant" or filler.value != 0
 
 
-# Sum of means, sum of variances, running factor: statistics, not learned.
-_STATISTICS = 3
-# If this many times more layers do it, the others are probably a mistake.
-_SLIP_TIMES = 4
+# The blobs of a BatchNorm: sum of means, sum of variances, running factor. They are statistics, not learned.
+_STATISTICS_BLOBS = 3
+# If a few layers differ from this many times more others, they probably do so by mistake.
+_MISTAKE_RATIO = 4
 _LINEAR = {"Convolution": "convolution_param", "InnerProduct": "inner_product_param"}
 
 
-_OF_MKL = ("MKL2017", "MKLDNN")
+_MKL_ENGINES = ("MKL2017", "MKLDNN")
 
 
 def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    """Check the BatchNorms of a phase; each kind of finding is reported once."""
+    """Check the BatchNorms of a phase; most kinds of finding are reported once for all layers."""
     norms = [i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"]
     is_intels = view.dialect.knows("NetParameter", "engine")
     for i in norms:
-        yield from _learned(phase, i, is_intels=is_intels)
+        yield from _check_statistics_rate(phase, i, is_intels=is_intels)
     if is_intels and phase.phase == pb.TEST:
-        yield from _folded(view, phase)
-    yield from _global_stats(phase, norms)
-    yield from _unscaled(phase, norms)
-    yield from _unbiased(phase, norms)
-    yield from _fraction(phase, norms)
+        yield from _check_folds(view, phase)
+    yield from _check_global_stats(phase, norms)
+    yield from _check_scale_missing(phase, norms)
+    yield from _check_bias_missing(phase, norms)
+    yield from _check_fraction(phase, norms)
     for field in ("moving_average_fraction", "eps"):
-        yield from _differing(phase, norms, field)
-    yield from _biased(phase, norms)
-    yield from _zero_start(phase)
+        yield from _check_norms_agree(phase, norms, field)
+    yield from _check_bias_before_norm(phase, norms)
+    yield from _check_zero_start(phase)
 
 
-def _show(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
+def _name_layers(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
     return show_layers([phase.layers[i].name for i in layers], kind)
 
 
@@ -218,21 +220,21 @@ def _show(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
     "batch-norm-learned",
     "error",
     "a non-zero lr_mult for BatchNorm statistics",
-    write="param { lr_mult: 0 } three times, or none",
+    write="write param { lr_mult: 0 } three times, or no param",
 )
 @norm_rule(
     "batch-norm-multipliers",
     "warning",
     "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
-    write="param { lr_mult: 0 } three times, or none",
+    write="write param { lr_mult: 0 } three times, or no param",
 )
-def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
+def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
-    # BVLC's and NVIDIA's Caffe take three params for an old net's and set each to 0; Intel's does not.
-    if not is_intels and len(layer.param) == _STATISTICS:
+    # BVLC's and NVIDIA's Caffe set three params, as old nets have them, to 0; Intel's does not.
+    if not is_intels and len(layer.param) == _STATISTICS_BLOBS:
         return
-    is_refused = not is_intels or _engine(phase, layer) in _OF_MKL
-    for p, param in enumerate(layer.param[:_STATISTICS]):
+    is_refused = not is_intels or _engine_of(phase, layer) in _MKL_ENGINES
+    for p, param in enumerate(layer.param[:_STATISTICS_BLOBS]):
         if param.lr_mult != 0:
             yield finding(
                 "batch-norm-learned" if is_refused else "batch-norm-multipliers",
@@ -240,27 +242,27 @@ def _learned(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
                 f"{title(layer)} has lr_mult {show_number(param.lr_mult)} for its statistics",
                 effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters"
                 if is_refused
-                else "the MKL engines stop; in the plain engine weight decay changes the statistics",
+                else "the MKL engines stop; in the plain engine, weight decay changes the statistics",
             )
             return
 
 
-def _engine(phase: PhaseNet, layer: pb.LayerParameter) -> str:
-    """Return the engine of a BatchNorm, set in the layer or its net; empty if not set."""
+def _engine_of(phase: PhaseNet, layer: pb.LayerParameter) -> str:
+    """Return the engine of a BatchNorm, as set in the layer or the net; empty if not set."""
     given = layer.batch_norm_param.engine
     if given != pb.BatchNormParameter.DEFAULT:
         return pb.BatchNormParameter.Engine.Name(given)
     return (layer.engine or phase.net.engine).partition(":")[0]
 
 
-# For a Convolution: its BatchNorm, and the Scale if that is folded too.
+# For each folded Convolution: its BatchNorm, and the Scale if that is folded too.
 _Folds = dict[int, tuple[int, int | None]]
 
 
-def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
-    """Find what Caffe folds when it sets up a TEST net, following the only reader of each Convolution.
+def _find_folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
+    """Return what Caffe folds into Convolutions when it sets up a TEST net, along only readers.
 
-    BatchNorms in `kept` are not folded.
+    BatchNorms in `kept` are not folded; without `kept`, those with use_global_stats: false are not.
     """
     found: _Folds = {}
     for i, layer in enumerate(phase.layers):
@@ -269,7 +271,8 @@ def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
             continue
         layer, param = phase.layers[norm], phase.layers[norm].batch_norm_param
         own = param.HasField("use_global_stats") and not param.use_global_stats
-        # Caffe looks for the BatchNorm's reader from the second layer on, and may find the BatchNorm itself.
+        # Caffe searches for the BatchNorm's reader from the second layer on, and may find the BatchNorm
+        # itself.
         is_itself = norm != i + 1 and layer.top[:1] == layer.bottom[:1]
         if is_itself or (own if kept is None else layer.name in kept):
             continue
@@ -281,7 +284,7 @@ def _folds(phase: PhaseNet, kept: Collection[str] | None = None) -> _Folds:
 
 
 def _only_reader(phase: PhaseNet, i: int) -> int | None:
-    """Return the only layer that reads a layer's first top; with several readers Caffe inserts a Split."""
+    """Return the only layer that reads a layer's first top. With several, Caffe inserts a Split: None."""
     readers = phase.flow.readers.get((i, 0), ())
     return readers[0][0] if len(readers) == 1 else None
 
@@ -290,19 +293,19 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     "fold-refused",
     "error",
     "a Scale that Caffe cannot fold into the Convolution before its BatchNorm",
-    effect="Caffe folds the three layers into one in TEST, and crashes when it loads the weights: SIGSEGV",
+    effect="Caffe folds the three layers into one in TEST, and crashes (SIGSEGV) when it loads the weights",
 )
 @norm_rule(
     "folds-differ",
     "error",
     "a Convolution that Caffe folds differently in TEST and in TRAIN",
-    effect="the folded net of TEST does not match the weights of TRAIN: the test is wrong, or stops",
-    write="the same layers, with the same readers, after it in both phases",
+    effect="the folded TEST net does not match the weights of TRAIN: the test is wrong, or Caffe stops",
+    write="put the same layers, with the same readers, after it in both phases",
 )
-def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
-    folds = _folds(phase)
+def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
+    folds = _find_folds(phase)
     for i, (_, scale) in folds.items():
-        wrong = None if scale is None else _unfoldable(phase, scale)
+        wrong = None if scale is None else _why_unfoldable(phase, scale)
         if scale is not None and wrong:
             field, fault, write = wrong
             yield finding(
@@ -317,7 +320,7 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     trained = {train.layers[i].name: (i, train) for i in range(len(train.layers))}
     gone = {norm for norm, _ in folds.values()}
     norms = {i for i, layer in enumerate(phase.layers) if layer.type == "BatchNorm"}
-    theirs = _folds(train, kept={phase.layers[i].name for i in norms - gone})
+    theirs = _find_folds(train, kept={phase.layers[i].name for i in norms - gone})
     for i, (_, scale) in folds.items():
         name = phase.layers[i].name
         if name not in trained:
@@ -332,12 +335,15 @@ def _folded(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
-    """Return why Caffe cannot fold a Scale, and what to write: it needs a factor and a bias per channel."""
+def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
+    """Return a Scale's field, why Caffe cannot fold it, and what to write; None if it can.
+
+    Caffe needs a factor and a bias per channel.
+    """
     layer = phase.layers[scale]
     param = layer.scale_param
     if len(layer.bottom) > 1:
-        return "bottom[1]", "reads its factor from a bottom", "a BatchNorm without a Scale directly after it"
+        return "bottom[1]", "reads its factor from a bottom", "do not put it directly after the BatchNorm"
     if not param.bias_term:
         at = "scale_param.bias_term" if param.HasField("bias_term") else "type"
         return at, "has no bias", "scale_param { bias_term: true }"
@@ -354,17 +360,18 @@ def _unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     "batch-norm-frozen",
     "note",
     "use_global_stats: true in TRAIN",
-    effect="they normalize by the statistics in --weights; without --weights they do not normalize",
+    effect="these layers normalize with the statistics from --weights; without --weights they do not "
+    "normalize",
     write="remove it to train from scratch",
 )
 @norm_rule(
     "batch-norm-per-batch",
     "warning",
     "use_global_stats: false in TEST",
-    effect="the accuracy depends on which images share a batch, and on batch_size",
+    effect="the accuracy depends on batch_size, and on which images share a batch",
     write="remove it: the default is true in TEST and false in TRAIN",
 )
-def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     train = phase.phase == pb.TRAIN
     wrong = [
         i
@@ -372,59 +379,59 @@ def _global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
         if phase.layers[i].batch_norm_param.HasField("use_global_stats")
         and phase.layers[i].batch_norm_param.use_global_stats == train
     ]
-    if not wrong or phase.is_fed:
+    if not wrong or phase.is_fed_by_code:
         return
     if train:
         yield finding(
             "batch-norm-frozen",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: true in TRAIN in {_show(phase, wrong, 'BatchNorm')}",
+            f"use_global_stats: true in TRAIN in {_name_layers(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
     else:
         yield finding(
             "batch-norm-per-batch",
             phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: false in TEST in {_show(phase, wrong, 'BatchNorm')}",
+            f"use_global_stats: false in TEST in {_name_layers(phase, wrong, 'BatchNorm')}",
             layers=len(wrong),
         )
 
 
 def _scale_of(phase: PhaseNet, norm: int) -> int | None:
-    """Find the Scale that reads a BatchNorm's top."""
+    """Return the Scale that reads a BatchNorm's top; None if there is none."""
     readers = phase.flow.readers.get((norm, 0), ())
     return next((reader for reader, _ in readers if phase.layers[reader].type == "Scale"), None)
 
 
-def _is_slip(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
-    """Whether a few layers differ from many others, and so probably by mistake."""
-    return len(odd) * (_SLIP_TIMES + 1) <= len(all_of_them)
+def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
+    """Return whether so few layers differ from the others that it is probably a mistake."""
+    return len(odd) * (_MISTAKE_RATIO + 1) <= len(all_of_them)
 
 
 @norm_rule(
     "batch-norm-scale-missing",
     "warning",
-    "one BatchNorm without a Scale, where many others have one",
-    effect="with the plain engine the scale and shift of batch normalization are missing",
-    write='layer { type: "Scale" scale_param { bias_term: true } } after each',
+    "a few BatchNorms without a Scale, where many others have one",
+    effect="with the plain engine, the scale and shift of batch normalization are missing",
+    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
 @norm_rule(
     "batch-norm-unscaled",
     "note",
-    "BatchNorm without a Scale after it",
-    effect="with the plain engine the scale and shift of batch normalization are missing",
-    write='layer { type: "Scale" scale_param { bias_term: true } } after each',
+    "BatchNorms without a Scale after them",
+    effect="with the plain engine, the scale and shift of batch normalization are missing",
+    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
 )
-def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     alone = [i for i in norms if _scale_of(phase, i) is None]
     if not alone:
         return
-    is_slip = _is_slip(alone, norms)
+    is_slip = _is_likely_mistake(alone, norms)
     others = f"; {len(norms) - len(alone)} others have one" if is_slip else ""
     yield finding(
         "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
         phase.where(alone[0], "type"),
-        f"{_show(phase, alone, 'BatchNorm')} without a Scale after it{others}",
+        f"{_name_layers(phase, alone, 'BatchNorm')} without a Scale after it{others}",
         layers=len(alone),
     )
 
@@ -432,14 +439,14 @@ def _unscaled(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
 @norm_rule(
     "scale-bias-missing",
     "warning",
-    "one Scale after BatchNorm without a bias, where many others have one",
-    effect="their outputs keep the mean 0: no shift is learned",
+    "a few Scales after BatchNorm without a bias, where many others have one",
+    effect="their outputs keep a mean of 0: no shift is learned",
     write="scale_param { bias_term: true }",
 )
-def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
     plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
-    if plain and _is_slip(plain, scales):
+    if plain and _is_likely_mistake(plain, scales):
         yield finding(
             "scale-bias-missing",
             phase.where(
@@ -448,7 +455,7 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
                 if phase.layers[plain[0]].scale_param.HasField("bias_term")
                 else "type",
             ),
-            f"{_show(phase, plain, 'Scale')} after BatchNorm without a bias; "
+            f"{_name_layers(phase, plain, 'Scale')} after BatchNorm without a bias; "
             f"{len(scales) - len(plain)} others have one",
             layers=len(plain),
         )
@@ -458,21 +465,21 @@ def _unbiased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "moving-average-range",
     "error",
     "a moving_average_fraction that is 0 or less, or above 1",
-    write="moving_average_fraction: 0.95, or another above 0 and at most 1",
+    write="moving_average_fraction: 0.95, or another value above 0 and at most 1",
 )
-def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
     if wrong:
         fraction = phase.layers[wrong[0]].batch_norm_param.moving_average_fraction
         yield finding(
             "moving-average-range",
             phase.where(wrong[0], "batch_norm_param.moving_average_fraction"),
-            f"{_show(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
+            f"{_name_layers(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
             effect="the sums of means and variances grow without bound, until they are NaN"
             if fraction > 1
             else "a test uses the statistics of the last batch only"
             if fraction == 0
-            else "the sums change sign at every iteration: tests are useless",
+            else "the sums change sign at every iteration, so tests are meaningless",
             layers=len(wrong),
         )
 
@@ -481,9 +488,9 @@ def _fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "batch-norms-differ",
     "note",
     "BatchNorms that differ in moving_average_fraction or eps",
-    effect="their statistics adapt to the weights at different speeds",
+    effect="their statistics follow the weights at different speeds",
 )
-def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
+def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
     values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
     counts = Counter(values)
     if len(counts) < 2:
@@ -495,8 +502,8 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
         "batch-norms-differ",
         phase.where(odd[0], f"batch_norm_param.{field}"),
         f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
-        f"{others} in {_show(phase, odd)}",
-        write=f"the same {field} in all",
+        f"{others} in {_name_layers(phase, odd)}",
+        write=f"use the same {field} in all",
         layers=len(odd),
     )
 
@@ -505,22 +512,22 @@ def _differing(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Fi
     "bias-before-norm",
     "note",
     "a bias directly before a BatchNorm, which subtracts it again",
-    effect="the bias is stored, sent and updated, but has no effect",
-    write="bias_term: false, unless the net must load weights with a bias",
+    effect="the bias is stored, communicated and updated, but has no effect",
+    write="bias_term: false, unless the net must load weights that have a bias",
 )
-def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
+def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     biased = []
     for i in norms:
-        made = phase.maker(i, 0)
-        if made is not None and made[0] >= 0 and len(phase.flow.readers[made]) == 1:
-            block = _LINEAR.get(phase.layers[made[0]].type)
-            if block and getattr(phase.layers[made[0]], block).bias_term:
-                biased.append(made[0])
+        blob = phase.producer(i, 0)
+        if blob is not None and blob[0] >= 0 and len(phase.flow.readers[blob]) == 1:
+            block = _LINEAR.get(phase.layers[blob[0]].type)
+            if block and getattr(phase.layers[blob[0]], block).bias_term:
+                biased.append(blob[0])
     if biased:
         yield finding(
             "bias-before-norm",
             phase.where(biased[0], _LINEAR[phase.layers[biased[0]].type]),
-            f"{_show(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
+            f"{_name_layers(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
             layers=len(biased),
         )
 
@@ -528,18 +535,20 @@ def _biased(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
 @norm_rule(
     "zero-start-partly",
     "note",
-    "only some residual blocks start at zero",
-    effect="these start as if they were not there, the others do not; the plain engine reads the filler of "
-    "Scale alone, MKL-DNN that of BatchNorm",
-    write="filler { value: 0 } in the last BatchNorm of every block, if intended",
+    "a net in which only some residual blocks start as the identity",
+    effect="these blocks start as the identity, and the others do not; the plain engine reads only the "
+    "filler of "
+    "Scale, and MKL-DNN only that of BatchNorm",
+    write="if it is intended for all, set filler { value: 0 } in the last BatchNorm of every block",
     explanation=Explanation(
-        "A residual block whose last normalization starts at 0 starts as if it were not there, "
-        "which helps large batches. The paper does so in every block; the published files in the "
-        "last of each stage.",
-        "The filler in the last BatchNorm, or Scale, of every block; or accept it.",
+        "A residual block whose last normalization starts at 0 starts as the identity, which helps training "
+        "with large batches. The paper does this in every block, and the published files in the last block "
+        "of "
+        "each stage.",
+        "Set the filler in the last BatchNorm or Scale of every block, or accept the finding.",
     ),
 )
-def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
+def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
     zero: list[int] = []
     other: list[int] = []
     for i, layer in enumerate(phase.layers):
@@ -551,8 +560,8 @@ def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
         return
     blocks = len(zero) + len(other)
 
-    def show(layers: Sequence[int], most: int) -> str:
-        return show_names([phase.layers[i].name for i in layers], most)
+    def show(layers: Sequence[int], limit: int) -> str:
+        return show_names([phase.layers[i].name for i in layers], limit)
 
     yield finding(
         "zero-start-partly",
@@ -565,37 +574,37 @@ def _zero_start(phase: PhaseNet) -> Iterator[Finding]:
 
 
 def _starts_at_zero(phase: PhaseNet, i: int, b: int) -> bool | None:
-    """Whether the normalization that ends a branch starts at 0; None if the branch ends differently."""
-    made, zero, normed = phase.maker(i, b), False, False
-    while made is not None and made[0] >= 0:
-        layer = phase.layers[made[0]]
+    """Return whether the normalization at the end of a branch starts at 0; None if there is none."""
+    blob, zero, normed = phase.producer(i, b), False, False
+    while blob is not None and blob[0] >= 0:
+        layer = phase.layers[blob[0]]
         if layer.type not in ("BatchNorm", "Scale"):
             break
         block = layer.batch_norm_param if layer.type == "BatchNorm" else layer.scale_param
         filler = block.filler
         zero |= block.HasField("filler") and filler.type == "constant" and filler.value == 0
         normed |= layer.type == "BatchNorm"
-        made = phase.maker(made[0], 0)
+        blob = phase.producer(blob[0], 0)
     return zero if normed else None
 
 
-_MOST_NUMBERS = 2**31 - 1
-_MOST_LOSSES = 20  # with the same label
-# Statistics, not learned by gradients.
-_COUNTED = frozenset(("BatchNorm", "MKLBatchNorm"))
+_MAX_NUMBERS = 2**31 - 1
+_MAX_LOSSES = 20  # with the same label
+# Types whose blobs are statistics, not learned by gradients.
+_STATISTICS_TYPES = frozenset(("BatchNorm", "MKLBatchNorm"))
 # Layers that keep the order of the numbers in their bottom.
-_RANKING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
+_ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Split"))
 
 
 @learning_rule(
     "loss-weight-negative",
     "warning",
-    "a negative loss_weight: the loss is maximized",
+    "a negative loss_weight, which maximizes the loss",
     effect="training increases this loss without bound",
 )
 @learning_rule("rate-negative", "warning", "a negative lr_mult or decay_mult")
 def check_multipliers(view: NetView) -> Iterator[Finding]:
-    """Check the signs of each layer's rates and loss weights."""
+    """Check the signs of each layer's rate multipliers and loss weights."""
     for index, layer in enumerate(view.net.layer):
         for p, param in enumerate(layer.param):
             for field in ("lr_mult", "decay_mult"):
@@ -605,7 +614,7 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
                         "rate-negative",
                         layer_field(index, f"param[{p}].{field}"),
                         f"{title(layer)} has {field} {show_number(value)}",
-                        effect="its weights follow the gradient upwards: the loss grows"
+                        effect="its weights follow the gradient upwards, so the loss grows"
                         if field == "lr_mult"
                         else "each update makes its weights larger",
                         write=f"{field}: {show_number(-value)}, or 0",
@@ -621,14 +630,14 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
 
 
 def check_learning(phase: PhaseNet) -> Iterator[Finding]:
-    """Check that a phase learns, that accuracies read scores, and that blobs are not too large."""
+    """Check that a phase learns, that its accuracies read scores, and that its blobs are not too large."""
     if phase.phase == pb.TRAIN:
-        yield from _nothing(phase)
-        yield from _stopped(phase)
-        yield from _frozen(phase)
-        yield from _counted_twice(phase)
-    yield from _accuracies(phase)
-    yield from _large(phase)
+        yield from _check_nothing_learns(phase)
+        yield from _check_backward(phase)
+        yield from _check_scores_frozen(phase)
+        yield from _check_loss_counted_twice(phase)
+    yield from _check_accuracies(phase)
+    yield from _check_blob_sizes(phase)
 
 
 @learning_rule(
@@ -636,11 +645,11 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     "error",
     "a layer without a backward pass between learned weights and the loss",
     effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
-    write="move the layer out of the path to the loss, or propagate_down: false for this bottom",
+    write="move the layer out of the path to the loss, or set propagate_down: false for this bottom",
 )
-def _stopped(phase: PhaseNet) -> Iterator[Finding]:
+def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
-        back = [b for b in closed_bottoms(layer) if (i, b) in phase.gradients]
+        back = [b for b in bottoms_without_backward(layer) if (i, b) in phase.gradients]
         if not back:
             continue
         # Another rule reports a computed label.
@@ -650,7 +659,8 @@ def _stopped(phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "no-backward",
                 phase.where(i, f"bottom[{back[0]}]"),
-                f"{title(layer)} has no backward pass, and lies between '{name}', which learns, and the loss",
+                f"{title(layer)} has no backward pass, but is between '{name}', which is learned, and the "
+                "loss",
             )
 
 
@@ -658,45 +668,46 @@ def _stopped(phase: PhaseNet) -> Iterator[Finding]:
     "scores-frozen",
     "warning",
     "lr_mult 0 in the layer that computes the scores, while others learn",
-    effect="unless --weights sets its weights, they stay random: the scores are guesses",
+    effect="unless --weights sets its weights, they stay random, and the scores are meaningless",
     write="lr_mult: 10 for a new layer",
 )
-def _frozen(phase: PhaseNet) -> Iterator[Finding]:
-    """Find a score layer with lr_mult 0: a new one would keep the values of its fillers."""
+def _check_scores_frozen(phase: PhaseNet) -> Iterator[Finding]:
+    """Find score layers with lr_mult 0: a new one would keep the values of its fillers."""
     for i, layer in enumerate(phase.layers):
         if not (layer.type.startswith("SoftmaxWithLoss") and is_loss(layer)):
             continue
-        made = _ranked(phase, i, 0)
-        maker = phase.layers[made[0]] if made is not None and made[0] >= 0 else None
-        if maker is None or made is None or maker.type not in _LINEAR or not maker.param:
+        blob = _score_source(phase, i, 0)
+        producer = phase.layers[blob[0]] if blob is not None and blob[0] >= 0 else None
+        if producer is None or blob is None or producer.type not in _LINEAR or not producer.param:
             continue
-        filler = getattr(maker, _LINEAR[maker.type]).weight_filler
-        others = [k for k in range(len(phase.layers)) if k != made[0] and _learns(phase, k)]
-        if filler.type != "constant" and others and not _learns(phase, made[0]):
+        filler = getattr(producer, _LINEAR[producer.type]).weight_filler
+        others = [k for k in range(len(phase.layers)) if k != blob[0] and _learns(phase, k)]
+        if filler.type != "constant" and others and not _learns(phase, blob[0]):
             yield finding(
                 "scores-frozen",
-                phase.where(made[0], "param[0].lr_mult"),
-                f"{title(maker)} computes the scores of {title(layer)}, but has lr_mult 0",
+                phase.where(blob[0], "param[0].lr_mult"),
+                f"{title(producer)} computes the scores of {title(layer)}, but has lr_mult 0",
             )
 
 
 def _learns(phase: PhaseNet, i: int) -> bool:
     layer = phase.layers[i]
-    if layer.type not in LEARNED_TYPES - _COUNTED:
+    if layer.type not in LEARNED_TYPES - _STATISTICS_TYPES:
         return False
     learned = phase.learned(i)
-    return any(_rates(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
+    return any(_lr_mults(layer, len(learned) if learned is not None else max(len(layer.param), 1)))
 
 
 @learning_rule(
     "loss-counted-twice",
     "note",
     "a loss with an explicit loss_weight whose top another layer reads",
-    effect="Caffe splits the top, gives the weight to a copy, and the layer the weight 1 again: the "
-    "printed loss holds both, the gradient one",
-    write="remove loss_weight: 1, or read the loss from the log",
+    effect="Caffe splits the top and gives the weight to a copy, while the layer gets the default 1: the "
+    "printed "
+    "loss includes both, the gradient only one",
+    write="remove loss_weight: 1, or read this loss from the log",
 )
-def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
+def _check_loss_counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         if has_loss_top(layer) and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
             yield finding(
@@ -709,20 +720,20 @@ def _counted_twice(phase: PhaseNet) -> Iterator[Finding]:
 @learning_rule(
     "nothing-learns",
     "warning",
-    "a net with a loss and lr_mult 0 in all layers that could learn",
-    effect="nothing is learned; Caffe trains to the end and exits 0",
+    "a net with a loss, but lr_mult 0 in all layers that could learn",
+    effect="nothing is learned, but Caffe trains to the end and exits 0",
     write="lr_mult: 1 for the layers that should learn",
 )
-def _nothing(phase: PhaseNet) -> Iterator[Finding]:
+def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     learning = [
         i
         for i, layer in enumerate(phase.layers)
-        if layer.type in LEARNED_TYPES - _COUNTED and phase.learned(i) != ()
+        if layer.type in LEARNED_TYPES - _STATISTICS_TYPES and phase.learned(i) != ()
     ]
     # Layers of unknown types may learn.
     if not learning or not any(map(is_loss, phase.layers)) or None in map(phase.learned, learning):
         return
-    rates = [rate for i in learning for rate in _rates(phase.layers[i], len(phase.learned(i) or ()))]
+    rates = [rate for i in learning for rate in _lr_mults(phase.layers[i], len(phase.learned(i) or ()))]
     if any(rates) or any(layer.type == "Python" for layer in phase.layers):
         return
     first = learning[0]
@@ -734,7 +745,7 @@ def _nothing(phase: PhaseNet) -> Iterator[Finding]:
     )
 
 
-def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
+def _lr_mults(layer: pb.LayerParameter, count: int) -> list[float]:
     return [layer.param[p].lr_mult if p < len(layer.param) else 1.0 for p in range(count)]
 
 
@@ -742,27 +753,29 @@ def _rates(layer: pb.LayerParameter, count: int) -> list[float]:
     "accuracy-elsewhere",
     "warning",
     "an accuracy that does not read the scores that the loss on its label reads",
-    effect="the accuracy is of values that are not class scores: it stays at chance",
+    effect="the accuracy is computed from values that are not class scores, so it stays at chance level",
 )
-def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
+def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}
     for i, layer in enumerate(phase.layers):
         if layer.type.startswith("SoftmaxWithLoss") and len(layer.bottom) > 1:
-            losses.setdefault(_ranked(phase, i, 1), []).append(i)
-    scores = {i: _ranked(phase, i, 0) for alike in losses.values() for i in alike}
-    scored, behind = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
+            losses.setdefault(_score_source(phase, i, 1), []).append(i)
+    scores = {i: _score_source(phase, i, 0) for alike in losses.values() for i in alike}
+    scored, ancestors = set(scores.values()), dict[Blob | None, frozenset[Blob]]()
     for i, layer in enumerate(phase.layers):
         if layer.type != "Accuracy" or len(layer.bottom) < 2:
             continue
-        ours, of_label = _ranked(phase, i, 0), losses.get(_ranked(phase, i, 1), [])[:_MOST_LOSSES]
+        ours, of_label = _score_source(phase, i, 0), losses.get(_score_source(phase, i, 1), [])[:_MAX_LOSSES]
         if ours is None or not of_label or ours in scored:
             continue
         for j in of_label:
-            if scores[j] not in behind:
+            if scores[j] not in ancestors:
                 blob = scores[j]
-                behind[blob] = phase.behind(blob) if blob is not None else frozenset()
-        # One label may have several scores: a blob is not a score if it lies before all of them.
-        if all(ours in behind[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label):
+                ancestors[blob] = phase.ancestors(blob) if blob is not None else frozenset()
+        # A label may have several scores: a blob that all of them are computed from is not a score.
+        if all(
+            ours in ancestors[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label
+        ):
             loss = phase.layers[of_label[0]]
             yield finding(
                 "accuracy-elsewhere",
@@ -772,9 +785,9 @@ def _accuracies(phase: PhaseNet) -> Iterator[Finding]:
             )
 
 
-def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
-    """Find the blob that a bottom comes from, before layers that keep the order of its numbers."""
-    return phase.maker_through(i, b, _RANKING)
+def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
+    """Return the blob that a bottom comes from, looking through layers that keep the order of its numbers."""
+    return phase.producer_through(i, b, _ORDER_KEEPING)
 
 
 @learning_rule(
@@ -784,23 +797,24 @@ def _ranked(phase: PhaseNet, i: int, b: int) -> Blob | None:
     effect="Caffe stops: blob size exceeds INT_MAX",
     write="a smaller batch_size, num_output or image",
 )
-def _large(phase: PhaseNet) -> Iterator[Finding]:
+def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         shapes = phase.shapes[i] if phase.shapes else None
         if shapes is None:
             continue
-        kinds: dict[str, tuple[Shape | None, ...]] = {"makes": shapes.tops, "learns": shapes.learned or ()}
+        kinds: dict[str, tuple[Shape | None, ...]] = {"produces": shapes.tops, "learns": shapes.learned or ()}
         for kind, blobs in kinds.items():
             large = next((shape for shape in blobs if _is_large(shape)), None)
             if large is not None:
                 yield finding(
                     "blob-too-large",
                     phase.where(i, "type"),
-                    f"{title(layer)} {kind} a blob {show_shape(large)}, of {product(large):,} numbers",
+                    f"{title(layer)} {kind} a blob of shape {show_shape(large)}, which has "
+                    f"{product(large):,} numbers",
                 )
-                return  # later blobs are as large
+                return  # the blobs after it are as large
 
 
 def _is_large(shape: Shape | None) -> bool:
     count = product(shape) if shape is not None else None
-    return count is not None and count > _MOST_NUMBERS
+    return count is not None and count > _MAX_NUMBERS

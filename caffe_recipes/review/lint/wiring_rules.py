@@ -50,34 +50,34 @@ shape_rule = partial(
     rule, "the shapes of a net: layers that do not fit together, and learned or shared blobs"
 )
 
-# Layers at the end of a net: their unread tops are results.
-_ENDS_WORDS = """
+# Layers at the end of a net, whose unread tops are results.
+_OUTPUT_TYPES_WORDS = """
     Accuracy ArgMax BoxAnnotatorOHEM DetectionEvaluate DetectionOutput Filter HDF5Output Parameter
     Python Reduction Sigmoid Silence Softmax
 """
-_ENDS = frozenset(_ENDS_WORDS.split())
-# Layers whose backward pass reads the bottom that they overwrote, or writes before it reads.
+_OUTPUT_TYPES = frozenset(_OUTPUT_TYPES_WORDS.split())
+# Layers whose backward pass, in place, needs the overwritten bottom, or writes before it reads.
 _LOSES_BOTTOM = frozenset(("BNLL", "Log", "Power"))
-# Layers whose backward pass reads their top. A ReLU keeps the values that a gradient comes back to.
+# Layers whose backward pass reads their top. A ReLU after them keeps the values that get a gradient.
 _READS_TOP = frozenset(("ELU", "Exp", "LRN", "Sigmoid", "Softmax", "TanH"))
-_LEAVES_TOP = frozenset(("Python", "ReLU"))
-_MOST_UNKNOWN = 20
+_KEEPS_TOP = frozenset(("Python", "ReLU"))
+_MAX_UNKNOWN = 20
 _TOPLESS = frozenset(("HDF5Output", "Silence"))
 
 
 def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
     """Check the producers and readers of each blob of a phase."""
-    yield from _unknown_bottoms(phase)
-    yield from _made_twice(phase)
-    yield from _in_place(phase)
-    yield from _tops(phase)
-    yield from _names(phase)
+    yield from _check_unknown_bottoms(phase)
+    yield from _check_duplicate_tops(phase)
+    yield from _check_in_place(phase)
+    yield from _check_tops(phase)
+    yield from _check_names(phase)
 
 
 @blob_rule("unknown-bottom", "error", "a bottom that no layer above produces")
-def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
-    most = len(phase.flow.missing) if len(phase.flow.missing) <= _MOST_UNKNOWN else _MOST_UNKNOWN - 1
-    for i, b in phase.flow.missing[:most]:
+def _check_unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
+    shown = len(phase.flow.missing) if len(phase.flow.missing) <= _MAX_UNKNOWN else _MAX_UNKNOWN - 1
+    for i, b in phase.flow.missing[:shown]:
         layer, name = phase.layers[i], phase.layers[i].bottom[b]
         yield finding(
             "unknown-bottom",
@@ -86,7 +86,7 @@ def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
             effect=f"Caffe stops: Unknown bottom blob '{name}'",
             write=_suggest_bottom(phase, i, name),
         )
-    rest = phase.flow.missing[most:]
+    rest = phase.flow.missing[shown:]
     if rest:
         yield finding(
             "unknown-bottom",
@@ -101,31 +101,31 @@ def _unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
 def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
     later = [layer for layer in phase.layers[index:] if name in layer.top]
     if later and later[0] is not phase.layers[index]:
-        return f"move {title(later[0])}, which produces it, above"
+        return f"move {title(later[0])}, which produces it, above this layer"
     elsewhere = [layer for layer in phase.net.layer if name in layer.top and layer not in phase.layers]
     if elsewhere:
         phase_name = pb.Phase.Name(phase.phase)
-        return f"put {title(elsewhere[0])}, which produces it, in {phase_name} too: see its include"
-    made = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
-    near = difflib.get_close_matches(name, made, n=1)
-    return f'bottom: "{near[0]}"' if near else "name a blob that a layer above produces"
+        return f"add {title(elsewhere[0])}, which produces it, to {phase_name} too, by its include"
+    tops = dict.fromkeys([*phase.net.input, *(top for layer in phase.layers[:index] for top in layer.top)])
+    near = difflib.get_close_matches(name, tops, n=1)
+    return f'bottom: "{near[0]}"' if near else "use a blob that a layer above produces"
 
 
 @blob_rule(
     "top-made-twice",
     "error",
     "a top that another layer already produces",
-    write="rename one of the tops, and the bottoms that read it",
+    write="rename one of the tops and the bottoms that read it",
 )
-def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
-    for (i, t), (first, _) in phase.flow.twice.items():
+def _check_duplicate_tops(phase: PhaseNet) -> Iterator[Finding]:
+    for (i, t), (first, _) in phase.flow.redefined.items():
         layer = phase.layers[i]
         name = layer.top[t]
-        maker = "the net's input" if first < 0 else title(phase.layers[first])
+        producer = "the net's input" if first < 0 else title(phase.layers[first])
         yield finding(
             "top-made-twice",
             phase.where(i, f"top[{t}]"),
-            f"{title(layer)} produces blob '{name}', which {maker} already produces",
+            f"{title(layer)} produces blob '{name}', which {producer} already produces",
             effect=f"Caffe stops: Top blob '{name}' produced by multiple sources",
         )
 
@@ -142,17 +142,17 @@ def _made_twice(phase: PhaseNet) -> Iterator[Finding]:
     "an in-place layer whose backward pass needs the blob that it overwrote",
     effect="Caffe trains with a wrong gradient, and exits 0",
 )
-def _in_place(phase: PhaseNet) -> Iterator[Finding]:
+def _check_in_place(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         for t, name in enumerate(layer.top):
-            blob = phase.maker(i, t)
+            blob = phase.producer(i, t)
             if blob is None or not is_in_place(layer, t):
                 continue
             if layer.type not in IN_PLACE and layer_type_dialects(layer.type):
                 yield finding(
                     "in-place-type",
                     phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} overwrites its bottom '{name}', but its type cannot work in place",
+                    f"{title(layer)} overwrites its bottom '{name}', but its type cannot compute in place",
                     write=f'top: "{layer.name}", and read that below',
                 )
                 continue
@@ -164,31 +164,31 @@ def _in_place(phase: PhaseNet) -> Iterator[Finding]:
                     f"{title(layer)} overwrites its bottom '{name}', which its backward pass needs",
                     write=f'top: "{layer.name}", and read that below',
                 )
-            yield from _overwrites(phase, i, t)
+            yield from _check_overwrites(phase, i, t)
 
 
 def _loses_bottom(layer: pb.LayerParameter) -> bool:
-    """Whether the in-place backward pass is wrong; a negative slope changes the sign that it tests."""
-    turned = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
+    """Return whether the in-place backward pass is wrong; a negative slope flips the sign that it tests."""
+    flipped = (layer.type == "ReLU" and layer.relu_param.negative_slope < 0) or (
         layer.type == "ELU" and layer.elu_param.alpha < 0
     )
     scaled = layer.type == "MVN" and layer.mvn_param.normalize_variance
-    return layer.type in _LOSES_BOTTOM or turned or scaled
+    return layer.type in _LOSES_BOTTOM or flipped or scaled
 
 
 @blob_rule("in-place-shared", "error", "an in-place layer on a blob that another layer also reads")
 def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Finding]:
     layer = phase.layers[i]
-    name, (maker, top) = layer.top[t], blob
+    name, (producer, top) = layer.top[t], blob
     others = [title(phase.layers[reader[0]]) for reader in phase.flow.readers[blob] if reader != (i, t)]
-    weights = phase.layers[maker].loss_weight if maker >= 0 else ()
-    # For Caffe an explicit loss_weight is a reader.
+    weights = phase.layers[producer].loss_weight if producer >= 0 else ()
+    # Caffe counts an explicit loss_weight as a reader.
     others += ["the loss"] if len(weights) > top and weights[top] else []
     if others:
         yield finding(
             "in-place-shared",
             phase.where(i, f"top[{t}]"),
-            f"{title(layer)} works in place on blob '{name}', which {others[0]} also reads",
+            f"{title(layer)} computes in place on blob '{name}', which {others[0]} also reads",
             effect=f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
             "multiple sources",
             write=f'top: "{layer.name}", and read that below; or let both read the in-place result',
@@ -198,40 +198,40 @@ def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -
 @blob_rule(
     "in-place-overwrites",
     "warning",
-    "an in-place layer that overwrites values which the layer above needs for its backward pass",
-    effect="the gradients of the layers above are wrong: they learn worse, without any message",
+    "an in-place layer that overwrites values that the layer above needs for its backward pass",
+    effect="the gradients of the layers above are wrong, so they learn worse; Caffe prints no message",
 )
-def _overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
-    layer, above = phase.layers[i], phase.maker(i, t)
-    while above is not None and above[0] >= 0 and layer.type not in _LEAVES_TOP:
+def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
+    layer, above = phase.layers[i], phase.producer(i, t)
+    while above is not None and above[0] >= 0 and layer.type not in _KEEPS_TOP:
         j, top = above
-        maker = phase.layers[j]
-        if maker.type in _READS_TOP and (j, 0) in phase.gradients:
+        producer = phase.layers[j]
+        if producer.type in _READS_TOP and (j, 0) in phase.gradients:
             yield finding(
                 "in-place-overwrites",
                 phase.where(i, f"top[{t}]"),
-                f"{title(layer)} works in place on the top of {title(maker)}, whose backward pass reads it",
+                f"{title(layer)} overwrites the top of {title(producer)}, whose backward pass reads it",
                 write=f'top: "{layer.name}", and read that below',
             )
             return
-        above = phase.maker(j, top) if is_in_place(maker, top) else None
+        above = phase.producer(j, top) if is_in_place(producer, top) else None
 
 
 @blob_rule(
     "no-top",
     "error",
     "a layer without the top that its type needs",
-    effect="Caffe stops: it checks the number of tops",
+    effect="Caffe stops when it checks the number of tops",
 )
 @blob_rule(
     "unused-top",
     "warning",
     "a top that nothing reads, in a net with a loss or an accuracy",
-    effect="for Caffe it is an output of the net: all its values are printed at every display",
+    effect="Caffe treats it as an output of the net and prints all its values at every display",
 )
-def _tops(phase: PhaseNet) -> Iterator[Finding]:
-    # A misspelt bottom leaves a top without a reader: one finding is enough.
-    ends = not phase.is_fed and not phase.flow.missing and any(map(_is_end, phase.layers))
+def _check_tops(phase: PhaseNet) -> Iterator[Finding]:
+    # A misspelt bottom also leaves a top without a reader: one finding is enough.
+    ends = not phase.is_fed_by_code and not phase.flow.missing and any(map(_is_end, phase.layers))
     for i, layer in enumerate(phase.layers):
         if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
             if layer.type not in _TOPLESS and not has_loss_top(layer):
@@ -242,8 +242,8 @@ def _tops(phase: PhaseNet) -> Iterator[Finding]:
                     write=f'top: "{layer.name}"',
                 )
             continue
-        # An unread top of one phase only is there to be printed.
-        if not ends or _is_end(layer) or layer.type in _ENDS or (layer.bottom and layer.include):
+        # An unread top in one phase only is probably meant to be printed.
+        if not ends or _is_end(layer) or layer.type in _OUTPUT_TYPES or (layer.bottom and layer.include):
             continue
         for t, name in enumerate(layer.top):
             if not phase.flow.readers[i, t]:
@@ -266,9 +266,15 @@ def _suggest_top(layer: pb.LayerParameter, name: str) -> str:
     return f"read it, remove the layer, or {silence}"
 
 
-@blob_rule("weights-name-twice", "error", "two layers with one name in a phase, at least one with weights")
-@blob_rule("layer-name-twice", "note", "two layers with one name in a phase, neither with weights")
-def _names(phase: PhaseNet) -> Iterator[Finding]:
+@blob_rule(
+    "weights-name-twice",
+    "error",
+    "two layers with the same name in a phase, at least one of them with weights",
+)
+@blob_rule(
+    "layer-name-twice", "note", "two layers with the same name in a phase, neither of them with weights"
+)
+def _check_names(phase: PhaseNet) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
     for i, layer in enumerate(phase.layers):
         named[layer.name].append(i)
@@ -282,34 +288,35 @@ def _names(phase: PhaseNet) -> Iterator[Finding]:
                 f"{title(pair[1])} has the same name as {title(pair[0])}"
                 if name
                 else f"{title(pair[1])} and {title(pair[0])} have no name",
-                effect="weights are copied by name: from --weights and --snapshot Caffe gives those of both "
-                "to the first, or stops: Incompatible number of blobs"
+                effect="weights are copied by name: from --weights and --snapshot, Caffe copies those of "
+                "both to the "
+                "first, or stops: Incompatible number of blobs"
                 if learned
-                else "log lines do not distinguish them; a layer with weights must not have this name",
-                write=f'name: "{name or layer_word(pair[1])}_2"',
+                else "lines of the log do not distinguish them; a layer with weights must not have this name",
+                write=f'name: "{name or suggest_name(pair[1])}_2"',
             )
 
 
-def layer_word(layer: pb.LayerParameter) -> str:
-    """Suggest a name for a layer that has none."""
+def suggest_name(layer: pb.LayerParameter) -> str:
+    """Return a name for a layer that has none: its first top, or its type."""
     return layer.top[0] if layer.top else layer.type.lower()
 
 
-# The most that are reported: one wrong layer hides those below it.
-_MOST_MISFITS = 20
-_MOST_ALONE = 200
+# Limit the findings: a wrong layer leaves those below it with unknown shapes.
+_MAX_MISFITS = 20
+_MAX_ALONE = 200
 _ALIKE = 0.6
-# A BatchNorm has five blobs in an engine that learns scale and shift too.
-_MOST_BLOBS = {"BatchNorm": 5}
+# A BatchNorm has five blobs in an engine that also learns scale and shift.
+_MAX_BLOBS = {"BatchNorm": 5}
 
 
 def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Finding]]:
-    """Infer the shapes of a phase, with a finding for each layer that does not fit.
+    """Infer the shapes of a phase, and report each layer that does not fit.
 
     A layer that does not fit gets unknown shapes, so that the layers below it are still checked.
     """
-    net = _copy(phase)
-    unfit: list[Finding] = []
+    net = _copy_phase(phase)
+    misfits: list[Finding] = []
     # Another rule reports a missing batch_size.
     blank = {i for i, layer in enumerate(phase.layers) if lacks_batch_size(layer)}
     for i in blank:
@@ -321,39 +328,39 @@ def infer_phase(phase: PhaseNet, datum_of: DatumOf) -> tuple[PhaseNet, list[Find
         return (datum.channels, datum.height, datum.width) if datum is not None and known else None
 
     for layer in net.layer:
-        # Caffe forces colours only where it decodes images itself: not of raw records or a list's files.
+        # Caffe applies force_color and force_gray only to encoded records, which it decodes itself.
         if layer.type == "ImageData" or image(layer.data_param.source) is not None:
             layer.transform_param.ClearField("force_color")
             layer.transform_param.ClearField("force_gray")
 
-    while len(unfit) < _MOST_MISFITS:
+    while len(misfits) < _MAX_MISFITS:
         try:
             shapes = infer_shapes(net, phase.phase, images=image)
         except PrototxtError as error:
             at = error.index if isinstance(error, LayerMisfit) else None
             if at is None or at in blank:
-                return phase, [*unfit, _misfit("", error)]
-            unfit.append(_misfit(phase.where(at, "type"), error))
+                return phase, [*misfits, _shape_misfit("", error)]
+            misfits.append(_shape_misfit(phase.where(at, "type"), error))
             blank.add(at)
             net.layer[at].type = ""
             continue
         inferred: tuple[LayerShapes | None, ...] = tuple(
-            # The layer of the net itself, not of the copy.
+            # Use the layer of the net itself, not of the copy.
             None if i in blank else dataclasses.replace(of, layer=phase.layers[i])
             for i, of in enumerate(shapes.layers)
         )
-        return dataclasses.replace(phase, shapes=inferred), unfit
-    return phase, unfit
+        return dataclasses.replace(phase, shapes=inferred), misfits
+    return phase, misfits
 
 
 def lacks_batch_size(layer: pb.LayerParameter) -> bool:
-    """Whether a source that needs a batch_size has none."""
+    """Return whether a data layer that needs a batch_size has none."""
     block = SOURCE_BLOCKS.get(layer.type)
     return block is not None and getattr(getattr(layer, block), "batch_size", 1) == 0
 
 
-def _copy(phase: PhaseNet) -> pb.NetParameter:
-    """Copy the layers of a phase; missing bottoms and duplicate tops get new names."""
+def _copy_phase(phase: PhaseNet) -> pb.NetParameter:
+    """Return a copy of the layers of a phase; missing bottoms and duplicate tops get new names."""
     net = pb.NetParameter(input=phase.net.input, input_dim=phase.net.input_dim)
     net.input_shape.extend(phase.net.input_shape)
     if phase.net.HasField("bn_stats_batch_size"):
@@ -364,15 +371,15 @@ def _copy(phase: PhaseNet) -> pb.NetParameter:
         layer.ClearField("exclude")
     known = {*net.input, *(name for layer in net.layer for name in (*layer.bottom, *layer.top))}
     for i, b in phase.flow.missing:
-        net.layer[i].bottom[b] = _unused(f"bottom {i} {b}", known)
+        net.layer[i].bottom[b] = _unused_name(f"bottom {i} {b}", known)
         net.input.append(net.layer[i].bottom[b])
-    for i, t in phase.flow.twice:
-        net.layer[i].top[t] = _unused(f"top {i} {t}", known)
+    for i, t in phase.flow.redefined:
+        net.layer[i].top[t] = _unused_name(f"top {i} {t}", known)
     return net
 
 
-def _unused(name: str, known: set[str]) -> str:
-    """Return the name, or a similar one if a blob has it."""
+def _unused_name(name: str, known: set[str]) -> str:
+    """Return the name, or a similar one if a blob already has it."""
     while name in known:
         name += "'"
     return name
@@ -384,15 +391,15 @@ def _unused(name: str, known: set[str]) -> str:
     "a layer whose bottoms have wrong shapes, or whose own shape is incomplete",
     effect="Caffe stops when it sets up the net",
 )
-def _misfit(where: str, error: PrototxtError) -> Finding:
+def _shape_misfit(where: str, error: PrototxtError) -> Finding:
     return finding("shape-misfit", where, error.what, write=error.hint)
 
 
 def check_learned(phase: PhaseNet) -> Iterator[Finding]:
-    """Check `param` blocks against the blobs that each layer learns or shares by name."""
+    """Check `param` blocks against the blobs that each layer learns, or shares by name."""
     owners: dict[str, tuple[int, int]] = {}
     uses: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    yield from _counts(phase)
+    yield from _check_param_counts(phase)
     for i, layer in enumerate(phase.layers):
         for p, param in enumerate(layer.param):
             if not param.name:
@@ -401,21 +408,21 @@ def check_learned(phase: PhaseNet) -> Iterator[Finding]:
             uses[param.name].append((i, p))
             if owner != (i, p):
                 yield from _check_shared_weights(phase, owner, (i, p))
-    yield from _alone(phase, uses)
+    yield from _check_lone_names(phase, uses)
 
 
 @shape_rule(
     "share-name-alone",
     "warning",
-    "a param name that only one layer has, in a net that shares others",
-    effect="the two layers learn separate weights; other names are shared",
+    "a param name that only one layer has, in a net that shares other params",
+    effect="the two layers learn separate weights, unlike layers that share a name",
 )
-def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
-    """Find names used once that resemble another name used once, or a shared one."""
+def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
+    """Find pairs of similar names that are each used once, in a net that shares others."""
     shared = [name for name, places in uses.items() if len(places) > 1]
     alone = {name: places[0] for name, places in uses.items() if len(places) == 1}
     paired: set[str] = set()
-    for name, (i, _) in alone.items() if shared and len(alone) <= _MOST_ALONE else ():
+    for name, (i, _) in alone.items() if shared and len(alone) <= _MAX_ALONE else ():
         others = [other for other in alone if other != name and alone[other][0] != i]
         near = difflib.get_close_matches(name, others, n=1, cutoff=_ALIKE)
         if not near or name in paired:
@@ -426,47 +433,48 @@ def _alone(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> It
             yield finding(
                 "share-name-alone",
                 phase.where(j, f"param[{q}].name"),
-                f"only {title(phase.layers[j])} has a param '{near[0]}', and only {title(layer)} '{name}'",
-                write=f'name: "{name}" in both, if they should share',
+                f"only {title(phase.layers[j])} has a param '{near[0]}', and only {title(layer)} has "
+                f"'{name}'",
+                write=f'name: "{name}" in both, if they should share weights',
             )
 
 
 @shape_rule("too-many-params", "error", "more `param` blocks than learned blobs in a layer")
-def _counts(phase: PhaseNet) -> Iterator[Finding]:
-    """Find layers with too many `param` blocks; similar layers make one finding."""
+def _check_param_counts(phase: PhaseNet) -> Iterator[Finding]:
+    """Find layers with too many `param` blocks; similar layers share one finding."""
     alike: dict[tuple[str, int, int], list[int]] = {}
     for i, layer in enumerate(phase.layers):
-        most = _most_blobs(phase, i)
-        if most is not None and len(layer.param) > most:
-            alike.setdefault((layer.type, len(layer.param), most), []).append(i)
-    for (kind, count, most), [i, *others] in alike.items():
-        layer, learns = phase.layers[i], f"{most or 'no'} blobs"
+        limit = _max_blobs(phase, i)
+        if limit is not None and len(layer.param) > limit:
+            alike.setdefault((layer.type, len(layer.param), limit), []).append(i)
+    for (kind, count, limit), [i, *others] in alike.items():
+        layer, learns = phase.layers[i], describe_count(limit, "blob") if limit else "no blobs"
         what = f"{title(layer)} has {describe_count(count, 'param block')} but learns {learns}"
         if others:
             layers = show_layers([phase.layers[k].name for k in (i, *others)], kind)
             what = f"{layers} have {describe_count(count, 'param block')} but learn {learns}"
         yield finding(
             "too-many-params",
-            phase.where(i, f"param[{most}]"),
+            phase.where(i, f"param[{limit}]"),
             what,
             effect=f"Caffe stops: Too many params specified for layer {layer.name}",
-            write=f"keep {most}" if most else "remove them",
+            write=f"keep {limit}" if limit else "remove them",
         )
 
 
-def _most_blobs(phase: PhaseNet, i: int) -> int | None:
-    """Return the most blobs that a layer can learn; None if unknown."""
+def _max_blobs(phase: PhaseNet, i: int) -> int | None:
+    """Return the number of blobs that a layer learns at most; None if unknown."""
     layer, learned = phase.layers[i], phase.learned(i)
     if learned is None and layer.type in SHAPE_RULES and layer.type not in LEARNED_TYPES:
         learned = ()
-    return None if learned is None else _MOST_BLOBS.get(layer.type, len(learned))
+    return None if learned is None else _MAX_BLOBS.get(layer.type, len(learned))
 
 
 @shape_rule(
     "shared-shapes-differ",
     "error",
     "weights shared by name that differ in shape",
-    write="the same shape in both layers, or another param name",
+    write="use the same shape in both layers, or another param name",
 )
 @shape_rule("shared-rates-differ", "error", "weights shared by name that differ in lr_mult or decay_mult")
 def _check_shared_weights(
@@ -474,10 +482,10 @@ def _check_shared_weights(
 ) -> Iterator[Finding]:
     (i, p), (j, q) = owner, other
     first, second = phase.layers[i], phase.layers[j]
-    ours, theirs = _blob(phase, owner), _blob(phase, other)
+    ours, theirs = _shared_shape(phase, owner), _shared_shape(phase, other)
     param = second.param[q]
     loose = param.share_mode == pb.ParamSpec.PERMISSIVE
-    if ours is not None and theirs is not None and not _fit(ours, theirs, loose):
+    if ours is not None and theirs is not None and not _shared_shapes_fit(ours, theirs, loose):
         yield finding(
             "shared-shapes-differ",
             phase.where(j, f"param[{q}].name"),
@@ -494,16 +502,16 @@ def _check_shared_weights(
                 phase.where(j, f"param[{q}].{field}"),
                 f"{title(second)} shares '{param.name}' with {title(first)}, but has a different {field}",
                 effect=f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
-                write=f"the same {field} in both",
+                write=f"use the same {field} in both",
             )
 
 
-def _blob(phase: PhaseNet, of: tuple[int, int]) -> Shape | None:
+def _shared_shape(phase: PhaseNet, of: tuple[int, int]) -> Shape | None:
     learned = phase.learned(of[0])
     return learned[of[1]] if learned and of[1] < len(learned) else None
 
 
-def _fit(one: Shape, other: Shape, loose: bool) -> bool:
+def _shared_shapes_fit(one: Shape, other: Shape, loose: bool) -> bool:
     if loose:
         counts = product(one), product(other)
         return None in counts or counts[0] == counts[1]

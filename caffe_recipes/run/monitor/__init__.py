@@ -1,1 +1,1 @@
-"""Watching runs: their files, events and logs, where they stand, and ending them."""
+"""Monitoring runs: their files, events, logs and status, and cancelling them."""

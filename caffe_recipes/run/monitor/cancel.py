@@ -1,4 +1,4 @@
-"""Taking a run back: its jobs, or the process that carries it on; Caffe is asked for a snapshot first."""
+"""Cancelling a run: its Slurm jobs, or its process. Caffe is asked for a snapshot first."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.monitor.files import LocalFiles, Process
-from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.submit.submissions import (
     Ask,
-    SeenJob,
     SubmissionJournal,
-    name_seen,
-    see_jobs,
+    SubmittedJob,
+    job_label,
+    query_jobs,
     slurm_of,
     submissions_path,
 )
@@ -30,15 +31,16 @@ from caffe_recipes.run.submit.submissions import (
 Say = Callable[[str], None]
 _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
-# For an iteration, a snapshot of it, and its copy; then the job is ended whatever it does.
+# The time for an iteration, its snapshot and the copy of that; then the job is cancelled in any case.
 JOB_GRACE_S = 300.0
-# A job that gets SIGTERM and stops in order has failed for Slurm, by what its script returns.
+# The states of a job that the cancel did not cause. FAILED is not one of them: Slurm also reports that for a
+# job that stopped in order after SIGTERM, because of the exit code of its script.
 _ENDED_BY_ITSELF = (State.COMPLETED, State.TIMEOUT, State.NODE_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED)
 
 
 @dataclass(frozen=True)
 class CancelOptions:
-    """What the user says of a cancel; `now` leaves no time for a snapshot."""
+    """Options of `cancel`; `now` leaves no time for a snapshot."""
 
     root: str = "."
     now: bool = False
@@ -47,7 +49,7 @@ class CancelOptions:
 
 @dataclass(frozen=True)
 class CancelEnv:
-    """How time passes, processes are sent signals, and which Slurm is asked."""
+    """Injected clock, sleep and kill functions, and the host on which Slurm is asked."""
 
     host: Host = field(default_factory=LocalHost)
     pause: Callable[[float], None] = time.sleep
@@ -56,92 +58,103 @@ class CancelEnv:
 
 
 def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None = None) -> None:
-    """End a run in order, as Ctrl-C does, and wait until it has ended; a job that waits is taken back.
+    """Stop a run in order, as Ctrl-C does, and wait until it has ended; cancel jobs that are still queued.
 
-    Raises InputError if nothing waits or runs, or if it cannot be reached from here, RunFailed if it does not
-    end, or Slurm gives no answer.
+    Raises InputError if there is nothing to cancel, if the process is on another host, or if other users can
+    write in the Caffe root; RunFailed if Slurm gives no answer.
     """
     env = env or CancelEnv()
+    check_own_root(Path(options.root))  # its journals name the processes and jobs that are ended
     ask = slurm_of(env.host)
-    standing = find_standing(run, StatusOptions(options.root), ask=ask, reach=False)
-    away = next((job.away for job in standing.jobs if job.away), "")
-    live = [job for job in standing.jobs if job.is_live or job.is_elsewhere]
+    status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
+    away = next((job.away for job in status.jobs if job.away), "")
+    live = [job for job in status.jobs if job.is_live or job.is_elsewhere]
     if live:
-        _cancel_jobs(standing, live, options, say, env, ask)
-    elif standing.run is not None and standing.lives:
-        _stop_process(standing.run.process, options, say, env)
+        _cancel_jobs(status, live, options, say, env, ask)
+    elif status.run is not None and status.lives:
+        _stop_process(status.run.process, options, say, env)
     elif away:
-        raise RunFailed("", f"whether a job waits or runs is not known: {away}", "nothing is cancelled")
+        raise RunFailed(
+            "", f"cannot tell whether a job is queued or running: {away}", "nothing was cancelled"
+        )
     else:
-        raise _nothing(standing)
+        raise _nothing_to_cancel(status)
 
 
-def _nothing(standing: Standing) -> InputError:
-    if standing.state == "unknown" and standing.run is not None:
-        process = standing.run.process
-        what = f"process {process.pid} on {process.node} carried it on, which is another host"
-        return InputError(standing.name, what, "cancel it there")
-    return InputError(standing.name, f"nothing to cancel: it is {standing.state}")
+def _nothing_to_cancel(status: RunStatus) -> InputError:
+    if status.state == "unknown" and status.run is not None:
+        process = status.run.process
+        what = f"its process {process.pid} is on another host, {process.node}"
+        return InputError(status.name, what, "cancel it there")
+    return InputError(status.name, f"nothing to cancel: it is {status.state}")
 
 
 def _stop_process(process: Process, options: CancelOptions, say: Say, env: CancelEnv) -> None:
-    """Send a run what Ctrl-C sends, twice where there is no time, and wait for its end."""
-    say(f"stopping process {process.pid}" + ("" if options.now else "; it has Caffe snapshot first"))
-    files, is_sent = LocalFiles(), 0
-    while files.look((), process).lives:
-        # The second of two signals that come at once is lost: the first must have been taken.
-        if is_sent < (2 if options.now else 1):
+    """Send SIGINT to a run, twice with --now, and wait for its end."""
+    say(f"stopping process {process.pid}" + ("" if options.now else "; Caffe writes a snapshot first"))
+    files, sent = LocalFiles(), 0
+    while files.read((), process).lives:
+        # The second of two signals in quick succession would be lost, so they are a poll apart.
+        if sent < (2 if options.now else 1):
             with suppress(ProcessLookupError):
                 env.kill(process.pid, signal.SIGINT)
-            is_sent += 1
+            sent += 1
         env.pause(_POLL_S)
-    say("it has ended")
+    say("stopped")
 
 
 def _cancel_jobs(
-    standing: Standing, live: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
+    status: RunStatus,
+    live: Sequence[SubmittedJob],
+    options: CancelOptions,
+    say: Say,
+    env: CancelEnv,
+    ask: Ask,
 ) -> None:
-    """Take back what waits, the last first, so that none starts meanwhile; then end what runs."""
-    path = submissions_path(Path(options.root), standing.recipe)
+    """Cancel the queued jobs, the last one first, so that none starts meanwhile; then the running ones."""
+    path = submissions_path(Path(options.root), status.recipe)
     with closing(SubmissionJournal(path)) as journal:
         waiting = [job for job in reversed(live) if job.standing == "waiting"]
         running = [job for job in live if job.standing != "waiting"]
         _cancel(journal, waiting, say, env, ask)
         if running and not options.now:
-            _ask_for_end(running, options, say, env, ask)
+            _stop_in_order(running, options, say, env, ask)
         _cancel(journal, running, say, env, ask)
 
 
-def _cancel(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say, env: CancelEnv, ask: Ask) -> None:
-    """Take jobs back, but for those that have ended of themselves since they were seen."""
+def _cancel(
+    journal: SubmissionJournal, jobs: Sequence[SubmittedJob], say: Say, env: CancelEnv, ask: Ask
+) -> None:
+    """Cancel jobs, and report those that have ended by themselves in the meantime."""
     for seen in jobs:
         if seen.job_id is None:
             continue
         cancel_jobs(env.host, [seen.job_id], cluster=seen.cluster)
         if not seen.submission.is_settled:
             journal.settle(seen.submission.name, seen.job_id, seen.cluster)
-        (now,) = see_jobs([seen.submission], ask)
+        (now,) = query_jobs([seen.submission], ask)
         if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
-            say(f"{name_seen(now)} was not cancelled: it {describe_state(now.job)}")
+            say(f"{job_label(now)} was not cancelled, as it {describe_state(now.job)}")
             continue
         if seen.submission.is_ours:
             journal.cancel(seen.submission.name)
-        say(f"{name_seen(seen)} is cancelled")
+        say(f"{job_label(seen)} was cancelled")
 
 
-def _ask_for_end(
-    running: Sequence[SeenJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
+def _stop_in_order(
+    running: Sequence[SubmittedJob], options: CancelOptions, say: Say, env: CancelEnv, ask: Ask
 ) -> None:
-    """Have the scripts' runs snapshot and stop, and wait for that, but not for ever."""
+    """Signal the runs of these jobs to write a snapshot and stop; wait for that for `options.grace_s`."""
     for cluster in dict.fromkeys(seen.cluster for seen in running):
         ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
         cancel_jobs(env.host, ids, signal="TERM", batch=True, cluster=cluster)
-    named = ", ".join(name_seen(seen) for seen in running)
-    say(f"stopping {named}; it has Caffe snapshot first, for at most {options.grace_s:g} s (--now: at once)")
+    jobs = ", ".join(job_label(seen) for seen in running)
+    grace = f"for which it has {options.grace_s:g} s (--now: none)"
+    say(f"stopping {jobs}; Caffe writes a snapshot first, {grace}")
     until = env.clock() + options.grace_s
     submissions = [seen.submission for seen in running]
     while env.clock() < until:
         env.pause(_POLL_SLURM_S)
-        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in see_jobs(submissions, ask)):
+        if not any(seen.is_live or seen.away or seen.is_elsewhere for seen in query_jobs(submissions, ask)):
             return
-    say("it did not end in time")
+    say(f"not stopped within {options.grace_s:g} s")

@@ -1,6 +1,6 @@
-"""Which run a word names, and the recipe that it was started with; both where the run is.
+"""The files of a run, read for monitoring on this machine or on another host; nothing is locked.
 
-The files of a run as its watcher reads them: what is new, here or on another host. Nothing is locked.
+Also finds the run that the user named, and reads the recipe that it was started with.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from caffe_recipes.files import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A file from a byte on; if more than `most` has come, the end of it, or with `first` the beginning.
+class ReadRequest:
+    """A request to read a file from the byte `start` on.
 
-    All, if `most` is 0.
+    At most `max_bytes` are read: the last of them, or with `from_start` the first. 0 means no limit.
     """
 
     path: str
     start: int = 0
-    most: int = 0
-    first: bool = False
+    max_bytes: int = 0
+    from_start: bool = False
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a file holds from the byte `start` on."""
+class FilePiece:
+    """The content of a file from the byte `start` on."""
 
     start: int
     data: bytes
@@ -52,153 +52,159 @@ class Piece:
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a host that has the file `held` open as long as it lives."""
+    """A process on a host; it keeps the file `held` open until it ends."""
 
     pid: int
     node: str
     held: str
 
 
-NOBODY = Process(0, "", "")
+NO_PROCESS = Process(0, "", "")
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Whether the process lived just before the files were read, None if that is not known; and the files.
+    """The files that were read, and whether the process was alive just before; None if that is not known.
 
-    A piece is None where there is no such file.
+    A piece is None if the file does not exist.
     """
 
     node: str
     lives: bool | None
-    pieces: tuple[Piece | None, ...]
+    pieces: tuple[FilePiece | None, ...]
 
 
 class RunFiles(Protocol):
-    """A place where runs are."""
+    """Access to the files of runs, here or on another host."""
 
     @property
     def host(self) -> str:
-        """The host's name as the user gave it; empty for this machine."""
+        """The name of the host as the user gave it; empty for this machine."""
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
-        """Read files; raises InputError for one that may not be read, ClusterError for a host."""
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
+        """Read files; raises InputError if one must not be read, and ClusterError if the host fails."""
 
     def names(self, runs: str) -> list[str]:
-        """Return the names of the folders in `runs` that hold a journal."""
+        """Return the names of the folders in `runs` that contain a journal."""
 
     def recipes(self, runs: str, suffix: str) -> list[str]:
-        """Return what the names of the files in `runs` that end so begin with."""
+        """Return the names of the files in `runs` with a suffix, without the suffix."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
 class LocalFiles:
-    """Files that this machine sees."""
+    """Files on this machine."""
 
     host = ""
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files."""
         node = socket.gethostname()
         lives = _lives(process) if process.node == node else None
-        return RunSnapshot(node, lives, tuple(_read(each) for each in wanted))
+        return RunSnapshot(node, lives, tuple(_read(each) for each in requests))
 
     def names(self, runs: str) -> list[str]:
-        """List a folder; none of one that is not there."""
+        """Return the names of the folders that contain a journal; empty if `runs` does not exist."""
         return sorted(path.parent.name for path in Path(runs).glob("*/journal.jsonl"))
 
     def recipes(self, runs: str, suffix: str) -> list[str]:
-        """List a folder; none of one that is not there."""
+        """Return the names of files without their suffix; empty if `runs` does not exist."""
         return sorted(path.name.removesuffix(suffix) for path in Path(runs).glob(f"*{suffix}"))
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: there is no connection."""
 
 
 @dataclass(frozen=True)
 class HostFiles:
-    """Files that a host sees, read there by sh and coreutils: one command for all that is wanted."""
+    """Files on another host, read there by sh and coreutils, with one command for all requests."""
 
-    there: Host
+    remote: Host
 
     @property
     def host(self) -> str:
-        """The host's name."""
-        return self.there.name
+        """The name of the host."""
+        return self.remote.name
 
-    def look(self, wanted: Sequence[Wanted], process: Process = NOBODY) -> RunSnapshot:
+    def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files."""
         words = [
             word
-            for each in wanted
-            for word in (each.path, str(each.start), str(each.most), "first" if each.first else "last")
+            for each in requests
+            for word in (
+                each.path,
+                str(each.start),
+                str(each.max_bytes),
+                "first" if each.from_start else "last",
+            )
         ]
         process_words = (str(process.pid), process.node, process.held)
-        records = call_to_end(self.there, "watch", "look", *process_words, *words)
-        if len(records) != len(wanted) + 2:
+        records = call_to_end(self.remote, "watch", "look", *process_words, *words)
+        if len(records) != len(requests) + 2:
             raise unreadable(self.host, "look", " ".join(records))
         node, lives = (record.partition(" ")[2] for record in records[:2])
         pieces = tuple(
-            self._piece(each.path, record) for each, record in zip(wanted, records[2:], strict=True)
+            self._piece(each.path, record) for each, record in zip(requests, records[2:], strict=True)
         )
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
     def names(self, runs: str) -> list[str]:
-        """List a folder; none of one that is not there."""
+        """Return the names of the folders that contain a journal; empty if `runs` does not exist."""
         return self._names(runs, "/journal.jsonl")
 
     def recipes(self, runs: str, suffix: str) -> list[str]:
-        """List a folder; none of one that is not there."""
+        """Return the names of files without their suffix; empty if `runs` does not exist."""
         return self._names(runs, suffix)
 
     def close(self) -> None:
         """Close the connection."""
-        self.there.close()
+        self.remote.close()
 
     def _names(self, folder: str, suffix: str) -> list[str]:
-        records = call_to_end(self.there, "watch", "names", folder, suffix)
+        records = call_to_end(self.remote, "watch", "names", folder, suffix)
         try:
-            coded = [base64.b64decode(record.removeprefix("name "), validate=True) for record in records]
+            names = [base64.b64decode(record.removeprefix("name "), validate=True) for record in records]
         except ValueError:
             raise unreadable(self.host, "names", " ".join(records)) from None
-        return sorted(os.fsdecode(name) for name in coded)
+        return sorted(os.fsdecode(name) for name in names)
 
-    def _piece(self, path: str, record: str) -> Piece | None:
+    def _piece(self, path: str, record: str) -> FilePiece | None:
         if record == "none":
             return None
         if record == "refused":
-            raise InputError(f"{self.host}:{path}", "cannot be read", "check whose it is")
+            raise InputError(f"{self.host}:{path}", "cannot be read", "check its owner and permissions")
         word, _, rest = record.partition(" ")
         start, _, data = rest.partition(" ")
         try:
             if word == "piece":
-                return Piece(int(start), base64.b64decode(data, validate=True))
+                return FilePiece(int(start), base64.b64decode(data, validate=True))
         except ValueError:
             pass
         raise unreadable(self.host, "look", record)
 
 
-def _read(wanted: Wanted) -> Piece | None:
+def _read(request: ReadRequest) -> FilePiece | None:
     try:
-        with open_file(wanted.path) as file:
+        with open_file(request.path) as file:
             size = os.fstat(file.fileno()).st_size
-            start, count = wanted.start, max(0, size - wanted.start)
-            if not wanted.most and count > limit("journal-bytes"):
-                raise too_large(wanted.path, "journal-bytes")
-            if wanted.most and count > wanted.most:
-                start, count = start if wanted.first else size - wanted.most, wanted.most
+            start, count = request.start, max(0, size - request.start)
+            if not request.max_bytes and count > limit("journal-bytes"):
+                raise too_large(request.path, "journal-bytes")
+            if request.max_bytes and count > request.max_bytes:
+                start, count = start if request.from_start else size - request.max_bytes, request.max_bytes
             file.seek(start)
-            return Piece(start, file.read(count))
+            return FilePiece(start, file.read(count))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise InputError(wanted.path, f"cannot be read: {error.strerror}", "check whose it is") from None
+        what = f"cannot be read: {error.strerror}"
+        raise InputError(request.path, what, "check its owner and permissions") from None
 
 
 def _lives(process: Process) -> bool | None:
-    """Tell whether a process of this machine lives, as `watch.sh` does of another's."""
+    """Return whether a process of this machine is alive, as `watch.sh` does on another host."""
     folder = Path(f"/proc/{process.pid}")
     try:
         held = Path(process.held).stat()
@@ -229,57 +235,57 @@ _YAML = (".yaml", ".yml")
 
 
 def find_run(files: RunFiles, root: str, given: str) -> str:
-    """Return the folder of a run that is given as a folder, a run's name, a recipe's name or its YAML.
+    """Return the folder of a run, given as a folder, the name of a run, or the name or YAML file of a recipe.
 
-    A recipe stands for its latest run. Raises InputError if none exists.
+    For a recipe, return its latest run. Raises InputError if there is no such run.
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
     if given.endswith(_YAML):
         return posixpath.join(runs, _latest(files, runs, name_recipe(given), given))
-    plain = given.rstrip("/") or given
+    name = given.rstrip("/") or given
     folders = dict.fromkeys(
-        [*([plain] if "/" in plain else []), posixpath.join(root, plain), posixpath.join(runs, plain)]
+        [*([name] if "/" in name else []), posixpath.join(root, name), posixpath.join(runs, name)]
     )
-    looked = files.look([Wanted(f"{folder}/journal.jsonl", most=1) for folder in folders])
-    found = [folder for folder, piece in zip(folders, looked.pieces, strict=True) if piece is not None]
+    journals = files.read([ReadRequest(f"{folder}/journal.jsonl", max_bytes=1) for folder in folders]).pieces
+    found = [folder for folder, piece in zip(folders, journals, strict=True) if piece is not None]
     return found[0] if found else posixpath.join(runs, _latest(files, runs, given))
 
 
 def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
-    """Read the recipe that a run was started with; raises InputError."""
+    """Return the recipe that a run was started with; raises InputError if it cannot be read."""
     path = f"{folder}/{RECIPE_JSON}"
-    piece = files.look([Wanted(path)]).pieces[0]
+    piece = files.read([ReadRequest(path)]).pieces[0]
     try:
         if piece is None:
             raise ValueError("no such file")
         return thaw_recipe(json.loads(piece.data))
     except (ValidationError, ValueError, RecursionError) as error:
-        what = "no such file" if piece is None else f"is no run's recipe: {_first(error)}"
-        raise InputError(path, what, "watch the run with the version that started it") from None
+        what = "no such file" if piece is None else f"is not the recipe of a run: {_first_error(error)}"
+        raise InputError(path, what, "use the version of caffe-recipes that started the run") from None
 
 
 def name_recipe(given: str) -> str:
-    """Return the name of the recipe that a word would name; raises RecipeError for a spoilt YAML."""
-    return load_recipe(given).name if given.endswith(_YAML) else given
+    """Return the name of a recipe that is given by name or as a YAML file; raises RecipeError if invalid."""
+    return load_any_recipe(given).name if given.endswith(_YAML) else given
 
 
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:
-    """Return the name of a recipe's latest run; `recipe_file` is the YAML that it was given by."""
+    """Return the name of a recipe's latest run; `recipe_file` is its YAML file, if the user gave that."""
     names = files.names(runs)
     own = sort_runs(names, recipe)
     if own:
         return own[-1]
     where = f"{files.host}:{runs}" if files.host else runs
     if recipe_file or recipe in shipped_recipes():
-        first = f"`caffe-recipes run {recipe_file or recipe}` first"
-        hint = f"{first}, or give the folder that holds `runs` with --caffe-root"
-        raise InputError(where, f"no run of {recipe} is here", hint)
+        command = f"`caffe-recipes run {recipe_file or recipe}`"
+        hint = f"start one with {command}, or give the folder that contains `runs` with --caffe-root"
+        raise InputError(where, f"no run of {recipe} found", hint)
     near = difflib.get_close_matches(recipe, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "give the folder that holds `runs` with --caffe-root"
-    raise InputError(where, f"no run, and no recipe's, is called {recipe[:80]!r}", hint)
+    hint = f"did you mean '{near[0]}'?" if near else "give the folder that contains `runs` with --caffe-root"
+    raise InputError(where, f"no run or recipe is named {recipe[:80]!r}", hint)
 
 
-def _first(error: Exception) -> str:
+def _first_error(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,8 +1,7 @@
-"""Where runs stand: local ones, those on other hosts, and those that are in a queue of Slurm's. Only read.
+"""`caffe-recipes status`: the status of runs, here and on other hosts, and of their Slurm jobs; read-only.
 
-A state that cannot be asked for is unknown, and never a failure.
-
-Where runs stand, as people and as programs read it.
+A state that cannot be determined is `unknown`, never a failure. The status is rendered as a line, as a table,
+in detail, or as JSON.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
-from caffe_recipes.run.folders import numbered_run
-from caffe_recipes.run.journal import refuse_empty
+from caffe_recipes.run.folders import parse_run_name
+from caffe_recipes.run.journal import empty_journal_error
 from caffe_recipes.run.monitor.files import (
     HostFiles,
     RunFiles,
@@ -39,13 +38,13 @@ from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
     Ask,
-    SeenJob,
     Submission,
     Submissions,
+    SubmittedJob,
     describe_job,
-    name_seen,
+    job_label,
+    query_jobs,
     read_submissions,
-    see_jobs,
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer import find_trainer
@@ -56,50 +55,51 @@ from caffe_recipes.wording import printable
 
 @dataclass(frozen=True)
 class StatusOptions:
-    """Where the runs are; `root` is a path on the host `on`."""
+    """Options of `status`; `root` is a path on the host `on`."""
 
     root: str = "."
     on: str | None = None
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a run stands, and its jobs; without a run only what was submitted of a recipe.
+class RunStatus:
+    """The status of a run and its jobs; `run` is None for a recipe that was only submitted.
 
-    `lives` tells of the run's process; None where that is not known. `spoilt` is why a run cannot be read.
-    `left_pid` is the process that a killed run has left training, where that can be seen from here.
+    `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
+    run that cannot be read. `orphan_pid` is the trainer of a killed run that is still training on this
+    machine.
     """
 
     name: str
     recipe: str
     run: ShownRun | None = None
     lives: bool | None = None
-    jobs: tuple[SeenJob, ...] = ()
-    spoilt: CaffeRecipesError | None = None
-    left_pid: int | None = None
+    jobs: tuple[SubmittedJob, ...] = ()
+    unreadable: CaffeRecipesError | None = None
+    orphan_pid: int | None = None
 
     @property
     def branches(self) -> tuple[ShownRun, ...]:
-        """What trains beside the main line, each as a run of its own."""
+        """The branches that are training, each as a run of its own."""
         beside = self.run.beside if self.run else ()
         return tuple(branch for branch in beside if branch.state.launch is not None)
 
     @property
     def progress(self) -> Progress | None:
-        """Where the phase is that trains, or did when the run was last seen."""
+        """The progress of the current phase, as of the last time that its files were read."""
         return self.run.progress() if self.run else None
 
     @property
     def state(self) -> str:
         """One word: finished, running, waiting, failed, interrupted, stopped, over or unknown."""
-        standings = {job.standing for job in self.jobs}
+        states = {job.standing for job in self.jobs}
         if self.run is not None and self.run.is_complete:
             return "finished"
-        if self.lives or "running" in standings:
+        if self.lives or "running" in states:
             return "running"
-        if "waiting" in standings:
+        if "waiting" in states:
             return "waiting"
-        if self.spoilt or "unknown" in standings:
+        if self.unreadable or "unknown" in states:
             return "unknown"
         if self.run is None:
             return "over"
@@ -111,31 +111,31 @@ class Standing:
 
     @property
     def is_job_over(self) -> bool:
-        """Whether the run's process was a job's that Slurm says is over."""
+        """Whether the run's process was in a job that is over according to Slurm."""
         over = [job.job_id for job in self.jobs if job.standing == "over"]
         return self.run is not None and self.run.job_id is not None and self.run.job_id in over
 
     @property
     def has_process(self) -> bool:
-        """Whether the run's process is worth reporting: it may live, as far as is known."""
+        """Whether the run's process should be reported, because it may be alive."""
         if self.run is None or self.run.state.pid is None or self.state not in ("running", "unknown"):
             return False
-        # A job that runs may not have begun to carry the run on.
+        # A running job may not have started its run yet.
         live = [job.job_id for job in self.jobs if job.is_live]
         return self.lives is not False and (not live or bool(self.lives) or self.run.job_id in live)
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether all phases are finished, and what is left is the evaluation."""
+        """Whether all phases are finished and only the evaluation remains."""
         return self.run is not None and is_trained(self.run.state, self.run.recipe)
 
 
-def find_standings(
+def find_statuses(
     options: StatusOptions, env: FollowEnv | None = None, ask: Ask | None = None
-) -> list[Standing]:
-    """Return where all runs stand: by recipe, the latest first.
+) -> list[RunStatus]:
+    """Return the status of all runs, sorted by recipe, the latest run first.
 
-    Raises InputError for a root that is not there, ClusterError for the host.
+    Raises InputError if the root does not exist, and ClusterError if the host fails.
     """
     with open_runs(options.root, options.on, env or FollowEnv(), ask) as runs:
         files, path = runs.files, runs.path
@@ -146,17 +146,17 @@ def find_standings(
         return _join(found, submitted, runs.ask)
 
 
-def find_standing(
+def find_status(
     run: str,
     options: StatusOptions,
     env: FollowEnv | None = None,
     ask: Ask | None = None,
     *,
     reach: bool = True,
-) -> Standing:
-    """Return where one run stands, given as attach is; raises InputError if there is neither it nor a job.
+) -> RunStatus:
+    """Return the status of one run, given as for `attach`; raises InputError if there is no run and no job.
 
-    The host of its process is asked, if need be and `reach`, whether that lives.
+    With `reach`, the host of its process is asked whether the process is alive if that is not known.
     """
     env = env or FollowEnv()
     with ExitStack() as stack:
@@ -168,72 +168,73 @@ def find_standing(
         except InputError:
             if not submitted.all:
                 raise
-            return Standing(recipe, recipe, jobs=see_jobs(submitted.latest, runs.ask))
-        standing = _read_run(files, path, given=run)
-        if standing.spoilt:
-            raise standing.spoilt
+            return RunStatus(recipe, recipe, jobs=query_jobs(submitted.latest, runs.ask))
+        status = _read_run(files, path, given=run)
+        if status.unreadable:
+            raise status.unreadable
         if not submitted.all:
-            submitted = read_submissions(files, posixpath.dirname(path), standing.recipe)
-        is_latest = find_run(files, options.root, standing.recipe) == path
-        latest = submitted.latest if is_latest or _is_of(standing, submitted.latest) else ()
-        standing = _with_jobs(standing, see_jobs((*latest, *_by_hand(standing, submitted)), runs.ask))
-        is_ours = any(job.submission.is_ours for job in standing.jobs)
-        if reach and standing.state == "unknown" and not is_ours and standing.run is not None:
-            follower = FileFollower(files, standing.run.reporter, env, once=True)
+            submitted = read_submissions(files, posixpath.dirname(path), status.recipe)
+        is_latest = find_run(files, options.root, status.recipe) == path
+        latest = submitted.latest if is_latest or _is_of(status, submitted.latest) else ()
+        status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
+        is_ours = any(job.submission.is_ours for job in status.jobs)
+        if reach and status.state == "unknown" and not is_ours and status.run is not None:
+            follower = FileFollower(files, status.run.reporter, env, once=True)
             stack.callback(follower.close)
-            follower.look(standing.run)  # which host it is, so that the run's own can be another
-            return replace(standing, lives=follower.look(standing.run).lives)
-        return standing
+            # The first read finds the name of the files' host; the second asks the process's host if another.
+            follower.read(status.run)
+            return replace(status, lives=follower.read(status.run).lives)
+        return status
 
 
 def _check_root(files: RunFiles, root: str) -> None:
-    """Raise InputError if there is no such folder, in which there are no runs either."""
+    """Raise InputError if the Caffe root does not exist."""
     if isinstance(files, HostFiles):
-        is_there = files.there.run(["test", "-d", root]).returncode == 0
+        exists = files.remote.run(["test", "-d", root]).returncode == 0
     else:
-        is_there = Path(root).is_dir()
-    if not is_there:
+        exists = Path(root).is_dir()
+    if not exists:
         where = f"{files.host}:{root}" if files.host else root
-        raise InputError(where, "no such folder", "give the one that holds `runs` with --caffe-root")
+        raise InputError(where, "no such folder", "give the one that contains `runs` with --caffe-root")
 
 
-def _read_run(files: RunFiles, path: str, given: str = "") -> Standing:
-    """Read a run's files; what cannot be read is named in the standing."""
+def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
+    """Return the status of a run from its files; an error is kept in the status."""
     name = posixpath.basename(path)
-    found = numbered_run(name)
+    found = parse_run_name(name)
     recipe = found[0] if found else name
     try:
         shown = ShownRun(given or recipe, path, load_frozen(files, path), with_branches=True)
-        shown.take(files.look(shown.wanted()).pieces)
-        look = files.look(shown.wanted(), shown.process)
-        shown.take(look.pieces, live=False)
-        if shown.beside:  # each has a journal, which names its log
-            shown.take(files.look(shown.wanted()).pieces, live=False)
+        shown.update(files.read(shown.requests()).pieces)
+        snapshot = files.read(shown.requests(), shown.process)
+        shown.update(snapshot.pieces, live=False)
+        if shown.beside:  # each has its own journal, which names its log
+            shown.update(files.read(shown.requests()).pieces, live=False)
         if shown.last_s is None and files.recipes(
             f"{path}/snapshots", find_trainer(shown.recipe).model_suffix
         ):
-            raise refuse_empty(f"{path}/journal.jsonl")
+            raise empty_journal_error(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
-        return Standing(name, recipe, spoilt=error)
-    left_pid = _find_left(shown) if look.lives is False and not files.host else None
-    return Standing(name, shown.recipe.name, shown, look.lives, left_pid=left_pid)
+        return RunStatus(name, recipe, unreadable=error)
+    orphan_pid = _find_orphan(shown) if snapshot.lives is False and not files.host else None
+    return RunStatus(name, shown.recipe.name, shown, snapshot.lives, orphan_pid=orphan_pid)
 
 
-def _find_left(run: ShownRun) -> int | None:
-    """Return the process that a killed run of this machine has left training, if one has outlived it."""
+def _find_orphan(run: ShownRun) -> int | None:
+    """Return the process id of a trainer that has outlived its run on this machine; None without one."""
     launch = run.state.launch
     return TrainerProcess(Path(run.path, "logs", posixpath.basename(launch.log))).pid() if launch else None
 
 
-def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask) -> list[Standing]:
-    """Put jobs to the runs that they carry on, or are to; of Slurm all is asked at once."""
+def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: Ask) -> list[RunStatus]:
+    """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
-    by_hand: dict[str, tuple[Submission, ...]] = {}  # of each recipe's latest run
+    by_hand: dict[str, tuple[Submission, ...]] = {}  # for the latest run of each recipe
     for each in joined:
         by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
     groups = {recipe: submissions.latest for recipe, submissions in submitted.items()}
     everything = [each for group in (*groups.values(), *by_hand.values()) for each in group]
-    seen = dict(zip(everything, see_jobs(everything, ask), strict=True))
+    seen = dict(zip(everything, query_jobs(everything, ask), strict=True))
     for recipe, own_jobs in by_hand.items():
         latest = next(index for index, each in enumerate(joined) if each.recipe == recipe)
         joined[latest] = _with_jobs(joined[latest], [seen[each] for each in own_jobs])
@@ -247,77 +248,78 @@ def _join(found: Sequence[Standing], submitted: dict[str, Submissions], ask: Ask
             joined[at] = _with_jobs(joined[at], jobs)
         elif begins_new and (at is None or any(job.standing != "over" for job in jobs)):
             place = at if at is not None else len(joined)
-            joined.insert(place, Standing(recipe, recipe, jobs=jobs))
+            joined.insert(place, RunStatus(recipe, recipe, jobs=jobs))
     return sorted(joined, key=lambda each: each.recipe)
 
 
-def _by_hand(standing: Standing, submitted: Submissions) -> tuple[Submission, ...]:
-    """Return what stands for the job of an unfinished run that a user's own sbatch has submitted."""
-    run = standing.run
+def _by_hand(status: RunStatus, submitted: Submissions) -> tuple[Submission, ...]:
+    """Return a submission for the job of an unfinished run if the user submitted that with sbatch."""
+    run = status.run
     if run is None or run.job_id is None or run.is_complete or run.last_s is None:
         return ()
     if any(each.job_id == run.job_id for each in submitted.all):
         return ()
-    return (submitted_by_hand(standing.recipe, run.job_id, run.last_s),)
+    return (submitted_by_hand(status.recipe, run.job_id, run.last_s),)
 
 
-def _with_jobs(standing: Standing, jobs: Sequence[SeenJob]) -> Standing:
-    """Return it with more jobs, in the order in which they were first seen.
+def _with_jobs(status: RunStatus, jobs: Sequence[SubmittedJob]) -> RunStatus:
+    """Return a status with more jobs, in the order of their submission.
 
-    Of a run whose end is journaled, a Slurm that gives no answer makes nothing unknown; and once it is
-    gone on with, a job that is over matters to nobody.
+    If the end of the run is journaled, jobs by sbatch that Slurm gives no answer for are dropped, so that
+    they do not make the state unknown. Those that are over are dropped once another job is going to resume
+    the run.
     """
-    has_ended = standing.run is not None and standing.run.failure is not None
-    everything = (*standing.jobs, *jobs)
+    has_ended = status.run is not None and status.run.failure is not None
+    everything = (*status.jobs, *jobs)
     ours = [job for job in everything if job.submission.is_ours]
     others = [job for job in everything if not job.submission.is_ours and not (job.away and has_ended)]
     if any(job.is_live for job in ours):
         others = [job for job in others if job.standing != "over"]
     is_later = any(job.submission.time_s > other.submission.time_s for job in ours for other in others)
-    return replace(standing, jobs=(*others, *ours) if is_later else (*ours, *others))
+    return replace(status, jobs=(*others, *ours) if is_later else (*ours, *others))
 
 
-def _is_of(standing: Standing, submitted: Sequence[Submission]) -> bool:
-    """Tell whether one of the jobs has carried the run on."""
-    ids = standing.run.job_ids if standing.run else ()
+def _is_of(status: RunStatus, submitted: Sequence[Submission]) -> bool:
+    """Return whether the run was started or resumed by one of the jobs."""
+    ids = status.run.job_ids if status.run else ()
     return any(each.job_id in ids for each in submitted)
 
 
 def _number(name: str) -> int:
-    found = numbered_run(name)
+    found = parse_run_name(name)
     return found[1] if found else 0
 
 
-def summarize_standing(standing: Standing) -> str:
-    """Say on one line where a run stands, behind its name and the word for its state."""
-    run = standing.run
-    if standing.spoilt is not None:
-        return str(standing.spoilt)
-    jobs = [f"{name_seen(job)} {_describe_seen(standing, job)}" for job in _shown_jobs(standing)]
+def summarize_status(status: RunStatus) -> str:
+    """Return one line about a run, to follow its name and its state."""
+    run = status.run
+    if status.unreadable is not None:
+        return str(status.unreadable)
+    jobs = [f"{job_label(job)} {_describe_seen(status, job)}" for job in _shown_jobs(status)]
     if run is None:
         return "; ".join(jobs)
-    if standing.state == "finished":
+    if status.state == "finished":
         between = "; " if len(run.state.evaluations) > 1 else ", "
         return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
-    if standing.state in ("running", "unknown"):
-        beside = [f"beside it {_describe_work(branch, standing)}" for branch in standing.branches]
-        return "; ".join([_describe_work(run, standing), *beside, *(jobs or [_describe_process(standing)])])
-    if standing.state == "waiting":
+    if status.state in ("running", "unknown"):
+        branches = [f"in parallel {_describe_work(branch, status)}" for branch in status.branches]
+        return "; ".join([_describe_work(run, status), *branches, *(jobs or [_describe_process(status)])])
+    if status.state == "waiting":
         return "; ".join(jobs)
     if run.failure is None:
-        return "; ".join([*jobs, *_describe_left(standing), _resume_hint(run, standing)])
+        return "; ".join([*jobs, *_describe_orphan(status), _resume_hint(run, status)])
     failure = run.failure
     if isinstance(failure, RunInterrupted):
-        failure = failure.reworded(hint=_resume_hint(run, standing))
+        failure = failure.reworded(hint=_resume_hint(run, status))
     return "; ".join([*jobs, str(failure)])
 
 
-# The columns of the table of runs, and those that a narrow terminal goes without, one after the other.
+# The columns of the table of runs, and those that are dropped on a narrow terminal, in this order.
 _COLUMNS = ("run", "state", "phase", "reached", "started", "elapsed", "left", "result")
 _DROPPED = ("started", "reached", "elapsed", "left", "phase")
 _NUMBERS = ("reached", "elapsed", "left")
-# So much of a result is worth a column of its own.
-_RESULT = 13
+# The width to keep for the result before other columns are dropped.
+_RESULT_WIDTH = 13
 _STYLES = {
     "finished": "green",
     "running": "cyan",
@@ -329,21 +331,23 @@ _STYLES = {
 }
 
 
-def table_of_standings(
-    standings: Sequence[Standing], now_s: float, width: int | None = None
+def status_table(
+    statuses: Sequence[RunStatus], now_s: float, width: int | None = None
 ) -> list[list[tuple[str, str]]]:
-    """Return a line for each run below a header, the newest first, as pieces of text with their styles.
+    """Return a header and a line for each run, the newest first, as pieces of text with their styles.
 
-    With `width` each fits a terminal: the less important columns are left out, and a long result is cut.
+    With `width` the lines fit a terminal: less important columns are dropped, and a long result is truncated.
     """
-    newest = sorted(standings, key=lambda each: -(_started_s(each) or now_s))
+    newest = sorted(statuses, key=lambda each: -(_started_s(each) or now_s))
     rows = [_COLUMNS, *(_row(each, now_s) for each in newest)]
     widths = {name: max(len(row[index]) for row in rows) for index, name in enumerate(_COLUMNS)}
     shown = [
         name for name in _COLUMNS if name == "result" or any(row[_COLUMNS.index(name)] for row in rows[1:])
     ]
     for name in _DROPPED if width is not None else ():
-        if sum(widths[each] + 2 for each in shown[:-1]) + min(_RESULT, widths["result"]) <= (width or 0):
+        if sum(widths[each] + 2 for each in shown[:-1]) + min(_RESULT_WIDTH, widths["result"]) <= (
+            width or 0
+        ):
             break
         shown = [each for each in shown if each != name]
     lines = []
@@ -355,39 +359,39 @@ def table_of_standings(
             style = "bold" if number == 0 else _STYLES.get(text, "") if name == "state" else ""
             pieces += [(padded, style), ("  ", "")]
         room = None if width is None else max(0, width - sum(len(text) for text, _ in pieces))
-        pieces.append((_cut(row[-1], room), "" if number else "bold"))
+        pieces.append((_truncate(row[-1], room), "" if number else "bold"))
         lines.append(pieces)
     return lines
 
 
-def _cut(text: str, room: int | None) -> str:
+def _truncate(text: str, room: int | None) -> str:
     return text if room is None or len(text) <= room else f"{text[: max(0, room - 3)]}..."[:room]
 
 
-def _row(standing: Standing, now_s: float) -> tuple[str, ...]:
-    """Return what the table shows of a run, in the order of its columns."""
-    run, progress = standing.run, standing.progress
-    started_s, left_s = _started_s(standing), _left_s(standing)
-    elapsed_s = _elapsed_s(standing, now_s)
+def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:
+    """Return the cells of a run's line in the table."""
+    run, progress = status.run, status.progress
+    started_s, left_s = _started_s(status), _left_s(status)
+    elapsed_s = _elapsed_s(status, now_s)
     reached = ""
-    if progress is not None and standing.state == "running":
+    if progress is not None and status.state == "running":
         reached = f"{progress.iteration}/{progress.last_iter}"
-    elif run is not None and standing.state != "finished":
+    elif run is not None and status.state != "finished":
         reached = _reached(run, progress)
     return (
-        standing.name,
-        standing.state,
-        _place(run),
+        status.name,
+        status.state,
+        _phase_of(run),
         reached,
-        _here(started_s) if started_s is not None else "",
+        _local_time(started_s) if started_s is not None else "",
         write_clock(elapsed_s) if elapsed_s is not None else "",
         write_clock(left_s) if left_s is not None else "",
-        printable(_result(standing)),
+        printable(_result(status)),
     )
 
 
-def _place(run: ShownRun | None) -> str:
-    """Return the phase that trains, or that is next, behind its number; "" once all are finished."""
+def _phase_of(run: ShownRun | None) -> str:
+    """Return the number and name of the current phase, or of the next one; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
     names = [step.phase for step in plan_steps(run.recipe)]
@@ -397,67 +401,67 @@ def _place(run: ShownRun | None) -> str:
 
 
 def _reached(run: ShownRun, progress: Progress | None) -> str:
-    """Return the checkpoint from which an unfinished phase resumes, else the iteration that it reached."""
+    """Return the checkpoint that an unfinished phase resumes from, else the iteration that it reached."""
     newest = [kept[-1].iteration for phase, kept in run.state.checkpoints.items() if kept]
     if newest:
         return f"checkpoint {newest[-1]}"
     return f"{progress.iteration}/{progress.last_iter}" if progress is not None else ""
 
 
-def _started_s(standing: Standing) -> float | None:
-    """Return when a run began, or its first job was submitted."""
-    if standing.run is not None:
-        return standing.run.first_s
-    return min((job.submission.time_s for job in standing.jobs if job.submission.time_s), default=None)
+def _started_s(status: RunStatus) -> float | None:
+    """Return the time at which a run was started, or its first job was submitted."""
+    if status.run is not None:
+        return status.run.first_s
+    return min((job.submission.time_s for job in status.jobs if job.submission.time_s), default=None)
 
 
-def _elapsed_s(standing: Standing, now_s: float) -> float | None:
-    """Return the seconds since a run began, until now if it runs, else until its last event."""
-    run = standing.run
+def _elapsed_s(status: RunStatus, now_s: float) -> float | None:
+    """Return the seconds from the start of a run until now, or until its last event if it is not running."""
+    run = status.run
     if run is None or run.first_s is None or run.last_s is None:
         return None
-    return max(0.0, (now_s if standing.state == "running" else run.last_s) - run.first_s)
+    return max(0.0, (now_s if status.state == "running" else run.last_s) - run.first_s)
 
 
-def _left_s(standing: Standing) -> float | None:
-    progress = standing.progress
-    return progress.chain_left_s if progress is not None and standing.state == "running" else None
+def _left_s(status: RunStatus) -> float | None:
+    progress = status.progress
+    return progress.chain_left_s if progress is not None and status.state == "running" else None
 
 
-def _result(standing: Standing) -> str:
-    """Return the one thing that matters about a run: its accuracy, its loss, or why it does not run."""
-    run, progress = standing.run, standing.progress
-    if run is not None and standing.state == "finished":
+def _result(status: RunStatus) -> str:
+    """Return the most important fact about a run: its accuracy, its loss, or why it is not running."""
+    run, progress = status.run, status.progress
+    if run is not None and status.state == "finished":
         found = describe_results(run.recipe, run.state)
         return (
             next((line for line in found if "top-1" in line), "; ".join(found[:1])) or "all phases finished"
         )
-    if run is not None and standing.state == "running":
+    if run is not None and status.state == "running":
         if progress is not None and progress.loss is not None:
             return f"loss {progress.loss:#.4g}"
-        return "evaluating" if standing.is_evaluating else "preparing"
-    if run is not None and standing.state == "failed" and run.failure is not None:
+        return "evaluating" if status.is_evaluating else "preparing"
+    if run is not None and status.state == "failed" and run.failure is not None:
         return run.failure.without_hint
-    if standing.state in ("interrupted", "stopped"):
+    if status.state in ("interrupted", "stopped"):
         return "run again to resume"
-    return summarize_standing(standing)
+    return summarize_status(status)
 
 
-def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str]]:
-    """Yield all that is known of one run: a word for what it is, and it in words."""
-    run, progress = standing.run, standing.progress
-    yield "state", standing.state
-    if (started_s := _started_s(standing)) is not None:
-        yield "started", _here(started_s)
-    if (elapsed_s := _elapsed_s(standing, now_s)) is not None:
+def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]:
+    """Yield everything that is known about a run, as pairs of a label and a text."""
+    run, progress = status.run, status.progress
+    yield "state", status.state
+    if (started_s := _started_s(status)) is not None:
+        yield "started", _local_time(started_s)
+    if (elapsed_s := _elapsed_s(status, now_s)) is not None:
         yield "elapsed", write_clock(elapsed_s)
-    if run is not None and standing.state in ("running", "unknown"):
-        yield "phase", _describe_phase(run, standing)
-    elif run is not None and standing.state != "finished":
-        yield "phase", "  ".join(filter(None, (_place(run), _reached(run, progress))))
-    if run is not None and standing.state in ("running", "unknown"):
-        for branch in standing.branches:
-            yield "beside", _describe_phase(branch, standing)
+    if run is not None and status.state in ("running", "unknown"):
+        yield "phase", _describe_phase(run, status)
+    elif run is not None and status.state != "finished":
+        yield "phase", "  ".join(filter(None, (_phase_of(run), _reached(run, progress))))
+    if run is not None and status.state in ("running", "unknown"):
+        for branch in status.branches:
+            yield "branch", _describe_phase(branch, status)
     if run is not None and progress is not None:
         yield from _describe_rate(run, progress)
     for finish in run.state.finished.values() if run else ():
@@ -466,46 +470,48 @@ def detail_standing(standing: Standing, now_s: float) -> Iterator[tuple[str, str
         yield finish.phase, f"finished in {describe_duration(finish.seconds)}{speed}{loss}"
     for line in describe_results(run.recipe, run.state) if run else ():
         yield "result", line
-    for job in standing.jobs:
-        yield "job", f"{name_seen(job).removeprefix('job ')} {_describe_seen(standing, job)}"
+    for job in status.jobs:
+        yield "job", f"{job_label(job).removeprefix('job ')} {_describe_seen(status, job)}"
     if run is not None:
-        for left in _describe_left(standing):
-            yield "trainer", left
-        if standing.has_process:
-            yield "process", _describe_process(standing)
+        for orphan in _describe_orphan(status):
+            yield "trainer", orphan
+        if status.has_process:
+            yield "process", _describe_process(status)
         failure = _describe_failure(run)
-        if failure and standing.state != "finished":
-            yield "before" if _is_past(standing) else "failure", failure
+        if failure and status.state != "finished":
+            yield "before" if _is_past(status) else "failure", failure
         if run.launches:
             yield "log", run.launches[-1][1]
-        for branch in standing.branches:
+        for branch in status.branches:
             yield "log", branch.launches[-1][1]
-        if standing.state == "finished":
+        if status.state == "finished":
             for model in run.models:
                 yield "model", model
-        elif standing.state in ("failed", "interrupted", "stopped"):
-            yield "next", _resume_hint(run, standing)
+        elif status.state in ("failed", "interrupted", "stopped"):
+            yield "next", _resume_hint(run, status)
 
 
-def standing_as_json(standing: Standing) -> dict[str, Any]:
-    """Return where a run stands as JSON values; units stand in the names, times are in UTC."""
-    run, progress = standing.run, standing.progress
+def status_as_json(status: RunStatus) -> dict[str, Any]:
+    """Return the status of a run as JSON values; the keys name the units, and times are in UTC."""
+    run, progress = status.run, status.progress
     return {
-        "run": standing.name if run or standing.spoilt else None,
-        "recipe": standing.recipe,
-        "state": standing.state,
-        "said": summarize_standing(standing),
+        "run": status.name if run or status.unreadable else None,
+        "recipe": status.recipe,
+        "state": status.state,
+        "said": summarize_status(status),
         "time": _utc(run.last_s) if run and run.last_s is not None else None,
-        "progress": progress.as_json() | {"s_per_iter": _pace(run, progress)} if run and progress else None,
+        "progress": progress.as_json() | {"s_per_iter": _iteration_s(run, progress)}
+        if run and progress
+        else None,
         "beside": [
             {"phase": phase, "log": log, "progress": progress.as_json() if progress else None}
-            for branch in standing.branches
+            for branch in status.branches
             for (phase, log), progress in [(branch.launches[-1], branch.progress())]
         ],
         "phases": [asdict(finish) for finish in run.state.finished.values()] if run else [],
         "outputs": dict(run.state.outputs) if run and run.state.outputs else None,
         "evaluations": {phase: dict(each) for phase, each in run.state.evaluations.items()} if run else {},
-        "process": {"pid": run.state.pid, "host": run.state.host, "lives": standing.lives}
+        "process": {"pid": run.state.pid, "host": run.state.host, "lives": status.lives}
         if run and run.state.pid is not None
         else None,
         "jobs": [
@@ -515,56 +521,57 @@ def standing_as_json(standing: Standing) -> dict[str, Any]:
                 "phase": job.submission.phase,
                 "state": job.job.state.value if job.job else None,
                 "standing": job.standing,
-                "said": _describe_seen(standing, job),
+                "said": _describe_seen(status, job),
             }
-            for job in standing.jobs
+            for job in status.jobs
         ],
         "failure": _describe_failure(run) if run else None,
         "log": run.launches[-1][1] if run and run.launches else None,
     }
 
 
-def _resume_hint(run: ShownRun, standing: Standing) -> str:
-    """Return the command that resumes a run as it was begun: here, or in a job."""
+def _resume_hint(run: ShownRun, status: RunStatus) -> str:
+    """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
     return (
         run.resume_hint.replace("caffe-recipes run", "caffe-recipes submit")
-        if standing.jobs
+        if status.jobs
         else run.resume_hint
     )
 
 
-def _describe_left(standing: Standing) -> list[str]:
-    """Report the trainer of a killed run that is alive, which a resumed run takes over."""
-    return [] if standing.left_pid is None else [f"process {standing.left_pid} of a killed run still trains"]
+def _describe_orphan(status: RunStatus) -> list[str]:
+    """Return a line about the trainer that has outlived its run, if any; a resumed run adopts it."""
+    pid = status.orphan_pid
+    return [] if pid is None else [f"process {pid} of a killed run is still training"]
 
 
-def _is_past(standing: Standing) -> bool:
-    """Tell whether the last failure is behind the run: it has gone on, or its job is about to."""
-    run = standing.run
-    return run is not None and (run.failure is None or standing.state in ("running", "waiting"))
+def _is_past(status: RunStatus) -> bool:
+    """Return whether the run has been resumed after its last failure, or a job is about to resume it."""
+    run = status.run
+    return run is not None and (run.failure is None or status.state in ("running", "waiting"))
 
 
 def _describe_failure(run: ShownRun) -> str | None:
-    """Say what the run failed of last; what resumes it is reported elsewhere."""
+    """Return the last failure of the run, without the hint that resumes it; None without a failure."""
     failure = run.last_failure
     if failure is None:
         return None
     return failure.what if isinstance(failure, RunInterrupted) else str(failure)
 
 
-def _describe_work(run: ShownRun, standing: Standing) -> str:
-    """Say what a run, or what trains beside it, does, in a few words."""
+def _describe_work(run: ShownRun, status: RunStatus) -> str:
+    """Return what a run or a branch is doing, in a few words."""
     progress = run.progress()
     if progress is None:
-        return _describe_phase(run, standing)
+        return _describe_phase(run, status)
     place = f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"
     return ", ".join([place, *progress.timing])
 
 
-def _describe_phase(run: ShownRun, standing: Standing) -> str:
+def _describe_phase(run: ShownRun, status: RunStatus) -> str:
     progress = run.progress()
     if run.state.launch is None:
-        return "evaluating" if standing.is_evaluating else "preparing"
+        return "evaluating" if status.is_evaluating else "preparing"
     name = run.state.launch.phase
     names = [step.phase for step in plan_steps(run.recipe)]
     place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
@@ -576,45 +583,45 @@ def _describe_phase(run: ShownRun, standing: Standing) -> str:
 
 
 def _describe_rate(run: ShownRun, progress: Progress) -> Iterator[tuple[str, str]]:
-    pace = _pace(run, progress)
-    if progress.images_per_s is not None and pace is not None:
-        yield "rate", f"{progress.images_per_s:,.0f} images/s, {pace:.3g} s an iteration"
+    iteration_s = _iteration_s(run, progress)
+    if progress.images_per_s is not None and iteration_s is not None:
+        yield "rate", f"{progress.images_per_s:,.0f} images/s, {iteration_s:.3g} s per iteration"
     if progress.phase_left_s is not None and progress.chain_left_s is not None:
         phase, chain = write_clock(progress.phase_left_s), write_clock(progress.chain_left_s)
         yield "left", f"phase {phase}, run {chain}"
 
 
-def _pace(run: ShownRun, progress: Progress) -> float | None:
-    """Return the seconds of an iteration."""
+def _iteration_s(run: ShownRun, progress: Progress) -> float | None:
+    """Return the seconds per iteration; None if the speed is not known."""
     if not progress.images_per_s:
         return None
     return find_step(run.recipe, progress.phase).images_per_iter / progress.images_per_s
 
 
-def _describe_process(standing: Standing) -> str:
-    run = standing.run
+def _describe_process(status: RunStatus) -> str:
+    run = status.run
     if run is None or run.state.pid is None:
         return "no process"
     name = f"process {run.state.pid} on {run.state.host}"
-    if standing.lives is not None:
-        return name if standing.lives else f"{name}, which is gone"
-    heard = f", last seen at {_here(run.last_s)}" if run.last_s is not None else ""
-    return (
-        name if standing.state in ("running", "finished") else f"{name}{heard}: whether it lives is not known"
-    )
+    if status.lives is not None:
+        return name if status.lives else f"{name}, which has ended"
+    if status.state in ("running", "finished"):
+        return name
+    seen = f", last seen at {_local_time(run.last_s)}" if run.last_s is not None else ""
+    return f"{name}{seen}; cannot tell whether it is alive"
 
 
-def _shown_jobs(standing: Standing) -> list[SeenJob]:
-    """Return the jobs that a line shows: those that live, else the last."""
-    live = [job for job in standing.jobs if job.standing != "over"]
-    return live[:1] or list(standing.jobs[-1:])
+def _shown_jobs(status: RunStatus) -> list[SubmittedJob]:
+    """Return the job to show on a line: the first that is not over, else the last."""
+    live = [job for job in status.jobs if job.standing != "over"]
+    return live[:1] or list(status.jobs[-1:])
 
 
-def _describe_seen(standing: Standing, job: SeenJob) -> str:
-    """Say what a job does; where Slurm is away, since when that is not known."""
-    run = standing.run
+def _describe_seen(status: RunStatus, job: SubmittedJob) -> str:
+    """Return the state of a job, or since when it is not known because Slurm gives no answer."""
+    run = status.run
     if run is not None and run.last_s is not None and run.last_s > job.submission.time_s:
-        return describe_job(job, run.last_s, "then the run went on")
+        return describe_job(job, run.last_s, "the last event of the run")
     return describe_job(job)
 
 
@@ -622,5 +629,5 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _here(seconds: float) -> str:
+def _local_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,1 +1,1 @@
-"""Preflight: everything that can be known to be wrong before a run, looked at before anything is changed."""
+"""Preflight: check, before a run changes anything, all that could make it fail."""

@@ -1,12 +1,12 @@
-"""The table of what is looked at. A check returns findings; an error that it raises is one, too.
+"""The table of preflight checks, and the preflight of a recipe on its own, which changes nothing on disk.
 
-The preflight of a recipe on its own, as a run of it would begin; no lock is taken, nothing is written.
+A check returns findings; an error that it raises becomes one as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
@@ -26,7 +26,6 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.preflight.records import check_test_records, check_train_records
 from caffe_recipes.run.preflight.storage import (
     check_disk,
     check_files,
@@ -38,6 +37,7 @@ from caffe_recipes.run.preflight.storage import (
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.records import check_test_records, check_train_records
 from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
@@ -62,40 +62,53 @@ CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "snapshots": check_snapshots,
     "disk": check_disk,
 }
-# The others are the trainer's to name.
+# Checks that are skipped if another fails.
+_AFTER = {"ranks": "trainer"}
+# The checks of every run; the trainer names the others.
 _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
 
 def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> list[CheckResult]:
-    """Look at everything, whatever is wrong with the rest; nothing on any disk is changed.
+    """Run all checks and return their findings; nothing on any disk is changed.
 
-    The checks go on at once: each waits for hosts most of the time. `under_way` says what trains there now:
-    launcher and trainer are not tried beside it.
+    The checks run concurrently, since they mostly wait for hosts. If `under_way` names a training that is
+    running there, launcher and trainer are not tried.
     """
-    look = look_at_nodes(setting, plan, state, under_way)
+    view = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
+    futures: dict[str, Future[list[CheckResult]]] = {}
     try:
-        futures = [pool.submit(_look, subject, check, look) for subject, check in checks.items()]
-        return [finding for future in futures for finding in future.result()]
-    except BaseException:  # a Ctrl-C of the user's
-        look.commands.stop()
+        for subject, check in checks.items():
+            first = futures.get(_AFTER.get(subject, ""))
+            futures[subject] = pool.submit(_run_check, subject, check, view, first)
+        return [finding for future in futures.values() for finding in future.result()]
+    except BaseException:  # for example Ctrl-C
+        view.commands.stop()
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(subject: str, check: Callable[[NodeView], list[CheckResult]], look: NodeView) -> list[CheckResult]:
+def _run_check(
+    subject: str,
+    check: Callable[[NodeView], list[CheckResult]],
+    view: NodeView,
+    first: Future[list[CheckResult]] | None,
+) -> list[CheckResult]:
+    if first is not None and any(finding.error for finding in first.result()):
+        message = f"not tried, because the check of the {_AFTER[subject]} fails"
+        return [CheckResult(subject, message, warns=True)]
     try:
-        return check(look)
+        return check(view)
     except CaffeRecipesError as error:
         return [CheckResult(subject, str(error), error)]
 
 
 def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> list[CheckResult]:
-    """Look at everything that a run of a recipe would need, or its latest run needs to resume.
+    """Check everything that a new run of a recipe needs, or its latest run needs to resume.
 
-    Raises InputError for a hostfile, a profile or a program that is missing.
+    Raises InputError if the hostfile, the profile or a program is missing.
     """
     setting = find_setting(recipe, options, connect)
     folders = [] if options.new else run_folders(options.root, recipe.name)

@@ -1,4 +1,4 @@
-"""What this machine has of what the commands need, and how to install what is missing."""
+"""Check whether this machine has what the commands need, and say how to install what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import find_launcher, search_path
 from caffe_recipes.units import describe_bytes
 
-# What a node's /tmp should have room for: a recipe's snapshots, and of ImageNet the LMDB too.
+# What should be free in /tmp for a recipe's snapshots; ImageNet's LMDB needs more.
 _TMP_BYTES = 2 * 10**9
 _ASK_S = 10.0
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -23,7 +23,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine as the doctor sees it: programs are started on `host`, which is local."""
+    """The machine to examine; programs are started on `host`, which is local."""
 
     host: Host
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -31,11 +31,11 @@ class Machine:
     tmp: Path = Path("/tmp")
 
     def find(self, program: str) -> str | None:
-        """Return the path of a program on PATH."""
+        """Return the path of a program; None if it is not on PATH."""
         return shutil.which(program, path=self.environment.get("PATH", os.defpath))
 
     def version(self, argv: Sequence[str]) -> str:
-        """Return the version number in a program's first words, or nothing."""
+        """Return the first version number in the output of a command; "" if there is none."""
         try:
             done = self.host.run(list(argv), _ASK_S)
         except CaffeRecipesError:
@@ -46,9 +46,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Symptom:
-    """What was found of one need. `commands` need it; `install` is the line that provides what is missing.
+    """The result of looking for one thing that `commands` need; `install` says how to get it if missing.
 
-    `only_for` says when they do, where that is not always.
+    `only_for` says in which cases they need it; "" means always.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Symptom:
 
     @property
     def is_fatal(self) -> bool:
-        """Whether its commands cannot work without it."""
+        """Whether something is missing without which the commands cannot work."""
         return not self.is_found and not self.only_for
 
 
@@ -83,7 +83,7 @@ def _launcher(machine: Machine) -> str | None:
 
 
 def _package(*names: str) -> Callable[[Machine], str | None]:
-    """Return what finds installed packages by their metadata: importing torch takes seconds."""
+    """Return a function that finds packages by their metadata, since importing torch takes seconds."""
 
     def find(machine: Machine) -> str | None:
         versions = []
@@ -98,7 +98,7 @@ def _package(*names: str) -> Callable[[Machine], str | None]:
 
 
 def _program(name: str, *asks: str) -> Callable[[Machine], str | None]:
-    """Return what finds a program, with its version."""
+    """Return a function that finds a program and its version; `asks` are the arguments that print it."""
 
     def find(machine: Machine) -> str | None:
         path = machine.find(name)
@@ -150,7 +150,7 @@ _NEEDS = (
         "launcher",
         _RUNS,
         _launcher,
-        "no mpiexec.hydra on PATH",
+        "mpiexec.hydra not found on PATH",
         "pip install 'caffe-recipes[local]', or load your cluster's MPI module",
     ),
     _Need(
@@ -165,7 +165,7 @@ _NEEDS = (
         "Caffe",
         _RUNS,
         _caffe,
-        "no caffe on PATH, nor build/tools/caffe in $CAFFE_ROOT",
+        "caffe not found on PATH or in $CAFFE_ROOT/build/tools",
         "build SURFsara's Caffe, then export CAFFE_ROOT=its folder",
         "recipes trained by Caffe",
     ),
@@ -182,7 +182,7 @@ _NEEDS = (
         ("run", "caffe-torch"),
         _threads,
         f"one of {', '.join(_THREADS)} is above the number of cores",
-        "unset it: the recipe's omp_num_threads counts",
+        "unset it; each recipe sets omp_num_threads",
     ),
     _Need(
         "images",
@@ -217,7 +217,7 @@ _NEEDS = (
         "ssh",
         ("run", "stage"),
         _ssh,
-        "no ssh client with a key or an agent",
+        "ssh, or a key or an agent for it, not found",
         "apt-get install openssh-client; ssh-keygen -t ed25519, and ssh-copy-id HOST",
         "more than one host",
     ),
@@ -225,14 +225,14 @@ _NEEDS = (
         "Slurm",
         ("submit", "cancel", "status"),
         _program("sbatch", "--version"),
-        "no sbatch on PATH",
+        "sbatch not found on PATH",
         "run on a login node of the cluster, or load its slurm module",
     ),
     _Need(
         "git",
         ("diff",),
         _program("git", "--version"),
-        "no git on PATH",
+        "git not found on PATH",
         "apt-get install git",
         "git revisions",
     ),
@@ -241,7 +241,7 @@ COMMANDS_WITH_NEEDS = tuple(sorted({command for need in _NEEDS for command in ne
 
 
 def examine(machine: Machine, commands: Sequence[str] = ()) -> Iterator[Symptom]:
-    """Look for what `commands` need on this machine, or all commands if none is named; nothing is changed."""
+    """Check what `commands`, or all commands, need on this machine; nothing is changed."""
     for need in _NEEDS:
         if commands and not set(commands) & set(need.commands):
             continue

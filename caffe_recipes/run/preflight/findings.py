@@ -1,6 +1,6 @@
-"""What a look gives: findings, each of one subject, with the hosts on which it fails.
+"""Findings of the preflight, each on one subject, with the hosts on which it fails.
 
-Commands under way, so that whoever stops a preflight stops them all.
+Also: the commands that it is running, so that all of them can be stopped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from caffe_recipes.cluster.hostfile import fold_hosts
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed
 from caffe_recipes.wording import describe_names
 
-# A longer list of names hides what follows them.
+# The most characters of host names in a message; more would hide what follows them.
 _NAMES = 60
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at: a `message` of what was seen, which may be worth a warning, or the error.
+    """A finding: a `message`, which may be a warning, or an error.
 
-    `hosts` are those on which it fails; none if it is not about particular hosts. `unfit` hosts are spares
-    that are not to be used.
+    `hosts` are those on which the check fails; empty if it is not about particular hosts. If `unfit`, they
+    are spares that must not be used.
     """
 
     subject: str
@@ -37,13 +37,13 @@ class CheckResult:
 
     @property
     def mark(self) -> Literal["ok", "warn", "failed"]:
-        """Say in a word how it is."""
+        """The status as one word."""
         return "failed" if self.error else "warn" if self.warns else "ok"
 
 
 @dataclass(frozen=True)
 class HostProblem:
-    """What is wrong on one host, at a `place` there if it has one; without `fails` it is worth a warning."""
+    """What is wrong on one host, at a path or `place` there; only a warning unless it `fails`."""
 
     host: str
     what: str
@@ -53,23 +53,23 @@ class HostProblem:
     error: CaffeRecipesError | None = field(default=None, compare=False)
 
 
-def trouble_of(host: str, error: CaffeRecipesError) -> HostProblem:
-    """Return what an error of one host says of it."""
-    # What befell a jump host keeps that one's name.
+def as_problem(host: str, error: CaffeRecipesError) -> HostProblem:
+    """Return an error about a host as a problem of that host."""
+    # An error on a jump host keeps the jump host's name.
     place = error.place if isinstance(error, HostFailed) and error.host == host else error.where
     return HostProblem(host, error.what, error.hint, place, error=error)
 
 
-def as_findings(subject: str, troubles: Sequence[HostProblem], when_fine: str = "") -> list[CheckResult]:
-    """Return a finding for each thing that is wrong, with all of its hosts; `when_fine`, if nothing is wrong.
+def as_findings(subject: str, problems: Sequence[HostProblem], when_fine: str = "") -> list[CheckResult]:
+    """Return one finding per problem, with all of its hosts; the message `when_fine` if there is no problem.
 
     >>> full = [HostProblem("n1", "is full"), HostProblem("n2", "is full")]
     >>> [one.message for one in as_findings("disk", full)]
     ['n[1-2]: is full']
     """
     groups: dict[tuple[str, str, bool], list[HostProblem]] = {}
-    for trouble in troubles:
-        groups.setdefault((trouble.place, trouble.what, trouble.fails), []).append(trouble)
+    for problem in problems:
+        groups.setdefault((problem.place, problem.what, problem.fails), []).append(problem)
     found = [
         _finding(subject, group) for group in sorted(groups.values(), key=lambda group: not group[0].fails)
     ]
@@ -77,10 +77,10 @@ def as_findings(subject: str, troubles: Sequence[HostProblem], when_fine: str = 
 
 
 def describe_outcome(found: Sequence[CheckResult]) -> str:
-    """Say in a line what all findings come to, and what to do.
+    """Return a summary of all findings in one line, with what to do next.
 
     >>> describe_outcome([CheckResult("disk", "is full", HostFailed("n1", "full"))])
-    '1 check fails (disk): fix what is listed above, and repeat'
+    '1 check fails (disk): fix what is listed above, and try again'
     """
     failed = list(dict.fromkeys(finding.subject for finding in found if finding.error))
     warned = list(dict.fromkeys(finding.subject for finding in found if finding.warns))
@@ -88,14 +88,14 @@ def describe_outcome(found: Sequence[CheckResult]) -> str:
         hosts = list(dict.fromkeys(host for finding in found if finding.error for host in finding.hosts))
         on = f" on {fold_names(hosts)}" if hosts else ""
         fails = "check fails" if len(failed) == 1 else "checks fail"
-        return f"{len(failed)} {fails}{on} ({', '.join(failed)}): fix what is listed above, and repeat"
+        return f"{len(failed)} {fails}{on} ({', '.join(failed)}): fix what is listed above, and try again"
     if warned:
-        return f"nothing fails; look at the warnings ({', '.join(warned)}), then start it with `run`"
-    return "all is well; start it with `run`"
+        return f"no check fails; read the warnings ({', '.join(warned)}), then start it with `run`"
+    return "all checks pass; start it with `run`"
 
 
 def fold_names(names: Sequence[str]) -> str:
-    """Write hosts as a node list; the first few of them where that is long.
+    """Return hosts as a node list, or the first few names if that is long.
 
     >>> fold_names(["c401-001", "c401-002"])
     'c401-[001-002]'
@@ -105,7 +105,7 @@ def fold_names(names: Sequence[str]) -> str:
 
 
 def _finding(subject: str, group: Sequence[HostProblem]) -> CheckResult:
-    first, hosts = group[0], tuple(trouble.host for trouble in group)
+    first, hosts = group[0], tuple(problem.host for problem in group)
     where = ":".join(part for part in (fold_names(hosts), first.place) if part)
     error = (first.error or HostFailed(first.host, "")).reworded(where, first.what, first.hint)
     if first.fails:
@@ -115,14 +115,14 @@ def _finding(subject: str, group: Sequence[HostProblem]) -> CheckResult:
 
 @dataclass
 class Commands:
-    """What runs now; once stopped, nothing is started any more."""
+    """The commands that are running; after `stop` none can be started."""
 
     _running: set[Running] = field(default_factory=set)
     _stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, host: Host, argv: Sequence[str], limit_s: float, stdin: bytes = b"") -> Completed:
-        """Run a command on a host to its end; raises ClusterError."""
+        """Run a command on a host and wait for it. Raises ClusterError, also after `stop`."""
         running = host.start(argv, limit_s)
         with self._lock:
             self._running.add(running)
@@ -130,20 +130,20 @@ class Commands:
         try:
             if stopped:
                 running.stop()
-                raise HostFailed(host.name, "is not asked any more: the preflight was stopped", "repeat it")
+                raise HostFailed(host.name, "was not checked: the preflight was stopped", "repeat it")
             return running.finish(limit_s, stdin)
         finally:
             with self._lock:
                 self._running.discard(running)
 
     def pause(self, seconds: float) -> None:
-        """Wait; raises ClusterError once stopped."""
+        """Sleep. Raises ClusterError after `stop`."""
         time.sleep(seconds)
         if self._stopped:
-            raise ClusterError("", "nothing is waited for any more: the preflight was stopped", "repeat it")
+            raise ClusterError("", "the preflight was stopped", "repeat it")
 
     def stop(self) -> None:
-        """End all that runs."""
+        """End all running commands, and allow no new ones."""
         with self._lock:
             self._stopped, running = True, list(self._running)
         for one in running:

@@ -1,6 +1,6 @@
-"""What all checks look at: the setting, the plan, how far the run is, and what each host says of itself.
+"""The input of all checks: the setting, the plan, the state of the run, and the facts of each host.
 
-The facts of a node, asked for by one call of `facts.sh`.
+A host's facts are collected by one call of `facts.sh`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from caffe_recipes.run.steps import RunPlan, Training
 
 @dataclass(frozen=True)
 class Processors:
-    """What a node computes on: the numbers of its logical processors, its sockets and cores.
+    """The processors of a node: the numbers of its logical processors, its cores and sockets.
 
-    `sockets` is None where the kernel does not say, and `socket_of` a processor is then empty.
+    `socket_of` maps a processor to its socket. If the kernel does not report sockets, `sockets` is None and
+    `socket_of` is empty.
     """
 
     numbers: frozenset[int]
@@ -34,7 +35,7 @@ class Processors:
     socket_of: Mapping[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Write them as people do: sockets x cores."""
+        """Return the sockets and cores, such as "2 x 24 cores"."""
         if self.sockets is None:
             return f"{self.cores} cores"
         return f"{self.sockets} x {self.cores // self.sockets} cores"
@@ -42,7 +43,7 @@ class Processors:
 
 @dataclass(frozen=True)
 class Folder:
-    """The nearest folder above a path that is there: its disk, the room, and who may write."""
+    """The nearest existing folder at or above a path: its disk, its free space, and who may write to it."""
 
     disk: str
     free_bytes: int
@@ -52,7 +53,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Stray:
-    """A file under a name of ours that is a link, another user's, or no file at all."""
+    """Something at a path to which we will write: a link, another user's file, or not a regular file."""
 
     kind: str
     owner: str
@@ -61,11 +62,11 @@ class Stray:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node says of itself; paths are those that were asked for.
+    """The facts of a node; keys that are paths are those of the questions.
 
-    `skew_s` is its clock less ours, within `doubt_s`, half of the question's way there and back. `boot_id` is
-    its kernel's, None if that does not tell. `ranks` are the launch and the number of each rank there,
-    `tmp_bytes` the size of /tmp.
+    `skew_s` is its clock minus ours, with an uncertainty of `doubt_s`, half the round-trip time. `boot_id` is
+    that of its kernel, None if unknown. `ranks` are the (launch, rank) of each rank running there.
+    `tmp_bytes` is the size of /tmp.
     """
 
     host: str
@@ -91,9 +92,9 @@ Question = tuple[str, str]
 
 
 def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
-    """Ask a node for its facts, and look at paths there; raises ClusterError if it gives no answer.
+    """Ask a node for its facts, and for those of paths. Raises ClusterError if it does not answer.
 
-    A question is a word that `facts.sh` knows, and a path.
+    A question is a keyword of `facts.sh`, and a path.
     """
     host.connect()
     words = [word for question in questions for word in question]
@@ -109,7 +110,7 @@ def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], floa
 def parse_facts(
     host: str, records: Sequence[str], questions: Sequence[Question], asked: tuple[float, float]
 ) -> NodeFacts:
-    """Read an answer; `asked` are our clock before and after. Raises ValueError where anything is missing."""
+    """Parse an answer; `asked` is our clock before and after. Raises ValueError if anything is missing."""
     by_kind: dict[str, list[str]] = {}
     for record in records:
         kind, _, rest = record.partition(" ")
@@ -137,7 +138,7 @@ def parse_facts(
 
 
 def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
-    """Read the lines of /proc/cpuinfo; without `physical id` a processor is taken for a core.
+    """Parse the lines of /proc/cpuinfo; without `physical id`, each processor counts as a core.
 
     >>> lines = ["processor: 0", "physical id: 0", "cpu cores: 1", "processor: 1", "physical id: 1"]
     >>> str(parse_cpuinfo(lines, usable=2))
@@ -197,9 +198,10 @@ _ASK_S = 120.0
 
 @dataclass(frozen=True)
 class NodeView:
-    """What is looked at; `facts` are of the hosts that answered, `errors` of those that did not.
+    """The input of the checks; `facts` are of the hosts that answered, `errors` of those that did not.
 
-    `under_way` says what trains there now, beside which nothing is to be tried.
+    `under_way` describes a training that is running there, beside which nothing is tried; "" if there is
+    none.
     """
 
     setting: Setting
@@ -217,29 +219,29 @@ class NodeView:
 
     @property
     def first(self) -> NodeFacts | None:
-        """What rank 0's host says of itself; None if it does not answer."""
+        """The facts of rank 0's host; None if it does not answer."""
         return self.facts.get(self.setting.hosts[0].name)
 
     @property
     def unfinished(self) -> tuple[Training, ...]:
-        """The trainings that are still to be done."""
+        """The trainings that are not finished."""
         return tuple(step for step in self.plan.trainings if step.phase not in self.state.finished)
 
     def answered(self, hosts: Sequence[Host]) -> tuple[Host, ...]:
-        """Return those of the hosts that answered."""
+        """Return the given hosts that answered."""
         return tuple(host for host in hosts if host.name in self.facts)
 
-    def skip(self, subject: str, hosts: Sequence[str]) -> list[CheckResult]:
-        """Return the finding of what cannot be looked at without hosts that do not answer."""
-        return [CheckResult(subject, f"not looked at without {fold_names(hosts)}", warns=True)]
+    def skip_unreachable(self, subject: str, hosts: Sequence[str]) -> list[CheckResult]:
+        """Return the finding of a check that needs hosts which do not answer."""
+        return [CheckResult(subject, f"not checked: no answer from {fold_names(hosts)}", warns=True)]
 
-    def leave(self, subject: str) -> list[CheckResult]:
-        """Return the finding of what is not tried beside a training."""
+    def skip_under_way(self, subject: str) -> list[CheckResult]:
+        """Return the finding of a check that is not done beside a training."""
         return [CheckResult(subject, f"not tried: {self.under_way}", warns=True)]
 
 
 def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:
-    """Ask all hosts for their facts, at once."""
+    """Ask all hosts for their facts, concurrently."""
     questions = _questions(setting, plan)
     answers = ask_all(setting.hosts, lambda host: ask_node(host, questions), _ASK_S)
     facts = {answer.host.name: answer.value for answer in answers if answer.value is not None}
@@ -248,13 +250,13 @@ def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: s
 
 
 def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
-    """Return what the names of a run's snapshots begin with, on the first host."""
+    """Return the path prefixes of a run's snapshots on the first host."""
     steps = plan.trainings
     return list(dict.fromkeys(setting.path(setting.trainer.prefix(step)) for step in steps))
 
 
 def lmdb_path(setting: Setting) -> str:
-    """Return the file that the training LMDB is on each host."""
+    """Return the path of the training LMDB's data file on each host."""
     return setting.path(f"{setting.trainer.data_folder}/data.mdb")
 
 

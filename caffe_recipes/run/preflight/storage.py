@@ -1,10 +1,9 @@
-"""The files that a training names: prototxts and weights, the same on every host as here.
+"""Check files and disks:
 
-The folders of the Caffe root that a run writes to on this machine.
-
-The LMDBs: there or to be staged, whole, and with labels that the net has classes for.
-
-The first host's disk and ours: room for what is still to come, and snapshots that nobody can exchange.
+- prototxts and weights, which must be the same on every host as here,
+- the folders of the Caffe root that a run writes to on this machine,
+- the LMDBs: on the hosts or to be staged, complete, and with labels within the net's classes,
+- the disks of the first host and of this machine: free space, and snapshots that nobody else can replace.
 """
 
 from __future__ import annotations
@@ -29,53 +28,53 @@ from caffe_recipes.run.context import Setting
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
-from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, trouble_of
+from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import STAGING_HINT, find_staging_env
 from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_bytes, describe_duration
 
-# What a host reads in a second or two; of more the size has to do.
+# A host reads this in a second or two; of larger files only the sizes are compared.
 HASHED_BYTES = 1e9
 _HASH_S = 600.0
-_SHARED = "the Caffe root must be one folder that all hosts see"
+_SHARED = "the Caffe root must be on a file system that all hosts share"
 
 
-def check_files(look: NodeView) -> list[CheckResult]:
-    """Compare the trainer's files that are in place with the recipe's, and those of each host with ours.
+def check_files(view: NodeView) -> list[CheckResult]:
+    """Compare the trainer's files with those that the recipe generates, and each host's files with ours.
 
-    Raises InputError for one that differs from what the recipe generates, unless it is to be overwritten.
+    Raises InputError if a file differs from what the recipe generates, unless it is to be overwritten.
     """
-    setting, differences = look.setting, find_differences(look.plan.files, look.setting.root)
+    setting, differences = view.setting, find_differences(view.plan.files, view.setting.root)
     changed = [diff.path for diff in differences if diff.what == "changed"]
     if changed and not setting.overwrite:
         what = "differs from what the recipe generates"
         raise InputError(setting.path(changed[0]), what, "move it away, or give --overwrite")
     here = LocalHost()
     ours = {
-        path: file_digest(here, path) for path in map(setting.path, look.plan.files) if Path(path).is_file()
+        path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()
     }
-    troubles = [
+    problems = [
         HostProblem(facts.host, "no such file there" if seen is None else "differs from ours", _SHARED, path)
-        for facts in look.facts.values()
+        for facts in view.facts.values()
         for path, digest in ours.items()
         if (seen := facts.digests.get(path)) != digest
     ]
-    placed = f"{len(look.plan.files)} in {', '.join(setting.trainer.folders())}"
-    return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(troubles), placed)
+    placed = f"{len(view.plan.files)} in {', '.join(setting.trainer.folders())}"
+    return as_findings(f"{setting.trainer.file_kind}s", _first_of_each_host(problems), placed)
 
 
-def check_start(look: NodeView) -> list[CheckResult]:
-    """Look into what the unfinished phases start from, here and on every host that is to read it.
+def check_start(view: NodeView) -> list[CheckResult]:
+    """Check the weights that unfinished phases start from, here and on every host that reads them.
 
-    What an unfinished phase is still to make is left out. Raises WeightsError.
+    Weights that an unfinished phase will write are skipped. Raises WeightsError.
     """
-    setting, state = look.setting, look.state
+    setting, state = view.setting, view.state
     finished = state.snapshots
-    made = {path for step in look.plan.trainings for path in step.kept} - finished.keys()
-    trained = [(step.weights, step.net) for step in look.unfinished]
-    needed = [*trained, *((testing.weights, testing.net) for testing in look.plan.testings)]
+    made = {path for step in view.plan.trainings for path in step.kept} - finished.keys()
+    trained = [(step.weights, step.net) for step in view.unfinished]
+    needed = [*trained, *((testing.weights, testing.net) for testing in view.plan.testings)]
     given = dict.fromkeys((path, net) for path, net in needed if path and path not in made)
     for path, net in given:
         if path in finished:
@@ -85,16 +84,16 @@ def check_start(look: NodeView) -> list[CheckResult]:
         setting.trainer.check_model(net, Path(setting.path(path)))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
-    troubles = unlike_here(look.hosts, [setting.path(path) for path in read])
-    return as_findings("starts from", troubles, first or setting.trainer.untrained)
+    problems = find_differing_files(view.hosts, [setting.path(path) for path in read])
+    return as_findings("starts from", problems, first or setting.trainer.initialization)
 
 
-def unlike_here(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem]:
-    """Compare files on hosts with those here, all hosts at once: their sizes, and their digests if small."""
+def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem]:
+    """Compare files on all hosts with ours: their sizes, and, if they are small, their digests."""
     here, distant = LocalHost(), [host for host in hosts if not host.is_local]
     if not distant:
         return []
-    troubles: list[HostProblem] = []
+    problems: list[HostProblem] = []
     for path in paths:
         size = file_bytes(here, path) or 0
         digest = file_digest(here, path) if size <= HASHED_BYTES else None
@@ -109,30 +108,30 @@ def unlike_here(hosts: Sequence[Host], paths: Sequence[str]) -> list[HostProblem
 
         for answer in ask_all(distant, judge, _HASH_S):
             if answer.error is not None:
-                troubles.append(trouble_of(answer.host.name, answer.error))
+                problems.append(as_problem(answer.host.name, answer.error))
             elif answer.value is not None:
                 hint = f"every rank reads it: {_SHARED}"
-                troubles.append(HostProblem(answer.host.name, answer.value, hint, path))
-    return troubles
+                problems.append(HostProblem(answer.host.name, answer.value, hint, path))
+    return problems
 
 
-def _first_of_each_host(troubles: Sequence[HostProblem]) -> list[HostProblem]:
-    """Keep one trouble a host: where one file differs, others of the folder do."""
-    return list({trouble.host: trouble for trouble in reversed(troubles)}.values())[::-1]
+def _first_of_each_host(problems: Sequence[HostProblem]) -> list[HostProblem]:
+    """Keep the first problem of each host: if one file differs, others of its folder do as well."""
+    return list({problem.host: problem for problem in reversed(problems)}.values())[::-1]
 
 
 MayWrite = Callable[[Path], bool]
 
 
 def may_write(folder: Path) -> bool:
-    """Tell whether files can be made in a folder; on a read-only file system root cannot, either."""
+    """Return whether files can be created in a folder; False on a read-only file system, even for root."""
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def check_folders(look: NodeView, writes: MayWrite = may_write) -> list[CheckResult]:
-    """Name where no run, no lock, or none of the trainer's files that are still lacking could be written."""
-    setting = look.setting
-    lacking = [one for one in find_differences(look.plan.files, setting.root) if one.what != "stale"]
+def check_folders(view: NodeView, writes: MayWrite = may_write) -> list[CheckResult]:
+    """Report the folders where a run, its lock, or the missing files of the trainer cannot be written."""
+    setting = view.setting
+    lacking = [one for one in find_differences(view.plan.files, setting.root) if one.what != "stale"]
     folders = [RUNS, setting.show(RecipeLock(setting.root, setting.recipe.name).folder)]
     folders += setting.trainer.folders() if lacking else []
     nearest: dict[Path, list[str]] = {}
@@ -145,12 +144,12 @@ def check_folders(look: NodeView, writes: MayWrite = may_write) -> list[CheckRes
     shared = [near for near in nearest if is_changed_by_group(near.stat())]
     if not shared:
         return [CheckResult("folders", found)]
-    groups = f"by the group of {', '.join(map(str, shared))} too, whose members are believed like you"
+    groups = f"by the group of {', '.join(map(str, shared))} too, whose members are trusted like you"
     return [CheckResult("folders", f"{found}, {groups}", warns=True)]
 
 
 def _nearest_path(folder: Path) -> Path:
-    """Return the nearest thing above a folder, or the folder itself, that is there."""
+    """Return the nearest existing path at or above a folder; it need not be a folder."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
@@ -163,43 +162,43 @@ def _judge_folder(near: Path, names: Sequence[str], writes: MayWrite) -> InputEr
     return None
 
 
-# Of a huge LMDB so many records are looked at, evenly spread.
+# The most records of an LMDB to check, evenly spread.
 _SAMPLE = 2000
 
 
-def check_train_lmdb(look: NodeView) -> list[CheckResult]:
-    """Look into the LMDB that is to be staged, and at what lies at its place on each host.
+def check_train_lmdb(view: NodeView) -> list[CheckResult]:
+    """Check the LMDB to stage, and what each host has at its path.
 
-    Without one to stage, each host must have it. Raises DataError.
+    If there is none to stage, each host must have it. Raises DataError.
     """
-    setting, source = look.setting, look.setting.lmdb_source
+    setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        seen = _count_records(source, look, setting.recipe.train_images)
-        return _plan_staging(look, source, f"{setting.show(source)}: {seen}")
+        seen = _count_records(source, view, setting.recipe.train_images)
+        return _plan_staging(view, source, f"{setting.show(source)}: {seen}")
     if source in setting.built_data and not source.exists():
         return [CheckResult("training data", _builder(setting, source))]
-    return _compare_lmdbs(look)
+    return _compare_lmdbs(view)
 
 
-def check_test_lmdb(look: NodeView) -> list[CheckResult]:
-    """Look into the test LMDB, where anything is tested; raises DataError."""
-    setting, recipe = look.setting, _recipe_of(look)
+def check_test_lmdb(view: NodeView) -> list[CheckResult]:
+    """Check the test LMDB, if anything is tested. Raises DataError."""
+    setting, recipe = view.setting, _recipe_of(view)
     path = setting.root / recipe.data.test.lmdb
-    phases = [recipe.phase(step.phase) for step in look.plan.trainings]
-    if not look.plan.testings and not any(phase.test_iter for phase in phases):
-        records = "none is needed"
+    phases = [recipe.phase(step.phase) for step in view.plan.trainings]
+    if not view.plan.testings and not any(phase.test_iter for phase in phases):
+        records = "not needed"
     elif path in setting.built_data and not path.exists():
         records = _builder(setting, path)
     else:
-        records = f"{setting.show(path)}: {_count_records(path, look, recipe.data.test.images)}"
+        records = f"{setting.show(path)}: {_count_records(path, view, recipe.data.test.images)}"
     return [CheckResult("test data", records)]
 
 
-def _plan_staging(look: NodeView, folder: Path, records: str) -> list[CheckResult]:
-    """Say what staging would do, or where it cannot: another LMDB, no room, a folder that is not ours."""
-    setting, hosts = look.setting, look.answered(look.setting.lmdb_hosts)
+def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResult]:
+    """Return what staging would do, or why it cannot: another LMDB, no space, a folder that is not ours."""
+    setting, hosts = view.setting, view.answered(view.setting.lmdb_hosts)
     if not hosts:
-        return look.skip("training data", [host.name for host in setting.lmdb_hosts])
+        return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
     lmdb, source = setting.path(setting.trainer.data_folder), find_source(folder)
     states, manifest = survey(hosts, lmdb, source, cache_folder())
     plan = plan_from(states, lmdb, source, manifest, find_staging_env(setting.profile, setting.how))
@@ -208,38 +207,38 @@ def _plan_staging(look: NodeView, folder: Path, records: str) -> list[CheckResul
         staged = "staged"
     else:
         takes = (
-            f", some {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
+            f", about {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
         )
         staged = f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
-    troubles = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
-    return as_findings("training data", troubles, f"{records}; {staged}")
+    problems = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
+    return as_findings("training data", problems, f"{records}; {staged}")
 
 
-def _compare_lmdbs(look: NodeView) -> list[CheckResult]:
-    """Compare the LMDBs that hosts have already: by their sizes, since hashing takes minutes."""
-    setting, data, source = look.setting, _recipe_of(look).data.train, look.setting.lmdb_source
+def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
+    """Compare the LMDBs that the hosts have, by their sizes, since hashing takes minutes."""
+    setting, data, source = view.setting, _recipe_of(view).data.train, view.setting.lmdb_source
     sizes = {
-        host.name: look.facts[host.name].sizes[lmdb_path(setting)][0] or 0
-        for host in look.answered(setting.lmdb_hosts)
+        host.name: view.facts[host.name].sizes[lmdb_path(setting)][0] or 0
+        for host in view.answered(setting.lmdb_hosts)
     }
     if not sizes:
-        return look.skip("training data", [host.name for host in setting.lmdb_hosts])
+        return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
     what = "no LMDB there, and none to stage" + (f" from {setting.show(source)}" if source else "")
     hint = "give the folder that holds data.mdb with --lmdb-source"
-    troubles = [HostProblem(host, what, hint, data.lmdb) for host, size in sizes.items() if not size]
+    problems = [HostProblem(host, what, hint, data.lmdb) for host, size in sizes.items() if not size]
     common = max(sizes.values(), key=list(sizes.values()).count)
-    troubles += [
+    problems += [
         HostProblem(host, f"has {size:,} bytes, the others {common:,}", "stage it again", data.lmdb)
         for host, size in sizes.items()
         if size and common and size != common
     ]
     first = setting.lmdb_hosts[0]
-    if troubles or not first.is_local:
-        return as_findings("training data", troubles, f"{data.lmdb}: there")
+    if problems or not first.is_local:
+        return as_findings("training data", problems, f"{data.lmdb}: present")
     return [
         CheckResult(
             "training data",
-            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), look, data.images)}",
+            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), view, data.images)}",
         )
     ]
 
@@ -252,32 +251,32 @@ def _builder(setting: Setting, path: Path) -> str:
     return f"{setting.show(path)}: will be built"
 
 
-def _recipe_of(look: NodeView) -> Recipe:
-    recipe = look.setting.recipe
-    assert isinstance(recipe, Recipe)  # only Caffe names these rows
+def _recipe_of(view: NodeView) -> Recipe:
+    recipe = view.setting.recipe
+    assert isinstance(recipe, Recipe)  # only the Caffe trainer asks for these checks
     return recipe
 
 
-def _count_records(path: Path, look: NodeView, images: int) -> str:
-    seen = check_datums(path, look.setting.trainer.classes(), limit=_SAMPLE)
+def _count_records(path: Path, view: NodeView, images: int) -> str:
+    seen = check_datums(path, view.setting.trainer.classes(), limit=_SAMPLE)
     counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
     return f"{counted}, labels{sampled} within the classes"
 
 
-# Two pairs of files are kept on the way, and a third is being written.
+# Files of checkpoints that exist at a time: two pairs are kept, and a third is being written.
 _CHECKPOINTS = 6
 _HERE = "this machine"
 _STRAYS = {
     "link": "is a link, of user {}: Caffe would write through it",
-    "foreign": "belongs to user {}, who could exchange what we fetch",
-    "other": "is no file, of user {}",
+    "foreign": "belongs to user {}, who could replace what we fetch",
+    "other": "is not a regular file, of user {}",
 }
 
 
 @dataclass
 class _Disk:
-    """A disk that is written to: whose, a folder on it, its room, and what is still to be written."""
+    """A disk that is written to: its host, a folder on it, the free bytes, and the bytes to write."""
 
     host: str
     path: str
@@ -295,95 +294,99 @@ def _room_at(folder: Path) -> int:
     return room.f_bavail * room.f_frsize
 
 
-def check_snapshots(look: NodeView) -> list[CheckResult]:
-    """Name what lies where Caffe will write snapshots and is not ours, and folders that we cannot trust."""
-    facts = look.first
+def check_snapshots(view: NodeView) -> list[CheckResult]:
+    """Report files of others at the paths of snapshots, and folders that are not safe to write them to."""
+    facts = view.first
     if facts is None:
-        return look.skip("snapshots", [look.setting.hosts[0].name])
-    shown = ", ".join(look.setting.show(path) for path in _snapshot_folders(look))
-    return as_findings("snapshots", judge_snapshots(look, facts), f"{facts.host}: in {shown}")
+        return view.skip_unreachable("snapshots", [view.setting.hosts[0].name])
+    shown = ", ".join(view.setting.show(path) for path in _snapshot_folders(view))
+    return as_findings("snapshots", judge_snapshots(view, facts), f"{facts.host}: in {shown}")
 
 
-def judge_snapshots(look: NodeView, facts: NodeFacts) -> list[HostProblem]:
-    """Return what is wrong where Caffe would write the snapshots of unfinished phases on a host."""
-    names = {name for step in look.unfinished for name in _written(look, step)}
-    troubles = [_judge_stray(facts, stray) for stray in facts.strays if stray.path in names]
-    for path in _snapshot_folders(look):
+def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
+    """Return the problems at the paths on a host to which snapshots of unfinished phases would be written."""
+    names = {name for step in view.unfinished for name in _written(view, step)}
+    problems = [_stray_problem(facts, stray) for stray in facts.strays if stray.path in names]
+    for path in _snapshot_folders(view):
         if not facts.folders[path].writable:
-            troubles.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
+            problems.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
         elif facts.folders[path].open_to_all:
-            what = "anybody can exchange what is written there"
-            troubles.append(HostProblem(facts.host, what, "set its sticky bit: chmod +t", path))
-    return troubles
+            what = "anybody can replace the files in it"
+            problems.append(HostProblem(facts.host, what, "set its sticky bit: chmod +t", path))
+    return problems
 
 
-def check_disk(look: NodeView, room_at: Callable[[Path], int] = _room_at) -> list[CheckResult]:
-    """Count on what Caffe writes on the first host, what is kept of it here, and the LMDB to be staged.
+def check_disk(view: NodeView, room_at: Callable[[Path], int] = _room_at) -> list[CheckResult]:
+    """Check the free space for snapshots on the first host, for those kept here, and for the LMDB to stage.
 
-    Our disk is a row of its own, unless Caffe writes to it, too; `room_at` tells the bytes free on it.
+    Our own disk is a separate finding, unless the first host writes to it as well. `room_at` returns the
+    free bytes of a local folder.
     """
-    facts = look.first
+    facts = view.first
     if facts is None:
-        return look.skip("disk", [look.setting.hosts[0].name])
-    sizes = _sizes(look)
-    disks = _count(look, facts, sizes, room_at)
+        return view.skip_unreachable("disk", [view.setting.hosts[0].name])
+    sizes = _sizes(view)
+    disks = _count(view, facts, sizes, room_at)
     found: list[CheckResult] = []
     for subject, rows in (
         ("disk", [disk for name, disk in disks.items() if name != _HERE]),
         ("disk here", [disk for name, disk in disks.items() if name == _HERE]),
     ):
-        troubles = [_lacks_room(disk) for disk in rows if disk.free_bytes < disk.needed_bytes]
+        problems = [_space_problem(disk) for disk in rows if disk.free_bytes < disk.needed_bytes]
         size = describe_bytes(sum(disk.snapshot_bytes for disk in rows))
         wanted = (
-            "snapshots, whose size the images decide" if None in sizes.values() else f"{size} of snapshots"
+            "snapshots of a size that depends on the images"
+            if None in sizes.values()
+            else f"{size} of snapshots"
         )
         free = describe_bytes(min((disk.free_bytes for disk in rows), default=0))
-        found += as_findings(subject, troubles, f"{free} free on {rows[0].host} for {wanted}" if rows else "")
-    return found or [CheckResult("disk", "nothing more to write")]
+        found += as_findings(subject, problems, f"{free} free on {rows[0].host} for {wanted}" if rows else "")
+    return found or [CheckResult("disk", "nothing left to write")]
 
 
-def judge_disk(look: NodeView, facts: NodeFacts) -> list[HostProblem]:
-    """Return the disks that lack room if Caffe writes the snapshots of unfinished phases on a host."""
-    disks = _count(look, facts, _sizes(look), _room_at)
-    return [_lacks_room(disk) for disk in disks.values() if disk.free_bytes < disk.needed_bytes]
+def judge_disk(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
+    """Return the disks that lack space if a host writes the snapshots of the unfinished phases."""
+    disks = _count(view, facts, _sizes(view), _room_at)
+    return [_space_problem(disk) for disk in disks.values() if disk.free_bytes < disk.needed_bytes]
 
 
-def _sizes(look: NodeView) -> dict[str, int | None]:
-    """Return the bytes of each unfinished net; None where only the images tell the number of channels."""
-    setting = look.setting
-    return {step.net: setting.trainer.model_bytes(step.net) for step in look.unfinished}
+def _sizes(view: NodeView) -> dict[str, int | None]:
+    """Return the size in bytes of each unfinished net; None if it depends on the images' channels."""
+    setting = view.setting
+    return {step.net: setting.trainer.model_bytes(step.net) for step in view.unfinished}
 
 
 def _count(
-    look: NodeView, facts: NodeFacts, sizes: Mapping[str, int | None], room_at: Callable[[Path], int]
+    view: NodeView, facts: NodeFacts, sizes: Mapping[str, int | None], room_at: Callable[[Path], int]
 ) -> dict[str, _Disk]:
-    """Return the disks that are written to, with all that is still to come there."""
-    keeps = _nearest_folder(look.setting.root / RUNS)
+    """Return the disks that are written to, with the bytes that are still to be written to each."""
+    keeps = _nearest_folder(view.setting.root / RUNS)
     here = _Disk(_HERE, str(keeps), room_at(keeps))
-    disks = _count_snapshots(look, facts, here, {net: size or 0 for net, size in sizes.items()})
-    _add_lmdb(look, facts, disks)
+    disks = _count_snapshots(view, facts, here, {net: size or 0 for net, size in sizes.items()})
+    _add_lmdb(view, facts, disks)
     return disks
 
 
 def _count_snapshots(
-    look: NodeView, facts: NodeFacts, here: _Disk, sizes: Mapping[str, int]
+    view: NodeView, facts: NodeFacts, here: _Disk, sizes: Mapping[str, int]
 ) -> dict[str, _Disk]:
-    """Return the disks that are written to, with all caffemodels and solverstates, and those that are kept.
+    """Return the disks that are written to, with the bytes of all snapshots and of the copies that are kept.
 
-    A solverstate is about as large as its caffemodel. Checkpoints go when newer ones are whole.
+    A solverstate is about as large as its caffemodel. Old checkpoints are deleted once a newer one is
+    complete.
     """
-    setting = look.setting
+    setting = view.setting
     disks: dict[str, _Disk] = {}
     on_the_way: dict[tuple[str, str], int] = defaultdict(int)
-    for step in look.unfinished:
+    for step in view.unfinished:
         path, size = setting.path(step.snapshot).rpartition("/")[0] or "/", sizes[step.net]
         folder = facts.folders[path]
-        keeps = folder.disk if _is_ours(look, path, folder, here) else _HERE
+        keeps = folder.disk if _is_ours(view, path, folder, here) else _HERE
         written = disks.setdefault(folder.disk, _Disk(facts.host, path, folder.free_bytes))
         kept = disks.setdefault(keeps, here)
         written.snapshot_bytes += 2 * step.snapshots * size
         kept.snapshot_bytes += sum(not (setting.root / name).exists() for name in step.kept) * size
-        left = _CHECKPOINTS - 2 * len(look.state.checkpoints.get(step.phase, ()))
+        left = _CHECKPOINTS - 2 * len(view.state.checkpoints.get(step.phase, ()))
         for use, disk, count in (("written", folder.disk, _CHECKPOINTS), ("kept", keeps, left)):
             on_the_way[use, disk] = max(on_the_way[use, disk], count * size)
     for (_, disk), size in on_the_way.items() if setting.policy.checkpoint_every else ():
@@ -391,47 +394,47 @@ def _count_snapshots(
     return disks
 
 
-def _is_ours(look: NodeView, path: str, folder: Folder, here: _Disk) -> bool:
-    """Tell whether the first host writes to the disk on which we keep: it is us, or has that disk, too."""
+def _is_ours(view: NodeView, path: str, folder: Folder, here: _Disk) -> bool:
+    """Return whether the first host writes to our own disk, as this machine or over a shared file system."""
     disk = Path(here.path).stat().st_dev
-    if look.setting.hosts[0].is_local:
+    if view.setting.hosts[0].is_local:
         return folder.disk == str(disk)
-    # A file system has another number on each host, and the Caffe root is on one of all hosts.
-    return Path(path).is_relative_to(look.setting.root) and _nearest_folder(Path(path)).stat().st_dev == disk
+    # Device numbers differ between hosts, but the Caffe root is on a shared file system.
+    return Path(path).is_relative_to(view.setting.root) and _nearest_folder(Path(path)).stat().st_dev == disk
 
 
 def _nearest_folder(path: Path) -> Path:
-    """Return the nearest folder above a path that is there."""
+    """Return the nearest existing folder at or above a path."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def _lacks_room(disk: _Disk) -> HostProblem:
+def _space_problem(disk: _Disk) -> HostProblem:
     free, needed = describe_bytes(disk.free_bytes), describe_bytes(disk.needed_bytes)
-    return HostProblem(disk.host, f"{free} are free, {needed} are needed", "make room", disk.path)
+    return HostProblem(disk.host, f"{free} are free, {needed} are needed", "free space there", disk.path)
 
 
-def _add_lmdb(look: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:
-    """Count on the LMDB on its disk, if it is still to come there."""
-    source, lmdb = look.setting.lmdb_source, look.setting.path(look.setting.trainer.data_folder)
-    if source is None or facts.sizes[lmdb_path(look.setting)][0] is not None:
+def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:
+    """Add the LMDB to its disk, if it is still to be staged there."""
+    source, lmdb = view.setting.lmdb_source, view.setting.path(view.setting.trainer.data_folder)
+    if source is None or facts.sizes[lmdb_path(view.setting)][0] is not None:
         return
     data, disk = source / "data.mdb", disks.get(facts.folders[lmdb].disk)
     if disk is not None and data.is_file():
         disk.lmdb_bytes = data.stat().st_size
 
 
-def _judge_stray(facts: NodeFacts, stray: Stray) -> HostProblem:
+def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     what = _STRAYS[stray.kind].format(stray.owner)
     return HostProblem(facts.host, what, "have it removed, or snapshot to another folder", stray.path)
 
 
-def _snapshot_folders(look: NodeView) -> list[str]:
-    prefixes = snapshot_prefixes(look.setting, look.plan)
+def _snapshot_folders(view: NodeView) -> list[str]:
+    prefixes = snapshot_prefixes(view.setting, view.plan)
     return list(dict.fromkeys(prefix.rpartition("/")[0] or "/" for prefix in prefixes))
 
 
-def _written(look: NodeView, step: Training) -> list[str]:
-    """Return what the trainer writes in a phase."""
+def _written(view: NodeView, step: Training) -> list[str]:
+    """Return the paths of all snapshots that the trainer writes in a phase."""
     iterations = (*range(step.every_iter, step.last_iter, step.every_iter), step.last_iter)
-    written = (path for at in iterations for path in look.setting.trainer.written_at(step, at))
-    return [look.setting.path(path) for path in written]
+    written = (path for at in iterations for path in view.setting.trainer.written_at(step, at))
+    return [view.setting.path(path) for path in written]

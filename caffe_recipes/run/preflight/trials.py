@@ -1,7 +1,4 @@
-"""The launcher tried: it starts the ranks, and each where the hostfile has it.
-
-The trainer tried on every host, as it says that it is to be tried.
-"""
+"""Try the launcher, which must start each rank on its host of the hostfile, and the trainer on every host."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
@@ -26,8 +24,8 @@ from caffe_recipes.run.preflight.findings import (
     Commands,
     HostProblem,
     as_findings,
+    as_problem,
     fold_names,
-    trouble_of,
 )
 from caffe_recipes.run.preflight.nodes import NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
@@ -35,8 +33,10 @@ from caffe_recipes.run.steps import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
+# All ranks import their libraries at once, from a file system that may be busy.
+_IMPORT_S = 300.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'
-# Hydra dies of SIGPIPE if its ranks end before it has let them know that there is no standard input.
+# Hydra dies of SIGPIPE if its ranks end before it has closed their standard input.
 _RANK = (
     "sh",
     "-c",
@@ -47,28 +47,28 @@ _PLACE = re.compile(r"caffe-recipes: rank (\d+) on (\S+)")
 
 @dataclass(frozen=True)
 class RankPlaces:
-    """Where ranks were: `by_rank` the node's name of each; `expected`, of each host, its node's name."""
+    """The nodes where ranks started: `by_rank` is the node name of each rank, `expected` of each host."""
 
     by_rank: Mapping[int, str]
     expected: Mapping[str, str]
     ranks_per_node: int
 
 
-def check_launcher(look: NodeView) -> list[CheckResult]:
-    """Start a small command on every rank, and compare where each was with the hostfile."""
-    setting = look.setting
-    if look.under_way:
-        return look.leave("launcher")
-    if look.errors:
-        return look.skip("launcher", list(look.errors))
+def check_launcher(view: NodeView) -> list[CheckResult]:
+    """Start a small command on every rank, and compare the rank's host with the hostfile."""
+    setting = view.setting
+    if view.under_way:
+        return view.skip_under_way("launcher")
+    if view.errors:
+        return view.skip_unreachable("launcher", list(view.errors))
     launcher = setting.find_launcher()
     waited: list[str] = []
     stdout = start_patiently(
-        lambda: start_ranks(setting, look.commands), _waiting_for_slurm(setting, look.commands, waited.append)
+        lambda: start_ranks(setting, view.commands), _waiting_for_slurm(setting, view.commands, waited.append)
     )
     places = RankPlaces(
         parse_places(stdout),
-        {name: facts.node_name for name, facts in look.facts.items()},
+        {name: facts.node_name for name, facts in view.facts.items()},
         setting.recipe.cluster.ranks_per_node,
     )
     misplaced = misplaced_ranks(places, setting)
@@ -76,16 +76,16 @@ def check_launcher(look: NodeView) -> list[CheckResult]:
         return misplaced
     ranks = describe_count(setting.recipe.cluster.ranks_per_node, "rank")
     message = f"{launcher} starts {ranks} on each host" + "".join(f"; {each}" for each in waited)
-    if not setting.left_out:
+    if not setting.refused_options:
         return [CheckResult("launcher", message)]
-    options = ", ".join(setting.left_out)
+    options = ", ".join(setting.refused_options)
     return [CheckResult("launcher", f"{message}, without {options}, which it does not know", warns=True)]
 
 
 def start_patiently(start: Callable[[], str], wait: Callable[[], bool]) -> str:
-    """Return what `start` does; once more if that failed where Slurm starts the ranks, as `wait` tells.
+    """Return the result of `start`; retry once if it fails and `wait` returns True: Slurm starts the ranks.
 
-    Its controller may have been away meanwhile: srun then fails, or hangs, whatever the hosts are like.
+    If Slurm's controller was unreachable meanwhile, srun fails or hangs even though the hosts are fine.
     """
     by_slurm = wait()
     try:
@@ -111,32 +111,49 @@ def _waiting_for_slurm(
     return wait
 
 
-def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RANK) -> str:
-    """Have every rank say where it is, or what `words` have it say; return what the launcher printed.
+def start_ranks(
+    setting: Setting, commands: Commands, words: Sequence[str] = _RANK, limit_s: float = _START_S
+) -> str:
+    """Start `words` on every rank, by default to print its node; return the launcher's output.
 
-    Raises ClusterError with the launcher's own first word if it fails.
+    Raises ClusterError with the last line of a rank's traceback, or else the first of the launcher's errors,
+    if it fails.
     """
     program = setting.profile.launcher.program
     given = f"cd -- {shlex.quote(str(setting.root))}\n{render_exports(setting.environment)}\n"
-    with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing may be written to a disk yet
+    with os.fdopen(os.memfd_create("hostfile"), "w") as hostfile:  # nothing must be written to a disk yet
         hostfile.write(render_hostfile([host.name for host in setting.hosts]))
         hostfile.flush()
         argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(words)
         try:
-            # By standard input, since anybody can read an argv, and a variable may be a secret.
-            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
+            # Variables go by standard input, since they may be secret and anybody can read an argv.
+            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], limit_s, os.fsencode(given))
         except ClusterError as error:
-            named = CommandTimedOut("", program, _START_S) if isinstance(error, CommandTimedOut) else error
-            raise ClusterError(program, named.what, _by_hand(setting)) from None
+            named = CommandTimedOut("", program, limit_s) if isinstance(error, CommandTimedOut) else error
+            raise ClusterError(program, named.what, _by_hand(setting, words)) from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[0].strip() if lines else f"returned {done.returncode}"
-        raise ClusterError(program, f"does not start: {reason}", _by_hand(setting))
+        raised = _raised(done.stderr)
+        reason = raised or next(filter(None, map(str.strip, done.stderr.splitlines())), "")
+        what = f"{'fails on a rank' if raised else 'does not start'}: {reason[:300]}"
+        what = what if reason else f"does not start: returned {done.returncode}"
+        raise ClusterError(program, what, _by_hand(setting, words))
     return done.stdout
 
 
+def _raised(stderr: str) -> str:
+    """Return the last line of a rank's traceback; "" without one.
+
+    >>> _raised("[0] Traceback (most recent call last):\\n[1] no\\n[0]   File 'a'\\n[0] ImportError: b\\n")
+    'ImportError: b'
+    """
+    lines = [split_rank(line) for line in stderr.splitlines()]
+    ranks = [rank for rank, text in lines if text.startswith("Traceback (most recent call last)")]
+    printed = [text for rank, text in lines if ranks and rank == ranks[0]]
+    return next((text for text in printed if re.match(r"[A-Za-z_][\w.]*(:|$)", text)), "")
+
+
 def parse_places(stdout: str) -> dict[int, str]:
-    """Read each rank's node.
+    """Return the node name of each rank.
 
     >>> parse_places("[1] caffe-recipes: rank 1 on n2\\n[0] caffe-recipes: rank 0 on n1\\n")
     {1: 'n2', 0: 'n1'}
@@ -145,7 +162,7 @@ def parse_places(stdout: str) -> dict[int, str]:
 
 
 def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
-    """Say which ranks are elsewhere than the hostfile has them, and which hosts have too few or too many."""
+    """Return findings on ranks that are on the wrong host, and on hosts with too few or too many ranks."""
     first, hint = next(iter(places.expected)), _by_hand(setting)
     found: list[CheckResult] = []
     if places.by_rank.get(0, places.expected[first]) != places.expected[first]:
@@ -165,7 +182,9 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
 
 
 def _wrong_counts(places: RankPlaces, hint: str) -> Iterator[HostProblem]:
-    shared = Counter(places.expected.values())  # names of one machine, as localhost and its own
+    shared = Counter(
+        places.expected.values()
+    )  # several hosts may be one machine, such as localhost and its name
     counts = Counter(places.by_rank.values())
     for host, node in places.expected.items():
         wanted = places.ranks_per_node * shared[node]
@@ -179,43 +198,43 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
     for index, (host, node) in enumerate(nodes):
         ranks = range(index * places.ranks_per_node, (index + 1) * places.ranks_per_node)
         if any(places.by_rank[rank] != node for rank in ranks):
-            hint = "speeds by rank are told of other hosts than they are of"
+            hint = "speeds by rank will be shown for the wrong hosts"
             yield HostProblem(
                 host, "does not have the ranks that its line in the hostfile gives it", hint, fails=False
             )
 
 
-def _by_hand(setting: Setting) -> str:
+def _by_hand(setting: Setting, words: Sequence[str] = _RANK) -> str:
     named = fold_names([host.name for host in setting.hosts])
-    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(_RANK))}` by hand, with {named} in HOSTFILE"
+    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(words))}` by hand, with {named} in HOSTFILE"
 
 
 _IN_WORLD = re.compile(r"caffe-recipes: rank (\d+) of (\d+)")
 
 
-def check_ranks(look: NodeView) -> list[CheckResult]:
-    """Have the trainer itself say on every rank among how many it is: its MPI may be another's."""
-    setting, wanted = look.setting, look.setting.recipe.cluster.ranks
-    if look.under_way:
-        return look.leave("ranks")
-    if look.errors:
-        return look.skip("ranks", list(look.errors))
-    words = setting.launch().contained((setting.program, *setting.trainer.world_words()))
-    stdout = start_ranks(setting, look.commands, words)
+def check_ranks(view: NodeView) -> list[CheckResult]:
+    """Check that the trainer sees all ranks, since its MPI may not be the launcher's."""
+    setting, wanted = view.setting, view.setting.recipe.cluster.ranks
+    if view.under_way:
+        return view.skip_under_way("ranks")
+    if view.errors:
+        return view.skip_unreachable("ranks", list(view.errors))
+    words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
+    stdout = start_ranks(setting, view.commands, words, _IMPORT_S)
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
         return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]
     found = f"worlds of {', '.join(map(str, sorted({size for _, size in seen})))}" if seen else "nothing"
     what = f"{len(seen)} of {wanted} ranks answered, and saw {found}"
-    error = ClusterError(setting.program, what, f"it needs the MPI of {setting.find_launcher()}")
+    error = ClusterError(setting.program, what, f"build it with the MPI of {setting.find_launcher()}")
     return [CheckResult("ranks", str(error), error)]
 
 
 _EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
 _ABSENT = {"absent": "no such program there", "other": "is not an executable program there"}
-# Of one attempt: a cold start from a busy file system, and two iterations.
+# The limit of one attempt: a cold start from a busy file system, and two iterations.
 TRIAL_S = 120.0
-# What would make a rank of many of the one process that is tried, or of a host another.
+# Not set for the trial: variables that make a process a rank of a launch, or that belong to one host.
 _NO_VARIABLE = re.compile(
     r"(PMI|PMIX|SLURM|OMPI|HYDRA|HYDI|MLSL|SSH|MPI_LOCAL|XDG)_\w*|PALS_\w*"
     r"|I_MPI_PMI_LIBRARY|CAFFE_RECIPES_LAUNCH|PWD|OLDPWD|SHLVL|TERM|DISPLAY|HOSTNAME|TMPDIR|_"
@@ -223,29 +242,29 @@ _NO_VARIABLE = re.compile(
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def check_trainer(look: NodeView) -> list[CheckResult]:
-    """Try the trainer on every host that has it, and here, where the last model is evaluated."""
-    setting = look.setting
-    if look.under_way:
-        return look.leave("trainer")
-    if not look.hosts:
-        return look.skip("trainer", [host.name for host in setting.hosts])
-    troubles = judge_programs(look)
-    lacking = {trouble.host for trouble in troubles}
-    hosts = [host for host in look.hosts if host.name not in lacking]
-    if look.plan.testings and not any(host.is_local for host in setting.hosts):
+def check_trainer(view: NodeView) -> list[CheckResult]:
+    """Try the trainer on every host that has it, and here if a model is evaluated."""
+    setting = view.setting
+    if view.under_way:
+        return view.skip_under_way("trainer")
+    if not view.hosts:
+        return view.skip_unreachable("trainer", [host.name for host in setting.hosts])
+    problems = judge_programs(view)
+    lacking = {problem.host for problem in problems}
+    hosts = [host for host in view.hosts if host.name not in lacking]
+    if view.plan.testings and not any(host.is_local for host in setting.hosts):
         hosts.append(LocalHost("this machine"))
-    troubles += try_trainer(setting, hosts, look.commands)
-    return as_findings("trainer", troubles, f"{setting.program} {setting.trainer.trial().all_well}")
+    problems += try_trainer(setting, hosts, view.commands)
+    return as_findings("trainer", problems, f"{setting.program} {setting.trainer.trial().all_well}")
 
 
-def judge_programs(look: NodeView) -> list[HostProblem]:
-    """Return the hosts that have no trainer; whether a container's image holds one, its trial tells."""
-    if look.setting.profile.container:
+def judge_programs(view: NodeView) -> list[HostProblem]:
+    """Return the hosts that lack the trainer; in a container, only the trial shows that."""
+    if view.setting.profile.container:
         return []
     return [
-        HostProblem(facts.host, _ABSENT[facts.program], _EVERYWHERE, look.setting.program)
-        for facts in look.facts.values()
+        HostProblem(facts.host, _ABSENT[facts.program], _EVERYWHERE, view.setting.program)
+        for facts in view.facts.values()
         if facts.program != "program"
     ]
 
@@ -253,21 +272,21 @@ def judge_programs(look: NodeView) -> list[HostProblem]:
 def try_trainer(
     setting: Setting, hosts: Sequence[Host], commands: Commands, limit_s: float = TRIAL_S
 ) -> list[HostProblem]:
-    """Try the trainer on all hosts at once; what went wrong. A host runs one process at a time."""
+    """Try the trainer on all hosts concurrently, one process per host; return the problems."""
     trial = setting.trainer.trial()
     whole_s = limit_s * len(trial.attempts) + 30
     answers = ask_all(hosts, lambda host: _try_on(host, setting, trial, commands, limit_s), whole_s + 30)
-    troubles: list[HostProblem] = []
+    problems: list[HostProblem] = []
     for answer in answers:
         if answer.error is not None:
-            troubles.append(trouble_of(answer.host.name, answer.error))
+            problems.append(as_problem(answer.host.name, answer.error))
         else:
-            troubles += answer.value or []
-    return troubles
+            problems += answer.value or []
+    return problems
 
 
 def render_environment(environment: Mapping[str, str]) -> str:
-    """Write variables as sh takes them: those that make a rank of many are unset, glog writes no files."""
+    """Return shell commands that set variables, unset those of a launch, and keep glog from writing files."""
     lines = [
         f"unset {name}" if _NO_VARIABLE.fullmatch(name) else f"export {name}={shlex.quote(value)}"
         for name, value in environment.items()
@@ -279,7 +298,7 @@ def render_environment(environment: Mapping[str, str]) -> str:
 def _try_on(
     host: Host, setting: Setting, trial: Trial, commands: Commands, limit_s: float
 ) -> list[HostProblem]:
-    # A name alone is looked for on the PATH of a container's image.
+    # A name without a slash is searched on PATH in a container's image.
     absolute = replace(setting, program=setting.path(setting.program)) if "/" in setting.program else setting
     files = [word for name, text in trial.files.items() for word in (name, text)]
     words = [f"{math.ceil(limit_s)}", str(len(trial.files)), *files]
@@ -295,15 +314,15 @@ def _try_on(
     attempts = [attempt for record in records if (attempt := parse_attempt(record))]
     if len(attempts) != len(trial.attempts):
         raise unreadable(host.name, "try", " ".join(records))
-    by_hand = shlex.join(setting.launch().contained([setting.program]))
-    hint = f"try `{by_hand}` there by hand, or {setting.trainer.another}"
+    by_hand = shlex.join(setting.launch().in_container([setting.program]))
+    hint = f"try `{by_hand}` there by hand, or {setting.trainer.failure_hint}"
     judged = (setting.trainer.judge(attempt, limit_s) for attempt in attempts)
     faults = dict(zip(trial.attempts, judged, strict=True))
     return [HostProblem(host.name, what, hint, setting.program) for what in _by_attempt(faults)]
 
 
 def parse_attempt(record: str) -> Attempt | None:
-    """Read what `trial.sh` says of an attempt: exit code, and log in base64; None for anything else."""
+    """Parse a line of `trial.sh` on an attempt: exit code, and log in base64; None for any other line."""
     found = re.fullmatch(r"tried (\d+) (\S*)", record)
     try:
         log = base64.b64decode(found[2], validate=True) if found else b""
@@ -313,7 +332,7 @@ def parse_attempt(record: str) -> Attempt | None:
 
 
 def _by_attempt(faults: Mapping[str, str | None]) -> list[str]:
-    """Name the attempts that fail, where not all fail alike.
+    """Return the faults; with the names of the attempts unless all fail alike.
 
     >>> _by_attempt({"poly": None, "poly_cyc": "fails"}), _by_attempt({"poly": "fails", "poly_cyc": "fails"})
     (['with poly_cyc it fails'], ['fails'])

@@ -1,1 +1,1 @@
-"""Handing a chain to Slurm: what is asked for, submitting it once, and what became of it."""
+"""Submitting a chain to Slurm: the planned jobs, submitting them exactly once, and their state afterwards."""

@@ -1,10 +1,7 @@
-"""What is to be submitted: computed from recipe, profile and the user's words, before Slurm is asked.
+"""Planning a submit: its jobs and their sbatch options, from the recipe, the profile and the user's options.
 
-Options of sbatch's that a profile, or the user, gives word by word.
-
-What a user gives a submit that no job could use: reported before anything is submitted.
-
-What the machine gives no job: by its profile, which needs no Slurm, and by what Slurm itself says.
+Everything that no job could use, or that the machine does not allow, is reported before anything is
+submitted. The limits of the machine come from its profile, which needs no Slurm, and from Slurm.
 """
 
 from __future__ import annotations
@@ -27,23 +24,23 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
+from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
-from caffe_recipes.run.context import find_profile, note_submitted
+from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import name_job
 
-# sbatch's letters for its options.
+# The one-letter forms of sbatch options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
-# What a job is known by, waits for, is warned by and is measured by: with sbatch's letters, and what to do.
-_OURS = (
-    ("job-name", "J", "its jobs are known by names of its own"),
+# The options that `submit` itself gives to sbatch, with their letters and what the user can do instead.
+_RESERVED = (
+    ("job-name", "J", "submit identifies its jobs by their names"),
     ("dependency", "d", "give --after"),
     ("time", "t", "give --time"),
     ("nodes", "N", "give --spares, or change the recipe"),
-    ("output", "o", "it is in runs/ under the Caffe root"),
+    ("output", "o", "the output is in runs/ under the Caffe root"),
     *(
-        (name, letter, "submit the script with sbatch to do that")
+        (name, letter, "submit the script with sbatch to use it")
         for name, letter in (
             ("array", "a"),
             ("wrap", ""),
@@ -57,28 +54,28 @@ _OURS = (
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Raise InputError for what sbatch would take for the script, and for what a submit itself says."""
+    """Raise InputError for words that sbatch would take for the script, and for reserved options."""
     for word in words:
         if not re.fullmatch(r"-[A-Za-z].*|--[a-z].*", word):
             what = f"{word[:80]!r} is not an option of sbatch"
             raise InputError("--sbatch-option", what, "write --name=value")
         name = word.partition("=")[0]
-        for own, letter, instead in _OURS:
-            # sbatch takes the beginning of a name for the whole.
-            if own.startswith(name[2:]) if word.startswith("--") else word[1] == letter:
-                raise InputError("--sbatch-option", f"a submit says --{own} itself", instead)
+        for reserved, letter, instead in _RESERVED:
+            # sbatch accepts any prefix of the name of an option.
+            if reserved.startswith(name[2:]) if word.startswith("--") else word[1] == letter:
+                raise InputError("--sbatch-option", f"--{reserved} is set by submit", instead)
 
 
-def take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return what options of sbatch's say of one of them, the last word, and the others.
+def pop_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the value of an sbatch option, the last one if it is repeated, and the other options.
 
-    >>> take_option(["-p", "long", "--exclusive", "--partition=debug"], "partition")
+    >>> pop_option(["-p", "long", "--exclusive", "--partition=debug"], "partition")
     ('debug', ('--exclusive',))
     """
-    found, rest, left = None, [], iter(words)
-    for word in left:
+    found, rest, remaining = None, [], iter(words)
+    for word in remaining:
         if word in (f"--{name}", f"-{_LETTERS[name]}"):
-            found = next(left, "")  # no word behind it: sbatch would take what comes next
+            found = next(remaining, "")  # without a value, sbatch would take the next word
         elif word.startswith(f"--{name}="):
             found = word.partition("=")[2]
         elif word.startswith(f"-{_LETTERS[name]}"):
@@ -89,28 +86,29 @@ def take_option(words: Sequence[str], name: str) -> tuple[str | None, tuple[str,
 
 
 def check_mail(address: str | None) -> None:
-    """Raise InputError for what can be nobody's address: sbatch takes anything, and no mail arrives."""
+    """Raise InputError for an invalid mail address: sbatch accepts anything, and no mail would arrive."""
     if address is not None and not (address.isprintable() and re.fullmatch(r"[^\s-]\S*", address)):
-        raise InputError("--mail", f"{address[:80]!r} is not an address", "write one as you@example.org")
+        what = f"{address[:80]!r} is not a mail address"
+        raise InputError("--mail", what, "write it as you@example.org")
 
 
 def check_spares(arguments: Sequence[str], spares: int) -> None:
-    """Raise InputError where dead nodes are to be replaced, and there is nothing to replace them by."""
+    """Raise InputError if failed nodes are to be replaced and there are no spares."""
     if not spares and ("--on-failure", "replace") in pairwise(arguments):
-        raise InputError("--on-failure", "replace needs spares, and there are none", "give --spares N")
+        raise InputError("--on-failure", "replace needs spare nodes", "give --spares N")
 
 
 def check_source(environment: Mapping[str, str]) -> None:
-    """Raise InputError for an LMDB to stage that is not there; this machine sees what the nodes share."""
+    """Raise InputError if the LMDB to stage does not exist; its folder is shared with the nodes."""
     source = environment.get("LMDB_SOURCE")
     if source is not None and not Path(source, "data.mdb").is_file():
-        what = "no data.mdb is there" if Path(source).is_dir() else "no such folder"
+        what = "contains no data.mdb" if Path(source).is_dir() else "no such folder"
         raise InputError(source, what, "give the LMDB's folder with --lmdb-source")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a submit asks of its partition; `time_s` is its longest job's, None where that is not known."""
+class Resources:
+    """What a submit requests from a partition; `time_s` is the time of its longest job, None if not known."""
 
     nodes: int
     time_s: float | None
@@ -120,9 +118,9 @@ class Asked:
 def choose_partition(
     profile: Profile, batch: SbatchDefaults, nodes: int, time_s: float | None
 ) -> SbatchDefaults:
-    """Return the batch with its partition: the one that is given, or the only one that takes the job.
+    """Return the sbatch defaults with a partition: the given one, or the only one that allows the job.
 
-    Raises InputError where the profile knows of none that does.
+    Raises InputError if none of the profile's partitions allows the job.
     """
     hours = None if time_s is None else time_s / 3600
     if not profile.partitions:
@@ -131,7 +129,7 @@ def choose_partition(
         for name in batch.partition.split(","):
             for line in check_partition(profile, name, nodes=nodes, hours=hours):
                 helps = not [*check_partition(profile, name, nodes=nodes, hours=None)]
-                hint = f"take another --partition{', or a shorter --time' if helps else ''}"
+                hint = f"use another --partition{', or a shorter --time' if helps else ''}"
                 raise InputError(profile.name, line, hint)
         return batch
     fitting = find_partitions(profile, nodes, hours)
@@ -141,17 +139,17 @@ def choose_partition(
             for name in profile.partitions
             for line in check_partition(profile, name, nodes=nodes, hours=hours)
         ]
-        # A shorter time gets a job no more nodes.
+        # A shorter time does not help if no partition has enough nodes.
         shorter = ", or a shorter --time" if find_partitions(profile, nodes, None) else ""
-        raise InputError(profile.name, "; ".join(lines), f"take another machine{shorter}")
+        raise InputError(profile.name, "; ".join(lines), f"use another machine{shorter}")
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to report of a job that Slurm takes; `must_wait` if too few nodes work for it now.
+    """What to report about a job that Slurm accepts; `must_wait` if too few nodes are up for it now.
 
-    `partitions` are those that take it.
+    `partitions` are those that accept it.
     """
 
     notes: tuple[str, ...]
@@ -159,45 +157,51 @@ class Verdict:
     partitions: tuple[str, ...]
 
 
-def check_slurm(asked: Asked, partitions: Sequence[Partition], groups: Sequence[NodeGroup]) -> Verdict:
-    """Return what to report of a job that Slurm takes; raises InputError for one that it does not."""
-    chosen = _find(asked.batch.partition, partitions)
-    complaints = [_complain(asked, each) for each in chosen]
-    if all(complaints):  # of several, Slurm takes the one that begins first
-        complaint = "; ".join(line for lines in complaints for line in lines)
-        raise InputError("", complaint, "nothing was submitted")
-    fitting = [each for each, lines in zip(chosen, complaints, strict=True) if not lines]
-    waits = [line for each in fitting for line in check_nodes_now(each, groups, asked.nodes)]
-    notes = (*waits, *_describe_time(asked, fitting[0]))
+def check_slurm(
+    resources: Resources, partitions: Sequence[Partition], groups: Sequence[NodeGroup]
+) -> Verdict:
+    """Return what to report about a job that Slurm accepts; raises InputError if it does not."""
+    chosen = _find_partitions(resources.batch.partition, partitions)
+    refusals = [_find_refusals(resources, each) for each in chosen]
+    if all(refusals):  # of several partitions, Slurm uses the one that can start the job first
+        refusal = "; ".join(line for lines in refusals for line in lines)
+        raise InputError("", refusal, "nothing was submitted")
+    fitting = [each for each, lines in zip(chosen, refusals, strict=True) if not lines]
+    waits = [line for each in fitting for line in check_nodes_now(each, groups, resources.nodes)]
+    notes = (*waits, *_describe_time(resources, fitting[0]))
     return Verdict(notes, len(waits) == len(fitting), tuple(each.name for each in fitting))
 
 
-def _describe_time(asked: Asked, partition: Partition) -> Iterator[str]:
-    if asked.time_s is None:
+def _describe_time(resources: Resources, partition: Partition) -> Iterator[str]:
+    if resources.time_s is None:
         time = describe_limit(partition.max_s if partition.default_s is None else partition.default_s)
-        what = f"it gets the time of {partition.name}, {time}"
-        yield f"nobody knows how long it takes: {what}; --time gives another"
+        yield f"time: not known, using the default of {partition.name}, {time}; give --time to change it"
 
 
-def _find(given: str | None, partitions: Sequence[Partition]) -> list[Partition]:
+def _find_partitions(given: str | None, partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the given partitions, or the default one; raises InputError if there is none."""
     known = {each.name: each for each in partitions}
-    there = ", ".join(known) or "none"
+    names = ", ".join(known) or "none"
     if given is None:
         default = default_partition(partitions)
         if default is None:
-            raise InputError("", "Slurm has no default partition", f"give --partition; there are: {there}")
+            raise InputError("", "Slurm has no default partition", f"give --partition; there are: {names}")
         return [default]
     for name in given.split(","):
         if name not in known:
-            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"there are: {there}")
+            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"there are: {names}")
     return [known[name] for name in given.split(",")]
 
 
-def _complain(asked: Asked, partition: Partition) -> tuple[str, ...]:
-    # One that names no time gets the default, which is reported and no fault.
-    time_s = partition.default_s if asked.time_s is None else asked.time_s
+def _find_refusals(resources: Resources, partition: Partition) -> tuple[str, ...]:
+    """Return the limits of a partition that the job exceeds; a job without a time gets the default time."""
+    time_s = partition.default_s if resources.time_s is None else resources.time_s
     return check_limits(
-        partition, nodes=asked.nodes, time_s=time_s, account=asked.batch.account, qos=asked.batch.qos
+        partition,
+        nodes=resources.nodes,
+        time_s=time_s,
+        account=resources.batch.account,
+        qos=resources.batch.qos,
     )
 
 
@@ -206,10 +210,10 @@ PROGRAM = "caffe-recipes"
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """What the user says of a submit; `given` is the recipe as it was named, `out` where its jobs/ is.
+    """Options of `submit`; `given` is the recipe as the user named it, `out` the folder that has `jobs/`.
 
-    `sbatch_options` are handed on to sbatch, a word each, `arguments` to `caffe-recipes run`, `environment`
-    to the job.
+    `sbatch_options` are passed to sbatch, one word each, `arguments` to `caffe-recipes run`, and
+    `environment` to the job.
     """
 
     given: str = ""
@@ -233,7 +237,7 @@ class SubmitOptions:
 
 @dataclass(frozen=True)
 class JobStep:
-    """One job: the whole chain, or a phase. `time_s` is its --time, None for the partition's own."""
+    """A job for the whole chain or a phase; `time_s` is its --time, None for the default of the partition."""
 
     phase: str | None
     script: Path
@@ -242,15 +246,15 @@ class JobStep:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The script's own words: the phase that it is to train."""
+        """The arguments of the script: the phase to train."""
         return () if self.phase is None else (self.phase,)
 
 
 @dataclass(frozen=True)
 class PlannedJobs:
-    """The jobs of a submit, in order, and what sbatch gets of each of them.
+    """The jobs of a submit, in order, with their sbatch options.
 
-    `unwanted` are the nodes that the user, or the profile, excludes.
+    `unwanted` are the nodes that the user or the profile excludes.
     """
 
     recipe: AnyRecipe
@@ -263,26 +267,26 @@ class PlannedJobs:
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """The clusters of which sbatch is to choose one; none for the own."""
-        named, _ = take_option(self.batch.options, "clusters")
-        return tuple(named.split(",")) if named else ()
+        """The clusters that sbatch chooses from; empty for the submitter's own."""
+        value, _ = pop_option(self.batch.options, "clusters")
+        return tuple(value.split(",")) if value else ()
 
     @property
     def longest_s(self) -> float | None:
-        """The longest time that a job asks for; None if none is known."""
+        """The longest time limit of the jobs in seconds; None if none is known."""
         return max((step.time_s for step in self.steps if step.time_s is not None), default=None)
 
 
 def plan_submission(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str] = ()) -> PlannedJobs:
-    """Return the jobs to submit, but for the phases that are `done`.
+    """Return the jobs to submit, without the phases that are `done`.
 
-    Raises InputError for a script that is not what the recipe generates, for what no job could use, and for
-    what the profile says that the machine demands, or does not give.
+    Raises InputError if a script differs from what the recipe generates, if an option cannot be used by any
+    job, or if the jobs do not meet the requirements or limits of the machine in its profile.
     """
     check_mail(options.mail_user)
     check_spares(options.arguments, options.spares)
     profile = find_profile(recipe, options.profile)
-    batch, unwanted = _take_excluded(_choose_batch(profile, options))
+    batch, unwanted = _pop_excluded(_choose_batch(profile, options))
     nodes = recipe.cluster.nodes + options.spares
     steps = _find_steps(recipe, options, done)
     times = [step.time_s for step in steps if step.time_s is not None]
@@ -293,16 +297,13 @@ def plan_submission(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[st
 def build_request(
     planned: PlannedJobs, step: JobStep, group: str, dependency: int | None, exclude: Sequence[str] = ()
 ) -> Request:
-    """Return what sbatch is asked for one job."""
+    """Return the sbatch request for a job."""
     options, batch = planned.options, planned.batch
     name = name_job(planned.recipe.name, group, step.phase)
     output = find_output(options, name).replace("%", "%%")
     more, environment = _warn_in_time(planned, step)
     if options.spares:
-        more = (*more, "--no-kill")  # else Slurm ends or requeues it with the first node that dies
-    if planned.unwanted:
-        # sbatch takes the last alone; the long form stays what `nodes_excluded` reads: the nodes that failed.
-        more = (*more, f"-x{','.join(dict.fromkeys((*exclude, *planned.unwanted)))}")
+        more = (*more, "--no-kill")  # otherwise Slurm kills or requeues the job as soon as a node fails
     return Request(
         script=str(step.script),
         name=name,
@@ -312,28 +313,28 @@ def build_request(
         constraint=batch.constraint,
         time_s=step.time_s,
         nodes=planned.nodes if options.spares else None,
-        exclude=tuple(exclude),
+        exclude=tuple(dict.fromkeys((*exclude, *planned.unwanted))),  # sbatch uses only its last --exclude
         dependency=dependency,
         mail_user=options.mail_user,
         options=(f"--output={output}", *more, *batch.options),
-        environment={**_environment(options), **note_submitted(planned.recipe, name), **environment},
+        environment={**_environment(options), **submitted_environment(planned.recipe, name), **environment},
         arguments=(*step.arguments, *_arguments(options)),
     )
 
 
 def find_output(options: SubmitOptions, name: str) -> str:
-    """Return the file that Slurm writes what the script of a job of that name says into."""
+    """Return the path of the output file of the job with a name."""
     return str(options.root.resolve() / "runs" / f"{name}.out")
 
 
 def find_program() -> str | None:
-    """Return where this program is, for jobs whose PATH may lack it."""
+    """Return the path of caffe-recipes for jobs, whose PATH may lack it; None if it is not found."""
     beside = Path(sys.executable).with_name(PROGRAM)
     return str(beside) if beside.exists() else shutil.which(PROGRAM)
 
 
 def is_file(given: str) -> bool:
-    """Tell whether a word names a YAML file, and nothing that ships."""
+    """Return whether a word is the path of a YAML file, and not the name of a shipped one."""
     return given.endswith((".yaml", ".yml"))
 
 
@@ -342,40 +343,41 @@ def _choose_batch(profile: Profile, options: SubmitOptions) -> SbatchDefaults:
     batch = batch.model_copy(update={"options": (*batch.options, *options.sbatch_options)})
     check_options(options.sbatch_options)
     for name in ("partition", "account", "qos", "constraint"):
-        value, rest = take_option(batch.options, name)
+        value, rest = pop_option(batch.options, name)
         given = getattr(options, name) or value or getattr(batch, name)
         batch = batch.model_copy(update={name: given, "options": rest})
     for name in batch.requires:
         if getattr(batch, name) is None:
             hint = f"give --{name}, or write slurm.{name} in the profile"
-            raise InputError(profile.name, f"demands of each job its {name}", hint)
+            raise InputError(profile.name, f"jobs need --{name} on this machine", hint)
     return batch
 
 
-def _take_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ...]]:
-    """Return the batch without what excludes nodes, and these nodes."""
-    given, rest = take_option(batch.options, "exclude")
+def _pop_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ...]]:
+    """Return the sbatch defaults without `--exclude`, and the nodes that it excludes."""
+    given, rest = pop_option(batch.options, "exclude")
     if given is None:
         return batch, ()
     if "/" in given:
-        raise InputError("--exclude", f"{given[:80]!r} is a file", "write the names of its nodes")
+        raise InputError("--exclude", f"{given[:80]!r} is a file", "give the names of the nodes instead")
     return batch.model_copy(update={"options": rest}), parse_nodelist(given, "--exclude")
 
 
 def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
-    """Read the scripts, which must be what the recipe generates: what is reviewed is what runs."""
-    # Another trainer than the recipe's own is an argument of the recipe's own script.
+    """Return the jobs with their scripts; raises InputError if these differ from the generated ones."""
+    # The TensorFlow run of a recipe for Caffe has a script of its own.
     scripted = load_any_recipe(options.given) if "--trainer" in options.arguments else recipe
-    path = f"jobs/{scripted.name}/{'phase' if options.split else 'chain'}.sbatch"
-    files = generate(scripted)  # all of it: a net that Caffe would refuse is reported before the queue
-    if path not in files or (options.split and scripted is not recipe):
-        raise InputError("--split", f"{recipe.name} is one step", "leave it out")
+    is_other, own = scripted.name != recipe.name, "phase.sbatch" if options.split else "chain.sbatch"
+    path = f"jobs/{scripted.name}/{TRAINING_JOB if is_other else own}"
+    files = generate(scripted)  # everything, to report a net that Caffe would refuse before the job is queued
+    if path not in files or (options.split and is_other):
+        raise InputError("--split", f"{recipe.name} has only one step", "leave it out")
     text = files[path]
     phases: Sequence[str | None] = [step.phase for step in plan_steps(recipe)] if options.split else [None]
     for difference in find_differences({path: text}, options.out):
         if difference.what != "stale":
             where = options.out / difference.path
-            what = {"missing": "no such file"}.get(difference.what, "is not what the recipe generates")
+            what = {"missing": "no such file"}.get(difference.what, "differs from what the recipe generates")
             dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
             raise InputError(where, what, f"run: caffe-recipes generate {options.given}{dialect}")
     return tuple(
@@ -386,12 +388,15 @@ def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) 
 
 
 def _find_time(recipe: AnyRecipe, options: SubmitOptions, phase: str | None) -> float | None:
-    """Return what the user says, else what the recipe's source reports, with its margin."""
+    """Return the time limit that the user gave, else the recipe's estimate with a margin, if there is one."""
     return options.time_s if options.time_s is not None else limit_s(recipe, phase)
 
 
 def _warn_in_time(planned: PlannedJobs, step: JobStep) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return what has Slurm warn as long before the end as suits a time that the script does not know of."""
+    """Return the sbatch options and variables that adapt the warning before the end to the job's time limit.
+
+    The script itself has those for the time limit of the recipe, so without another time both are empty.
+    """
     if planned.options.time_s is None and step.phase is None:
         return (), {}
     warning_s = find_warning_s(step.time_s)

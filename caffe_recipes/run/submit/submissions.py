@@ -1,9 +1,9 @@
-"""What was submitted of a recipe: `runs/<recipe>.submissions.jsonl`, written before sbatch and after it.
+"""The submissions of a recipe, and the state of their jobs.
 
-Each job is looked for by a name that no other has, so that a submit that was killed between the two is known
-for what it was, and not done again.
+A submission is recorded in `runs/<recipe>.submissions.jsonl` before and after sbatch is called. Each job has
+a unique name, so the job of a submit that was killed in between can be found, and is not submitted twice.
 
-What has become of submitted jobs, as far as Slurm tells: a scheduler that is away makes nothing fail.
+The state of a job is what Slurm says; if Slurm gives no answer, it is unknown, and nothing fails.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import Clock, JournalError, Lines, fold_lines
-from caffe_recipes.run.monitor.files import HostFiles, RunFiles, Wanted
+from caffe_recipes.run.journal import Clock, JournalError, JournalFile, fold_lines
+from caffe_recipes.run.monitor.files import HostFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
-_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster")
+_FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
 _HINT = "fix it, or move it away once no job of the recipe waits or runs"
+
+
+_EXCLUDE = "--exclude="
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that was submitted, or was about to be: `submitting` while nothing tells how that ended.
+    """A job that was submitted, or was about to be; its outcome is `submitting` until the result is known.
 
-    `name` is the job's, and no other's; `group` is the submit that it belongs to, `phase` the one that it is
-    for, None for the whole chain. `output` is what Slurm writes what the script says into. `cluster` has
-    the job, or are those that may get it, with commas between them; none is the submitter's own.
+    `name` is the unique name of the job, `group` identifies the submit, `phase` is the phase that it trains,
+    or None for the whole chain. `output` is the file for the script's output. `cluster` is the cluster of the
+    job, or those that may get it, separated by commas; empty for the submitter's own cluster. `excluded` are
+    the nodes that it does without because they failed before.
     """
 
     name: str
@@ -54,68 +58,68 @@ class Submission:
     job_id: int | None = None
     reason: str = ""
     cluster: str = ""
+    excluded: tuple[str, ...] = ()
 
     @property
     def is_ours(self) -> bool:
-        """Whether `submit` has made it, and not a user's own sbatch."""
+        """Whether the job was submitted by `submit`, and not by the user with sbatch."""
         return self.group != ""
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is known what became of it."""
+        """Whether it is known if the job was submitted."""
         return self.outcome != "submitting"
 
 
 @dataclass(frozen=True)
 class Submissions:
-    """All of a recipe, in the order in which they were submitted."""
+    """All submissions of a recipe, in order."""
 
     all: tuple[Submission, ...] = ()
 
     @property
     def latest(self) -> tuple[Submission, ...]:
-        """What belongs to the last submit; of the earlier ones no job was left when it began."""
+        """The submissions of the last submit; no earlier job was left when that started."""
         return tuple(each for each in self.all if each.group == self.all[-1].group)
 
-    @property
-    def unsettled(self) -> tuple[Submission, ...]:
-        """What was being submitted when the program ended, or lost Slurm."""
-        return tuple(each for each in self.all if not each.is_settled)
-
     def find(self, name: str) -> Submission:
-        """Return the one of that name; KeyError if there is none."""
+        """Return the submission with a name; raises KeyError if there is none."""
         return {each.name: each for each in self.all}[name]
 
 
 def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
     if event == "submitting":
-        fields = {**fields, "argv": tuple(fields.get("argv", ()))}
+        argv = tuple(fields.get("argv", ()))
+        # Earlier versions kept the excluded nodes only in the argv.
+        given = next((word for word in argv if word.startswith(_EXCLUDE)), _EXCLUDE).removeprefix(_EXCLUDE)
+        excluded = tuple(fields.get("excluded", filter(None, given.split(","))))
+        fields = {**fields, "argv": argv, "excluded": excluded}
         return Submissions((*state.all, Submission(**fields, time_s=time_s)))
     if event not in ("submitted", "refused", "cancelled"):
         return state
-    known = state.find(fields["name"])
+    before = state.find(fields["name"])
     changed = replace(
-        known,
+        before,
         outcome=cast("Outcome", event),
-        job_id=int(fields["job_id"]) if event == "submitted" else known.job_id,
-        reason=str(fields.get("reason", known.reason)),
-        cluster=str(fields.get("cluster", known.cluster)),
+        job_id=int(fields["job_id"]) if event == "submitted" else before.job_id,
+        reason=str(fields.get("reason", before.reason)),
+        cluster=str(fields.get("cluster", before.cluster)),
     )
-    return Submissions(tuple(changed if each.name == known.name else each for each in state.all))
+    return Submissions(tuple(changed if each.name == before.name else each for each in state.all))
 
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
-    """Return where a recipe's submissions are written."""
+    """Return the path of the file with a recipe's submissions."""
     return root / RUNS / f"{recipe_name}{SUFFIX}"
 
 
 def fold_submissions(text: str, where: str | Path) -> Submissions:
-    """Return what a text tells of; raises JournalError for a whole line that is none of such a file."""
+    """Return the submissions in the text of a file; raises JournalError for a complete but invalid line."""
     return fold_lines(text, where, _fold, Submissions(), _HINT)
 
 
 def load_submissions(path: Path) -> Submissions:
-    """Read what was submitted; nothing if there is no such file. Raises JournalError."""
+    """Return the submissions in a file, or none if it does not exist; raises JournalError."""
     try:
         return fold_submissions(read_within(path, "journal-bytes").decode(errors="replace"), path)
     except FileNotFoundError:
@@ -125,12 +129,12 @@ def load_submissions(path: Path) -> Submissions:
 
 
 def choose_group() -> str:
-    """Return what tells the jobs of one submit from those of any other."""
+    """Return a random id that distinguishes the jobs of a submit from those of any other."""
     return secrets.token_hex(3)
 
 
 def name_job(recipe_name: str, group: str, phase: str | None = None) -> str:
-    """Return a job's name.
+    """Return the name of a job.
 
     >>> name_job("small", "3fa210"), name_job("small", "3fa210", "cyc1")
     ('small-3fa210', 'small-3fa210-cyc1')
@@ -138,126 +142,126 @@ def name_job(recipe_name: str, group: str, phase: str | None = None) -> str:
     return "-".join(part for part in (recipe_name, group, phase) if part)
 
 
-class SubmissionJournal(Lines):
-    """The open file, locked, so that no two submits of a recipe are at work at once."""
+class SubmissionJournal(JournalFile):
+    """The file of submissions, open and locked, so that no two submits of a recipe run at once."""
 
     def __init__(self, path: Path, clock: Clock = time.time) -> None:
-        """Open, make and lock; raises InputError if another submit, or a cancel, is at work."""
+        """Create, open and lock the file; raises InputError if another submit or cancel is running."""
         try:
             path.parent.mkdir(exist_ok=True)
         except OSError as error:
-            what = f"cannot be made: {error.strerror}"
+            what = f"cannot be created: {error.strerror}"
             raise InputError(path.parent, what, "check the Caffe root and its disk") from None
         super().__init__(
             path,
             clock,
-            lambda: InputError(path, "another submit, or cancel, of this recipe is at work", "wait for it"),
+            lambda: InputError(path, "another submit or cancel of this recipe is running", "wait for it"),
             hint=_HINT,
-            after_room="run the same command again: it first finds out what was submitted",
+            after_room="run the same command again: it first checks what was submitted",
             create=True,
         )
 
     def state(self) -> Submissions:
-        """Fold what is written so far."""
+        """Return all submissions so far."""
         return load_submissions(self.path)
 
     def begin(self, submission: Submission) -> None:
-        """Write that a job is about to be submitted; raises RunFailed, and then it must not be."""
+        """Record that a job is about to be submitted; if this raises RunFailed, it must not be submitted."""
         fields = {key: getattr(submission, key) for key in _FIELDS}
         self.write("submitting", **fields)
 
     def settle(self, name: str, job_id: int, cluster: str = "") -> None:
-        """Write a job's number, and which cluster has it, if sbatch reports one."""
+        """Record the id of a submitted job, and its cluster if sbatch reports one."""
         self.write("submitted", name=name, job_id=job_id, **({"cluster": cluster} if cluster else {}))
 
     def refuse(self, name: str, reason: str) -> None:
-        """Write that a job was not submitted."""
+        """Record that a job was not submitted."""
         self.write("refused", name=name, reason=reason)
 
     def cancel(self, name: str) -> None:
-        """Write that a job was cancelled."""
+        """Record that a job was cancelled."""
         self.write("cancelled", name=name)
 
 
-# Asks Slurm for jobs by their numbers and names; raises ClusterError if it does not answer.
+# A function that asks Slurm for jobs by their ids and names; raises ClusterError if Slurm does not answer.
 Ask = Callable[[Collection[int], Collection[str]], Sequence[Job]]
-Standing = Literal["waiting", "running", "over", "unknown"]
+JobStanding = Literal["waiting", "running", "over", "unknown"]
 
 
 @dataclass(frozen=True)
-class SeenJob:
-    """A submission and the job that Slurm knows of it, if any; `away` is why Slurm was not asked."""
+class SubmittedJob:
+    """A submission and its job according to Slurm, if any; `away` is the reason if Slurm did not answer."""
 
     submission: Submission
-    standing: Standing
+    standing: JobStanding
     job: Job | None = None
     away: str = ""
 
     @property
     def job_id(self) -> int | None:
-        """The job's number, if it has one."""
+        """The id of the job, if it has one."""
         return self.job.job_id if self.job else self.submission.job_id
 
     @property
     def cluster(self) -> str:
-        """The cluster that has it, where that is not the own."""
+        """The cluster of the job; empty for the submitter's own."""
         return self.job.cluster if self.job else self.submission.cluster
 
     @property
     def is_live(self) -> bool:
-        """Whether Slurm says that it waits or runs."""
+        """Whether the job is queued or running according to Slurm."""
         return self.standing in ("waiting", "running")
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another cluster of the federation has it, so that ours does not know whether it lives."""
+        """Whether another cluster of the federation has the job, so that ours does not know its state."""
         return self.job is not None and self.job.state is State.REVOKED
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """Asks the Slurm of a host; of `cluster`, if that is another than the host's own."""
+    """Asks Slurm on a host about jobs; on `cluster` if that is not the host's own."""
 
     host: Host
     cluster: str = ""
 
     def __call__(self, ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
-        """Return the jobs of these numbers and names; raises ClusterError if it does not answer."""
+        """Return the jobs with these ids or names; raises ClusterError if Slurm does not answer."""
         return find_jobs(self.host, ids=ids, names=names, cluster=self.cluster)
 
 
 def slurm_of(host: Host) -> Ask:
-    """Return what asks the Slurm of a host."""
+    """Return a function that asks Slurm on a host about jobs."""
     return Slurm(host)
 
 
-def slurm_beside(files: RunFiles) -> Ask:
-    """Return what asks the Slurm of the host that files are on."""
-    return slurm_of(files.there if isinstance(files, HostFiles) else LocalHost())
+def slurm_for(files: RunFiles) -> Ask:
+    """Return a function that asks Slurm on the host of the files about jobs."""
+    return slurm_of(files.remote if isinstance(files, HostFiles) else LocalHost())
 
 
 def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
-    """Return all that was submitted of a recipe, from where its runs are; raises InputError."""
+    """Return the submissions of a recipe from the folder `runs`; raises InputError."""
     path = f"{runs}/{recipe}{SUFFIX}"
-    piece = files.look([Wanted(path)]).pieces[0]
+    piece = files.read([ReadRequest(path)]).pieces[0]
     return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
 
 
 def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
-    """Return what the last submit of a recipe has submitted, from where its runs are; raises InputError."""
+    """Return the submissions of a recipe's last submit from the folder `runs`; raises InputError."""
     return read_submissions(files, runs, recipe).latest
 
 
 def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
-    """Return what stands for a job that only a run's journal tells of, which was last seen at `time_s`.
+    """Return a submission for a job that the user submitted with sbatch and that a run's journal mentions.
 
-    Whoever calls sbatch may name the job as they like: it is known by its number.
+    It was last seen at `time_s`. It is identified by its id, since its name is up to the user.
     """
     return Submission(recipe, "", "", time_s, outcome="submitted", job_id=job_id)
 
 
-def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]:
-    """Return what Slurm says of each submission, in order; nothing is asked for what it refused."""
+def query_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SubmittedJob, ...]:
+    """Return the job of each submission according to Slurm, in order; refused submissions are not queried."""
     asked = [each for each in submissions if each.outcome != "refused"]
     found: list[Job] = []
     away = ""
@@ -270,7 +274,7 @@ def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]
         except ClusterError as error:
             found += error.known if isinstance(error, SchedulerAway) else ()
             away = str(error)
-    # A number comes round again; a name does not.
+    # Slurm reuses job ids, whereas the names are unique.
     by_name = {job.name: job for job in found}
     by_number: dict[int | None, Job] = {job.job_id: job for job in found}
     return tuple(
@@ -279,10 +283,10 @@ def see_jobs(submissions: Sequence[Submission], ask: Ask) -> tuple[SeenJob, ...]
     )
 
 
-def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> str:
-    """Say what a job does in words that follow its number.
+def describe_job(seen: SubmittedJob, last_s: float | None = None, last: str = "") -> str:
+    """Return the state of a job as a phrase that follows its id.
 
-    `last` is what was last known of it, at `last_s`; without, that it was submitted.
+    If Slurm does not answer, it names the last known state, `last` at `last_s`, by default its submission.
     """
     each = seen.submission
     if seen.away and each.outcome != "refused":
@@ -292,49 +296,50 @@ def describe_job(seen: SeenJob, last_s: float | None = None, last: str = "") -> 
         )
         return f"unknown since {_clock(moment)} ({known}): {seen.away}"
     if seen.job is not None and seen.job.state is State.FAILED and _is_cancelled(seen, seen.job):
-        return "was cancelled, and ended in order"  # its script returns what a signal makes it return
+        # It is FAILED only because its script exits with a nonzero code after a signal.
+        return "was cancelled, and ended in order"
     if seen.job is not None:
         return describe_state(seen.job)
     return {
         "refused": f"was refused: {each.reason}",
         "cancelled": "was cancelled",
-        "submitting": "is being submitted, or was when its submit was ended; the next submit looks first",
-        "submitted": "is over: Slurm knows it no more",
+        "submitting": "is being submitted, or its submit was killed; the next submit finds out",
+        "submitted": "is over: Slurm no longer knows it",
     }[each.outcome]
 
 
-def name_seen(seen: SeenJob) -> str:
-    """Name a job as a user of Slurm does; by its name where it has no number.
+def job_label(seen: SubmittedJob) -> str:
+    """Return the name of a job for messages: its id, or its name if it has no id.
 
-    >>> name_seen(SeenJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
+    >>> job_label(SubmittedJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
     'job small-3fa210'
     """
     phase = f" ({seen.submission.phase})" if seen.submission.phase else ""
     return f"job {seen.job_id or seen.submission.name}{phase}"
 
 
-def _is_cancelled(seen: SeenJob, job: Job) -> bool:
-    """Tell whether a job was cancelled; of a user's own only its end tells that."""
+def _is_cancelled(seen: SubmittedJob, job: Job) -> bool:
+    """Return whether a job was cancelled; for a user's own job, judged by how it ended."""
     if seen.submission.is_ours:
         return seen.submission.outcome == "cancelled"
     return job.signal == SIGTERM or job.exit_code == 128 + SIGTERM
 
 
-def _see(each: Submission, job: Job | None, away: str) -> SeenJob:
+def _see(each: Submission, job: Job | None, away: str) -> SubmittedJob:
     if each.outcome == "refused":
-        return SeenJob(each, "over")
+        return SubmittedJob(each, "over")
     if job is None and away:
-        return SeenJob(each, "unknown", away=away)
+        return SubmittedJob(each, "unknown", away=away)
     if job is None:
-        return SeenJob(each, "over" if each.is_settled else "unknown")
+        return SubmittedJob(each, "over" if each.is_settled else "unknown")
     if job.state is State.REVOKED:
-        return SeenJob(each, "unknown", job)
+        return SubmittedJob(each, "unknown", job)
     if job.state.is_over:
-        return SeenJob(each, "over", job)
-    return SeenJob(each, "waiting" if job.state.is_waiting else "running", job)
+        return SubmittedJob(each, "over", job)
+    return SubmittedJob(each, "waiting" if job.state.is_waiting else "running", job)
 
 
 def _clock(moment: datetime) -> str:
-    """Write the time of the day, with the day where that is another."""
+    """Return the time of day, with the date if it is not today."""
     today = datetime.now().astimezone().date()
     return moment.strftime("%H:%M" if moment.date() == today else "%Y-%m-%d %H:%M")

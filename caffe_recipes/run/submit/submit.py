@@ -1,14 +1,8 @@
-"""Submitting a chain once and only once: each job's name is on disk before sbatch is called.
+"""Submitting a chain to Slurm exactly once: the name of each job is on disk before sbatch is called.
 
-Where a submit ended in between, or lost Slurm, the next one looks for the name before anything else.
-
-The job that a submit is to wait for: one that Slurm forgot, or that failed, holds nothing back.
-
-Whether a job that goes on with a recipe's run would find something to do, and not be refused by it.
-
-Asking Slurm, before anything is submitted, whether it takes the jobs, and which nodes they go without.
-
-The nodes that the next try of a chain goes without.
+If a submit was killed in between, or Slurm stopped answering, the next submit first looks for a job with that
+name. Before anything is submitted, it is checked that a job would have something to do, that its run would
+not refuse to resume, and that Slurm accepts the jobs. Nodes that failed before are excluded.
 """
 
 from __future__ import annotations
@@ -48,12 +42,12 @@ from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import describe_changes
-from caffe_recipes.run.monitor.status import Standing, StatusOptions, find_standing
+from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
-    Asked,
     JobStep,
     PlannedJobs,
+    Resources,
     SubmitOptions,
     Verdict,
     build_request,
@@ -63,13 +57,13 @@ from caffe_recipes.run.submit.plan import (
     plan_submission,
 )
 from caffe_recipes.run.submit.submissions import (
-    SeenJob,
     Submission,
     SubmissionJournal,
+    SubmittedJob,
     choose_group,
     describe_job,
+    job_label,
     load_submissions,
-    name_seen,
     slurm_of,
     submissions_path,
 )
@@ -78,122 +72,114 @@ from caffe_recipes.wording import describe_count
 
 
 def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
-    """Raise InputError where a job behind this one would begin at once, or never; SchedulerAway.
+    """Raise InputError if a job that depends on this one would start at once, or never; SchedulerAway.
 
-    sbatch takes a dependency on a job that Slurm does not know, and drops it.
+    sbatch accepts a dependency on a job that Slurm does not know, and ignores it.
     """
     found = [job for cluster in clusters or ("",) for job in find_jobs(host, ids=[number], cluster=cluster)]
     if not found:
-        hint = "leave --after out if it has completed"
-        raise InputError("--after", f"Slurm knows no job {number} (any more)", hint)
+        hint = "leave out --after if it has completed"
+        raise InputError("--after", f"Slurm does not, or no longer, know job {number}", hint)
     for job in found:
         if job.state.is_over and job.state is not State.COMPLETED:
-            what = f"a job behind job {number} would never begin: it {explain_state(job)[0]}"
-            raise InputError("--after", what, "give one that can end well, or none")
+            what = f"a job after job {number} would never start: it {explain_state(job)[0]}"
+            raise InputError("--after", what, "give a job that can still complete, or leave it out")
 
 
-def check_startable(recipe: AnyRecipe, standing: Standing | None) -> None:
-    """Raise InputError where a job would find nothing to do, or what it would refuse."""
-    if standing is None or standing.run is None or any(job.is_live for job in standing.jobs):
+def check_startable(recipe: AnyRecipe, status: RunStatus | None) -> None:
+    """Raise InputError if a job would have nothing to do, or would refuse to resume the run."""
+    if status is None or status.run is None or any(job.is_live for job in status.jobs):
         return
-    folder = standing.run.folder
-    if standing.state == "finished":
-        hint = "move its folder away to train another, or use caffe-recipes run --new"
+    folder = status.run.folder
+    if status.state == "finished":
+        hint = "move its folder away to train again, or use caffe-recipes run --new"
         raise InputError(folder, "is finished: a job would have nothing to do", hint)
-    if standing.lives:
-        process = standing.run.process
-        what = f"process {process.pid} on {process.node} carries this run on"
+    if status.lives:
+        process = status.run.process
+        what = f"is in use by process {process.pid} on {process.node}"
         raise InputError(folder, what, "wait for it, or stop it: caffe-recipes cancel")
-    launch = standing.run.state.launch
-    if launch is not None and not launch.job:  # a job's own run would refuse it, and the job would fail
+    launch = status.run.state.launch
+    # The run inside the job would refuse to resume a launch from outside a job.
+    if launch is not None and not launch.job:
         what = f"phase {launch.phase} was started on {launch.host}, and its outcome is unknown"
-        raise InputError(folder, what, f"{standing.run.resume_hint} there; stop it once it does, and submit")
-    check_unchanged(recipe, standing)
+        raise InputError(folder, what, f"{status.run.resume_hint} there; then stop it and submit again")
+    check_unchanged(recipe, status)
 
 
 def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
-    """Raise InputError for a prototxt in the Caffe root that the job would refuse, or read another for."""
+    """Raise InputError if a prototxt in the Caffe root differs from the recipe; the job would refuse it."""
     for difference in find_differences(plan_files(recipe), options.root):
         if difference.what == "changed":
-            what = "differs from what the recipe generates, and the job would stop at it"
-            raise InputError(options.root / difference.path, what, "move it away, or generate it anew")
+            what = "differs from what the recipe generates, and the job would refuse it"
+            raise InputError(options.root / difference.path, what, "move it away, or generate it again")
 
 
-def check_unchanged(recipe: AnyRecipe, standing: Standing | None) -> None:
-    """Raise InputError for a recipe that the run, which its job is to go on with, was not started with."""
-    run = standing.run if standing is not None else None
+def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:
+    """Raise InputError if the recipe has changed since the run that the job would resume was started."""
+    run = status.run if status is not None else None
     if run is not None and not run.is_complete and (changes := describe_changes(Path(run.path), recipe)):
-        hint = "undo that to resume this run, or move its folder away to train another"
+        hint = "undo the change to resume this run, or move its folder away to train again"
         raise InputError(run.folder, changes, hint)
-
-
-_EXCLUDE = "--exclude="
 
 
 @dataclass(frozen=True)
 class BadNodes:
-    """Nodes that failed: those that a job goes without, and those that it cannot do without."""
+    """Nodes that failed: those that a job excludes, and those that it needs nevertheless."""
 
     excluded: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for either."""
+        """Yield a line for the excluded nodes, and one for the needed nodes."""
         if self.excluded:
             them = "it" if len(self.excluded) == 1 else "them"
-            yield f"without {_list(self.excluded)}, which failed before; --include-failed tries {them} again"
+            yield f"excluding {_list(self.excluded)}, which failed before; --include-failed uses {them} again"
         if self.needed:
-            them, they = ("it", "it is") if len(self.needed) == 1 else ("them", "they are")
-            what = f"without {them} too few nodes are left: {they} tried again"
-            yield f"{_list(self.needed)} failed before, and {what}"
+            them = "it" if len(self.needed) == 1 else "them"
+            what = f"but too few nodes are left without {them}: trying again"
+            yield f"{_list(self.needed)} failed before, {what}"
 
     def with_all_needed(self) -> BadNodes:
-        """Return them with none left out."""
+        """Return the nodes with none excluded."""
         return BadNodes((), (*self.excluded, *self.needed))
 
 
 def find_bad_nodes(
-    standing: Standing | None,
+    status: RunStatus | None,
     groups: Sequence[NodeGroup],
     partitions: Collection[str],
     nodes: int,
     unwanted: Collection[str] = (),
 ) -> BadNodes:
-    """Return the nodes that are not to be tried again: those that Slurm blames, or the run, or did before.
+    """Return the nodes that failed according to Slurm, the run, or an earlier submit.
 
-    Those that are `unwanted` are left out in any case. As many stay as one of the partitions needs for a
-    job of `nodes`; who was blamed last goes first.
+    Nodes that are `unwanted` are excluded in any case. Nodes are excluded, those blamed last first, only
+    while one of the partitions still has enough for a job of `nodes`.
     """
-    there = {
+    hosts_of = {
         name: {host for group in groups if group.partition == name for host in _names(group.node_list)}
         for name in partitions
     }
     excluded: list[str] = []
     needed: list[str] = []
-    for host in _blamed(standing, groups):
+    for host in _blamed(status, groups):
         if host in unwanted:
             continue
         without = {*unwanted, *excluded, host}
-        if any(len(hosts - without) >= nodes for hosts in there.values()):
+        if any(len(hosts - without) >= nodes for hosts in hosts_of.values()):
             excluded.append(host)
         else:
             needed.append(host)
     return BadNodes(tuple(excluded), tuple(needed))
 
 
-def nodes_excluded(submission: Submission) -> tuple[str, ...]:
-    """Return the nodes that a submission went without since they had failed."""
-    words = [word.removeprefix(_EXCLUDE) for word in submission.argv if word.startswith(_EXCLUDE)]
-    return tuple(words[0].split(",")) if words else ()
-
-
-def _blamed(standing: Standing | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
-    if standing is None:
+def _blamed(status: RunStatus | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+    if status is None:
         return ()
     known = {name for group in groups for name in _names(group.node_list)}
-    blamed = [name for job in standing.jobs if job.job for name in failed_nodes(job.job, groups)]
-    lost = standing.run.blamed if standing.run is not None else ()
-    before = [name for job in standing.jobs for name in nodes_excluded(job.submission)]
+    blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
+    lost = status.run.blamed if status.run is not None else ()
+    before = [name for job in status.jobs for name in job.submission.excluded]
     return tuple(dict.fromkeys(name for name in (*blamed, *lost, *before) if name in known))
 
 
@@ -212,39 +198,40 @@ _NO_NODES = "node configuration is not available"
 
 
 def check_with_slurm(
-    planned: PlannedJobs, standing: Standing | None, say: Callable[[str], None], host: Host
+    planned: PlannedJobs, status: RunStatus | None, say: Callable[[str], None], host: Host
 ) -> tuple[str, ...]:
-    """Ask Slurm whether it takes the jobs; return the nodes to exclude.
+    """Check with Slurm that it accepts the jobs, and return the nodes to exclude.
 
-    Raises ClusterError if it does not, SchedulerAway.
+    Raises ClusterError if it does not accept them, and SchedulerAway if it does not answer.
     """
     verdict, groups = Verdict((), must_wait=False, partitions=()), tuple[NodeGroup, ...]()
-    if len(planned.clusters) < 2:  # of several only sbatch knows which it takes
+    if len(planned.clusters) < 2:  # of several clusters only sbatch knows which one it chooses
         cluster = "".join(planned.clusters)
         partitions, groups = ask_partitions(host, cluster), ask_node_groups(host, cluster=cluster)
-        asked = Asked(planned.nodes, planned.longest_s, planned.batch)
-        verdict = check_slurm(asked, partitions, groups)
+        resources = Resources(planned.nodes, planned.longest_s, planned.batch)
+        verdict = check_slurm(resources, partitions, groups)
     for note in verdict.notes:
         say(note)
     bad = BadNodes()
     if not planned.options.include_failed:
-        bad = find_bad_nodes(standing, groups, verdict.partitions, planned.nodes, planned.unwanted)
+        bad = find_bad_nodes(status, groups, verdict.partitions, planned.nodes, planned.unwanted)
     refused = _refusal(planned, bad.excluded, host)
     if refused is not None and bad.excluded and _NO_NODES in refused:
-        # Those that are left may lack what the job asks for, which only Slurm knows.
+        # The remaining nodes may lack a feature that the job requests, which only Slurm knows.
         bad, refused = bad.with_all_needed(), _refusal(planned, (), host)
-    # Of nodes that are drained the test says the same as of nodes that there are not.
+    # sbatch --test-only gives the same answer for drained nodes as for nodes that do not exist.
     if refused is not None and not (verdict.must_wait and _NO_NODES in refused):
         raise ClusterError("sbatch", refused, "nothing was submitted")
     for line in bad.describe():
         say(line)
     if planned.options.time_s is None and planned.longest_s is not None:
-        say(f"time: {describe_limit(planned.longest_s)}, by the images/s of the recipe; --time gives another")
+        limit = describe_limit(planned.longest_s)
+        say(f"time: {limit}, estimated from the recipe's images/s; give --time to change it")
     return bad.excluded
 
 
 def _refusal(planned: PlannedJobs, exclude: Sequence[str], host: Host) -> str | None:
-    """Return why Slurm would not take one of the jobs; None if it takes all."""
+    """Return why Slurm would refuse one of the jobs; None if it accepts all."""
     for step in planned.steps:
         request = build_request(planned, step, "test", planned.options.after, exclude)
         refused = try_submission(host, request)
@@ -255,15 +242,15 @@ def _refusal(planned: PlannedJobs, exclude: Sequence[str], host: Host) -> str | 
 
 Say = Callable[[str], None]
 T = TypeVar("T")
-# A controller that is restarted is away for some seconds. After sbatch gave no answer: one that comes back
-# has taken the job by then, or has not.
-_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_LOOK_FIRST = "run the same command again: it first finds out what was submitted"
+# The pauses between attempts to reach Slurm, long enough for its controller to restart. If sbatch gave no
+# answer, it is certain after these whether the controller has accepted the job.
+_RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_RERUN_HINT = "run the same command again: it first checks what was submitted"
 
 
 @dataclass(frozen=True)
 class SubmitEnv:
-    """How time passes, and which Slurm is asked."""
+    """Injected sleep and clock functions, and the host on which Slurm is asked."""
 
     host: Host
     pause: Callable[[float], None] = time.sleep
@@ -272,7 +259,7 @@ class SubmitEnv:
 
 @dataclass(frozen=True)
 class _JobPlace:
-    """Where a job goes: to a submit's others, `behind` one of them or none, on its cluster."""
+    """The submit, predecessor (`behind`), excluded nodes and cluster of the next job to submit."""
 
     group: str
     behind: int | None
@@ -283,15 +270,15 @@ class _JobPlace:
 def describe_submission(
     recipe: AnyRecipe, options: SubmitOptions, note: str = "", *, with_scripts: bool = False
 ) -> str:
-    """Return what would be submitted: five lines for a person, then the commands; Slurm is not asked.
+    """Return what would be submitted: five lines of summary, then the commands; Slurm is not asked.
 
-    `with_scripts` adds the text of the scripts. Raises InputError as `submit_chain` does, but not for a Caffe
-    root that this machine lacks, which is a line; so is a `note` of the caller's.
+    `note` is an additional line, and `with_scripts` adds the text of the scripts. Raises InputError as
+    `submit_chain` does; but if the Caffe root does not exist on this machine, that is only a note.
     """
-    standing = None
-    with suppress(InputError):  # no run, and nothing submitted
-        standing = find_standing(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
-    planned = plan_submission(recipe, options, _done(standing))
+    status = None
+    with suppress(InputError):  # there is no run, and nothing was submitted
+        status = find_status(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
+    planned = plan_submission(recipe, options, _done(status))
     if not note and not options.root.is_dir():
         note = f"{options.root} does not exist on this machine; paths are those of the cluster"
     lines = [*_summarize(planned), *([f"note:         {note}"] if note else [])]
@@ -309,33 +296,33 @@ def describe_submission(
 
 
 def _summarize(planned: PlannedJobs) -> Iterator[str]:
-    """Yield five lines: the jobs, their nodes, time and account, and what happens at their time limit."""
+    """Yield five lines about the jobs: number, nodes, time, account, and what happens at the time limit."""
     recipe, options, batch, steps = planned.recipe, planned.options, planned.batch, planned.steps
     count = describe_count(len(steps), "job")
     yield f"jobs:         {count}, " + (
-        "one for each phase, each after the one before" if options.split else "for all phases that are left"
+        "one for each phase, each after the one before" if options.split else "for all remaining phases"
     )
     ranks = f"{describe_count(recipe.cluster.ranks_per_node, 'rank')} each"
-    spares = f", {describe_count(options.spares, 'spare')} among them" if options.spares else ""
+    spares = f", including {describe_count(options.spares, 'spare')}" if options.spares else ""
     yield f"nodes:        {planned.nodes:,} with {ranks}{spares}"
     times = [step.time_s for step in steps if step.time_s is not None]
     if len(times) < len(steps):
-        yield "time:         not known: the default of the partition; --time gives another"
+        yield "time:         not known, using the default of the partition; give --time to change it"
     else:
-        source = "by --time" if options.time_s is not None else "estimated from the recipe's images/s"
+        source = "from --time" if options.time_s is not None else "estimated from the recipe's images/s"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
     warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
     trainer = find_trainer(planned.recipe)
-    is_asked = trainer.known_by(()) is not None
-    end = f"{trainer.title} writes a snapshot" if is_asked else "the run is stopped"
+    has_snapshots = trainer.snapshot_argument(()) is not None
+    end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
     yield f"at the limit: {warning} before it {end}; the job is requeued and resumes"
 
 
 def _wrap_command(words: Sequence[str], width: int = 80) -> str:
-    """Return a command for a shell, in lines that a terminal shows whole where its words allow it."""
+    """Return a command for a shell, wrapped to the width of a terminal if its words allow that."""
     lines = [""]
     for word in map(shlex.quote, words):
         if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
@@ -345,9 +332,9 @@ def _wrap_command(words: Sequence[str], width: int = 80) -> str:
 
 
 def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:
-    """Submit a recipe's chain, or find that it is submitted; return its jobs.
+    """Submit a recipe's chain and return its jobs, including those that an interrupted submit left.
 
-    Raises InputError or ClusterError before anything is submitted, RunFailed where Slurm gives no answer.
+    Raises InputError or ClusterError before anything is submitted, and RunFailed if Slurm gives no answer.
     """
     plan_submission(recipe, options)
     if not options.root.is_dir():
@@ -360,98 +347,99 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_own_root(options.root)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
-    standing = _patiently(lambda: _look(recipe, options, env), say, env)
-    check_startable(recipe, standing)
-    planned = plan_submission(recipe, options, _done(standing))
+    status = _patiently(lambda: _look(recipe, options, env), say, env)
+    check_startable(recipe, status)
+    planned = plan_submission(recipe, options, _done(status))
     exclude: tuple[str, ...] = ()
-    if not any(job.is_live for job in _jobs(standing)):
+    if not any(job.is_live for job in _jobs(status)):
         try:
-            exclude = _patiently(lambda: _check(planned, standing, say, env), say, env)
+            exclude = _patiently(lambda: _check(planned, status, say, env), say, env)
         except SchedulerAway as error:
-            raise RunFailed(error.where, error.what, f"nothing is submitted; {error.hint}") from None
+            raise RunFailed(error.where, error.what, f"nothing was submitted; {error.hint}") from None
     with closing(SubmissionJournal(path, env.clock)) as journal:
         if journal.state() != before:
             raise InputError(path, "another submit has just ended", "see caffe-recipes status")
-        adopted = _adopt(journal, _jobs(standing), say)
-        live = [job for job in _jobs(standing) if job.is_live]
+        adopted = _adopt(journal, _jobs(status), say)
+        live = [job for job in _jobs(status) if job.is_live]
         place, steps = _JobPlace(choose_group(), options.after, exclude), planned.steps
         for job in live:
             if not job.submission.is_ours:
-                raise _already(job, recipe)
+                raise _already_submitted(job, recipe)
         if live:
-            steps = _left(planned, live, _jobs(standing))
+            steps = _find_missing(planned, live, _jobs(status))
             if not steps and adopted:
                 return list(journal.state().latest)
             if not steps:
-                raise _already(live[0], recipe)
-            check_unchanged(recipe, standing)
+                raise _already_submitted(live[0], recipe)
+            check_unchanged(recipe, status)
             last = live[-1]
-            excluded = nodes_excluded(last.submission)
-            place = _JobPlace(last.submission.group, last.job_id, excluded, last.cluster)
+            place = _JobPlace(last.submission.group, last.job_id, last.submission.excluded, last.cluster)
         return _submit_steps(journal, planned, steps, place, say, env)
 
 
 def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
-    """Return what Slurm is asked for, however often that takes in half a minute; raises what is raised last.
+    """Return the answer from Slurm, asking again for half a minute; raises the last error if that fails.
 
-    That is SchedulerAway, or for what is submitted RunFailed, for which Slurm is away.
+    That is SchedulerAway, or RunFailed if the state of a submitted job stays unknown.
     """
-    for pause_s in _LOOKS_S:
+    for pause_s in _RETRY_PAUSES_S:
         try:
             return ask()
         except NoCommand:
             raise
-        except (SchedulerAway, _NotKnown) as error:
-            if pause_s == _LOOKS_S[0]:
-                say(f"{error.without_hint}; asking again")
+        except (SchedulerAway, _UnknownState) as error:
+            if pause_s == _RETRY_PAUSES_S[0]:
+                say(f"{error.without_hint}; trying again")
         env.pause(pause_s)
     return ask()
 
 
-class _NotKnown(RunFailed):
-    """Slurm does not say what became of a job that was submitted before."""
+class _UnknownState(RunFailed):
+    """Raised if Slurm does not report the state of a job that was submitted before."""
 
 
-def _check(planned: PlannedJobs, standing: Standing | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
-    """Ask Slurm whether it takes the jobs; return the nodes to exclude."""
+def _check(planned: PlannedJobs, status: RunStatus | None, say: Say, env: SubmitEnv) -> tuple[str, ...]:
+    """Check with Slurm that it accepts the jobs and their dependency; return the nodes to exclude."""
     if planned.options.after is not None:
         check_after(env.host, planned.options.after, planned.clusters)
-    return check_with_slurm(planned, standing, say, env.host)
+    return check_with_slurm(planned, status, say, env.host)
 
 
-def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> Standing | None:
-    """Return where the recipe stands; None without run and job. Raises RunFailed if Slurm is away."""
+def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus | None:
+    """Return the status of the recipe, or None; raises RunFailed if Slurm does not answer."""
     ask = slurm_of(env.host)
     try:
-        standing = find_standing(recipe.name, _where(options), ask=ask, reach=False)
+        status = find_status(recipe.name, _where(options), ask=ask, reach=False)
     except InputError:
         if load_submissions(submissions_path(options.root, recipe.name)).all:
             raise
         return None
-    for job in standing.jobs:
+    for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
-            what = f"whether {name_seen(job)} waits or runs is not known: {why}"
-            raise (_NotKnown if job.away else RunFailed)("", what, "nothing is submitted")
-    return standing
+            what = f"cannot tell whether {job_label(job)} is queued or running: {why}"
+            raise (_UnknownState if job.away else RunFailed)("", what, "nothing was submitted")
+    return status
 
 
-def _adopt(journal: SubmissionJournal, jobs: Sequence[SeenJob], say: Say) -> bool:
-    """Write the numbers of jobs whose submit ended before it could; tell whether there is one that lives."""
+def _adopt(journal: SubmissionJournal, jobs: Sequence[SubmittedJob], say: Say) -> bool:
+    """Record the ids of jobs whose submit was killed before it could; return whether one of them is live."""
     adopted = False
     for seen in jobs:
         if seen.submission.is_settled or seen.job is None:
             continue
         journal.settle(seen.submission.name, seen.job.job_id, seen.cluster)
-        say(f"{name_seen(seen)} was submitted before ({seen.submission.name}); it {describe_job(seen)}")
+        say(f"{job_label(seen)} was already submitted ({seen.submission.name}); it {describe_job(seen)}")
         adopted = adopted or seen.is_live
     return adopted
 
 
-def _left(planned: PlannedJobs, live: Sequence[SeenJob], jobs: Sequence[SeenJob]) -> tuple[JobStep, ...]:
-    """Return the jobs that a submit by phases was ended before: those behind the last that lives.
+def _find_missing(
+    planned: PlannedJobs, live: Sequence[SubmittedJob], jobs: Sequence[SubmittedJob]
+) -> tuple[JobStep, ...]:
+    """Return the jobs that an interrupted --split did not submit: those after the last live one.
 
-    One that was about to be submitted, and that Slurm does not know, was not.
+    A job that was about to be submitted and that Slurm does not know was not submitted.
     """
     phases = [step.phase for step in planned.steps]
     last = live[-1].submission
@@ -461,10 +449,10 @@ def _left(planned: PlannedJobs, live: Sequence[SeenJob], jobs: Sequence[SeenJob]
     return planned.steps[phases.index(last.phase) + 1 :]
 
 
-def _already(seen: SeenJob, recipe: AnyRecipe) -> InputError:
+def _already_submitted(seen: SubmittedJob, recipe: AnyRecipe) -> InputError:
     cancel = f"caffe-recipes cancel {shlex.quote(recipe.name)}"
     return InputError(
-        "", f"already submitted: {name_seen(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
+        "", f"already submitted: {job_label(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
     )
 
 
@@ -476,7 +464,7 @@ def _submit_steps(
     say: Say,
     env: SubmitEnv,
 ) -> list[Submission]:
-    """Submit jobs, each behind the one before; if one is refused, those before it are cancelled."""
+    """Submit jobs that each depend on the previous one; if one is refused, cancel the previous ones."""
     names: list[str] = []
     for step in steps:
         request = build_request(planned, step, place.group, place.behind, place.exclude)
@@ -493,6 +481,7 @@ def _submit_steps(
             phase=step.phase,
             output=find_output(planned.options, request.name),
             cluster=clusters,
+            excluded=tuple(place.exclude),
         )
         journal.begin(submission)
         outcome = _submit_surely(request, submission, say, env)
@@ -504,16 +493,16 @@ def _submit_steps(
         place = replace(place, behind=outcome.job_id, cluster=outcome.cluster or place.cluster)
         names.append(request.name)
         what = f"{step.phase}: " if step.phase else ""
-        where = f" of {outcome.cluster}" if outcome.cluster else ""
+        where = f" on {outcome.cluster}" if outcome.cluster else ""
         say(f"{what}submitted as job {outcome.job_id}{where} ({request.name})")
     state = journal.state()
     return [state.find(name) for name in names]
 
 
 def _submit_surely(request: Request, submission: Submission, say: Say, env: SubmitEnv) -> Submitted | Refused:
-    """Submit a job; once more where Slurm, asked after sbatch gave no answer, knows none of its name.
+    """Submit a job; if sbatch gives no answer and Slurm then knows no job with its name, submit it once more.
 
-    Raises RunFailed where that cannot be known.
+    Raises RunFailed if it is not known whether the job was submitted, or if sbatch gives no answer twice.
     """
     text = ""
     for _ in range(2):
@@ -522,20 +511,20 @@ def _submit_surely(request: Request, submission: Submission, say: Say, env: Subm
             return outcome
         text = outcome.text
         say(f"sbatch gave no answer ({text}); looking for {request.name}")
-        found = _look_again(submission, env)
+        found = _find_submitted(submission, env)
         if found is not None:
             return found
-        say(f"Slurm knows no job {request.name}")
-    raise RunFailed("sbatch", f"submits no job: {text}", _LOOK_FIRST)
+        say(f"Slurm does not know job {request.name}")
+    raise RunFailed("sbatch", f"the job was not submitted: {text}", _RERUN_HINT)
 
 
-def _look_again(submission: Submission, env: SubmitEnv) -> Submitted | None:
-    """Return a job that may have been submitted, None if Slurm knows none of its name in the end.
+def _find_submitted(submission: Submission, env: SubmitEnv) -> Submitted | None:
+    """Return a job that may have been submitted; None if Slurm still knows no job with its name at the end.
 
-    Raises RunFailed if it does not say.
+    Raises RunFailed if Slurm does not answer.
     """
     problem, name = "", submission.name
-    for pause_s in _LOOKS_S:
+    for pause_s in _RETRY_PAUSES_S:
         env.pause(pause_s)
         problem = ""
         for cluster in submission.cluster.split(","):
@@ -547,12 +536,12 @@ def _look_again(submission: Submission, env: SubmitEnv) -> Submitted | None:
             if job is not None:
                 return Submitted(job.job_id, cluster)
     if problem:
-        raise RunFailed("sbatch", f"whether the job was submitted is not known: {problem}", _LOOK_FIRST)
+        raise RunFailed("sbatch", f"cannot tell whether the job was submitted: {problem}", _RERUN_HINT)
     return None
 
 
 def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv) -> str:
-    """Cancel what was submitted, the last first; say what became of it."""
+    """Cancel the jobs that were submitted, the last one first; return a hint about them, or ""."""
     state = journal.state()
     done = [each for name in reversed(names) if (each := state.find(name)).job_id is not None]
     if not done:
@@ -562,22 +551,22 @@ def _cancel_all(journal: SubmissionJournal, names: Sequence[str], env: SubmitEnv
     try:
         cancel_jobs(env.host, ids, cluster=cluster)
     except ClusterError as error:
-        return f"cancel the jobs before it yourself, scancel {listed}: {error}"
+        return f"cancel the previous jobs with `scancel {listed}`: {error}"
     for name in reversed(names):
         journal.cancel(name)
-    return f"the jobs before it are cancelled: {listed}"
+    return f"the previous jobs were cancelled: {listed}"
 
 
-def _done(standing: Standing | None) -> tuple[str, ...]:
-    """Return the phases that need no job: the finished ones, but the last, which is evaluated."""
-    run = standing.run if standing is not None else None
+def _done(status: RunStatus | None) -> tuple[str, ...]:
+    """Return the finished phases, which need no job, except the last phase, whose job does the evaluation."""
+    run = status.run if status is not None else None
     if run is None or run.is_complete:
         return ()
     return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
 
 
-def _jobs(standing: Standing | None) -> tuple[SeenJob, ...]:
-    return standing.jobs if standing is not None else ()
+def _jobs(status: RunStatus | None) -> tuple[SubmittedJob, ...]:
+    return status.jobs if status is not None else ()
 
 
 def _where(options: SubmitOptions) -> StatusOptions:

@@ -44,7 +44,7 @@ def test_what_was_written_before_the_other_end_closed_is_read() -> None:
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(TimeoutError, match="it is a pipe that nobody writes to"):
+    with pytest.raises(TimeoutError, match="it is a pipe without a writer"):
         read_bytes(pipe, 100)
 
 

@@ -60,7 +60,7 @@ def test_each_is_measured_alone_so_far_and_left_out() -> None:
     right, wrong = scores_of((0.9, 0.1)), scores_of((0.4, 0.6))
     found = measure_members([right, wrong, wrong], labels_of(0), "votes")
     assert [each.top1 for each in found.single] == [1, 0, 0]
-    assert [each.top1 for each in found.so_far] == [1, 1, 0]
+    assert [each.top1 for each in found.cumulative] == [1, 1, 0]
     assert [each.top1 for each in found.without] == [0, 1, 1]
 
 

@@ -208,7 +208,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: P
     (folder / "logs").symlink_to("/proc")  # where not even root makes a file
     again, said = measure(root, "branched-6")
     assert again.measured == found.measured
-    assert said[1] == f"warning: {folder / 'logs'} cannot be written to: what left says is not kept"
+    assert said[1] == f"warning: {folder / 'logs'} cannot be written to; predictions of left are not cached"
     assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
 
 
@@ -249,7 +249,7 @@ def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) 
     found = replace(found, reported=Reported(top1_percent=77.5))
     lines = render_ensemble(found, "data/test_lmdb").splitlines()
     ours = next(index for index, line in enumerate(lines) if line.startswith("ensemble, "))
-    assert lines[ours + 1] == "reported by the source, of left, right: top-1 77.5 %"
+    assert lines[ours + 1] == "reported by the source for left, right: top-1 77.5 %"
     assert ensemble_as_json(found)["reported"] == {"members": ["left", "right"], "top1_percent": 77.5}
 
 
@@ -295,7 +295,7 @@ def test_a_model_of_another_net_is_refused(root: Path) -> None:
 def test_a_model_that_is_not_what_its_phase_left_is_refused(root: Path) -> None:
     folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 5)
     (folder / "snapshots/left_iter_4.caffemodel").write_bytes(b"spoilt")
-    with pytest.raises(WeightsError, match="is no longer the model that left was"):
+    with pytest.raises(WeightsError, match="is no longer the model of left"):
         measure(root, "branched-5")
 
 

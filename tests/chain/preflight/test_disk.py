@@ -150,7 +150,7 @@ def test_files_under_the_names_of_snapshots_must_be_ours(look: NodeView, place: 
     ("folder", "said"),
     [
         (replace(ROOM, writable=False), "cannot be written to"),
-        (replace(ROOM, open_to_all=True), "anybody can exchange what is written there"),
+        (replace(ROOM, open_to_all=True), "anybody can replace the files in it"),
     ],
 )
 def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: Folder, said: str) -> None:

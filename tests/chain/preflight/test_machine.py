@@ -68,7 +68,7 @@ def test_two_names_of_one_machine_are_told(look: NodeView) -> None:
     twice = {**boots, "n3": replace(boots["n3"], node_name="n1")}
     mark, hosts, said = only(check_hosts(replace(look, facts=twice)))
     assert (mark, hosts) == ("failed", ("n3",))
-    assert said.startswith("n3: is the machine that n1 is, too: n1; leave one of the two names out")
+    assert said.startswith("n3: is the same machine as n1: n1; leave one of the two names out")
     other = {**twice, "n3": replace(twice["n3"], boot_id="2")}
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 
@@ -141,7 +141,7 @@ def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look:
     mark, hosts, said = only(check_cores(changed(there, processors=by_socket)))
     assert (mark, hosts) == ("warn", ("n2",))
     assert said.startswith(
-        "n2: numbers its cores by-socket: of MLSL's servers on 39,38,43,42 0 and 4 are on its sockets; give"
+        "n2: numbers its cores by-socket: of MLSL's servers on cores 39,38,43,42, its sockets get 0 and 4; "
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed
-from caffe_recipes.run.preflight.findings import as_findings, trouble_of
+from caffe_recipes.run.preflight.findings import as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import ask_node, parse_cpuinfo
 from tests.cluster.machines import cpuinfo
 from tests.stand_in_host import StandInHost, answer_call
@@ -74,7 +74,7 @@ def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
 def test_an_answer_that_is_cut_short_is_an_error_of_its_host(records: list[str]) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
-    with pytest.raises(HostFailed, match=r"^n1: the answer to `facts` cannot be read: "):
+    with pytest.raises(HostFailed, match=r"^n1: cannot parse the answer to `facts`: "):
         ask_node(host, [])
 
 
@@ -126,6 +126,6 @@ def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
 
 
 def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
-    (own,) = as_findings("hosts", [trouble_of("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
-    (over,) = as_findings("hosts", [trouble_of("c1", HostFailed("gate", "its host key is revoked"))])
+    (own,) = as_findings("hosts", [as_problem("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
+    (over,) = as_findings("hosts", [as_problem("c1", HostFailed("gate", "its host key is revoked"))])
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

@@ -44,7 +44,7 @@ def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None
     (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
     code, said, _ = call(place)
     assert code == 1
-    assert said.splitlines()[-1] == "1 check fails (test data): fix what is listed above, and repeat"
+    assert said.splitlines()[-1] == "1 check fails (test data): fix what is listed above, and try again"
     code, said, _ = call(place, "--json")
     assert code == 1
     failed = [one for one in json.loads(said) if one["mark"] == "failed"]
@@ -162,7 +162,7 @@ def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(p
     row = next(one for one in found if one.subject == "hosts")
     assert row.message.startswith("c401-[001-003]: did not respond for 15 s; check the host")
     assert (row.mark, row.hosts) == ("failed", tuple(hosts))
-    skipped = {one.subject for one in found if one.message == "not looked at without c401-[001-003]"}
+    skipped = {one.subject for one in found if one.message == "not checked: no answer from c401-[001-003]"}
     assert skipped == {"cores", "memory", "clock", "launcher", "trainer"}
     assert all(host.asked == [] for host in hosts.values())
     assert all(host.closed for host in hosts.values())

@@ -68,7 +68,7 @@ def test_without_spares_there_is_nothing_to_tell(look: NodeView) -> None:
 
 def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
     found = told(look, spare("n8"), spare("n9"))
-    assert [(one.mark, one.message) for one in found] == [("ok", "n[8-9]: as the hosts are")]
+    assert [(one.mark, one.message) for one in found] == [("ok", "n[8-9]: no problems found")]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
             lambda said: re.sub(r"^(\S+:) usable", r"\1 rank 3 ab/init-1\n\1 usable", said, flags=re.M),
             "1 rank of another launch, ab/init-1",
         ),
-        (lambda said: said.replace("name n9", "name NAME"), "is the machine that localhost is, too"),
+        (lambda said: said.replace("name n9", "name NAME"), "is the same machine as localhost"),
     ],
 )
 def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: Change, said: str) -> None:
@@ -118,7 +118,7 @@ def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView,
     assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
     found = told(look, spare("n9"), policy=Policy("replace"))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert "ends with 1 and without `Optimization Done.`; it says last: no licence" in found[0].message
+    assert "exits with 1 and without `Optimization Done.`; its last line: no licence" in found[0].message
     assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
 
 
@@ -150,8 +150,8 @@ def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, chang
 def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
     (place.root / "hostfile").write_text("localhost\n127.0.0.1\n")
     (place.root / "caffe").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(ClusterError, match=r"\./caffe: ends with 1"):
+    with pytest.raises(ClusterError, match=r"\./caffe: exits with 1"):
         place.run(policy=Policy("replace"))
     said = place.output.getvalue()
-    assert "warn    spares         127.0.0.1: is the machine that localhost is, too" in said
-    assert "looking again" not in said
+    assert "warn    spares         127.0.0.1: is the same machine as localhost" in said
+    assert "checking again" not in said

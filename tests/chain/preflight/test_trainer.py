@@ -60,10 +60,10 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
         (Attempt(134, FATAL), "fails: Unknown learning rate policy: poly_cyc"),
         (Attempt(0, f"{DONE}\n{FATAL}"), "fails: Unknown learning rate policy: poly_cyc"),
         (Attempt(134, UNKNOWN_FIELD), "has no field named"),
-        (Attempt(0, ""), "ends with 0 and without `Optimization Done.`"),
-        (Attempt(124, "waiting for a licence"), "within 120 s, and says last: waiting for a licence"),
+        (Attempt(0, ""), "exits with 0 and without `Optimization Done.`"),
+        (Attempt(124, "waiting for a licence"), "within 120 s; its last line: waiting for a licence"),
         (Attempt(126, "sh: caffe: Permission denied"), "does not start: sh: caffe: Permission denied"),
-        (Attempt(139, "Segmentation fault"), "ends with 139 .* says last: Segmentation fault"),
+        (Attempt(139, "Segmentation fault"), "exits with 139 .* its last line: Segmentation fault"),
     ],
 )
 def test_a_trial_is_judged_by_its_log(attempt: Attempt, said: str | None) -> None:
@@ -94,7 +94,7 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
     troubles = try_caffe(place, script, limit_s=1.0)
     assert time.monotonic() - begun < 30
     assert [trouble.what for trouble in troubles] == [
-        "does not end a trial within 1 s, and says last: waiting"
+        "does not finish a trial within 1 s; its last line: waiting"
     ]
     assert (troubles[0].host, troubles[0].place) == ("localhost", "./caffe")
     assert not Path((place.root / "where").read_text().strip()).exists()
@@ -117,5 +117,5 @@ def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
     monkeypatch.setenv("TMPDIR", str(missing))
     with pytest.raises(NodeRefusal) as caught:
         call(LocalHost("n1"), "trial", "try", "5", "0", "0")
-    said = f"n1: cannot be tried: no file can be written to {missing}: No such file or directory"
+    said = f"n1: cannot be tried: cannot write to {missing}: No such file or directory"
     assert str(caught.value) == said

@@ -8,7 +8,7 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, parse_profil
 from caffe_recipes.cluster.slurm_jobs import NodeGroup
 from caffe_recipes.cluster.slurm_queries import Partition
 from caffe_recipes.errors import InputError
-from caffe_recipes.run.submit.plan import Asked, check_slurm, choose_partition
+from caffe_recipes.run.submit.plan import Resources, check_slurm, choose_partition
 
 DEBUG = Partition("debug", "UP", 4, max_s=3600.0, default_s=1800.0, is_default=True)
 LONG = Partition("long", "UP", 64, max_s=math.inf)
@@ -18,8 +18,8 @@ def profile(partitions: str) -> Profile:
     return parse_profile(f"name: site\ntitle: A site\npartitions: {partitions}\n", "site.yaml")
 
 
-def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Asked:
-    return Asked(nodes, time_s, SbatchDefaults(**batch))  # type: ignore[arg-type]
+def asked(nodes: int = 1, time_s: float | None = 600.0, **batch: str) -> Resources:
+    return Resources(nodes, time_s, SbatchDefaults(**batch))  # type: ignore[arg-type]
 
 
 def test_a_profile_without_partitions_leaves_the_choice_to_slurm() -> None:
@@ -38,18 +38,22 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
         with pytest.raises(InputError) as caught:
             choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
         assert str(caught.value) == (
-            f"site: debug takes at most 1 node, the recipe needs 2; take another {other}"
+            f"site: debug allows at most 1 node, and the recipe needs 2; use another {other}"
         )
-        with pytest.raises(InputError, match=f"; take another {other}, or a shorter --time$"):
+        with pytest.raises(InputError, match=f"; use another {other}, or a shorter --time$"):
             choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
 
 
 @pytest.mark.parametrize(
     ("partition", "nodes", "said"),
     [
-        (None, 200, "site: wide takes at most 128 nodes, the recipe needs 200; take another machine"),
-        ("wide", 200, "site: wide takes at most 128 nodes, the recipe needs 200; take another --partition"),
-        ("wdie", 4, "site: no partition 'wdie' is known; there are: wide"),
+        (None, 200, "site: wide allows at most 128 nodes, and the recipe needs 200; use another machine"),
+        (
+            "wide",
+            200,
+            "site: wide allows at most 128 nodes, and the recipe needs 200; use another --partition",
+        ),
+        ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
 )
 def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: int, said: str) -> None:
@@ -61,7 +65,7 @@ def test_what_the_profile_does_not_give_is_told(partition: str | None, nodes: in
 
 
 def test_without_a_partition_the_default_s_limits_count() -> None:
-    with pytest.raises(InputError, match="debug has 4 nodes, the job needs 5: it would never start"):
+    with pytest.raises(InputError, match="debug has 4 nodes, and the job needs 5; it would never start"):
         check_slurm(asked(5), [DEBUG, LONG], [])
     assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
     with pytest.raises(InputError, match="Slurm has no default partition; give --partition; there are: long"):
@@ -76,13 +80,13 @@ def test_of_several_partitions_one_must_take_the_job() -> None:
 
 def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
     (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
-    assert note == "nobody knows how long it takes: it gets the time of debug, 30 min; --time gives another"
+    assert note == "time: not known, using the default of debug, 30 min; give --time to change it"
     (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes
-    assert "it gets the time of long, no limit" in note
+    assert "using the default of long, no limit" in note
 
 
 def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
     broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 working nodes now, the job needs 2")
+    assert verdict.notes[0].startswith("debug has 1 working nodes now, and the job needs 2")

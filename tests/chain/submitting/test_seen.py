@@ -9,8 +9,8 @@ from caffe_recipes.errors import ClusterError
 from caffe_recipes.run.submit.submissions import (
     Submission,
     describe_job,
-    name_seen,
-    see_jobs,
+    job_label,
+    query_jobs,
     submitted_by_hand,
 )
 
@@ -22,16 +22,18 @@ def away(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
 
 
 def test_a_job_is_told_in_words() -> None:
-    (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")])
+    (seen,) = query_jobs(
+        [SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")]
+    )
     assert (seen.standing, seen.is_live) == ("waiting", True)
-    assert f"{name_seen(seen)} {describe_job(seen)}" == (
+    assert f"{job_label(seen)} {describe_job(seen)}" == (
         "job 12 waits: jobs of higher priority start first (Priority)"
     )
 
 
 def test_a_scheduler_that_is_away_makes_a_job_unknown_and_not_failed() -> None:
     now = time.time()
-    (seen,) = see_jobs([SUBMITTED], away)
+    (seen,) = query_jobs([SUBMITTED], away)
     assert (seen.standing, seen.is_live) == ("unknown", False)
     clock = time.strftime("%H:%M", time.localtime(now))
     assert describe_job(seen, now, "it was running") == (
@@ -46,7 +48,7 @@ def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() 
         raise SchedulerAway("login1", "accounting is away", "", known=(Job(12, "small-a", State.RUNNING),))
 
     forgotten = Submission("old-b", "b", "chain.sbatch", 0.0, outcome="submitted", job_id=7)
-    seen = see_jobs([SUBMITTED, forgotten], ask)
+    seen = query_jobs([SUBMITTED, forgotten], ask)
     assert [(each.standing, each.away) for each in seen] == [
         ("running", ""),
         ("unknown", "login1: accounting is away"),
@@ -54,8 +56,8 @@ def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() 
 
 
 def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:
-    (seen,) = see_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
-    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm knows it no more")
+    (seen,) = query_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
+    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm no longer knows it")
 
 
 def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
@@ -65,19 +67,19 @@ def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
         asked.append(names)
         return [Job(13, "small-b", State.RUNNING)]
 
-    (seen,) = see_jobs([Submission("small-b", "b", "chain.sbatch", 0.0)], ask)
+    (seen,) = query_jobs([Submission("small-b", "b", "chain.sbatch", 0.0)], ask)
     assert (asked, seen.job_id, seen.standing) == ([["small-b"]], 13, "running")
 
 
 def test_of_what_was_refused_nobody_is_asked() -> None:
     refused = Submission("small-c", "c", "chain.sbatch", 0.0, outcome="refused", reason="no such account")
-    (seen,) = see_jobs([refused], away)
+    (seen,) = query_jobs([refused], away)
     assert (seen.standing, describe_job(seen)) == ("over", "was refused: no such account")
 
 
 def test_a_job_that_was_cancelled_has_not_failed() -> None:
     cancelled = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="cancelled", job_id=12)
-    (seen,) = see_jobs([cancelled], lambda ids, names: [Job(12, "small-a", State.FAILED, exit_code=143)])
+    (seen,) = query_jobs([cancelled], lambda ids, names: [Job(12, "small-a", State.FAILED, exit_code=143)])
     assert describe_job(seen) == "was cancelled, and ended in order"
 
 
@@ -85,7 +87,7 @@ def test_a_job_of_a_user_s_own_that_sigterm_ended_was_cancelled() -> None:
     own = submitted_by_hand("small", 50, 0.0)
 
     def tell(**end: int) -> str:
-        (seen,) = see_jobs([own], lambda ids, names: [Job(50, "mine", State.FAILED, **end)])  # type: ignore[arg-type]
+        (seen,) = query_jobs([own], lambda ids, names: [Job(50, "mine", State.FAILED, **end)])  # type: ignore[arg-type]
         return describe_job(seen)
 
     assert tell(exit_code=143) == tell(signal=15) == "was cancelled, and ended in order"

@@ -31,7 +31,11 @@ def test_what_was_submitted_is_a_fold_over_the_events(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     for name in ("small-a", "small-b", "small-c"):
         journal.begin(submission(name))
-    assert [each.name for each in journal.state().unsettled] == ["small-a", "small-b", "small-c"]
+    assert [each.name for each in journal.state().all if not each.is_settled] == [
+        "small-a",
+        "small-b",
+        "small-c",
+    ]
     journal.settle("small-a", 12)
     journal.refuse("small-b", "no such account")
     journal.settle("small-c", 13)
@@ -44,7 +48,7 @@ def test_what_was_submitted_is_a_fold_over_the_events(tmp_path: Path) -> None:
         ("refused", None, "no such account"),
         ("cancelled", 13, ""),
     ]
-    assert state.unsettled == ()
+    assert all(each.is_settled for each in state.all)
     assert state.all[0].argv == ("sbatch", SCRIPT)
 
 
@@ -66,7 +70,7 @@ def test_where_nothing_was_submitted_there_is_no_file_and_none_is_made(tmp_path:
 
 def test_two_submits_at_once_are_one_too_many(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
-    with pytest.raises(InputError, match="another submit, or cancel, of this recipe is at work; wait for it"):
+    with pytest.raises(InputError, match="another submit or cancel of this recipe is running; wait for it"):
         open_journal(tmp_path)
     journal.close()
     open_journal(tmp_path).close()
@@ -77,7 +81,7 @@ def test_a_line_that_a_crash_cut_short_is_not_read_and_then_cut_off(tmp_path: Pa
     journal.begin(submission("small-a"))
     with journal.path.open("ab") as file:
         file.write(b'{"time": "2026-11-')
-    assert [each.name for each in journal.state().unsettled] == ["small-a"]
+    assert [each.name for each in journal.state().all if not each.is_settled] == ["small-a"]
     journal.settle("small-a", 12)
     journal.close()
     assert [json.loads(line)["event"] for line in journal.path.read_text().splitlines()] == [

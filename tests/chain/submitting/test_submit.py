@@ -61,10 +61,10 @@ def test_a_submit_that_was_killed_after_sbatch_is_not_done_again(desk: Desk) -> 
     (job,) = desk.submit(time_s=3600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))  # killed before the second line
-    assert desk.journal().unsettled
+    assert not all(each.is_settled for each in desk.journal().all)
     (adopted,) = desk.submit(time_s=3600.0)
     assert (adopted.name, adopted.job_id, adopted.outcome) == (job.name, 12, "submitted")
-    assert f"job 12 was submitted before ({job.name}); it waits: " in desk.said[-1]
+    assert f"job 12 was already submitted ({job.name}); it waits: " in desk.said[-1]
     assert len(desk.slurm.submitted()) == 1
 
 
@@ -94,10 +94,10 @@ def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(
 
     desk.slurm.is_mute = True
     desk.slurm._sbatch = vanish  # type: ignore[method-assign, assignment]
-    with pytest.raises(RunFailed, match="it first finds out what was submitted"):
+    with pytest.raises(RunFailed, match="it first checks what was submitted"):
         desk.submit(time_s=3600.0)
     assert len(desk.paused) == 5
-    with pytest.raises(RunFailed, match=r"is not known: .*nothing is submitted"):
+    with pytest.raises(RunFailed, match=r"cannot tell whether .*nothing was submitted"):
         desk.submit(time_s=3600.0)
     desk.slurm.is_away = False
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
@@ -120,7 +120,7 @@ def test_a_slurm_that_is_away_for_a_moment_is_asked_again(desk: Desk) -> None:
     desk.slurm.is_away, desk.paused = True, ThreePauses(desk.slurm)
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
     assert len(desk.slurm.submitted()) == 1
-    assert [line for line in desk.said if line.endswith("asking again")] != []
+    assert [line for line in desk.said if line.endswith("trying again")] != []
 
 
 def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(desk: Desk) -> None:
@@ -141,7 +141,7 @@ def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(de
 def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None:
     desk.slurm.is_away = True
     before = desk.files()
-    with pytest.raises(RunFailed, match="nothing is submitted"):
+    with pytest.raises(RunFailed, match="nothing was submitted"):
         desk.submit(time_s=3600.0)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
@@ -150,8 +150,8 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
     ("given", "said"),
     [
         ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; there are: debug, long"),
-        ({"spares": 4}, r"debug has 4 nodes, the job needs 5: it would never start"),
-        ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, this one needs 2 h 01 min"),
+        ({"spares": 4}, r"debug has 4 nodes, and the job needs 5; it would never start"),
+        ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, and this job needs 2 h 01 min"),
         ({"profile": "none"}, "unknown profile 'none'"),
     ],
 )
@@ -184,7 +184,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
     desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
     assert desk.submit(time_s=3600.0)
     assert desk.said[0] == (
-        "debug has 0 working nodes now, the job needs 1: it waits until more work; see sinfo -R"
+        "debug has 0 working nodes now, and the job needs 1; it waits until more nodes work; see sinfo -R"
     )
     desk.slurm.jobs[12].state = "FAILED"
     desk.slurm.refuses_tests = "Invalid account"
@@ -194,16 +194,16 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
 
 def test_without_an_estimate_the_partition_s_own_time_is_told(desk: Desk) -> None:
     desk.submit()
-    assert (
-        "nobody knows how long it takes: it gets the time of debug, 30 min; --time gives another" in desk.said
-    )
+    assert "time: not known, using the default of debug, 30 min; give --time to change it" in desk.said
     assert "--time" not in options_of(desk.slurm.submitted()[0])
 
 
 def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     profile.write_text("name: site\ntitle: A site\nslurm: {qos: normal, requires: [account, qos]}\n")
-    with pytest.raises(InputError, match="site: demands of each job its account; give --account, or write"):
+    with pytest.raises(
+        InputError, match="site: jobs need --account on this machine; give --account, or write"
+    ):
         desk.submit(profile=str(profile), time_s=3600.0)
     desk.submit(profile=str(profile), time_s=3600.0, account="a b")
     call = desk.slurm.submitted()[0]
@@ -257,9 +257,9 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("", r"--after: Slurm knows no job 7 \(any more\); leave --after out if it has completed"),
-        ("FAILED", "--after: a job behind job 7 would never begin: it "),
-        ("CANCELLED", "--after: a job behind job 7 would never begin: it was cancelled"),
+        ("", r"--after: Slurm does not, or no longer, know job 7; leave out --after if it has completed"),
+        ("FAILED", "--after: a job after job 7 would never start: it "),
+        ("CANCELLED", "--after: a job after job 7 would never start: it was cancelled"),
     ],
 )
 def test_a_job_that_cannot_be_waited_for_is_told_before_anything_is_written(
@@ -286,7 +286,7 @@ def test_phases_that_are_finished_are_not_submitted(desk: Desk) -> None:
 
 def test_where_a_phase_is_refused_those_before_it_are_cancelled(desk: Desk) -> None:
     desk.slurm.refuses = {"-cyc1": "Batch job submission failed: too many jobs"}
-    with pytest.raises(ClusterError, match=r"too many jobs; the jobs before it are cancelled: 12"):
+    with pytest.raises(ClusterError, match=r"too many jobs; the previous jobs were cancelled: 12"):
         desk.submit(split=True, time_s=600.0)
     assert desk.slurm.jobs[12].state == "CANCELLED"
     assert [each.outcome for each in desk.journal().all] == ["cancelled", "refused"]
@@ -327,8 +327,8 @@ def test_a_prototxt_that_the_job_would_refuse_is_told_before_it_waits(desk: Desk
     before = desk.files()
     with pytest.raises(InputError) as caught:
         desk.submit(time_s=3600.0)
-    what = "differs from what the recipe generates, and the job would stop at it"
-    assert str(caught.value) == f"{solver}: {what}; move it away, or generate it anew"
+    what = "differs from what the recipe generates, and the job would refuse it"
+    assert str(caught.value) == f"{solver}: {what}; move it away, or generate it again"
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 
@@ -345,7 +345,7 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     )
     desk.submit(time_s=3600.0)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
-    assert "without n2, n3, which failed before; --include-failed tries them again" in desk.said
+    assert "excluding n2, n3, which failed before; --include-failed uses them again" in desk.said
 
 
 def test_nodes_that_failed_before_the_last_time_are_not_tried_again_either(desk: Desk) -> None:
@@ -372,7 +372,7 @@ def test_what_the_user_excludes_counts_among_the_nodes_that_are_left(desk: Desk)
     desk.submit(time_s=3600.0, spares=2)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n3"
     desk.submit(time_s=3600.0, spares=2, sbatch_options=("--exclude=n2",))
-    assert "n3 failed before, and without it too few nodes are left: it is tried again" in desk.said
+    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.said
 
 
 def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Desk) -> None:
@@ -380,7 +380,7 @@ def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Des
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
     desk.submit(time_s=3600.0, spares=2)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2"
-    assert "n3 failed before, and without it too few nodes are left: it is tried again" in desk.said
+    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.said
 
 
 def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(desk: Desk) -> None:
@@ -389,7 +389,7 @@ def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(
     desk.slurm.refuses_excluding = "allocation failure: Requested node configuration is not available"
     desk.submit(time_s=3600.0)
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
-    assert "n2, n3 failed before, and without them too few nodes are left: they are tried again" in desk.said
+    assert "n2, n3 failed before, but too few nodes are left without them: trying again" in desk.said
 
 
 def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
@@ -402,7 +402,7 @@ def test_a_recipe_that_its_run_would_refuse_is_not_submitted(desk: Desk) -> None
     tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
     desk.change("base_lr: 0.05", "base_lr: 0.04")
     before = desk.files()
-    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that to resume this run, or "):
+    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo the change to resume this run, or "):
         desk.submit(time_s=3600.0)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
@@ -414,7 +414,7 @@ def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
     del desk.slurm.jobs[14]
     tell_run(desk.root, desk.recipe, started(host="node7", job="12"), launched())
     desk.change("base_lr: 0.05", "base_lr: 0.04")
-    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo that"):
+    with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo the change"):
         desk.submit(split=True, time_s=600.0)
     assert len(desk.slurm.submitted()) == 3
 
@@ -430,7 +430,7 @@ def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
     folder = tell_run(desk.root, desk.recipe, started(os.getpid()), launched())
     with (
         closing(Journal(folder / "journal.jsonl")),
-        pytest.raises(InputError, match=f"process {os.getpid()} on .* carries this run on; wait for it, or"),
+        pytest.raises(InputError, match=f"is in use by process {os.getpid()} on .*; wait for it, or"),
     ):
         desk.submit(time_s=3600.0)
 
@@ -454,7 +454,7 @@ def test_a_job_of_another_cluster_is_asked_for_there(desk: Desk) -> None:
     jobs = desk.submit(time_s=600.0, split=True)
     assert [job.cluster for job in jobs] == ["cm4"] * 3
     assert ["--clusters=cm4" in call for call in desk.slurm.submitted()] == [False, True, True]
-    assert "init: submitted as job 12 of cm4" in desk.said[-3]
+    assert "init: submitted as job 12 on cm4" in desk.said[-3]
     with pytest.raises(InputError, match="already submitted: job 12 \\(init\\) waits"):
         desk.submit(time_s=600.0, split=True)
 
@@ -470,7 +470,9 @@ def test_one_without_an_answer_is_looked_for_on_all_clusters_that_may_have_it(de
 def test_a_job_that_another_cluster_of_the_federation_has_is_not_over(desk: Desk) -> None:
     desk.submit(time_s=600.0)
     desk.slurm.jobs[12].state = "REVOKED"
-    with pytest.raises(RunFailed, match="job 12 waits or runs is not known: it was moved to another"):
+    with pytest.raises(
+        RunFailed, match="cannot tell whether job 12 is queued or running: it was moved to another"
+    ):
         desk.submit(time_s=600.0)
     assert len(desk.slurm.submitted()) == 1
 

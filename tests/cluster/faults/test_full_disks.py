@@ -40,7 +40,7 @@ def test_a_tmp_that_fills_up_while_it_is_staged_is_named(make_chain: MakeChain) 
     chain.fill("node3", leave_bytes=2_000_000)
     said = chain.run(code=2)
     assert "node3" in said.splitlines()[-1]
-    assert "no room" in said.splitlines()[-1]
+    assert "not enough space" in said.splitlines()[-1]
     chain.unfill("node3")
     run = chain.start("--how", "ssh")
     run.wait_until(lambda: chain.of("node3").is_dir() and any(chain.of("node3").glob("**/*")))
@@ -70,7 +70,7 @@ def test_our_own_disk_that_is_full_for_a_while_ends_no_launch(make_chain: MakeCh
     assert os.statvfs(there).f_bavail == 0
     chain.release()
     run.wait_until(lambda: "Optimization Done." in (there / "cyc1-1.log").read_text())
-    run.wait_until(lambda: "its disk is full; make room" in run.said())
+    run.wait_until(lambda: "its disk is full; free space on it" in run.said())
     (there / "full").unlink()
     run.finish()
     assert chain.trained() == ["init", "cyc1", "last"]

@@ -53,7 +53,7 @@ def test_rank_0s_dead_host_is_replaced_by_a_spare(make_chain: MakeChain) -> None
     chain.cluster.crash("node1")
     chain.release()
     said = run.finish()
-    assert "node3 takes the place of node1" in said
+    assert "node3 replaces node1" in said
     assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
     assert {path.name for path in chain.of("node3").iterdir()} >= {"lmdb", "last_iter_6.caffemodel"}
     chain.check_finished()

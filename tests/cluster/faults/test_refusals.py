@@ -47,7 +47,7 @@ def test_a_second_run_of_a_recipe_is_refused_with_the_first_ones_process(chain: 
     started = next(said for said in chain.events() if said["event"] == "started")
     for words in ((), ("--new",)):
         said = chain.run(*words, code=2).splitlines()
-        assert f"process {started['pid']} on head carries on this run" in said[-1]
+        assert f"is in use by process {started['pid']} on head" in said[-1]
     chain.release()
     first.finish()
     chain.check_finished()

@@ -78,6 +78,6 @@ def test_a_spare_takes_the_place_of_a_branch_s_dead_host(make_chain: MakeChain) 
     graph.cluster.crash("node3")
     graph.release()
     said = run.finish()
-    assert "side: node2 takes the place of node3" in said
+    assert "side: node2 replaces node3" in said
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side", "side"]
     graph.check_finished()

@@ -40,7 +40,7 @@ def test_a_host_behind_a_cut_link_is_replaced_by_a_spare(make_chain: MakeChain) 
     chain.cluster.cut("node2")
     chain.release()
     said = run.finish()
-    assert "node3 takes the place of node2" in said
+    assert "node3 replaces node2" in said
     assert set(chain.cluster.leftovers()) <= {"node2"}
     chain.cluster.mend("node2")
     chain.kill_all_on("node2")

@@ -58,6 +58,6 @@ def test_a_host_where_no_rank_starts_is_named_within_a_minute_and_a_spare_takes_
     assert time.monotonic() - launched < 60
     said = run.finish()
     assert "cyc1: node2: no rank has started there" in said
-    assert "node3 takes the place of node2" in said
+    assert "node3 replaces node2" in said
     assert chain.trained() == ["init", "cyc1", "last"]
     chain.check_files()

@@ -29,7 +29,7 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
     said = chain.call("status", "recipe.yaml")
     assert re.search(r"^ *state +waiting$", said, re.MULTILINE)
-    assert f"{job_id} waits to start again (once so far): its begin time is not reached" in said
+    assert f"{job_id} waits to start again (once so far): its begin time has not been reached" in said
     assert chain.finish_job(job_id).restarts == 1
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
     log = chain.log("cyc1", 2)
@@ -59,10 +59,10 @@ def test_while_slurm_is_away_the_run_goes_on_and_nothing_is_said_to_have_failed(
         assert re.search(r"^ *state +unknown", said, re.MULTILINE)
         assert f"{job_id} unknown since " in said
         assert "failed" not in said + summary.finish()
-        assert "nothing is cancelled" in cancel.finish(3)
+        assert "nothing was cancelled" in cancel.finish(3)
         time.sleep(max(0.0, back_s - time.monotonic()))
         submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
-        submit.wait_until(lambda: "asking again" in submit.said())
+        submit.wait_until(lambda: "trying again" in submit.said())
     finally:
         chain.slurm.start_controller()
     assert f"already submitted: job {job_id}" in submit.finish(2)

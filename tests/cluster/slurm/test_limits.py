@@ -30,15 +30,15 @@ def test_a_job_that_fits_finds_nothing(partitions: dict[str, Partition]) -> None
 
 def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Partition]) -> None:
     assert check_limits(partitions["debug"], nodes=5, time_s=HOUR) == (
-        "debug has 4 nodes, the job needs 5: it would never start",
+        "debug has 4 nodes, and the job needs 5; it would never start",
     )
 
 
 def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
     said = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio", qos="big")
     assert said == (
-        "normal gives a job at most 128 nodes, this one needs 129",
-        "normal runs a job for at most 2 d 00 h, this one needs 2 d 01 h",
+        "normal allows at most 128 nodes per job, and this job needs 129",
+        "normal runs a job for at most 2 d 00 h, and this job needs 2 d 01 h",
         "normal accepts only account chem, physics, not 'bio'",
         "normal accepts only QOS long, normal, not 'big'",
     )
@@ -47,20 +47,20 @@ def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
     assert check_limits(partitions["normal"], nodes=2, time_s=HOUR) == ()
     closed = check_limits(partitions["old"], nodes=1, time_s=HOUR, account="physics")
     assert closed == (
-        "old accepts no new jobs (it is DRAIN); wait or use another",
+        "old accepts no new jobs (state DRAIN); wait, or use another partition",
         "old does not accept account 'physics'",
     )
 
 
 def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partition]) -> None:
     said = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
-    assert said == ("normal gives a job without --time only 1 h 00 min; give --time",)
+    assert said == ("normal limits jobs without --time to 1 h 00 min; give --time",)
 
 
 def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
     (said,) = check_nodes_now(partitions["debug"], groups, 3)
-    assert said.startswith("debug has 2 working nodes now, the job needs 3")
+    assert said.startswith("debug has 2 working nodes now, and the job needs 3")
     assert check_nodes_now(partitions["debug"], groups, 2) == ()
 
 

@@ -147,7 +147,7 @@ def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
 
 def test_a_host_without_the_commands_says_so() -> None:
     lacking = Completed(127, "", "env: 'scontrol': No such file or directory\n")
-    with pytest.raises(NoCommand, match="scontrol is not on its PATH"):
+    with pytest.raises(NoCommand, match="scontrol not found on its PATH"):
         ask_partitions(Answers(scontrol=lacking).host)
     assert not has_slurm(StandInHost(answer=lambda argv, stdin: Completed(127, "", "")))
     assert has_slurm(StandInHost())

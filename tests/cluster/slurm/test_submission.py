@@ -163,7 +163,7 @@ def test_a_host_that_was_never_reached_submitted_nothing() -> None:
     lacking = answering(127, "", "env: 'sbatch': No such file or directory\n")
     answer = submit(lacking, REQUEST)
     assert isinstance(answer, Refused)
-    assert "sbatch is not on its PATH" in answer.text
+    assert "sbatch not found on its PATH" in answer.text
 
 
 def test_slurms_reason_against_a_job_is_told_and_its_silence_is_none() -> None:

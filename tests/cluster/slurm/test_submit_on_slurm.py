@@ -42,7 +42,7 @@ def test_a_chain_trains_in_one_allocation_to_the_models_of_an_undisturbed_run(
     assert "loss3/top-1" in said
     said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
     assert said.splitlines()[-1].endswith(
-        "move its folder away to train another, or use caffe-recipes run --new"
+        "move its folder away to train again, or use caffe-recipes run --new"
     )
     assert chain.call("cancel", "recipe.yaml", code=2).startswith("Error: ")
 
@@ -162,7 +162,7 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
     assert submission.outcome == "submitting"
     said = chain.call(*words)
     (job_id,) = {job.job_id for job in chain.slurm.jobs()} - before
-    assert f"job {job_id} was submitted before ({submission.name})" in said
+    assert f"job {job_id} was already submitted ({submission.name})" in said
     assert [(each.name, each.job_id) for each in chain.submissions()] == [(submission.name, job_id)]
     chain.finish_job(job_id)
     chain.check_files()

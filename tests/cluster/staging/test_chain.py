@@ -83,7 +83,7 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=alone)), how="chain")
     placed = stage(world.hosts, LMDB, world.source, env)
     assert placed[0].reason.endswith(
-        "1 ranks were started, not 4: mpi4py and the launcher belong to different MPIs"
+        "1 ranks were started, not 4: mpi4py and the launcher use different MPIs"
     )
 
 
@@ -101,9 +101,9 @@ def test_a_chain_that_does_not_begin_gives_way_to_the_next_best_way(world: World
     placed = stage(world.hosts, LMDB, world.source, replace(world.env, how=None, rates=QUICK), said.append)
     assert {each.outcome for each in placed} == {"sent"}
     assert staged(world) == ["n0", "n1", "n2", "n3"]
-    (line,) = [line for line in said if "does not start" in line]
+    (line,) = [line for line in said if "did not start" in line]
     assert "/none/python" in line
-    assert line.endswith("; using copy instead for 4 hosts")
+    assert line.endswith("; using copy for 4 hosts")
     for host in world.hosts:
         assert sorted(path.name for path in host.lmdb.iterdir()) == [STAMP, "data.mdb"]
 
@@ -117,8 +117,8 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
     env = replace(world.env, chain=chain, rates=QUICK)
     assert {each.outcome for each in stage(world.hosts, LMDB, world.source, env, said.append)} == {"sent"}
     assert staged(world) == ["n0", "n1", "n2", "n3"]
-    lacks = f"n0 has no {world.hosts[0].folder}/node/lib/mpi4py"
-    assert said[-1] == f"the chain does not start ({lacks}); using copy instead for 1 host"
+    lacks = f"n0 lacks {world.hosts[0].folder}/node/lib/mpi4py"
+    assert said[-1] == f"the chain did not start ({lacks}); using copy for 1 host"
 
     (world.hosts[0].lmdb / "data.mdb").unlink()
     placed = stage(world.hosts, LMDB, world.source, replace(env, how="chain"))
@@ -131,8 +131,8 @@ def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
     placed = stage(world.hosts, LMDB, world.source, env, said.append)
     assert {each.outcome for each in placed} == {"sent"}
     assert said[-1] == (
-        "the chain does not start (/none/mpiexec: does not start: No such file or directory); "
-        "using copy instead for 4 hosts"
+        "the chain did not start (/none/mpiexec: does not start: No such file or directory); "
+        "using copy for 4 hosts"
     )
 
 

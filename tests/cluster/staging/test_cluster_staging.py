@@ -119,8 +119,8 @@ def test_a_chain_that_a_node_cannot_join_gives_way_to_the_next_best_way(staging:
         staging.cluster.restore("node3", spec.origin)
     assert (done.returncode, done.stderr) == (0, "")
     assert "  <- chosen" in next(line for line in done.stdout.splitlines() if line.startswith("  chain"))
-    why = "the chain does not start (node3: ImportError: no MPI on this node)"
-    assert f"{why}; using copy instead for 4 hosts\n" in done.stdout
+    why = "the chain did not start (node3: ImportError: no MPI on this node)"
+    assert f"{why}; using copy for 4 hosts\n" in done.stdout
     assert staging.whole_on() == list(staging.cluster.nodes)
     staging.on("node2", f"rm -r '{LMDB}'")
     assert "does not start" not in staging.call(*profile).stdout
@@ -160,7 +160,7 @@ def test_a_full_disk_is_named_before_anything_is_sent_and_the_rest_are_staged(
     staging.on("node2", f"fallocate -l {20 * MB} /tmp/full")
     done = staging.call("--how", how)
     assert done.returncode == 3
-    assert "node2: failed: no room: 2" in done.stderr
+    assert "node2: failed: not enough space: 2" in done.stderr
     assert "bytes are free, 24,000,000 are needed" in done.stderr
     assert "Error: stage: 1 of 4 hosts lack the LMDB: node2" in done.stderr
     assert staging.whole_on() == ["node1", "node3", "node4"]
@@ -207,7 +207,7 @@ def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(
     done = staging.call("--how", how)
     assert done.returncode == 3
     assert "node2: failed: " in done.stderr
-    assert "belongs to user nobody (65534), who can change what is there\n" in done.stderr
+    assert "belongs to user nobody (65534), who can change its contents\n" in done.stderr
     assert staging.on("node2", "find /tmp -printf '%p %u %m %l %T@\\n' | sort") == before
     assert staging.on("node2", "cat /tmp/victim/data.mdb") == "precious\n"
     assert set(staging.whole_on()) - {"node2"} == {"node1", "node3", "node4"}
@@ -256,7 +256,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_i
     said, _ = started.communicate(timeout=120)
     assert started.returncode == 3, said
     assert f"continuing without {victim} to 3 hosts" in said
-    assert f"{victim}: failed: was lost while the chain ran" in said
+    assert f"{victim}: failed: failed during the chain" in said
     assert staging.whole_on() == [node for node in cluster.nodes if node != victim]
     assert cluster.leftovers() == {}
     cluster.boot(victim)
@@ -295,6 +295,6 @@ def test_a_host_that_falls_silent_is_named_within_two_minutes_and_the_rest_are_s
     cluster.cut("node3")
     said, _ = started.communicate(timeout=180)
     assert started.returncode == 3, said
-    assert "node3: failed: was lost while the chain ran" in said
+    assert "node3: failed: failed during the chain" in said
     assert staging.whole_on() == ["node1", "node2", "node4"]
     assert cluster.leftovers(within_s=90) == {}

@@ -75,7 +75,7 @@ def test_one_wrong_byte_anywhere_is_found_and_nothing_is_named(
     landing = Landing(str(folder), PART, len(CONTENT), pool)
     landing.start(1)
     fill(landing, bytes(wrong), BLOCK_BYTES)
-    with pytest.raises(OSError, match="its digest differs"):
+    with pytest.raises(OSError, match="digest of the copy differs"):
         landing.finish(digest_of(CONTENT, tmp_path))
     landing.close()
     assert not (folder / "data.mdb").exists()
@@ -117,7 +117,7 @@ def test_a_part_that_is_not_ours_alone_is_not_opened(
 
 def test_two_ranks_on_one_host_do_not_write_one_file(folder: Path, pool: ThreadPoolExecutor) -> None:
     first = Landing(str(folder), PART, len(CONTENT), pool)
-    with pytest.raises(OSError, match="another process of this host stages the same LMDB"):
+    with pytest.raises(OSError, match="another process on this host is staging the same LMDB"):
         Landing(str(folder), PART, len(CONTENT), pool)
     first.close()
     Landing(str(folder), PART, len(CONTENT), pool).close()

@@ -22,8 +22,8 @@ from caffe_recipes.cluster.staging.plan import (
     commit_part,
     hash_node,
     probe_node,
+    pull_part,
     reserve_part,
-    take_part,
 )
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
 from caffe_recipes.errors import ClusterError
@@ -53,7 +53,7 @@ def place(lmdb: Path, content: bytes) -> str:
 
 def take(lmdb: Path, source: Path, digest: str | None, room_bytes: int = 0) -> None:
     size = source.stat().st_size
-    take_part(HOST, str(lmdb), PART, str(source), size, room_bytes=room_bytes or size, digest=digest)
+    pull_part(HOST, str(lmdb), PART, str(source), size, room_bytes=room_bytes or size, digest=digest)
 
 
 def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
     source = tmp_path / "source"
     source.write_bytes(b"records")
     digest = digest_of(source)
-    with pytest.raises(NodeRefusal, match="its digest differs"):
+    with pytest.raises(NodeRefusal, match="digest of the copy differs"):
         take(lmdb, source, "0" * 64)
     assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, PART]
     take(lmdb, source, None)  # what was left is taken over
@@ -81,11 +81,11 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
 def test_what_cannot_be_taken_is_told_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"records")
-    with pytest.raises(NodeRefusal, match="no room: "):
+    with pytest.raises(NodeRefusal, match="not enough space: "):
         take(lmdb, source, digest_of(source), room_bytes=1 << 60)
     assert not lmdb.exists()
     with pytest.raises(NodeRefusal, match=r"cannot be copied: cp: .*none"):
-        take_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
+        pull_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
 
 
 @pytest.mark.parametrize("size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
@@ -121,14 +121,14 @@ def test_a_stamp_is_believed_of_the_very_file_that_was_verified_only(lmdb: Path,
     assert callable(change)
     change(lmdb / "data.mdb")
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is None
-    assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes put it there")
+    assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes staged it")
 
 
 def test_what_a_process_reads_is_not_taken_away(lmdb: Path) -> None:
     place(lmdb, b"records")
     with (
         (lmdb / "data.mdb").open("rb"),
-        pytest.raises(NodeRefusal, match=f"in use: process {os.getpid()} reads it"),
+        pytest.raises(NodeRefusal, match=f"in use by process {os.getpid()}"),
     ):
         clean_node(HOST, str(lmdb))
     assert (lmdb / "data.mdb").read_bytes() == b"records"
@@ -147,12 +147,12 @@ def test_a_stamp_that_cannot_be_read_is_none_of_ours(lmdb: Path, text: str) -> N
     assert probe_node(HOST, str(lmdb), "/none", 7).digest is None
     assert clean_node(HOST, str(lmdb))[0] == "kept"
     (lmdb / "data.mdb").unlink()
-    with pytest.raises(NodeRefusal, match="holds a stamp that is not ours"):
+    with pytest.raises(NodeRefusal, match="has a stamp that is not ours"):
         reserve_part(HOST, str(lmdb), PART, 7)
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "its digest differs")]
+    ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "digest of the copy differs")]
 )
 def test_what_arrives_cut_short_or_changed_is_not_named(lmdb: Path, content: bytes, reason: str) -> None:
     reserve_part(HOST, str(lmdb), PART, 7)
@@ -192,7 +192,7 @@ def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
     lmdb.mkdir(parents=True)
     for folder, said in (
         (lmdb, ": can be changed"),
-        (lmdb.parent, ": lies under .*made, which can be changed"),
+        (lmdb.parent, ": is under .*made, which can be changed"),
     ):
         folder.chmod(0o777)
         state = probe_node(HOST, str(lmdb), "/none", 7)
@@ -209,13 +209,13 @@ def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
-    what = "is not a folder" if made == "file" else "holds something other than an LMDB"
+    what = "is not a folder" if made == "file" else "contains something other than an LMDB"
     assert probe_node(HOST, str(lmdb), "/none", 7).reason == what
     assert path.read_text() == "the user's own"
 
 
 def test_too_little_room_leaves_nothing_behind(lmdb: Path) -> None:
-    with pytest.raises(NodeRefusal, match=r"no room: \d+ bytes are free, 1000000000000000 are needed"):
+    with pytest.raises(NodeRefusal, match=r"not enough space: \d+ bytes free, 1000000000000000 needed"):
         reserve_part(HOST, str(lmdb), PART, 10**15)
     assert not lmdb.parent.exists()
 
@@ -232,7 +232,7 @@ def test_a_host_whose_shell_gives_no_answer_is_one_line() -> None:
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             return LocalHost().run(["sh", "-c", "echo a >&2; echo b >&2; exit 127"])
 
-    with pytest.raises(ClusterError, match=r"^gone:/a: the answer to `clean` cannot be read: 'a b'; check"):
+    with pytest.raises(ClusterError, match=r"^gone:/a: cannot parse the answer to `clean`: 'a b'; check"):
         clean_node(Silent("gone"), "/a")
 
 
@@ -286,7 +286,7 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
     for path, said in {
         "shared/ours/new": "trusted",
         "open": "caffe-recipes: refused can be changed by anybody",
-        "open/x": f"caffe-recipes: refused lies under {tmp_path}/open, which can be changed by anybody",
+        "open/x": f"caffe-recipes: refused is under {tmp_path}/open, which can be changed by anybody",
         "link/x": f"caffe-recipes: refused leads to {tmp_path}/open, which can be changed by anybody",
     }.items():
         assert said in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
@@ -346,9 +346,7 @@ def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, pl
     else:
         locks.mkdir()
         locks.chmod(0o755)
-    with pytest.raises(
-        NodeRefusal, match="is not a folder of our own that nobody else can open; it belongs to user"
-    ):
+    with pytest.raises(NodeRefusal, match="is not a private folder of ours; it belongs to user"):
         ask_node(HOST, "stage", str(lmdb), str(tmp_path / "source"), "7", "-")
     assert [path.name for path in lmdb.iterdir()] == [locks.name]
     assert not (tmp_path / "theirs/lock").exists()
@@ -398,7 +396,7 @@ def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
     state = probe_node(HOST, f"{checkout}/lmdb", "", 1)
     assert (state.kind, state.reason) == (
         "refused",
-        f"lies under {checkout}, which belongs to user nobody (65534), who can change what is there",
+        f"is under {checkout}, which belongs to user nobody (65534), who can change its contents",
     )
     monkeypatch.chdir(checkout)
     assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"

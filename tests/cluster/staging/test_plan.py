@@ -27,7 +27,7 @@ def plan(
     *states: NodeState,
     rates: CopyRates | None = None,
     how: How | None = None,
-    lacking: dict[How, str] | None = None,
+    unavailable: dict[How, str] | None = None,
 ) -> StagingPlan:
     return plan_staging(
         states,
@@ -37,7 +37,7 @@ def plan(
         digest=DIGEST,
         rates=rates or CopyRates(),
         how=how,
-        lacking=lacking,
+        unavailable=unavailable,
     )
 
 
@@ -52,10 +52,10 @@ def test_a_shared_file_system_that_serves_all_at_once_is_copied_from() -> None:
 
 def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
     hosts = [absent(number, sees_source=False) for number in range(4)]
-    planned = plan(*hosts, lacking={"chain": "no mpi4py", "sbcast": "no Slurm"})
+    planned = plan(*hosts, unavailable={"chain": "no mpi4py", "sbcast": "no Slurm"})
     assert planned.how == "ssh"
     assert [(option.how, option.why) for option in planned.options if option.seconds is None] == [
-        ("copy", "n0 does not see the source"),
+        ("copy", "n0 cannot read the source"),
         ("chain", "no mpi4py"),
         ("sbcast", "no Slurm"),
     ]
@@ -66,21 +66,24 @@ def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None
     with pytest.raises(
         InputError, match=r"^staging by chain is not possible: no mpi4py; stage without --how$"
     ):
-        plan(absent(0), how="chain", lacking={"chain": "no mpi4py"})
+        plan(absent(0), how="chain", unavailable={"chain": "no mpi4py"})
 
 
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (absent(1, free_bytes=SIZE - 1), "no room: 41,999,999,999 bytes are free, 42,000,000,000 are needed"),
-        (NodeState("n1", "present", 5, "x"), "holds another LMDB (5 bytes, the source has 42,000,000,000)"),
+        (
+            absent(1, free_bytes=SIZE - 1),
+            "not enough space: 41,999,999,999 bytes free, 42,000,000,000 needed",
+        ),
+        (NodeState("n1", "present", 5, "x"), "has a different LMDB (5 bytes; the source has 42,000,000,000)"),
         (
             NodeState("n1", "present", SIZE, "x"),
-            "holds another LMDB (as large as the source, but with other content)",
+            "has a different LMDB (same size as the source, but different content)",
         ),
         (
             NodeState("n1", "present", SIZE),
-            "holds another LMDB (as large as the source, but with other content)",
+            "has a different LMDB (same size as the source, but different content)",
         ),
         (NodeState("n1", "refused", reason="others can write in it"), "others can write in it"),
         (NodeState("n1", "unreachable", reason="no route"), "no route"),
@@ -101,24 +104,24 @@ def test_where_every_host_has_it_there_is_nothing_to_do() -> None:
 
 def test_a_plan_for_one_host_speaks_of_one() -> None:
     assert render_plan(
-        plan(absent(0), NodeState("n1", "present", SIZE, DIGEST), lacking={"sbcast": "no"})
+        plan(absent(0), NodeState("n1", "present", SIZE, DIGEST), unavailable={"sbcast": "no"})
     ) == [
         "42 GB to /tmp/lmdb on 1 host; 1 has it",
-        "  copy        84 s  1 reader of a shared file system with 5 GB/s  <- chosen",
-        "  chain       86 s  one reader, 1 host passes it on at 1.25 GB/s",
-        "  sbcast  not here  no",
+        "  copy        84 s  1 reader of a shared file system at 5 GB/s  <- chosen",
+        "  chain       86 s  one node reads, 1 host passes it on at 1.25 GB/s",
+        "  sbcast       n/a  no",
         "  ssh         84 s  this machine sends once at 1.25 GB/s",
     ]
 
 
 def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
     assert render_plan(
-        plan(*map(absent, range(64)), lacking={"sbcast": "not inside a Slurm allocation"})
+        plan(*map(absent, range(64)), unavailable={"sbcast": "not inside a Slurm allocation"})
     ) == [
         "42 GB to /tmp/lmdb on 64 hosts; 0 have it",
-        "  copy       538 s  64 readers of a shared file system with 5 GB/s",
-        "  chain       93 s  one reader, 64 hosts pass it on at 1.25 GB/s  <- chosen",
-        "  sbcast  not here  not inside a Slurm allocation",
+        "  copy       538 s  64 readers of a shared file system at 5 GB/s",
+        "  chain       93 s  one node reads, 64 hosts pass it on at 1.25 GB/s  <- chosen",
+        "  sbcast       n/a  not inside a Slurm allocation",
         "  ssh      2,150 s  this machine sends 64 times at 1.25 GB/s",
     ]
 

@@ -12,7 +12,7 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import only_one
+from caffe_recipes.cluster.staging.manifest import staging_lock
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
@@ -149,7 +149,7 @@ def test_nothing_is_cleaned_while_one_of_the_files_is_read(place: Place) -> None
     with (place.hosts[0].records / NAMES[3]).open("rb"):
         cleaned = place.clean()[0]
     assert cleaned.failed
-    assert f"in use: process {os.getpid()} reads it" in cleaned.outcome
+    assert f"in use by process {os.getpid()}" in cleaned.outcome
     assert len(place.hosts[0].names()) == 3
 
 
@@ -159,9 +159,9 @@ def test_a_file_that_has_changed_since_is_named_and_neither_replaced_nor_removed
     with file.open("r+b") as changed:
         changed.write(b"!!")
     spoilt = file.read_bytes()
-    what = f"{NAMES[0]} is another file (as large as the source, but with other content)"
+    what = f"{NAMES[0]} is a different file (same size as the source, but different content)"
     assert place.stage() == (StagedHost("n0", "failed", what), *THERE[1:])
-    assert place.clean()[0].outcome == "kept: 1 file: it has changed since caffe-recipes put it there"
+    assert place.clean()[0].outcome == "kept: 1 file: it has changed since caffe-recipes staged it"
     assert file.read_bytes() == spoilt
     assert place.hosts[0].names() == [NAMES[0]]
 
@@ -206,8 +206,8 @@ def test_in_any_shell_a_set_is_staged_and_cleaned_alike(place: Place, shell: tup
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"mine", f"{NAMES[1]} is another file (4 bytes, the source has 1,001)"),
-        (bytes(1001), f"{NAMES[1]} is another file (as large as the source, but with other content)"),
+        (b"mine", f"{NAMES[1]} is a different file (4 bytes; the source has 1,001)"),
+        (bytes(1001), f"{NAMES[1]} is a different file (same size as the source, but different content)"),
     ],
 )
 def test_another_file_of_that_name_is_never_replaced_and_the_rest_are_staged(
@@ -226,7 +226,7 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(place: Place, tmp_
     victim.write_text("precious")
     host.records.mkdir(parents=True)
     (host.records / f".{NAMES[1]}.caffe-recipes-staged").symlink_to(victim)
-    assert place.stage()[1].reason == f"{NAMES[1]}: holds a stamp that is not ours"
+    assert place.stage()[1].reason == f"{NAMES[1]}: has a stamp that is not ours"
     assert victim.read_text() == "precious"
 
 
@@ -242,7 +242,7 @@ def test_a_folder_that_others_can_write_in_is_refused(place: Place) -> None:
 def test_a_source_that_is_not_what_the_manifest_says_is_never_named(place: Place, how: How) -> None:
     (place.files.source / NAMES[2]).write_bytes(bytes(1002))
     placed = place.stage(how)
-    what = f"{NAMES[2]}: what arrived is not what was sent: its digest differs"
+    what = f"{NAMES[2]}: the digest of the copy differs from the source's"
     assert placed == (*SENT[:2], StagedHost("n2", "failed", what))
     assert place.hosts[2].names() == []
 
@@ -269,7 +269,7 @@ def test_what_a_killed_staging_left_is_taken_over(place: Place) -> None:
 
 def test_hosts_that_do_not_see_the_source_are_sent_to(place: Place) -> None:
     hosts = (place.hosts[0], replace(place.hosts[1], blind=True), place.hosts[2])
-    with pytest.raises(InputError, match="staging by copy is not possible: n1 does not see the source"):
+    with pytest.raises(InputError, match="staging by copy is not possible: n1 cannot read the source"):
         place.stage("copy", hosts)
     assert place.stage(None, hosts) == SENT
     assert_whole(place)
@@ -288,18 +288,18 @@ def test_too_little_room_is_found_before_anything_is_sent(place: Place) -> None:
     vast = replace(place.files.wanted["n1"][0], size_bytes=10**15)
     files = replace(place.files, wanted={**place.files.wanted, "n1": [vast]})
     placed = stage_set(place.hosts, files, replace(place.env, how="ssh"))
-    assert placed[1].reason.startswith("no room: ")
+    assert placed[1].reason.startswith("not enough space: ")
     assert place.hosts[1].names() == []
 
 
 def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) -> None:
     said: list[str] = []
     stage_set(place.hosts, place.files, place.env, said.append)
-    assert said[0] == f"4.01e-06 GB in all to {FOLDER} on 3 hosts; 0 have it"
+    assert said[0] == f"4.01e-06 GB in total to {FOLDER} on 3 hosts; 0 have it"
     assert [line.split()[:2] for line in said[1:]] == [
         ["copy", "0"],
-        ["chain", "not"],
-        ["sbcast", "not"],
+        ["chain", "n/a"],
+        ["sbcast", "n/a"],
         ["ssh", "0"],
     ]
     said.clear()
@@ -329,7 +329,7 @@ def test_a_name_that_a_shell_would_not_leave_alone_is_refused(place: Place, name
 def test_two_stagings_to_one_folder_do_not_meet(place: Place) -> None:
     assert place.env.cache is not None
     with (
-        only_one(FOLDER, place.env.cache),
+        staging_lock(FOLDER, place.env.cache),
         pytest.raises(ClusterError, match="is being staged by another process"),
     ):
         place.stage()

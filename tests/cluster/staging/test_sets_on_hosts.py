@@ -183,7 +183,7 @@ def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(records
     done = records.call()
     assert done.returncode == 3
     assert "node2: failed: " in done.stderr
-    assert "belongs to user nobody (65534), who can change what is there\n" in done.stderr
+    assert "belongs to user nobody (65534), who can change its contents\n" in done.stderr
     assert [records.names_on(node) for node in ("node1", "node3")] == [group(0), group(2)]
     records.call("--clean")
     assert records.on("node2", "find /tmp -printf '%p %u %m %l %T@\\n' | sort") == before

@@ -18,7 +18,7 @@ from caffe_recipes.cluster.staging.manifest import (
     hash_source,
     load_copies,
     load_manifest,
-    only_one,
+    staging_lock,
 )
 from caffe_recipes.cluster.staging.plan import How, NodeState, plan_staging
 from caffe_recipes.cluster.staging.relay import STAMP, file_digest
@@ -126,7 +126,7 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
     assert clean(world.hosts, LMDB, world.env.cache)[1] == Cleaned(
-        "n1", "kept: it was not put there by caffe-recipes"
+        "n1", "kept: it was not staged by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
 
@@ -174,8 +174,8 @@ def test_what_others_could_have_planted_in_the_cache_is_not_believed(world: Worl
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"the user's own", f"holds another LMDB (14 bytes, the source has {len(CONTENT):,})"),
-        (CONTENT[:-1] + b"!", "holds another LMDB (as large as the source, but with other content)"),
+        (b"the user's own", f"has a different LMDB (14 bytes; the source has {len(CONTENT):,})"),
+        (CONTENT[:-1] + b"!", "has a different LMDB (same size as the source, but different content)"),
     ],
 )
 def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
@@ -197,9 +197,9 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
     with data.open("r+b") as file:
         file.write(b"!")
     placed = stage(world.hosts, LMDB, world.source, env)
-    assert placed[0].reason == "holds another LMDB (as large as the source, but with other content)"
+    assert placed[0].reason == "has a different LMDB (same size as the source, but different content)"
     assert clean(world.hosts, LMDB, world.env.cache)[0].outcome == (
-        "kept: it has changed since caffe-recipes put it there"
+        "kept: it has changed since caffe-recipes staged it"
     )
     assert data.exists()
 
@@ -212,7 +212,7 @@ def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> N
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:
     blind = [FolderHost(host.name, root=host.root, blind=host.name != "n2") for host in world.hosts]
-    with pytest.raises(InputError, match="staging by copy is not possible: n0 does not see the source"):
+    with pytest.raises(InputError, match="staging by copy is not possible: n0 cannot read the source"):
         stage(blind, LMDB, world.source, replace(world.env, how="copy"))
     assert stage(blind, LMDB, world.source, replace(world.env, how="chain")) == SENT
     assert_whole(world.hosts[0])
@@ -293,7 +293,7 @@ def test_a_source_without_data_is_refused_before_any_host_is_touched(world: Worl
 def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
     assert world.env.cache is not None
     with (
-        only_one(LMDB, world.env.cache),
+        staging_lock(LMDB, world.env.cache),
         pytest.raises(ClusterError, match="is being staged by another process"),
     ):
         stage(world.hosts, LMDB, world.source, world.env)

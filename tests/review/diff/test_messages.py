@@ -302,8 +302,8 @@ def test_a_weight_of_a_layer_that_is_no_loss_is_a_change() -> None:
 
 def test_every_name_in_the_tables_of_presence_is_the_schema_s() -> None:
     tables = [
-        *((m, f) for m, fields in diff_messages_module.ASKED.items() for f in fields),
-        *diff_messages_module.STARTS,
+        *((m, f) for m, fields in diff_messages_module.PRESENCE_TESTED.items() for f in fields),
+        *diff_messages_module.FILLER_STARTS,
     ]
     for message, field in tables:
         assert field in getattr(pb, message).DESCRIPTOR.fields_by_name, f"{message}.{field}"

@@ -15,7 +15,7 @@ from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import Shape, shape_of
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect.estimate_tables import estimate_values, render_estimate, render_sweep
-from caffe_recipes.review.inspect.estimates import Known, estimate_shapes, model_bytes, read_logs
+from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes, model_bytes, read_logs
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 LOG = """[0] I1120 10:00:10.000000  6374 solver.cpp:228] Iteration 0, loss = 6.9
@@ -34,21 +34,21 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "train.log"
 
 
-def kinds(recipe: Recipe, known: Known) -> list[str]:
+def kinds(recipe: Recipe, known: SpeedInputs) -> list[str]:
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], known)
     return [found.pace.kind, *(other.kind for other in found.others)]
 
 
 def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe: Recipe, log: Path) -> None:
-    known = Known((log,), 7000, load_profile("stampede2-skx"))
+    known = SpeedInputs((log,), 7000, load_profile("stampede2-skx"))
     assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
-    assert kinds(recipe, Known(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
+    assert kinds(recipe, SpeedInputs(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
 
 
 def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
     recipe = load_recipe("stampede2-448n-90ep")
     shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
-    found = estimate_shapes(recipe, shapes, Known())
+    found = estimate_shapes(recipe, shapes, SpeedInputs())
     # Table VI has 256 such nodes, but not 448.
     assert [each.pace.kind for each in found] == ["minutes", "minutes"]
     assert [each.others[0].notes == () for each in found] == [True, False]
@@ -57,58 +57,58 @@ def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
 @pytest.mark.parametrize("name", ["local", "mpich"])
 def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None:
     recipe = load_recipe("paper-t2-8192-256n")
-    (own,) = estimate_shapes(recipe, [shape_of(recipe)], Known())
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile(name)))
-    said = f"on the recipe's own machine; how fast {name} is, is not known: give --log or --images-per-s"
+    (own,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile(name)))
+    said = f"on the recipe's own machine; the speed of {name} is unknown: give --log or --images-per-s"
     assert [pace.notes for pace in (found.pace, *found.others)] == [(said,), (said,)]
     assert (found.pace.images_per_s, own.pace.notes) == (own.pace.images_per_s, ())
-    known = Known(images_per_s=7000, profile=load_profile(name))
+    known = SpeedInputs(images_per_s=7000, profile=load_profile(name))
     (given,) = estimate_shapes(recipe, [shape_of(recipe)], known)
     assert (given.pace.kind, given.pace.notes) == ("given", ())
 
 
 def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     recipe = load_recipe("paper-t2-8192-256n")
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-skx")))
-    assert found.pace.source == "the paper's Table VI, as of nodes with 2 x 24 cores"
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
+    assert found.pace.source == "the paper's Table VI (nodes with 2 x 24 cores)"
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-knl")))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-knl")))
     assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
 
 
 def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(recipe: Recipe) -> None:
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("marenostrum4")))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("marenostrum4")))
     assert (found.pace.kind, found.pace.source) == ("measured", "the paper's Table VI")
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
     theirs = load_recipe("paper-t7-8192-256n")
-    (found,) = estimate_shapes(theirs, [shape_of(theirs)], Known(profile=load_profile("marenostrum4")))
+    (found,) = estimate_shapes(theirs, [shape_of(theirs)], SpeedInputs(profile=load_profile("marenostrum4")))
     assert not any(pace.is_elsewhere for pace in (found.pace, *found.others))
 
 
 def test_a_machine_of_the_user_s_with_as_many_cores_is_said_to_be_unknown(recipe: Recipe) -> None:
     ours = load_profile("stampede2-skx").model_copy(update={"name": "ours"})
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=ours))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=ours))
     assert found.pace.kind == "reported"
-    assert found.pace.notes[0].startswith("of nodes with as many cores; how fast ours is, is not known: give")
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=ours, images_per_s=5000))
+    assert found.pace.notes[0].startswith("of nodes with as many cores; the speed of ours is unknown: give")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=ours, images_per_s=5000))
     assert (found.pace.kind, found.pace.notes) == ("given", ())
 
 
 def test_links_that_cannot_carry_the_traffic_are_told(recipe: Recipe) -> None:
     skylake = load_profile("stampede2-skx")
     slow = skylake.model_copy(update={"rates": skylake.rates.model_copy(update={"link_gb_per_s": 0.05})})
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=slow))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=slow))
     # 6,303 / 4,096 iterations a second of 102.2 MB each way.
     assert found.notes[-1].startswith(
-        "each rank sends and receives 0.16 GB/s at such a pace, more than the 0.05"
+        "at this speed each rank sends and receives 0.16 GB/s, more than the 0.05"
     )
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=skylake))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=skylake))
     assert not any("links" in note for note in found.notes)
 
 
 def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: Recipe) -> None:
     small, own = Shape(64, 2, 1), shape_of(recipe)
-    known = Known()
+    known = SpeedInputs()
     found = {each.shape: each for each in estimate_shapes(recipe, [small, own], known)}
     paces = {shape: (each.pace, each.others[0]) for shape, each in found.items()}
     assert {pace.kind for pace, _ in paces.values()} == {"reported"}
@@ -118,12 +118,15 @@ def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: 
 
 
 def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
-    assert kinds(recipe, Known((log,), profile=load_profile("stampede2-skx"), by="measured"))[0] == "measured"
+    assert (
+        kinds(recipe, SpeedInputs((log,), profile=load_profile("stampede2-skx"), by="measured"))[0]
+        == "measured"
+    )
 
 
 def test_what_is_asked_for_and_not_known_is_refused(recipe: Recipe) -> None:
-    with pytest.raises(InputError, match="no log pace is known for it; there are: reported, measured; "):
-        estimate_shapes(recipe, [shape_of(recipe)], Known(by="log"))
+    with pytest.raises(InputError, match="no speed is known for --by log; known: reported, measured; "):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="log"))
 
 
 def test_resnet50_s_complete_model_is_the_paper_s_98_mb(recipe: Recipe) -> None:
@@ -145,7 +148,7 @@ def test_a_folder_that_is_named_like_a_log_is_none(tmp_path: Path, log: Path) ->
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no logs; give a run's folder, or a log"):
+    with pytest.raises(InputError, match=r"contains no logs; give a run's folder or a log"):
         list(read_logs([tmp_path]))
     ((_, lines),) = read_logs([tmp_path / "none.log"])
     with pytest.raises(InputError, match=r"none.log: cannot be read: No such file or directory"):
@@ -155,54 +158,55 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_log_of_anything_is_read_and_refused(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(bytes(range(256)) * 100)
     with pytest.raises(InputError, match=r"a\.log: no lines `Iteration N, loss = "):
-        estimate_shapes(recipe, [shape_of(recipe)], Known((tmp_path / "a.log",)))
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((tmp_path / "a.log",)))
 
 
 def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> None:
-    known = Known(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
+    known = SpeedInputs(images_per_s=100, profile=load_profile("stampede2-skx"), by="given")
     few, many = estimate_shapes(recipe, [shape_of(recipe), Shape(448, 2, 32)], known)
     assert [note.partition(",")[0] for note in few.notes] == ["skx-normal runs a job for at most 48 h"]
-    assert "skx-normal takes at most 128 nodes, the recipe needs 448" in many.notes
+    assert "skx-normal allows at most 128 nodes, and the recipe needs 448" in many.notes
 
 
 def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> None:
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(profile=load_profile("stampede2-skx")))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
-    assert "pace 6,303 images/s: the recipe's reported rate" in lines
-    assert "also 5,001 images/s: the paper's Table VI, as of nodes with 2 x 24 cores" in lines
+    assert "pace 6,303 images/s: the recipe's reported images/s" in lines
+    assert "also 5,001 images/s: the paper's Table VI (nodes with 2 x 24 cores)" in lines
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
     assert "ends 2026-03-01 13:27+00:00" in lines
-    traffic = "98 MiB each way for each rank: 24.4 GiB an iteration over all"
+    traffic = "98 MiB each way per rank and iteration: 24.4 GiB over all ranks"
     assert any(line.startswith(f"traffic {traffic}") for line in lines)
     assert max(map(len, text.splitlines())) <= 120
 
 
 def test_a_page_of_years_is_in_years_and_one_beyond_the_calendar_is_refused(recipe: Recipe) -> None:
     ages, too_long = (
-        estimate_shapes(recipe, [shape_of(recipe)], Known(images_per_s=speed))[0] for speed in (0.05, 0.0003)
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(images_per_s=speed))[0]
+        for speed in (0.05, 0.0003)
     )
     lines = [" ".join(line.split()) for line in render_estimate(ages, START).splitlines()]
     assert "pace 0.05 images/s: as given" in lines
     assert "part iterations epochs years" in lines
     assert "epoch 7,117.6 h, 1,281,167 images" in lines
     assert "total 60.0" in lines
-    refused = "takes 10,008 years, and so many from 2026-03-01 09:00+00:00 on are beyond the year 9999; "
+    refused = "takes 10,008 years: started at 2026-03-01 09:00+00:00, it would end after the year 9999; "
     with pytest.raises(InputError, match=re.escape(refused)):
         render_estimate(too_long, START)
 
 
 def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
     recipe = load_recipe("digits-local")
-    (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known((log,)))
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((log,)))
     lines = [" ".join(line.split()) for line in render_estimate(found, START).splitlines()]
-    assert "joins 0.4 allowed: 5 seconds for each phase, on one node" in lines
+    assert "joins 0.4 allowance: 5 seconds per phase on one node" in lines
     assert estimate_values([found], START)[0]["joins_s"] == 25
 
 
 def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
-    estimates = estimate_shapes(recipe, [shape_of(recipe)], Known())
+    estimates = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
     (values,) = estimate_values(estimates, START)
     assert values["ends"] == "2026-03-01T13:27:04+00:00"
     assert values["total_s"] == estimates[0].total_s
@@ -211,21 +215,24 @@ def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
 
 def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe) -> None:
     shapes = [Shape(nodes, 1, 16) for nodes in (1, 256, 512, 768, 1024)]
-    known = Known(profile=load_profile("stampede2-knl"), by="measured")
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = render_sweep(estimate_shapes(recipe, shapes, known))
     rows = [line.split() for line in text.splitlines()]
     assert [row[4] for row in rows[2:7]] == ["100", "97", "82", "87", "79"]
     reference = '60.6 images/s with 32, derived from "above 97 %" at 256 nodes'
-    assert f"* efficiency is against one node with as many images: {reference}" in text.splitlines()
+    assert (
+        f"* efficiency is relative to one node with the same number of images: {reference}"
+        in text.splitlines()
+    )
     rises = [line for line in text.splitlines() if "faster among" in line]
     assert rises == [
-        "* with 16 images a node, each is faster among 768 nodes than among 512: so the paper measured it"
+        "* with 16 images a node, each node is faster among 768 nodes than among 512, as the paper measured"
     ]
 
 
 def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() -> None:
     shapes = [Shape(1, 2, 32), Shape(2, 2, 32)]
-    text = render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, Known(images_per_s=100)))
+    text = render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, SpeedInputs(images_per_s=100)))
     assert "efficiency" not in text
 
 
@@ -233,36 +240,39 @@ def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() ->
 def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     recipe: Recipe, percent: float, epochs: int
 ) -> None:
-    known = Known(images_per_s=1281167 / 60)
+    known = SpeedInputs(images_per_s=1281167 / 60)
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], known, percent)
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
     assert found.joins_s == 7 * 60
-    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs of Figure 4's")
+    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs by the paper (Figure 4's")
+
+
+@pytest.mark.parametrize(("batch", "warns"), [(12_288, False), (24_576, True)])
+def test_a_batch_beyond_those_that_the_paper_s_epochs_hold_for_is_noted(batch: int, warns: bool) -> None:
+    recipe = load_recipe("tf-256n-90ep")
+    (found,) = estimate_shapes(recipe, [Shape(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
+    assert any("the same seems to hold up to 8K to 12K" in note for note in found.notes) == warns
 
 
 def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
     knl, skylake = load_recipe("paper-t2-8192-256n"), load_recipe("paper-t7-8192-512n-50ep")
     for recipe, percent, minutes in ((knl, 76, 90), (skylake, 76.5, 68)):
-        (found,) = estimate_shapes(recipe, [shape_of(recipe)], Known(by="measured"), percent)
+        (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="measured"), percent)
         assert found.duration.training_s / 60 == pytest.approx(minutes, abs=1)
 
 
 def test_an_accuracy_that_the_paper_has_no_epochs_for_is_refused(recipe: Recipe) -> None:
     known = re.escape("75.5 (48 epochs), 76 (64 epochs), 76.5 (78 epochs)")
-    with pytest.raises(
-        InputError, match=f"--to-accuracy: the epochs to 77 % top-1 are not known; .*{known}$"
-    ):
-        estimate_shapes(recipe, [shape_of(recipe)], Known(), 77)
+    with pytest.raises(InputError, match=f"--to-accuracy: the epochs to 77 % top-1 are unknown; .*{known}$"):
+        estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(), 77)
     digits = load_recipe("digits-local")
-    with pytest.raises(
-        InputError, match="--to-accuracy: digits-local trains another net, or on other images"
-    ):
-        estimate_shapes(digits, [shape_of(digits)], Known(images_per_s=100), 76)
+    with pytest.raises(InputError, match="--to-accuracy: digits-local does not train the paper"):
+        estimate_shapes(digits, [shape_of(digits)], SpeedInputs(images_per_s=100), 76)
 
 
 def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
-    known = Known(profile=load_profile("stampede2-knl"), by="measured")
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = render_sweep(estimate_shapes(recipe, [Shape(256, 1, 16), Shape(256, 1, 32)], known))
     assert "efficiency" not in text
     rows = [line.split() for line in text.splitlines()]
@@ -270,17 +280,17 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
 
 
 def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
-    text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], Known()))
-    assert text.count("* known for 64 nodes of 64 images each: in proportion to the paper's Table VI") == 1
-    assert text.count("the recipe's reported rate *") == 2
+    text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
+    assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
+    assert text.count("the recipe's reported images/s *") == 2
 
 
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"name": "other"}, "is a run of recipe other, and stampede2-64n-72ep's is stampede2-64n-72ep"),
-        ({"cluster": {"batch_per_rank": 7}}, "is a run of batch 7, and stampede2-64n-72ep's is 32"),
-        ({"net": {"builder": "vgg"}}, "is a run of net vgg, and stampede2-64n-72ep's is resnet50"),
+        ({"name": "other"}, "is a run with recipe other, not stampede2-64n-72ep"),
+        ({"cluster": {"batch_per_rank": 7}}, "is a run with batch 7, not 32"),
+        ({"net": {"builder": "vgg"}}, "is a run with net vgg, not resnet50"),
         ({}, ""),
     ],
 )
@@ -289,7 +299,7 @@ def test_a_run_of_another_recipe_or_batch_tells_no_pace(
 ) -> None:
     frozen = recipe.model_dump(mode="json") | changed
     (log.parent / "recipe.json").write_text(json.dumps(frozen))
-    known = Known((log.parent,))
+    known = SpeedInputs((log.parent,))
     if not what:
         assert kinds(recipe, known)[0] == "log"
         return

@@ -15,13 +15,13 @@ from caffe_recipes.recipe.pace import Shape
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.inspect import estimate_plot
 from caffe_recipes.review.inspect.estimate_plot import find_ticks, render_sweep_plot
-from caffe_recipes.review.inspect.estimates import Known, estimate_shapes
+from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 def sweep(*shapes: Shape) -> tuple[Estimate, ...]:
-    known = Known(profile=load_profile("stampede2-knl"), by="measured")
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     return estimate_shapes(load_recipe("stampede2-64n-72ep"), shapes, known)
 
 
@@ -37,19 +37,19 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
     assert {
         "16 images a rank",
         "32 images a rank",
-        "training alone, of the first line",
+        "training only, first line",
         "linear scaling",
     } <= texts
 
 
 def test_a_shared_global_batch_is_one_line() -> None:
     texts = texts_in(render_sweep_plot(sweep(Shape(256, 1, 32), Shape(512, 1, 16)), "svg"))
-    assert {"8,192 images an iteration", "training alone"} <= texts
+    assert {"8,192 images an iteration", "training only"} <= texts
 
 
 def test_batches_that_take_the_same_time_share_a_line() -> None:
     shapes = [Shape(nodes, 1, batch) for nodes in (1, 2) for batch in range(1, 10)]
-    known = Known(images_per_s=100)
+    known = SpeedInputs(images_per_s=100)
     svg = render_sweep_plot(estimate_shapes(load_recipe("digits-local"), shapes, known), "svg")
     assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images a rank" in texts_in(svg)
 
@@ -70,7 +70,7 @@ def test_a_node_that_was_measured_to_be_faster_among_more_is_explained_below_the
     texts = texts_in(render_sweep_plot(estimates, "svg"))
     found = [text for text in texts if text.startswith("with ")]
     assert found == [
-        "with 16 images a node, each is faster among 768 nodes than among 512: so the paper measured it"
+        "with 16 images a node, each node is faster among 768 nodes than among 512, as the paper measured"
     ]
     alone = sweep(*(Shape(nodes, 1, 32) for nodes in (256, 512, 1024, 1536)))
     assert not any(text.startswith("with ") for text in texts_in(render_sweep_plot(alone, "svg")))
@@ -83,10 +83,10 @@ def test_open_marks_are_explained_where_there_are_some() -> None:
 
 
 def test_a_training_that_scales_linearly_is_one_line_with_that() -> None:
-    shapes, known = [Shape(1, 2, 32), Shape(2, 2, 32)], Known(images_per_s=100)
+    shapes, known = [Shape(1, 2, 32), Shape(2, 2, 32)], SpeedInputs(images_per_s=100)
     texts = texts_in(render_sweep_plot(estimate_shapes(load_recipe("digits-local"), shapes, known), "svg"))
-    assert "training alone: linear scaling" in texts
-    assert not {"training alone", "linear scaling"} & texts
+    assert "training only: linear scaling" in texts
+    assert not {"training only", "linear scaling"} & texts
 
 
 def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
@@ -100,7 +100,7 @@ def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
 
 
 def test_long_times_are_drawn_in_longer_units() -> None:
-    slow = estimate_shapes(load_recipe("stampede2-64n-72ep"), [Shape(64, 2, 32)], Known(images_per_s=1))
+    slow = estimate_shapes(load_recipe("stampede2-64n-72ep"), [Shape(64, 2, 32)], SpeedInputs(images_per_s=1))
     assert "days" in texts_in(render_sweep_plot(slow, "svg"))
 
 

@@ -48,7 +48,10 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nods=1", "unknown key 'nods'; did you mean 'nodes'? there are nodes, batch_per_rank, global_batch"),
+        (
+            "nods=1",
+            "unknown key 'nods'; did you mean 'nodes'? the keys are nodes, batch_per_rank, global_batch",
+        ),
         ("", "unknown key ''"),
         ("nodes", "has no values"),
         ("nodes=", "has no values"),
@@ -58,11 +61,11 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
         ("nodes=1.5", "'1.5' is not an integer of 1 or more"),
         ("nodes=٣", "'٣' is not an integer of 1 or more"),
         ("nodes=9999999999", "'9999999999' is not an integer of 1 or more"),
-        ("nodes=9..3", "'9..3' goes down"),
+        ("nodes=9..3", "'9..3' is descending"),
         ("nodes=1..2000", "'1..2000' has over 1000 values"),
         ("nodes=1..900,1001..1900", "has 1800 values"),
         ("nodes=1..9:0", "'0' is not an integer of 1 or more"),
-        ("nodes=1..9:x1", "'1..9:x1' never ends"),
+        ("nodes=1..9:x1", "'1..9:x1' has the factor 1"),
     ],
 )
 def test_what_is_no_sweep_is_refused_in_a_line(text: str, said: str) -> None:

@@ -19,7 +19,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.graph.boxes import build_graph, text_width
 from caffe_recipes.review.graph.layout import Layout, PlacedBox, lay_out
 from caffe_recipes.review.graph.picture import draw_graph, render_graph
-from caffe_recipes.review.inspect.summary import ReadNet, SummaryOptions, read_net, summarize
+from caffe_recipes.review.inspect.summary import LoadedNet, SummaryOptions, read_net, summarize
 
 ROOT = Path(__file__).parents[3]
 RESNET50 = ROOT / "prototxt" / "stampede2-64n-72ep" / "train_val.prototxt"
@@ -203,7 +203,7 @@ def tangle(seed: int) -> Layers:
     return layers
 
 
-def net_in(folder: Path, name: str, **options: object) -> ReadNet:
+def net_in(folder: Path, name: str, **options: object) -> LoadedNet:
     if name.startswith("resnet50"):
         path = NOAUG if name.endswith("noaug") else RESNET50
     else:
@@ -213,20 +213,20 @@ def net_in(folder: Path, name: str, **options: object) -> ReadNet:
 
 
 @pytest.fixture(params=["resnet50", "resnet50_noaug", *NETS])
-def net(request: pytest.FixtureRequest, tmp_path: Path) -> ReadNet:
+def net(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedNet:
     return net_in(tmp_path, request.param)
 
 
 @pytest.fixture
-def layout(net: ReadNet) -> Layout:
+def layout(net: LoadedNet) -> Layout:
     return lay_out(build_graph(net))[0]
 
 
-def draw(net: ReadNet) -> ElementTree.Element:
+def draw(net: LoadedNet) -> ElementTree.Element:
     return ElementTree.fromstring(draw_graph(net, summarize(net)))
 
 
-def test_every_layer_stands_in_one_box(net: ReadNet, layout: Layout) -> None:
+def test_every_layer_stands_in_one_box(net: LoadedNet, layout: Layout) -> None:
     names = [line.name for placed in layout.boxes for line in placed.box.lines]
     assert sorted(names) == sorted(layer.name for layer in net.message.layer)
 
@@ -255,13 +255,13 @@ def test_every_wire_runs_from_the_border_of_its_source_to_that_of_its_target(lay
         assert is_on_border(*wire.points[-1], boxes[wire.edge.target]), wire
 
 
-def test_every_edge_is_a_wire_or_is_named_in_both_its_boxes(net: ReadNet) -> None:
+def test_every_edge_is_a_wire_or_is_named_in_both_its_boxes(net: LoadedNet) -> None:
     graph = build_graph(net)
     layout, wiring = lay_out(graph)
     assert sorted([wire.edge for wire in layout.wires], key=repr) == sorted(wiring.wires, key=repr)
-    assert set(wiring.wires) | set(wiring.afar) == set(graph.edges)
+    assert set(wiring.wires) | set(wiring.distant) == set(graph.edges)
     boxes = {placed.box.id: placed.box for placed in layout.boxes}
-    for edge in wiring.afar:
+    for edge in wiring.distant:
         assert f"{edge.blob} ({edge.shape}) →" in boxes[edge.source].notes
         assert f"← {edge.blob}" in boxes[edge.target].notes
 
@@ -337,7 +337,7 @@ def test_the_text_of_a_box_fits_in_it(layout: Layout) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_even_a_tangled_net_is_drawn_without_anything_on_anything_else(seed: int) -> None:
-    net = ReadNet("tangle", L.net("tangle", *tangle(seed)), pb.TRAIN, 0, ())
+    net = LoadedNet("tangle", L.net("tangle", *tangle(seed)), pb.TRAIN, 0, ())
     layout, _ = lay_out(build_graph(net))
     test_every_layer_stands_in_one_box(net, layout)
     test_no_two_boxes_overlap(layout)
@@ -348,12 +348,12 @@ def test_even_a_tangled_net_is_drawn_without_anything_on_anything_else(seed: int
     test_shapes_are_not_written_over_each_other(layout)
 
 
-def test_wires_go_down_and_boxes_stand_below_what_they_read(net: ReadNet) -> None:
+def test_wires_go_down_and_boxes_stand_below_what_they_read(net: LoadedNet) -> None:
     graph = build_graph(net)
     assert all(edge.source < edge.target for edge in graph.edges)
 
 
-def test_the_picture_is_svg_whose_texts_can_be_selected(net: ReadNet) -> None:
+def test_the_picture_is_svg_whose_texts_can_be_selected(net: LoadedNet) -> None:
     root = draw(net)
     assert root.tag == f"{SVG}svg"
     assert root.get("viewBox") == f"0 0 {root.get('width')} {root.get('height')}"

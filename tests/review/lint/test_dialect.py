@@ -58,7 +58,7 @@ def test_the_other_caffes_lack_more_of_the_published_net(dialect: str, extra: se
     filler = next(f for f in net if f.values["name"] == "BatchNormParameter.filler")
     assert filler.values["count"] == 53
     assert filler.where.endswith("train_val.prototxt:96:5")
-    assert "(53 times in this file, first here)" in filler.what
+    assert "(53 times in this file; this is the first)" in filler.what
     solver = check_file(AUTHORS / "resnet50_custom_lr/solver_init.prototxt", dialect)
     assert [f.values["name"] for f in solver] == [
         "poly_cyc",
@@ -84,7 +84,7 @@ def test_a_file_of_nvcaffe_s_is_read_and_its_own_caffe_takes_it() -> None:
     found = check_dialect("s.prototxt", text, "surfsara")
     assert [finding.where for finding in found] == [f"s.prototxt:{line}:1" for line in (4, 5, 6)]
     assert all(finding.severity == "error" for finding in found)
-    assert found[0].write == "remove it; here the warm-up is warmup_iter, linear and not quadratic"
+    assert found[0].write == "remove it; here the warm-up is warmup_iter, which is linear, not quadratic"
 
 
 def test_a_multi_phase_solver_is_no_file_of_bvlc_s() -> None:

@@ -12,7 +12,7 @@ from caffe_recipes.review.lint.rules import RULES
 def test_every_rule_says_what_it_checks_and_how_it_is_accepted(name: str) -> None:
     text = explain_rule(name)
     heads = [line[:9].strip() for line in text.splitlines()[1:] if line[0] != " "]
-    assert heads == ["problem", "checks", "happens", "write", "fix", "exit", "accept"]
+    assert heads == ["problem", "checks", "effect", "help", "fix", "exit", "accept"]
     assert max(map(len, text.splitlines())) <= 110
     assert f"finding: {name}," in text
 
@@ -24,7 +24,7 @@ def test_every_rule_says_what_it_checks_and_how_it_is_accepted(name: str) -> Non
         ("weight-decay-large", "the values of one solver"),
         ("tmp-too-small", "a folder, or a recipe"),
         ("unused-top", "the blobs and names of a net: missing, unread and duplicate ones"),
-        ("dialect-field", "any prototxt, for the Caffe that --dialect names"),
+        ("dialect-field", "any prototxt, for the Caffe given by --dialect"),
     ],
 )
 def test_a_rule_says_what_kind_of_input_it_checks(name: str, subject: str) -> None:

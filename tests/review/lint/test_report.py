@@ -29,7 +29,7 @@ GRAVE = finding("lr-iter-missing", "a/s.prototxt:9:1", "no lr_iter", "b")
 
 def test_a_finding_is_a_block_that_starts_with_its_place() -> None:
     assert render_findings([ONE]) == (
-        "a/s.prototxt:4:1: warning [join-jump] b: it jumps\n    it shakes\n    write: base_lr: 1\n\n"
+        "a/s.prototxt:4:1: warning [join-jump] b: it jumps\n    it shakes\n    help: base_lr: 1\n\n"
         "0 errors, 1 warning, 0 notes"
     )
 
@@ -100,7 +100,7 @@ def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> No
 
 def test_very_many_places_are_counted() -> None:
     text = render_findings([replace(ONE, where=f"s{index}.prototxt:4:1") for index in range(20)])
-    assert "s5.prototxt:4:1 (b), ... (20 in all)\n" in text
+    assert "s5.prototxt:4:1 (b), ... (20 in total)\n" in text
     assert "s6.prototxt" not in text
 
 
@@ -115,7 +115,7 @@ def test_github_gets_a_command_for_each_finding_with_its_place_escaped() -> None
     accepted = replace(GRAVE, accepted="so published")
     assert render_github([odd, accepted]) == (
         "::warning file=a%2Cb%3Ac.prototxt,line=4,col=7,title=join-jump::"
-        "b: 50 %25 more%0Alines%0Ait shakes%0Awrite: base_lr: 1"
+        "b: 50 %25 more%0Alines%0Ait shakes%0Ahelp: base_lr: 1"
     )
     assert render_github([GRAVE]).startswith("::error file=a/s.prototxt,line=9,col=1,title=lr-iter-missing::")
     assert render_github([replace(ONE, where="")]).startswith("::warning title=join-jump::")

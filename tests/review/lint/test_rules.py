@@ -18,7 +18,7 @@ from caffe_recipes.review.lint.rules import RULES, SEVERITIES, finding, rule
 LINT = Path(caffe_recipes.review.lint.folders.__file__).parent
 TREES = {path.stem: ast.parse(path.read_text()) for path in sorted(LINT.glob("*.py"))}
 # What these find is a value of `caffe.refusals`, or of a table, which names the rule.
-BY_VALUE = {"check_refusals", "check_reads", "_faults"}
+BY_VALUE = {"check_refusals", "check_reads", "_check_rate_faults"}
 TESTS = [Path(__file__).parent, Path(__file__).parents[2] / "caffe" / "dialects"]
 
 
@@ -97,8 +97,8 @@ def test_a_rule_has_a_name_a_severity_and_one_line(name: str) -> None:
     assert name == name.lower()
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert one.severity in SEVERITIES
-    assert 10 < len(one.looks_for) < 100
-    assert "\n" not in one.looks_for and not one.looks_for.endswith(".")
+    assert 10 < len(one.summary) < 100
+    assert "\n" not in one.summary and not one.summary.endswith(".")
     assert one.subject
 
 

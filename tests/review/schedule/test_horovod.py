@@ -9,10 +9,10 @@ import pytest
 import caffe_recipes as cr
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.review.inspect.show import (
+    explain_other_run,
     horovod_arithmetic,
     horovod_lines,
     horovod_values,
-    of_another_run,
     recipe_values,
     render_recipe,
 )
@@ -67,17 +67,17 @@ def test_the_values_are_json_and_none_for_other_recipes() -> None:
         (14_075, "ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192: tf-256n-8k-90ep"),
         (7_038, "ends at step 4,680; 7,038 steps are 90 epochs at a batch of 16,384, another run"),
         (14_000, "ends at step 4,680; another run"),
-        (2_000, "ends at step 4,680; a model on its way, or another run"),
-        (0, "ends at step 4,680; a model on its way, or another run"),
+        (2_000, "ends at step 4,680; an intermediate checkpoint, or another run"),
+        (0, "ends at step 4,680; an intermediate checkpoint, or another run"),
         (10**15, "ends at step 4,680; another run"),
     ],
 )
 def test_a_step_that_does_not_fit_is_of_another_run(step: int, said: str) -> None:
-    assert of_another_run(RECIPE, step) == f"tf-256n-90ep {said}"
+    assert explain_other_run(RECIPE, step) == f"tf-256n-90ep {said}"
 
 
 def test_the_last_step_fits() -> None:
-    assert of_another_run(RECIPE, 4_680) is None
+    assert explain_other_run(RECIPE, 4_680) is None
 
 
 def test_a_recipe_that_tensorflow_trains_is_shown_on_a_page_of_its_own() -> None:
@@ -110,4 +110,4 @@ def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
     ):
         assert shown in text
     assert "73.5, with tf_cnn_benchmarks" in " ".join(render_recipe(RECIPE).split())
-    assert of_another_run(printed, 14_075) is None
+    assert explain_other_run(printed, 14_075) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ from caffe_recipes.review.lint.chain import Chain, Link
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 ROOT = Path(__file__).resolve().parents[3]
 BOTH = ("stampede2-64n-72ep", "stampede2-448n-90ep")
@@ -142,7 +144,10 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         (("digits-lokal", "-o", "a.svg"), "did you mean 'digits-local'?"),
         (("digits-local", "-o", "none/a.svg"), "none/a.svg: cannot be written: No such file or directory"),
         (("none.prototxt", "-o", "a.svg"), "none.prototxt: no such file"),
-        (("digits-local", "zero.prototxt", "-o", "a.svg"), "a solver beside a recipe; give --images"),
+        (
+            ("digits-local", "zero.prototxt", "-o", "a.svg"),
+            "cannot be drawn beside a recipe, whose schedule is in epochs; give --images",
+        ),
         (("zero.prototxt", "-o", "a.svg"), "no iteration has a rate above 0 to draw"),
         (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
     ],
@@ -271,11 +276,17 @@ def test_only_jumps_of_more_than_a_percent_are_labelled() -> None:
     assert "0.2551 → 0.255" not in texts
 
 
-def test_a_phase_s_name_is_shortened_to_its_block() -> None:
+def test_no_label_is_far_from_its_jump() -> None:
+    for axes in draw("paper-f4-4096-120ep").axes:
+        for text in axes.texts:
+            assert not isinstance(text, Annotation) or math.hypot(*text.get_position()) <= 17
+
+
+def test_a_phase_s_name_is_shortened_to_its_block_and_keeps_its_number() -> None:
     texts = {text.get_text() for axes in draw("digits-cyclic").axes for text in axes.texts}
     assert "init" in texts
     assert "collapse1" not in texts
-    assert any(text.startswith("col") and text.endswith("…") for text in texts)
+    assert {number for text in texts if re.fullmatch(r"col\w*…\d", text) for number in text[-1]} == {*"12345"}
 
 
 def test_schedules_of_different_scale_have_a_panel_each() -> None:

@@ -153,16 +153,16 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
             'max_iter: 5\nlr_policy: "plateau"\nbase_lr: 1',
             "a.prototxt:2:1: the rate of lr_policy plateau depends on the losses; read the rate in the log",
         ),
-        ('base_lr: 1\nlr_policy: "fixed"', "a.prototxt: max_iter is missing: there is no iteration"),
+        ('base_lr: 1\nlr_policy: "fixed"', "a.prototxt: max_iter is missing, so no iteration is trained"),
         (
             'base_lr: 1\nmax_iter: -3\nlr_policy: "fixed"',
-            "a.prototxt:2:1: max_iter is -3: there is no iteration",
+            "a.prototxt:2:1: max_iter is -3, so no iteration is trained",
         ),
         (
             'base_lr: 1 max_iter: 3 lr_policy: "pol"',
             "a.prototxt:1:24: lr_policy 'pol' is unknown; did you mean 'poly'",
         ),
-        ("base_lr: 1 max_iter: 3", "a.prototxt: lr_policy is missing; there are fixed, "),
+        ("base_lr: 1 max_iter: 3", "a.prototxt: lr_policy is missing; choose from fixed, "),
         ('max_iter: 3 lr_policy: "step" gamma: 1', "lr_policy step needs stepsize above 0"),
         (
             'params_pair { solver_params { lr_policy: "fixed" max_iter: 2 } }\nparams_pair { batch_size: 8 }',
@@ -170,7 +170,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
         ),
         ('layer { name: "a" }', "a.prototxt: expected a solver, found a NetParameter; give a solver file"),
         ("max_iter: 3 lr_polcy: 1", "did you mean 'lr_policy'?"),
-        ("", "a.prototxt: holds no field"),
+        ("", "a.prototxt: is empty: it has no fields"),
     ],
 )
 def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, said: str, write: Write) -> None:
@@ -210,7 +210,7 @@ def test_a_solver_without_max_iter_takes_the_iterations_of_the_command_line(tmp_
     (tmp_path / "bare.prototxt").write_text("base_lr: 0.1 lr_policy: 'step' gamma: 0.1 stepsize: 2")
     (tmp_path / "whole.prototxt").write_text("base_lr: 0.5 lr_policy: 'fixed' max_iter: 1")
     done = call(tmp_path / "bare.prototxt")
-    assert str(done.exception).endswith("give max_iter; lr takes --iterations")
+    assert str(done.exception).endswith("set max_iter, or give lr --iterations")
     done = call(tmp_path / "bare.prototxt", "--iterations", "3", "--csv")
     assert done.output == "iter,lr\n0,0.1\n1,0.1\n2,0.010000001\n"
     done = call(tmp_path / "whole.prototxt", "--iterations", "3", "--csv")

@@ -163,7 +163,10 @@ def test_files_are_told_from_recipes_and_named_as_lint_names_their_phases(write:
 
 def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> None:
     solver = write("nets/solver.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
-    with pytest.raises(InputError, match=r"nets/solver.prototxt: a solver beside a recipe; give --images"):
+    with pytest.raises(
+        InputError,
+        match=r"nets/solver.prototxt: cannot be drawn beside a recipe, whose schedule is in epochs; ",
+    ):
         load_schedules(["digits-local", solver])
 
 

@@ -47,7 +47,7 @@ def test_the_64_node_chain_has_the_published_rates() -> None:
 
 def test_a_phase_that_branches_off_says_where_and_at_which_rate() -> None:
     text = render_recipe(load_recipe("stampede2-448n-90ep"))
-    main, collapse = rows_of(text, "left at")
+    main, collapse = rows_of(text, "at rate")
     assert main[:3] == ["main", "fillers", "train_val"]
     assert collapse[:6] == ["collapse", "main,", "iteration", "7,638", "0.24", "train_val_noaug"]
     assert "89.97 epochs old at the end; all phases train 94.46" in text
@@ -80,7 +80,7 @@ def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
 
     assert told("stampede2-64n-72ep") == "2 servers a rank, on cores 39, 38, 43, 42"
-    assert told("paper-t7-8192-256n") == "2 servers a rank, on cores that MLSL chooses"
+    assert told("paper-t7-8192-256n") == "2 servers a rank, on cores chosen by MLSL"
     assert told("digits-local") is None
     assert recipe_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
         "num_servers": 2,

@@ -13,9 +13,9 @@ from caffe_recipes.review.lint.chain import (
     Link,
     Start,
     batch_per_rank,
-    fired_snapshots,
-    has_rates,
+    has_known_rates,
     plan_starts,
+    planned_snapshots,
     snapshot_rate,
     split_weights,
 )
@@ -30,7 +30,7 @@ def link(name: str, weights: str | None = None, **fields: Any) -> Link:  # noqa:
 
 
 def fired(**fields: Any) -> list[int]:  # noqa: ANN401
-    return list(fired_snapshots(link("a", **fields)))
+    return list(planned_snapshots(link("a", **fields)))
 
 
 def test_snapshots_fire_at_multiples_and_at_the_end() -> None:
@@ -43,7 +43,7 @@ def test_snapshots_fire_at_multiples_and_at_the_end() -> None:
 
 
 def test_the_nearest_snapshot_is_found_without_counting_them() -> None:
-    snapshots = fired_snapshots(link("a", max_iter=2**31 - 1, snapshot=1000))
+    snapshots = planned_snapshots(link("a", max_iter=2**31 - 1, snapshot=1000))
     assert len(snapshots) == 2_147_484
     assert 5_000_000 in snapshots
     assert 5_000_001 not in snapshots
@@ -70,7 +70,7 @@ def test_a_snapshot_s_name_is_prefix_and_iteration(name: str, parts: tuple[str, 
 
 def test_a_phase_that_is_stopped_writes_nothing_after() -> None:
     stopped = Link("a", Document("", "", pb.SolverParameter(max_iter=1000, snapshot=300), {}, {}), None, 600)
-    assert list(fired_snapshots(stopped)) == [300, 600]
+    assert list(planned_snapshots(stopped)) == [300, 600]
 
 
 def test_a_snapshot_has_the_rate_of_its_iteration_or_of_the_last_update() -> None:
@@ -86,15 +86,15 @@ def test_what_a_phase_starts_from_is_given_or_guessed() -> None:
         last = link("b", weights, max_iter=9, base_lr=0.31, lr_policy="fixed")
         return plan_starts(Chain((first, last)))
 
-    assert starts(None) == [None, Start(0, 700, choices=10, is_guess=True)]
+    assert starts(None) == [None, Start(0, 700, candidates=10, is_guess=True)]
     assert starts("x/a_iter_500.caffemodel") == [None, Start(0, 500)]
     assert starts("other_iter_500.caffemodel") == starts("") == [None, None]
 
 
 def test_a_rate_is_not_known_without_all_that_its_policy_needs() -> None:
-    assert has_rates(pb.SolverParameter(base_lr=1, lr_policy="fixed", max_iter=1))
-    assert not has_rates(pb.SolverParameter(base_lr=1, lr_policy="step", max_iter=1))
-    assert not has_rates(pb.SolverParameter(base_lr=1, lr_policy="fixed"))
+    assert has_known_rates(pb.SolverParameter(base_lr=1, lr_policy="fixed", max_iter=1))
+    assert not has_known_rates(pb.SolverParameter(base_lr=1, lr_policy="step", max_iter=1))
+    assert not has_known_rates(pb.SolverParameter(base_lr=1, lr_policy="fixed"))
 
 
 def test_the_images_of_a_rank_are_the_training_layer_s() -> None:
@@ -107,7 +107,7 @@ def test_the_images_of_a_rank_are_the_training_layer_s() -> None:
 def test_the_training_layers_are_found_once_since_each_phase_is_compared_with_all_before() -> None:
     net = parse_document(net_text("TEST", "TRAIN"), "n", pb.NetParameter)
     one = Link("a", Document("", "", pb.SolverParameter(), {}, {}), net, 1)
-    first = one.sources
+    first = one.data_layers
     assert [layer.include[0].phase for layer in first] == [pb.TRAIN]
-    assert one.sources is first
-    assert link("a").sources == ()
+    assert one.data_layers is first
+    assert link("a").data_layers == ()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.recipe_rules import Basis, check_title, parse_basis, parse_claims
+from caffe_recipes.review.lint.recipe_rules import (
+    EpochSize,
+    check_title,
+    parse_epoch_claims,
+    parse_epoch_size,
+)
 from tests.review.conftest import LintSolvers
 
 BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
@@ -25,23 +30,23 @@ BASIS = {"images": 32_000, "ranks": 2}  # 500 iterations of 64 an epoch
     ],
 )
 def test_claims_are_found_in_a_comment(text: str, claims: tuple[float, ...]) -> None:
-    assert parse_claims(text) == claims
+    assert parse_epoch_claims(text) == claims
 
 
 @pytest.mark.parametrize(
     ("text", "basis"),
     [
-        ("1281167 / 4096  * 5 epochs", Basis(1281167, 4096)),
-        ("1,281,167/4,096", Basis(1281167, 4096)),
+        ("1281167 / 4096  * 5 epochs", EpochSize(1281167, 4096)),
+        ("1,281,167/4,096", EpochSize(1281167, 4096)),
         ("a, phase 1 of 2. 4,096 images an iteration (128 ranks x 32), 1,281,167 an epoch.",
-         Basis(1281167, 4096)),
+         EpochSize(1281167, 4096)),
         ("3 / 4 of an epoch", None),
         ("1281167 / 0 * 5 epochs", None),
         ("4096 / 1281167", None),
     ],
 )  # fmt: skip
-def test_images_over_batch_are_found_in_a_comment(text: str, basis: Basis | None) -> None:
-    assert parse_basis(text) == basis
+def test_images_over_batch_are_found_in_a_comment(text: str, basis: EpochSize | None) -> None:
+    assert parse_epoch_size(text) == basis
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_a_wrong_claim_says_how_many_iterations_were_meant(lint_solvers: LintSol
     (found,) = lint_solvers({"a": {"max_iter": "1000 # 3 epochs"}}, **BASIS)
     assert (found.id, found.severity) == ("epochs-claim", "warning")
     assert found.where.endswith("solver_a.prototxt:5:1")
-    assert found.what == "max_iter 1000 is 2 epochs, but the comment claims 3"
+    assert found.what == "max_iter 1000 is 2 epochs, but the comment says 3"
     assert found.effect == "3 epochs of 32,000 images at 64 are 1500 iterations"
     assert found.values["meant"] == 1500
 
@@ -78,7 +83,7 @@ def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> No
         "stepvalue": "500 # 1 epoch\nstepvalue: 800 # 1.5 epochs",
     }
     (found,) = lint_solvers({"a": steps}, **BASIS)
-    assert found.what == "stepvalue[1] 800 is 1.6 epochs, but the comment claims 1.5"
+    assert found.what == "stepvalue[1] 800 is 1.6 epochs, but the comment says 1.5"
 
 
 def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: LintSolvers) -> None:
@@ -116,7 +121,7 @@ def test_the_global_batch_is_the_one_that_the_schedule_was_made_for(
     found = lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, ranks=ranks)
     assert [one.values["batch"] for one in found if one.id == "global-batch"] == ([batch] if batch else [])
     if batch:
-        assert f"{ranks} ranks x 32 are {batch} images an iteration" in found[0].what
+        assert f"{ranks} ranks x 32 are {batch} images per iteration" in found[0].what
         assert found[0].where.endswith("train_val.prototxt:5:37")
 
 

@@ -51,7 +51,7 @@ def test_the_authors_cores_are_a_note_that_names_the_spare_ones() -> None:
     assert (found.id, found.severity, found.where) == ("mlsl-on-openmp-cores", "note", "r.yaml:5")
     assert "cores 38, 39, 42, 43" in found.what
     assert "22 OpenMP threads on each socket of 24 cores" in found.what
-    assert found.write == "MLSL_SERVER_AFFINITY: cores of 44 to 47"
+    assert found.write == "MLSL_SERVER_AFFINITY: cores between 44 and 47"
 
 
 def test_where_threads_take_all_cores_there_are_none_to_spare() -> None:

@@ -18,8 +18,8 @@ from tests.review.lint.conftest import LintRecipe
     [
         (50, 1, "evaluation-partial", "tests only 50 of 359 images"),
         (50, 7, "evaluation-partial", "tests only 350 of 359 images"),
-        (50, 8, "evaluation-repeats", "8 iterations of 50 are 400 images"),
-        (359, 2, "evaluation-repeats", "there are 359"),
+        (50, 8, "evaluation-repeats", "8 iterations of 50 test 400 images"),
+        (359, 2, "evaluation-repeats", "the test set has 359"),
         (359, 1, None, ""),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
         ("--snapshot=own_a_iter_300.caffemodel", "snapshot-no-solverstate", "own_a_iter_300.solverstate"),
         ("--snapshot=own_a_iter_300.solverstate --weights=own_a_iter_300.caffemodel",
          "weights-and-snapshot", "only --snapshot"),
-        ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 2000, or --weights"),
+        ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 2000; or give --weights"),
     ],
 )  # fmt: skip
 def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
@@ -123,7 +123,7 @@ def test_resumed_solvers_of_one_prefix_are_one_schedule(lint_solvers: LintSolver
         ("resume-jump", "note"), ("resume-jump", "note"), ("final-rate-kept", "note")
     ]  # fmt: skip
     assert [one.values["before"] for one in found[:2]] == pytest.approx([1, 0.1])
-    assert "fades from it over about 10 updates" in found[0].effect
+    assert "the old rate fades over about 10 updates" in found[0].effect
     script.write_text(script.read_text().replace("iter_900", "iter_899"))
     never, *_ = lint_solvers(solvers, script=script)
     assert (never.id, never.phase) == ("snapshot-never-fires", "b")
@@ -184,7 +184,7 @@ def test_weights_of_a_phase_further_back_are_found(lint_solvers: LintSolvers, tm
     script.write_text("".join(map(COMMAND.format, "abc", weights)))
     (found,) = lint_solvers({"a": FIRST, "b": FIRST, "c": {}}, script=script)
     assert found.id == "weights-of-other-phase"
-    assert "what b trains does not reach the model" in found.effect
+    assert "what b has learned is lost" in found.effect
     assert found.write == "--weights=own_b_iter_1000.caffemodel"
     script.write_text(script.read_text().replace("=own_a", "=/scratch/run1/own_a"))
     (found,) = lint_solvers({"a": FIRST, "b": FIRST, "c": {}}, script=script)

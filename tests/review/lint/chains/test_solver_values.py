@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.rates import POLICY_NEEDS
-from caffe_recipes.engine.settings import _faults
+from caffe_recipes.engine.settings import _list_errors
 from caffe_recipes.review.lint.solver_rules import _POLICIES_READING
 from tests.review.conftest import LintSolvers, solver_text
 
@@ -36,12 +36,12 @@ TESTS = {"test_interval": 10}
         (
             {**TESTS, "test_iter": 1, "test_state": "{} test_state {}"},
             "solver-value-refused",
-            "given 2 times",
+            "set 2 times",
         ),
         ({"type": '"AdaGrad"', "momentum": 0.9}, "solver-value-refused", "AdaGrad with momentum 0.9"),
         ({"type": '"AdaGrad"', "delta": 0}, "solver-value-refused", "delta is 0"),
         ({"clip_gradients": 0}, "solver-value-refused", "clip_gradients is 0"),
-        ({"train_net": '"own/a"'}, "solver-value-refused", "net and train_net each name a net"),
+        ({"train_net": '"own/a"'}, "solver-value-refused", "net and train_net each set a net"),
         ({"engine": '"FOO"'}, "solver-value-refused", "engine is 'FOO'"),
         ({"momentum": 9}, "solver-share-range", "momentum is 9"),
         ({"momentum": 1}, "solver-share-range", "grow without bound"),
@@ -133,7 +133,7 @@ def test_a_type_of_another_caffe_is_left_to_its_dialect(lint_solvers: LintSolver
 @pytest.mark.parametrize("field", ["iter_size", "average_loss", "display", "snapshot"])
 def test_what_our_engine_refuses_is_found(lint_solvers: LintSolvers, field: str) -> None:
     changes = {field: -1}
-    assert _faults(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
+    assert _list_errors(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
     assert lint_solvers({"a": changes})
 
 
@@ -150,7 +150,7 @@ def test_a_snapshot_folder_is_looked_for_under_the_caffe_root(
     assert lint_solvers({"a": prefix}) == []
     (found,) = lint_solvers({"a": prefix}, caffe_root=tmp_path)
     assert (found.id, found.severity) == ("snapshot-folder-missing", "warning")
-    assert found.write.startswith("mkdir -p snapshots")
+    assert found.write.startswith("run `mkdir -p snapshots`")
     (tmp_path / "snapshots").mkdir()
     assert lint_solvers({"a": prefix}, caffe_root=tmp_path) == []
 

@@ -7,7 +7,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_document
 from caffe_recipes.caffe.shapes import select_layers
-from caffe_recipes.review.lint.chain import NetState, has_source, restrict_net, train_state
+from caffe_recipes.review.lint.chain import NetState, has_data, restrict_net, train_state
 from caffe_recipes.review.lint.chain import test_states as states_of_tests
 
 
@@ -41,7 +41,7 @@ def test_data_of_a_stage_or_level_are_there_in_it_only(
     rule: str, stages: tuple[str, ...], level: int, *, expected: bool
 ) -> None:
     net = parse_net(f"layer {{ name: 'd' type: 'Data' top: 'd' {rule} }}")
-    assert has_source(net, NetState(pb.TEST, level, stages)) is expected
+    assert has_data(net, NetState(pb.TEST, level, stages)) is expected
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,13 @@ def test_an_unknown_bottom_names_the_nearest_blob(check_text: CheckText) -> None
 
 def test_an_unknown_bottom_that_a_layer_below_makes_says_so(check_text: CheckText) -> None:
     found = check_text(DATA + LOSS + FC)["unknown-bottom"]
-    assert found.write == "move layer 'fc' (InnerProduct), which produces it, above"
+    assert found.write == "move layer 'fc' (InnerProduct), which produces it, above this layer"
 
 
 def test_an_unknown_bottom_that_the_other_phase_makes_says_so(check_text: CheckText) -> None:
     train_only = FC.replace('type: "Inner', 'include { phase: TRAIN } type: "Inner')
     found = check_text(DATA + train_only + LOSS)["unknown-bottom"]
-    assert found.write == "put layer 'fc' (InnerProduct), which produces it, in TEST too: see its include"
+    assert found.write == "add layer 'fc' (InnerProduct), which produces it, to TEST too, by its include"
 
 
 def test_a_layer_may_work_in_place_where_all_readers_are_below(check_text: CheckText) -> None:

@@ -159,7 +159,7 @@ def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(c
     net = NET.replace("shuffle: true", "")
     assert check_text(net)["train-unshuffled"].write == "shuffle: true"
     told = check_text(net, dialect="bvlc")["train-unshuffled"].write
-    assert told == "convert_imageset --shuffle, when the LMDB is built"
+    assert told == "build the LMDB with convert_imageset --shuffle"
 
 
 def test_one_of_several_data_layers_is_not_told_to_shuffle(check_text: CheckText) -> None:
@@ -167,7 +167,9 @@ def test_one_of_several_data_layers_is_not_told_to_shuffle(check_text: CheckText
     found = check_text(net)
     assert list(found) == ["train-unshuffled"]
     assert "shuffle: true" not in found["train-unshuffled"].write
-    assert found["train-unshuffled"].write.startswith("one random order for all data layers")
+    assert found["train-unshuffled"].write.startswith(
+        "build the LMDBs of all data layers in the same random order"
+    )
 
 
 @pytest.mark.parametrize(

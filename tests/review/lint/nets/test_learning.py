@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 def test_every_rule_has_a_case() -> None:
-    assert CASES.keys() == ids_judging("the learning of a net")
+    assert CASES.keys() == ids_judging("what a net learns")
 
 
 @pytest.mark.parametrize("rule", CASES)
@@ -113,4 +113,4 @@ def test_each_of_many_heads_has_its_accuracy(check_text: CheckText) -> None:
 
 def test_a_weight_of_too_many_numbers_is_an_error(check_text: CheckText) -> None:
     found = check_text(NET.replace("num_output: 50", "num_output: 11184811"))["blob-too-large"]
-    assert "learns a blob 11184811x192, of 2,147,483,712 numbers" in found.what
+    assert "learns a blob of shape 11184811x192, which has 2,147,483,712 numbers" in found.what

@@ -80,7 +80,7 @@ def test_means_of_other_channels_in_one_phase_are_one_finding(
 ) -> None:
     found = check_text(wrong)
     assert found.keys() == {"mean-values-misfit"}
-    assert f"mean_value in {phase}, but 3 in " in found["mean-values-misfit"].what
+    assert f"mean_value fields in {phase}, but 3 in " in found["mean-values-misfit"].what
 
 
 def test_every_rule_has_a_case() -> None:

@@ -158,8 +158,8 @@ def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: 
     [
         ("Relu", 'type: "ReLU"'),
         ("Convolutoin", 'type: "Convolution"'),
-        ("Clip", "it belongs to bvlc; build it from other layers for this Caffe"),
-        ("Zyzzyva", "a type that this Caffe has, or build Caffe with this layer"),
+        ("Clip", "only bvlc has it; replace it with other layers for this Caffe"),
+        ("Zyzzyva", "use a type that this Caffe has, or build Caffe with this layer"),
     ],
 )
 def test_an_unknown_type_gets_the_nearest_or_its_owner(type_: str, write: str, check_text: CheckText) -> None:
@@ -169,7 +169,7 @@ def test_an_unknown_type_gets_the_nearest_or_its_owner(type_: str, write: str, c
 def test_layers_of_one_unknown_type_are_told_once(check_text: CheckText) -> None:
     layers = "".join(f'layer {{ name: "{name}" type: "Relu" bottom: "a" top: "a" }}\n' for name in "pqrstu")
     found = check_text(INPUT + layers)["unknown-layer-type"]
-    assert found.what == "6 layers (p, q, r, s and 2 more) are of type Relu, which this Caffe does not know"
+    assert found.what == "6 layers (p, q, r, s and 2 more) have type Relu, which this Caffe does not have"
     assert dict(found.values) == {"layers": 6}
     nameless = "".join(f'layer {{ name: "{name}" bottom: "a" top: "a" }}\n' for name in "pq")
     assert check_text(INPUT + nameless)["unknown-layer-type"].what == "2 layers (p, q) have no type"
@@ -228,7 +228,7 @@ def test_fields_of_data_layers_without_effect_are_told(body: str, field: str, ch
     text = f'layer {{ name: "d" top: "d" include {{ phase: TRAIN }} {body} }}'.replace(
         "LMDB", "LMDB shuffle: true"
     )
-    assert check_text(text)["field-unread"].what.startswith(f"{field} of layer 'd' (Data) is never read: ")
+    assert check_text(text)["field-unread"].what.startswith(f"{field} in layer 'd' (Data) is never read: ")
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def test_fields_of_data_layers_without_effect_are_told(body: str, field: str, ch
 )
 def test_fields_of_losses_without_effect_are_told(param: str, field: str, check_text: CheckText) -> None:
     loss = TRAINED.replace('top: "loss"', f'top: "loss" loss_param {{ {param} }}')
-    assert check_text(loss)["field-unread"].what.startswith(f"loss_param.{field} of layer 'loss'")
+    assert check_text(loss)["field-unread"].what.startswith(f"loss_param.{field} in layer 'loss'")
     assert check_text(TRAINED.replace('top: "loss"', 'top: "loss" loss_param { normalize: true }')) == {}
 
 
 def test_layers_alike_are_one_finding(check_text: CheckText) -> None:
     found = check_text(TRAINED.replace('"xavier"', '"xavier" std: 0.1'))["field-unread"]
-    assert found.what.startswith("inner_product_param.weight_filler.std of 2 layers (f1, f2) is never read")
+    assert found.what.startswith("inner_product_param.weight_filler.std in 2 layers (f1, f2) is never read")
     assert found.values == {"layers": 2}
 
 
@@ -277,7 +277,7 @@ def test_an_engine_of_gpus_is_refused_by_a_build_for_cpus(check_text: CheckText)
     assert check_text(text)["engine-unknown"].where.startswith("net.prototxt:2:")
     assert check_text(text, dialect="bvlc") == {}
     assert check_text(CONV.replace("num_output", "engine: MKLDNN num_output")) == {}
-    assert "'FOO', the net's" in check_text(f'engine: "FOO"\n{CONV}')["engine-unknown"].what
+    assert "'FOO' of the net" in check_text(f'engine: "FOO"\n{CONV}')["engine-unknown"].what
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_command_in_a_loop_is_named_with_the_line_where_that_begins(tmp_path: 
     text = "\nfor p in 1 2; do\n  caffe train --solver=own/solver_$p.prototxt\ndone\n"
     (found,) = lint_both_ways(tmp_path, text)
     assert (found.id, found.where) == ("solver-untold", f"{tmp_path / 'run.sh'}:3")
-    assert found.what.startswith("in the loop or function of line 2, the solver of this command is unknown")
+    assert found.what.startswith("in the loop or function at line 2, the solver of this command is unknown")
 
 
 def test_a_phase_that_is_never_trained_is_said_and_its_weights_are_missed(tmp_path: Path) -> None:

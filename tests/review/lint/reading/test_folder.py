@@ -12,7 +12,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import Finding
-from caffe_recipes.review.lint.snapshot_rules import name_of, name_rank
+from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path, phase_order
 from tests.review.conftest import net_text, solver_text
 
 HALF = {
@@ -54,13 +54,13 @@ def lint_folder(tmp_path: Path) -> LintFolder:
     ],
 )
 def test_names_tell_an_order(names: list[str]) -> None:
-    ranks = [name_rank(name_of(f"{name}.prototxt")) for name in names]
+    ranks = [phase_order(phase_name_from_path(f"{name}.prototxt")) for name in names]
     assert None not in ranks
     assert ranks == sorted(set(ranks))  # type: ignore[type-var]
 
 
 def test_names_that_tell_nothing_have_no_rank() -> None:
-    assert [name_rank(name) for name in ("quick", "lenet", "adam", "x1y")] == [None] * 4
+    assert [phase_order(name) for name in ("quick", "lenet", "adam", "x1y")] == [None] * 4
 
 
 def test_solvers_are_a_chain_in_the_order_of_their_names(lint_folder: LintFolder) -> None:
@@ -168,5 +168,5 @@ def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> 
 
 
 def test_a_folder_without_prototxts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds no \.prototxt file; give a folder with"):
+    with pytest.raises(InputError, match=r"contains no \.prototxt file; give a folder with"):
         lint([str(tmp_path)], LintOptions())

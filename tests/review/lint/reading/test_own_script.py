@@ -75,7 +75,11 @@ def test_a_script_of_an_earlier_version_says_the_same(name: str, file: str) -> N
         ]
 
     assert told(old) == told(new)
-    assert (old.omp_num_threads, old.mlsl_cores, old.is_ours) == (new.omp_num_threads, new.mlsl_cores, True)
+    assert (old.omp_num_threads, old.mlsl_cores, old.is_generated) == (
+        new.omp_num_threads,
+        new.mlsl_cores,
+        True,
+    )
 
 
 def test_each_model_of_several_is_evaluated() -> None:

@@ -164,7 +164,11 @@ def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
 @pytest.mark.parametrize(
     ("accept", "said", "write"),
     [
-        ({"finding": "join-jmp"}, "'join-jmp' is accepted, but lint has no such rule", "finding: join-jump"),
+        (
+            {"finding": "join-jmp"},
+            "'join-jmp' is accepted, but lint has no rule with this id",
+            "finding: join-jump",
+        ),
         ({"finding": "xyzzy"}, "'xyzzy' is accepted", "an id from `caffe-recipes lint --rules`"),
         ({"finding": "join-jump", "phase": "cyc4"}, "in phase 'cyc4'", "phase: cyc"),
     ],

@@ -87,7 +87,7 @@ def test_the_variables_of_a_script_are_put_in() -> None:
 def test_a_script_without_commands_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("train it well\n")
-    with pytest.raises(InputError, match=r"notes.txt: holds no training command; give the script"):
+    with pytest.raises(InputError, match=r"notes.txt: contains no training command; give the script"):
         load_script(path, MOST_BYTES)
 
 

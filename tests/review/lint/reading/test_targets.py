@@ -47,7 +47,7 @@ def test_recipes_are_linted_one_after_the_other_and_files_after_them(
 )
 def test_options_of_files_are_refused_for_recipes(given: dict[str, object]) -> None:
     (name,) = given
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for files"):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} applies to files only"):
         lint(["digits-local"], LintOptions(**given))  # type: ignore[arg-type]
 
 

@@ -455,9 +455,9 @@ main() {
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||
-    say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
+    say "$TRAINER: not found from $PWD; the nodes may have it, but the evaluation needs it here"
   # Training needs it not: whoever puts it there within these hours gets an evaluation.
-  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
+  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the name of now
     trap "interrupted $signal" "$signal"

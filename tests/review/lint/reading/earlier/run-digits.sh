@@ -448,9 +448,9 @@ main() {
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||
-    say "$TRAINER: not found from $PWD; the nodes may have it, the evaluation needs it here"
+    say "$TRAINER: not found from $PWD; the nodes may have it, but the evaluation needs it here"
   # Training needs it not: whoever puts it there within these hours gets an evaluation.
-  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB to evaluate with yet; $LMDB_HINT"
+  [[ -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the name of now
     trap "interrupted $signal" "$signal"
@@ -458,7 +458,7 @@ main() {
   stage
   each_prototxt place_prototxt
   [[ -e hostfile ]] ||
-    { printf 'localhost\n' >hostfile && say "hostfile: there was none; localhost is written to it"; } ||
+    { printf 'localhost\n' >hostfile && say "hostfile: not found; created it with localhost"; } ||
     stop 3 "$PWD/hostfile: cannot be written; check the disk"
   chain train_phase
   evaluate_model
