@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXPORTS := MPLBACKEND=Agg
 RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digits-cyclic
+# Their files are not committed.
+OTHERS := tf-256n-8k-90ep tf-digits-local
 
 .PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate bench house pictures clean
 
@@ -43,7 +45,8 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/caffe-recipes generate --check $(RECIPES)
 	$(BIN)/caffe-recipes fmt --check prototxt
-	$(BIN)/caffe-recipes lint $(RECIPES)
+	$(BIN)/caffe-recipes lint $(RECIPES) tf-256n-8k-90ep
+	made=$$(mktemp -d) && trap 'rm -r "$$made"' EXIT && $(BIN)/caffe-recipes generate $(OTHERS) --out "$$made"
 
 ## proto: compile caffe.proto into the descriptor set and the type stub beside it
 proto: $(STAMP)

@@ -214,6 +214,8 @@ def _epochs(recipe: Recipe, phase: Phase) -> float:
 
 
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept", "solver", "phases")
+# What a difference may be of that is as in the source.
+_KEPT = ("net", "nets", "data")
 _TOO_FEW = "final-rate-high"
 
 
@@ -360,7 +362,9 @@ def _values(
     if recipe.tensorflow:
         changed["tensorflow"] = _tensorflow(recipe.tensorflow, name, phases) | _threads(recipe, cluster)
     kept = {key: value for key, value in (values | changed).items() if key not in _DROPPED}
-    return kept | ({"solver": solver} if solver else {}) | {"phases": own}
+    still = [one.model_dump() for one in recipe.differences if one.key.partition(".")[0] in _KEPT]
+    more = {"solver": solver, "phases": own, "differences": still}
+    return kept | {key: value for key, value in more.items() if value}
 
 
 def _tensorflow(run: HorovodRun, name: str, phases: Sequence[Settings]) -> dict[str, Any]:

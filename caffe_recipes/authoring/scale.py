@@ -22,6 +22,7 @@ from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
 from caffe_recipes.recipe.rules import decay_horizon
 from caffe_recipes.review.lint.solver_rules import is_jump
+from caffe_recipes.tensorflow.run import HorovodRun
 
 Settings = dict[str, Any]
 
@@ -105,6 +106,8 @@ def _end_at(settings: Settings, rate: float) -> None:
 
 
 _MOST_ITERATIONS = 2**31 - 1
+# Relative: a part of a step that an epoch lacks.
+_SAME = 0.01
 # Keys that describe the source's run only.
 _DROPPED = {"comment", "reported"}
 
@@ -134,16 +137,15 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
     longer keeps at least the rule's 5. The other phases share the epochs that remain; raises InputError if
     none do.
 
-    The phases of a TensorFlow run follow its source, section 7 b ii: the epochs of warm-up do not depend on
-    the batch, and the rate is proportional to it.
+    The phases of a TensorFlow run follow the arithmetic of its source instead.
     """
+    if recipe.tensorflow:
+        return _scale_of_source(recipe, recipe.tensorflow, batch, epochs)
     old, images = recipe.cluster.global_batch, recipe.data.train.images
     by_batch, by_rule = old / batch, rules.warmup_epochs(batch) / rules.warmup_epochs(old)
     rate = rules.peak_lr(batch) / rules.peak_lr(old)
     warmup = warmup_epochs(recipe)
-    if recipe.tensorflow:
-        by_rule, rate = 1.0, batch / old
-    elif warmup:
+    if warmup:
         by_rule = max(by_rule, min(rules.WARMUP_EPOCHS / warmup, 1.0))
     whole = model_epochs(recipe)
     own = sum(
@@ -159,6 +161,31 @@ def find_scale(recipe: Recipe, batch: int, epochs: float | None) -> Scale:
         what = f"{wanted:g} epochs are too few for {own * by_rule:.3g} epochs of warm-up"
         raise InputError("--epochs", what, f"use {scale.epochs_for(0)} or more")
     return scale
+
+
+def _scale_of_source(recipe: Recipe, run: HorovodRun, batch: int, epochs: float | None) -> Scale:
+    """Return how the phases of a TensorFlow run change by its source, section 7 b ii 1 to 5.
+
+    A batch has 1,280,000 / batch steps an epoch, in whole epochs of warm-up and in all, whose last part of a
+    step is left out; the rate is proportional to the batch.
+    """
+    old, before = recipe.cluster.global_batch, run.schedule
+    if batch == old and epochs is None:
+        return Scale(1.0, 1.0, 1.0)
+    warmup, whole = (_whole(run, steps * old) for steps in (before.warmup_steps, before.steps))
+    wanted = whole if epochs is None else epochs
+    rise, steps = (int(run.images_per_epoch * number / batch) for number in (warmup, wanted))
+    if not 0 < rise < steps:
+        what = f"{wanted:g} epochs are too few for {warmup:.3g} epochs of warm-up"
+        raise InputError("--epochs", what, f"use {math.floor(warmup) + 1} or more")
+    falling = before.steps - before.warmup_steps
+    return Scale(rise / before.warmup_steps, (steps - rise) / falling, batch / old)
+
+
+def _whole(run: HorovodRun, images: int) -> float:
+    """Return how many epochs images are as the source counts them: 4,680 steps of 24,576 are 90."""
+    number = images / run.images_per_epoch
+    return float(round(number)) if abs(number - round(number)) < _SAME * number else number
 
 
 def warmup_epochs(recipe: Recipe) -> float:

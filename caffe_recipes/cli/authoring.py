@@ -211,7 +211,7 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 @click.command(
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
-        "caffe-recipes rescale mine.yaml --batch 8192 --epochs 90 --smooth -o w.yaml",
+        "caffe-recipes rescale mine.yaml --batch 8192 --smooth --out wide.yaml",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
@@ -259,7 +259,11 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     says so.
     """
     target = replace(target, name=choose_name(target.name, out))
-    made = rescale_recipe(load_recipe(recipe_named(recipe)), target, out.parent if out else Path())
+    by_hand = (
+        "change `cluster` and tensorflow.schedule in a copy of its YAML: steps are epochs x images / batch"
+    )
+    source = load_recipe(recipe_named(recipe), by_hand)
+    made = rescale_recipe(source, target, out.parent if out else Path())
     output_recipe(made, out)
 
 

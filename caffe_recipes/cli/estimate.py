@@ -157,7 +157,7 @@ def estimate(
     kind = format_of(sweep.plot) if sweep.plot else ""
     if sweep.plot and not (sweep.sweeps or sweep.nodes):
         raise InputError("--plot", "needs a sweep to draw", "give --sweep or --nodes too")
-    recipe = load_recipe(recipe_named(name))
+    recipe = load_recipe(recipe_named(name), "start it, and see its images/s and the time left with `status`")
     shapes = sweep_shapes(shape_of(recipe), sweep.sweeps, nodes=sweep.nodes)
     estimates = estimate_shapes(recipe, shapes, speed.known(recipe), to_accuracy)
     if sweep.plot:

@@ -170,11 +170,14 @@ def _ancestors(by_pid: dict[int, RankProcess], pid: int) -> set[int]:
     return found
 
 
-_FAILED_HOST = re.compile(r"= +(?:RANK \d+ )?PID \d+ RUNNING AT (\S{1,253})")
+# MPICH's hydra names the host, and the process of its first rank; Intel's names the rank that ended.
+_FAILED_RANK = re.compile(r"= +(?:RANK (\d{1,7}) )?PID \d+ RUNNING AT (\S{1,253})")
 _EXIT_CODE = re.compile(r"= +EXIT CODE: (\d{1,5})\b.*")
 _INTEL_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+) \(signal (\d{1,3})\)")
-_SRUN = re.compile(r"srun: error: (\S{1,253}): tasks? [][\d,-]+: (.{1,100}?)(?: \(core dumped\))?")
+_SRUN = re.compile(
+    r"srun: error: (\S{1,253}): (?:task (\d{1,7})|tasks? [][\d,-]+): (.{1,100}?)(?: \(core dumped\))?"
+)
 _CANCELLED = re.compile(r"slurmstepd: error: \*\*\* .*CANCELLED AT .*")
 # What OpenSSH's client, and the remote shell, print if hydra's proxy cannot be started.
 _NOT_STARTED = re.compile(
@@ -203,12 +206,13 @@ class RankExitReader:
     >>> ends = RankExitReader()
     >>> ends.feed("srun: error: node2: task 3: Killed")
     >>> ends.cause
-    'node2: a rank was ended by signal 9 (killed; out of memory?)'
+    'node2: rank 3 was ended by signal 9 (killed; out of memory?)'
     """
 
     def __init__(self) -> None:
         """Start before the first line of output."""
         self._host = self._string = self._by_slurm = ""
+        self._rank: str | None = None
         self._code: int | None = None
         self._signal: int | None = None
         self._is_cancelled = False
@@ -220,8 +224,9 @@ class RankExitReader:
             self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
         if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
             return
-        if found := _FAILED_HOST.fullmatch(line):
-            self._host = self._host or found[1]
+        if found := _FAILED_RANK.fullmatch(line):
+            if not self._host:
+                self._rank, self._host = found.groups()
         elif found := _EXIT_CODE.fullmatch(line):
             self._code = int(found[1]) if self._code is None else self._code
         elif found := _INTEL_SIGNAL.fullmatch(line):
@@ -241,7 +246,8 @@ class RankExitReader:
             return self._by_slurm
         number = self._signal
         if number is None and self._string:
-            return f"{self._host}: a rank was ended by a signal (the launcher reported: {self._string})"
+            who = _name_rank(self._host, self._rank)
+            return f"{who} was ended by a signal (the launcher reported: {self._string})"
         if (
             number is None
             and self._code is not None
@@ -249,21 +255,25 @@ class RankExitReader:
             and self._code < 256
         ):
             number = self._code % 128
-        return _describe(self._host, number) if number is not None else ""
+        return _describe(self._host, self._rank, number) if number is not None else ""
 
-    def _read_srun(self, host: str, word: str) -> None:
+    def _read_srun(self, host: str, rank: str | None, word: str) -> None:
         if word == _OUT_OF_MEMORY:
-            cause = f"{host}: a rank was ended because memory ran out"
+            cause = f"{_name_rank(host, rank)} was ended because memory ran out"
         elif word in _SIGNAL_BY_TEXT:
-            cause = _describe(host, _SIGNAL_BY_TEXT[word])
+            cause = _describe(host, rank, _SIGNAL_BY_TEXT[word])
         else:
             return
         self._by_slurm = self._by_slurm or cause
 
 
-def _describe(host: str, number: int) -> str:
+def _name_rank(host: str, rank: str | None) -> str:
+    return f"{host}: a rank" if rank is None else f"{host}: rank {rank}"
+
+
+def _describe(host: str, rank: str | None, number: int) -> str:
     name = _SIGNAL_NAMES.get(number)
-    return f"{host}: a rank was ended by signal {number}" + (f" ({name})" if name else "")
+    return f"{_name_rank(host, rank)} was ended by signal {number}" + (f" ({name})" if name else "")
 
 
 def _pick_signal(code: int | None, combined: int) -> int | None:

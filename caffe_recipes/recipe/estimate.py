@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 
 from caffe_recipes.cluster.staging.plan import CopyRates, chain_s, copy_s
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.graph import find_evaluated, images_of
-from caffe_recipes.recipe.model import Recipe
+from caffe_recipes.recipe.graph import find_evaluated, images_of, total_images
+from caffe_recipes.recipe.model import AnyRecipe, Recipe, TensorFlowRecipe
 from caffe_recipes.recipe.pace import Pace, Shape, reported_pace, shape_of
 
 # Added to the computed time, since machines are not always as fast as in a paper.
@@ -56,9 +56,11 @@ class Duration:
 
 
 def estimate_duration(
-    recipe: Recipe, phase: str | None = None, rates: CopyRates | None = None
+    recipe: AnyRecipe, phase: str | None = None, rates: CopyRates | None = None
 ) -> Duration | None:
     """Return the time of the chain, or of one phase; None if the source does not report the speed.
+
+    For TFRecords, whose size a recipe does not say, no staging is counted.
 
     >>> from caffe_recipes.recipe.source import load_recipe
     >>> recipe = load_recipe("stampede2-64n-72ep")
@@ -66,7 +68,13 @@ def estimate_duration(
     (14693, 5606)
     """
     pace = reported_pace(recipe)
-    return duration_at(recipe, pace.images_per_s, phase, rates) if pace else None
+    if pace is None:
+        return None
+    if isinstance(recipe, TensorFlowRecipe):
+        images = (total_images(recipe), recipe.test_images * recipe.cluster.ranks)
+        training_s, evaluation_s = (number / pace.images_per_s for number in images)
+        return Duration(training_s, 0.0, evaluation_s, phases=1)
+    return duration_at(recipe, pace.images_per_s, phase, rates)
 
 
 def duration_at(
@@ -106,6 +114,8 @@ _FORWARD = 1 / 3
 # schedule from Figure 4".
 EPOCHS_TO_ACCURACY = {75.5: 48, 76.0: 64, 76.5: 78}
 _IMAGENET_IMAGES = 1_281_167
+# Section VI: "for batch sizes of up to 8K/12K".
+_TO_ACCURACY_IMAGES = 12 * 1024
 
 
 @dataclass(frozen=True)
@@ -287,6 +297,9 @@ def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[
     if to_accuracy is not None:
         takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
         yield f"{takes} by the paper (Figure 4's cycles and a collapse), not by the recipe's own phases"
+        if shape.global_batch > _TO_ACCURACY_IMAGES:
+            what = f"{shape.global_batch:,} images an iteration: it trained with 4,096"
+            yield f"{what}, and says that the same seems to hold up to 8K to 12K"
     if recipe.data.train.size_gb is None:
         yield "staging is not included: the recipe does not give the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]

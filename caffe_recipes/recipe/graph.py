@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from caffe_recipes.recipe.model import Phase, Recipe
+    from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 
 
 def epochs_of(iterations: int, global_batch: int, images: int) -> float:
@@ -35,8 +35,12 @@ def total_iterations(recipe: Recipe) -> int:
     return sum(phase.last_iter for phase in recipe.phases)
 
 
-def total_images(recipe: Recipe) -> int:
-    """Return the images that all phases train on."""
+def total_images(recipe: AnyRecipe) -> int:
+    """Return the images that all phases train on, or all steps of TensorFlow."""
+    from caffe_recipes.recipe.model import TensorFlowRecipe  # pydantic
+
+    if isinstance(recipe, TensorFlowRecipe):
+        return recipe.tensorflow.schedule.steps * recipe.cluster.global_batch
     return sum(images_of(recipe, phase) for phase in recipe.phases)
 
 

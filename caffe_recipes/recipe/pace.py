@@ -19,7 +19,7 @@ from typing import Literal
 from caffe_recipes.caffe.logs import Loss, Started, parse_line
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import images_per_iter, total_images
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 from caffe_recipes.wording import describe_count
 
 # The paper's epoch: Table VI's throughputs times its seconds are 1.28 million images, rounded.
@@ -268,7 +268,7 @@ def shape_of(recipe: Recipe) -> Shape:
     return Shape(cluster.nodes, cluster.ranks_per_node, cluster.batch_per_rank)
 
 
-def reported_pace(recipe: Recipe) -> Pace | None:
+def reported_pace(recipe: AnyRecipe) -> Pace | None:
     """Return the speed that the source reports: in total, else per node, else from its minutes; else None.
 
     >>> from caffe_recipes.recipe.source import load_recipe

@@ -30,9 +30,17 @@ _SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
-def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a recipe for Caffe, as `load_any_recipe` does; also raises RecipeError for a TensorFlow recipe."""
-    return _of_caffe(load_any_recipe(name_or_path), name_or_path)
+_TAKES_ANY = (
+    "give it to show, generate, tf log, preflight, stage, run, submit, status, attach, logs or cancel"
+)
+
+
+def load_recipe(name_or_path: str | Path, instead: str = _TAKES_ANY) -> Recipe:
+    """Read a recipe for Caffe, as `load_any_recipe` does.
+
+    RecipeError for one that TensorFlow trains, too, with what to do `instead`.
+    """
+    return _of_caffe(load_any_recipe(name_or_path), name_or_path, instead)
 
 
 def load_any_recipe(name_or_path: str | Path) -> AnyRecipe:
@@ -123,11 +131,11 @@ def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None
     return recipe
 
 
-def _of_caffe(recipe: AnyRecipe, given: str | Path) -> Recipe:
+def _of_caffe(recipe: AnyRecipe, given: str | Path, instead: str = _TAKES_ANY) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     what = "is trained by TensorFlow and has no phases, solvers, nets or LMDBs"
-    raise RecipeError(str(given), what, "use `show`, `generate` and `tf log` on it")
+    raise RecipeError(str(given), what, instead)
 
 
 def _find_model(source: YamlSource) -> type[Recipe] | type[TensorFlowRecipe]:

@@ -154,11 +154,15 @@ def _var(name: str) -> str:
     return f"\0{name}\0"
 
 
+# Flags that the source writes on the line of the flag before.
+_BESIDE = ("--num_inter_threads", "--kmp_blocktime")
+
+
 def _words(script: _Script) -> str:
-    """Return an argv as shell text: the program on the first line, then a line per flag."""
+    """Return an argv as shell text in the lines of the source: the program first, then the flags."""
     lines = [[*script.argv[: script.head]]]
     for word in script.argv[script.head :]:
-        if word.startswith("--"):
+        if word.startswith("--") and word not in _BESIDE:
             lines.append([])
         lines[-1].append(word)
     return " \\\n  ".join(" ".join(map(_quote, line)) for line in lines)
@@ -178,8 +182,8 @@ def _quote(word: str) -> str:
 
 
 def _render_rates(run: HorovodRun, header: str) -> str:
-    """Return the breakpoints as JSON, one per line; the header is the first key."""
+    """Return the breakpoints as JSON; the header is the first key."""
     points = [{"step": step, "learning_rate": rate} for step, rate in run.schedule.breakpoints]
-    lines = ",\n".join(f"    {json.dumps(point)}" for point in points)
-    head = f'  "generated": {json.dumps(header)},\n  "between": "linear"'
-    return f'{{\n{head},\n  "points": [\n{lines}\n  ]\n}}\n'
+    values = {"generated": header, "between": "linear", "points": points}
+    lines = ",\n ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    return f"{{{lines}}}\n"

@@ -19,7 +19,14 @@ from caffe_recipes.cluster.remote import program_text
 from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
-from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
+from caffe_recipes.recipe.model import (
+    TENSORFLOW,
+    AnyRecipe,
+    Phase,
+    Recipe,
+    TensorFlowRecipe,
+    train_by_tensorflow,
+)
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.headers import above_job, above_script, header_line, recipe_word
@@ -124,7 +131,7 @@ def templates() -> jinja2.Environment:
 _WARNING_S, _SHORTEST_WARNING_S = 600, 60
 # For jobs of unknown length; a short one must not get the signal right at its start.
 _UNKNOWN_WARNING_S = 120
-# The default time that `run` gives Caffe after SIGINT, for an iteration and its snapshot.
+# The default time that `run` gives a trainer after SIGINT, for an iteration and its snapshot.
 STOP_GRACE_S = 120
 
 
@@ -134,7 +141,7 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
     A TensorFlow recipe, which has a single step, has only the job for the whole chain.
     """
     if not isinstance(recipe, Recipe):
-        return {f"jobs/{recipe.name}/chain.sbatch": _render_job(recipe, "chain.sbatch", None)}
+        return {f"jobs/{recipe.name}/chain.sbatch": _render_job(recipe, "chain.sbatch", limit_s(recipe))}
     folder, limits = f"jobs/{recipe.name}", [limit_s(recipe, phase.name) for phase in recipe.phases]
     longest = None if None in limits else max(limit for limit in limits if limit is not None)
     jobs = {"chain.sbatch": limit_s(recipe), "phase.sbatch": longest}
@@ -145,13 +152,19 @@ def render_jobs(recipe: AnyRecipe) -> dict[str, str]:
     ]
     values = {"recipe": recipe, "header": header_line(recipe), "steps": steps}
     files[f"{folder}/submit.sh"] = templates().get_template("submit.sh.j2").render(values)
+    if recipe.tensorflow and recipe.tensorflow.data:
+        # TensorFlow's run is the same beside solvers of any dialect.
+        run = train_by_tensorflow(recipe.model_copy(update={"name": original_name(recipe)}))
+        files[f"{folder}/{TRAINING_JOB}"] = _render_job(recipe, TRAINING_JOB, limit_s(run), run)
     return files
+
+
+# The job of the TensorFlow run of a recipe for Caffe.
+TRAINING_JOB = "tf_train.sbatch"
 
 
 def limit_s(recipe: AnyRecipe, phase: str | None = None) -> int | None:
     """Return the time limit in seconds for the chain or a phase; None if its speed is unknown."""
-    if not isinstance(recipe, Recipe):
-        return None
     duration = estimate_duration(recipe, phase)
     return duration.limit_s if duration else None
 
@@ -160,25 +173,30 @@ def _render_time(limit: float | None) -> str | None:
     return None if limit is None else render_limit(limit)
 
 
-def _render_job(recipe: AnyRecipe, file: str, limit: float | None) -> str:
+def _render_job(
+    recipe: AnyRecipe, file: str, limit: float | None, run: TensorFlowRecipe | None = None
+) -> str:
+    """Render one job of a recipe, or of the TensorFlow run that it has beside its phases."""
     warning_s = find_warning_s(limit)
-    name = original_name(recipe)
+    name, trained = original_name(recipe), run or recipe
+    translated = "" if name == recipe.name else f" --dialect {shlex.quote(recipe.dialect)}"
     values: dict[str, Any] = {
-        "recipe": recipe,
-        "cluster": recipe.cluster,
+        "recipe": trained,
+        "folder": recipe.name,
+        "cluster": trained.cluster,
         "header": header_line(recipe),
         "derived": above_job(recipe),
         "file": file,
         "of_phase": file == "phase.sbatch",
         "phases": ", ".join(phase.name for phase in recipe.phases) if isinstance(recipe, Recipe) else "",
         # The path of TFRecords is in the recipe, or in an option of `run`.
-        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) else None,
+        "source": recipe.data.train.source or "" if isinstance(recipe, Recipe) and not run else None,
         "time_limit": _render_time(limit),
         "warning_s": warning_s,
         "stop_grace_s": warning_s // 2 if warning_s // 2 < STOP_GRACE_S else None,
         "given": recipe_word(recipe),
         "is_shipped": name in shipped_recipes(),
-        "options": "" if name == recipe.name else f" --dialect {shlex.quote(recipe.dialect)}",
+        "options": f" --trainer {TENSORFLOW}" if run else translated,
     }
     return templates().get_template("job.sbatch.j2").render(values)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,15 +15,13 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
-from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, stat_source
 from caffe_recipes.cluster.staging.plan import CopyRates, How, clean_node
-from caffe_recipes.cluster.staging.relay import DATA, digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
+from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.sets import FileSet, clean_set, stage_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
-from caffe_recipes.data.tfrecords import load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
-from caffe_recipes.recipe.model import AnyRecipe, Cluster, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.run.context import (
     Connect,
@@ -39,8 +36,7 @@ from caffe_recipes.run.context import (
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.tensorflow.records import deal_files
-from caffe_recipes.tensorflow.run import Records
+from caffe_recipes.run.records import find_record_sets
 
 Say = Callable[[str], None]
 CleanHost = Callable[[Host, str], tuple[str, str]]
@@ -105,91 +101,6 @@ def stage_sets(
             before = found.get(each.host, each)
             found[each.host] = max(before, each, key=lambda one: _OUTCOMES.index(one.outcome))
     return tuple(found[host.name] for host in hosts if host.name in found)
-
-
-def find_record_sets(
-    recipe: AnyRecipe,
-    root: Path,
-    names: Sequence[str],
-    *,
-    source: Path | None = None,
-    is_whole: bool = False,
-) -> list[FileSet]:
-    """Return the files of a recipe's TFRecords that each host needs; `names` are in the order of the ranks.
-
-    Each host needs the training records that its ranks read, and the first host all validation records. With
-    `is_whole` all hosts, spares included, get everything. Raises InputError if there is no source to stage
-    from, and DataError if the records are not those of the recipe.
-    """
-    run = recipe.tensorflow
-    data = run.data if run else None
-    if run is None or data is None or not (source or data.train.source):
-        hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
-        raise InputError(recipe.name, "names no folder to stage TFRecords from", hint)
-    folder = root / (source or data.train.source or "")
-    train = _load_records(data.train, folder)
-    groups = int(run.flags.get("file_groups", 1))
-    wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
-    sets = [FileSet(str(root / data.train.folder), folder, wanted)]
-    if data.validation.source:
-        folder = root / data.validation.source
-        validation = _load_records(data.validation, folder)
-        wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
-        sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
-    return sets
-
-
-def _deal(
-    records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
-) -> dict[str, Sequence[SetFile]]:
-    """Return the files that the ranks of each host read with this --file_groups; spares get none."""
-    ranks = cluster.nodes * cluster.ranks_per_node
-    dealt: dict[str, Sequence[SetFile]] = {}
-    for node, name in enumerate(names[: cluster.nodes]):
-        first = node * cluster.ranks_per_node
-        read = {rank * groups // ranks for rank in range(first, first + cluster.ranks_per_node)}
-        files = [
-            file for group in sorted(read) for file in deal_files(records.files, groups, group, records.seed)
-        ]
-        dealt[name] = [*files, records.manifest]
-    return dealt
-
-
-@dataclass(frozen=True)
-class _RecordFiles:
-    """The files of a folder of TFRecords, their manifest, and the seed that deals them to the ranks."""
-
-    files: Sequence[SetFile]
-    manifest: SetFile
-    seed: int
-
-    @property
-    def all(self) -> Sequence[SetFile]:
-        return [*self.files, self.manifest]
-
-
-def _load_records(records: Records, source: Path) -> _RecordFiles:
-    """Return the files of a folder of TFRecords. Raises DataError unless they are complete and the recipe's.
-
-    Digests come from the manifest; if it is too old to have any, the files are hashed once.
-    """
-    path, made = records_manifest_path(source), load_record_set(source)
-    if made is None:
-        raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
-    if (made.records, made.shards) != (records.images, records.files):
-        what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
-        raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
-    files = []
-    for number, name in enumerate(made.counts()):
-        seen = stat_source(source / name)
-        size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
-        if seen.size_bytes != size:
-            what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
-            raise DataError(seen.data, what, "copy the records again, or make them again")
-        digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
-        files.append(SetFile(name, seen.data, size, digest))
-    manifest = SetFile(".manifest.json", path, path.stat().st_size, digest_of(path))
-    return _RecordFiles(files, manifest, made.seed)
 
 
 def find_staging_env(profile: Profile, how: How | None) -> StagingEnv:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -52,20 +53,38 @@ _MODEL, _STATE = ".data-00000-of-00001", ".index"
 _STATE_NAME = re.compile(r".*/model\.ckpt-([0-9]{1,10})\.index", re.DOTALL)
 _CHECKPOINT_NAME = re.compile(r"model\.ckpt-([0-9]{1,10})\..+")
 _RATES = "tf_rates.py"
+_STARTED = ("resnet_main.py", "resnet_eval.py")
+_FLAG = re.compile(r"(.+\.py): (.*flag.*)", re.IGNORECASE)
 _HINT = "resume from another checkpoint, or start over with --new"
 # Run by each rank: prints its number and the number of ranks.
 _PRINT_RANK = (
     "import horovod.tensorflow as hvd; hvd.init(); "
     "print(f'caffe-recipes: rank {hvd.rank()} of {hvd.size()}', flush=True); hvd.shutdown()"
 )
-# Run on each host: prints the versions of its libraries.
-_LIBRARIES = """\
+# Run on each host: loads each program, has it read its flags, and prints the versions of the libraries.
+_TRIAL = """\
+import json, os, runpy, sys
 import horovod
 import horovod.tensorflow as hvd
 import tensorflow
+from absl import flags
 
 if not hvd.mpi_built():
     raise SystemExit("Horovod was built without MPI; build it with HOROVOD_WITH_MPI=1")
+known = set(flags.FLAGS)
+for words in json.loads(sys.argv[1]):
+    if os.fork():  # both programs have flags of the same names
+        if os.wait()[1]:
+            raise SystemExit(1)
+        continue
+    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+    runpy.run_path(words[0], run_name="trial")
+    if set(flags.FLAGS) - known:  # a program may read its flags in another way
+        try:
+            flags.FLAGS(words)
+        except flags.Error as error:
+            raise SystemExit(f"{words[0]}: {error}".splitlines()[0])
+    os._exit(0)
 print(f"caffe-recipes: TensorFlow {tensorflow.__version__}, Horovod {horovod.__version__}")
 """
 
@@ -94,6 +113,10 @@ class TensorFlow:
         """
         if profile.container is not None:
             return profile.python or "python3"
+        for folder in _own_programs():
+            for name in _STARTED:
+                if not Path(folder, name).is_file():
+                    raise InputError(Path(folder, name), "no such program", "correct or unset RESNET_DIR")
         if profile.python is not None:
             found = shutil.which(profile.python, path=path)
             if found is None:
@@ -129,6 +152,8 @@ class TensorFlow:
             data_dir=data.train.folder,
             model_dir=f"{folder}/model",
         )
+        if "file_groups" not in run.flags and self.file_groups > 1:
+            argv = (*argv, f"--file_groups={self.file_groups}")
         name = f"model.ckpt-{last}"
         every = run.flags.get("save_checkpoints_steps")
         every_iter = every if isinstance(every, int) else last
@@ -149,6 +174,17 @@ class TensorFlow:
             reported=self.recipe.reported,
         )
         return (step,)
+
+    @property
+    def file_groups(self) -> int:
+        """To how many groups of ranks the training files are dealt: by default each node gets its own.
+
+        Not by default where the images of a step must not depend on the nodes, where there are too few files,
+        and for programs of somebody's own, which may not know the flag.
+        """
+        run, nodes = self.recipe.tensorflow, self.recipe.cluster.nodes
+        is_shared = run.flags.get("deterministic") or run.data.train.files < nodes or _own_programs()
+        return int(run.flags.get("file_groups", 1 if is_shared else nodes))
 
     def testings(self, folder: str) -> tuple[Testing, ...]:
         """Return the evaluation of the fetched checkpoint."""
@@ -338,8 +374,15 @@ class TensorFlow:
         verify_digest(root / checkpoint.model, checkpoint.model_sha256, what, _HINT)
 
     def trial(self) -> Trial:
-        """Return a trial that imports TensorFlow and Horovod."""
-        return Trial({"libraries.py": _LIBRARIES}, {"an import": ("libraries.py",)}, "imports both libraries")
+        """Return a trial that imports TensorFlow and Horovod, and has each program read its flags."""
+        given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
+        ours = {} if _own_programs() else dict(_program_texts())
+        tried = [
+            [name if ours else words[0], *words[1:]] for name, words in zip(_STARTED, given, strict=True)
+        ]
+        all_well = "imports both libraries, and the programs know their flags"
+        attempts = {"the programs": ("trial.py", json.dumps(tried))}
+        return Trial({"trial.py": _TRIAL, **ours}, attempts, all_well)
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
         """Return what went wrong in an attempt of the trial, with its last line; None if nothing did."""
@@ -349,6 +392,8 @@ class TensorFlow:
         if attempt.code in (124, 137):
             return f"does not import TensorFlow and Horovod within {limit_s:.0f} s"
         last = lines[-1][:200] if lines else f"returned {attempt.code}"
+        if (known := _FLAG.match(last)) is not None:
+            return f"cannot start {known[1]}: {known[2]}; correct tensorflow.flags, or RESNET_DIR"
         return f"does not import TensorFlow and Horovod: {last}"
 
     def world_arguments(self) -> tuple[str, ...]:
@@ -383,6 +428,7 @@ class ProgramLog(LogSummary):
         "checkpoint listeners",
         "Finished training",
         "resnet_",
+        "FATAL ",
     )
 
     def feed(self, line: str, year: int = 2000) -> Entry | None:
@@ -408,7 +454,8 @@ class ProgramLog(LogSummary):
 
 
 _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
-_COMPLAINT = re.compile(r"resnet_\w+\.py: (.+)")
+# `resnet_main.py: ...` is ours, `FATAL ...` of absl, which reads the flags.
+_COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
 _NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
 
 

@@ -3,7 +3,6 @@
 # Test the model on one node: 250 batches of 200, 50,000 images.
 #
 # Usage: RESNET_DIR=DIR VALIDATION_DIR=DIR MODEL_DIR=DIR jobs/tf-256n-90ep/tf_evaluate.sh
-#
 #   RESNET_DIR      tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu
 #   VALIDATION_DIR  validation TFRecords
 #   MODEL_DIR       parent folder of models; this run uses model_batch_24k_90ep
@@ -11,20 +10,13 @@
 # `caffe-recipes tf log FILE` reads its output.
 
 set -euo pipefail
-unset CDPATH
-
 for name in RESNET_DIR VALIDATION_DIR MODEL_DIR; do
-  if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_evaluate.sh\n' "$name" >&2
-    exit 2
-  fi
+  [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_evaluate.sh\n' "$name" >&2; exit 2; }
 done
 
 OMP_NUM_THREADS=46 exec python "$RESNET_DIR"/resnet_eval.py \
   --eval_batch_size 200 \
-  --num_intra_threads 46 \
-  --num_inter_threads 2 \
+  --num_intra_threads 46 --num_inter_threads 2 \
   --data_dir="$VALIDATION_DIR" \
   --model_dir="$MODEL_DIR"/model_batch_24k_90ep \
-  --use_tpu=False \
-  --kmp_blocktime 1
+  --use_tpu=False --kmp_blocktime 1

@@ -3,7 +3,6 @@
 # Write TFRecords from ImageNet's raw images.
 #
 # Usage: IMAGENET_TO_GCS=FILE RAW_IMAGE_DIR=DIR TF_RECORDS_DIR=DIR jobs/tf-256n-90ep/tf_prepare.sh
-#
 #   IMAGENET_TO_GCS  path of imagenet_to_gcs.py, from the same source as resnet_main.py
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
@@ -13,13 +12,8 @@
 # tfrecords` writes such files from an LMDB.
 
 set -euo pipefail
-unset CDPATH
-
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do
-  if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2
-    exit 2
-  fi
+  [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_prepare.sh\n' "$name" >&2; exit 2; }
 done
 
 exec python "$IMAGENET_TO_GCS" \

@@ -3,7 +3,6 @@
 # Train on 512 workers, 24,576 images per step.
 #
 # Usage: RESNET_DIR=DIR TRAIN_DIR=DIR MODEL_DIR=DIR jobs/tf-256n-90ep/tf_train.sh
-#
 #   RESNET_DIR  tensorflow_programs of caffe-recipes, or models/official/resnet of a modified tensorflow/tpu
 #   TRAIN_DIR   training TFRecords on a local disk of every node
 #   MODEL_DIR   parent folder of models; this run uses model_batch_24k_90ep
@@ -13,27 +12,20 @@
 # and OpenMP (KMP_*, OMP_*) by its flags: 2 operations at a time, 22 threads in each.
 
 set -euo pipefail
-unset CDPATH
-
 for name in RESNET_DIR TRAIN_DIR MODEL_DIR; do
-  if [[ -z ${!name-} ]]; then
-    printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_train.sh\n' "$name" >&2
-    exit 2
-  fi
+  [[ -n ${!name-} ]] || { printf 'tf-256n-90ep: %s is not set; see the comment at the top of tf_train.sh\n' "$name" >&2; exit 2; }
 done
 [[ -f "$RESNET_DIR"/resnet_main.py ]] ||
   { printf 'tf-256n-90ep: %s not found; check RESNET_DIR\n' "$RESNET_DIR"/resnet_main.py >&2; exit 2; }
 
 # So that resnet_main.py finds the schedule, tf_rates.py, beside this script on every node.
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(unset CDPATH && cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
 
 exec mpirun -np 512 -ppn 2 python "$RESNET_DIR"/resnet_main.py \
   --train_batch_size 24576 \
   --train_steps 4680 \
-  --num_intra_threads 22 \
-  --num_inter_threads 2 \
+  --num_intra_threads 22 --num_inter_threads 2 \
   --data_dir="$TRAIN_DIR" \
   --model_dir "$MODEL_DIR"/model_batch_24k_90ep \
-  --use_tpu=False \
-  --kmp_blocktime 1
+  --use_tpu=False --kmp_blocktime 1

@@ -18,9 +18,11 @@ from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe, parse_any_recipe
+from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
 from caffe_recipes.run.context import StageOptions
-from caffe_recipes.run.staging import clean_recipe, find_record_sets, stage_recipe
+from caffe_recipes.run.records import find_record_sets
+from caffe_recipes.run.staging import clean_recipe, stage_recipe
+from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.tensorflow.records import deal_files
 
 SHIPPED = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
@@ -91,8 +93,24 @@ def test_a_host_gets_the_files_that_its_ranks_read_and_the_manifest(site: Site) 
     assert sorted(name for names in each_rank.values() for name in names[:-1]) == ALL[:-1]
 
 
-def test_without_groups_every_rank_may_read_every_file(site: Site) -> None:
+def test_by_default_each_host_gets_the_files_of_its_own_ranks_which_are_told_so(site: Site) -> None:
+    assert site.names_for(NAMES) == site.names_for(NAMES, file_groups=NODES) != dict.fromkeys(NAMES, ALL)
+    (step,) = find_trainer(site.recipe()).steps("runs/tf-1")
+    assert step.arguments[-1] == f"--file_groups={NODES}"
+
+
+@pytest.mark.parametrize("flags", [{"file_groups": 1}, {"deterministic": True}])
+def test_every_host_gets_every_file_where_every_rank_may_read_it(site: Site, flags: dict[str, Any]) -> None:
+    assert site.names_for(NAMES, **flags) == dict.fromkeys(NAMES, ALL)
+    (step,) = find_trainer(site.recipe(**flags)).steps("runs/tf-1")
+    assert f"--file_groups={NODES}" not in step.arguments
+
+
+def test_somebody_s_own_programs_may_not_know_groups(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESNET_DIR", "theirs")
     assert site.names_for(NAMES) == dict.fromkeys(NAMES, ALL)
+    (step,) = find_trainer(site.recipe()).steps("runs/tf-1")
+    assert not [word for word in step.arguments if "file_groups" in word]
 
 
 def test_a_spare_gets_nothing_until_it_takes_the_place_of_a_host_whose_files_it_then_gets(site: Site) -> None:
@@ -142,6 +160,9 @@ def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(si
     known = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(known | {"records": 37}))
     assert refuse().startswith(f"{manifest}: 37 images in 12 files; the recipe says 36 in 12; ")
+    manifest.write_text(json.dumps(known | {"classes": [f"n{number:08d}" for number in range(12)]}))
+    last.write_bytes(bytes(21))
+    assert refuse().startswith(f"{manifest}: records of 12 classes; the recipe says 10; correct tensorflow.")
     manifest.unlink()
     assert refuse().startswith(f"{manifest}: no such file; make the records, or name their folder")
 
@@ -150,7 +171,7 @@ def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) 
     with pytest.raises(
         InputError, match=r"names no folder to stage TFRecords from; write it as tensorflow\.data"
     ):
-        find_record_sets(load_recipe("digits-local"), site.root, NAMES)
+        find_record_sets(load_tensorflow_run("tf-256n-90ep"), site.root, NAMES)
 
 
 def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(

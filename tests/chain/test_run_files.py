@@ -12,7 +12,16 @@ import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed, InputError
-from caffe_recipes.run.monitor.files import FilePiece, HostFiles, LocalFiles, Process, ReadRequest, RunFiles
+from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.run.monitor.files import (
+    FilePiece,
+    HostFiles,
+    LocalFiles,
+    Process,
+    ReadRequest,
+    RunFiles,
+    name_recipe,
+)
 from tests.stand_in_host import StandInHost, answer_call
 
 HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
@@ -128,3 +137,11 @@ def test_what_is_no_answer_is_told_with_the_host(records: list[str]) -> None:
     host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"standin: cannot parse the answer to `look`: .*; check that"):
         HostFiles(host).read([ReadRequest("/x")])
+
+
+def test_a_file_names_the_recipe_in_it_whichever_program_trains_it(tmp_path: Path) -> None:
+    shipped = shipped_recipes()
+    for name in ("digits-local", "tf-digits-local"):
+        (tmp_path / "mine.yaml").write_text(shipped[name].file.read_text("utf-8"))
+        assert name_recipe(str(tmp_path / "mine.yaml")) == name
+    assert name_recipe("any-run-3") == "any-run-3"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from caffe_recipes.cluster.hostfile import SLURM_VARIABLES
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
-from caffe_recipes.errors import InputError, RecipeError, WeightsError
+from caffe_recipes.errors import ClusterError, InputError, RecipeError, WeightsError
 from caffe_recipes.recipe.source import load_recipe, load_tensorflow_run
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.events import RunState
@@ -202,6 +204,69 @@ def test_a_host_without_the_libraries_is_said_in_one_line(attempt: Attempt, said
     assert found is None if said is None else said in (found or "")
 
 
+# What the trial asks of the libraries, with flags as absl reads them.
+LIBRARIES = {
+    "horovod/__init__.py": "__version__ = '0.28.1'",
+    "horovod/tensorflow.py": "def mpi_built():\n    return True",
+    "tensorflow.py": "__version__ = '2.12.1'",
+    "absl/__init__.py": "",
+    "absl/flags.py": """
+class Error(Exception): pass
+class Flags(dict):
+    def __call__(self, words):
+        for name in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+            if name not in self: raise Error(f"Unknown command line flag '{name}'")
+FLAGS = Flags()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("defines", "found"),
+    [
+        ("flags.FLAGS.update(dict.fromkeys(KNOWN))", None),
+        (
+            "flags.FLAGS.update(dict.fromkeys(KNOWN - {'deterministic'}))",
+            "resnet_main.py: Unknown command line flag 'deterministic'; correct tensorflow.flags, or",
+        ),
+        ("pass  # its flags are argparse's", None),
+        ("import contrib", "does not import TensorFlow and Horovod: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_program_that_lacks_a_flag_is_named_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defines: str, found: str | None
+) -> None:
+    given = (*PLAN.trainings[0].arguments, *PLAN.testings[0].arguments)
+    known = {word[2:].partition("=")[0] for word in given if word.startswith("--")}
+    for path, text in LIBRARIES.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    for name in ("resnet_main.py", "resnet_eval.py"):
+        (tmp_path / name).write_text(f"from absl import flags\nKNOWN = {known}\n{defines}\n")
+    monkeypatch.setenv("RESNET_DIR", str(tmp_path))
+    trial = DIGITS.trial()
+    (tmp_path / "trial.py").write_text(trial.files["trial.py"])
+    argv = [sys.executable, *trial.attempts["the programs"]]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    said = DIGITS.judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
+    assert said is None if found is None else found in (said or "")
+
+
+def test_programs_that_are_not_there_are_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESNET_DIR", str(tmp_path))
+    (tmp_path / "resnet_main.py").touch()
+    with pytest.raises(InputError, match=r"resnet_eval.py: no such program; correct or unset RESNET_DIR"):
+        DIGITS.find_program(tmp_path, "", load_profile("mpich"))
+
+
+def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
+    log = DIGITS.new_log_summary()
+    log.feed("[1] FATAL Flags parsing error: Unknown command line flag 'nonsense'\n")
+    assert log.fatal == "Flags parsing error: Unknown command line flag 'nonsense'"
+
+
 @pytest.mark.parametrize(
     ("says", "found"),
     [
@@ -225,6 +290,22 @@ def test_ranks_that_do_not_see_each_other_are_found_before_training(
     (row,) = check_ranks(look_at_nodes(setting, PLAN, RunState()))
     assert found in row.message
     assert (row.error is None) == (says == "rank $PMI_RANK of 2")
+
+
+def test_what_a_rank_raises_is_shown_with_the_command_that_it_failed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in SLURM_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    python = tmp_path / "python"
+    raised = "Traceback (most recent call last):\\n  File\\nOSError: no libmpi\\n"
+    python.write_text(f"#!/bin/sh\nprintf '{raised}' >&2; sleep 0.3; exit 1\n")
+    python.chmod(0o755)
+    (tmp_path / "mine.yaml").write_text(f"{{name: mine, title: mine, python: {python}}}")
+    options = RunOptions(root=tmp_path, profile=str(tmp_path / "mine.yaml"))
+    setting = find_setting(DIGITS.recipe, options, lambda name, copy_with: LocalHost(name))
+    with pytest.raises(ClusterError, match=r"fails on a rank: OSError: no libmpi; try `.*import horovod"):
+        check_ranks(look_at_nodes(setting, PLAN, RunState()))
 
 
 def test_the_python_is_the_profile_s_or_that_of_its_own_environment(

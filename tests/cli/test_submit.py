@@ -62,6 +62,16 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
     assert sorted(root.rglob("*")) == before
 
 
+def test_the_tensorflow_run_of_a_recipe_is_submitted_by_its_own_job_with_its_own_time(root: Path) -> None:
+    write_files(generate(load_recipe("tf-256n-90ep")), root)
+    done = call(root, "tf-256n-90ep", "--trainer", "tensorflow", "--caffe-root", ".", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    (words,) = commands(done.stdout)
+    assert "--time=03:00:00" in words
+    assert "jobs/tf-256n-90ep/tf_train.sbatch" in words
+    assert "3 h 00 min at most, 768.0 node-hours; estimated from the recipe's images/s" in done.stdout
+
+
 def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> None:
     (root / "site.yaml").write_text("name: site\ntitle: A site\ncaffe_root: /of/the/cluster\n")
     done = call(root, "small.yaml", "--dry-run", "--profile", "site.yaml")

@@ -65,21 +65,22 @@ def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "attribute", "words"),
+    ("command", "attribute", "words", "instead"),
     [
-        ("lint", "lint", ["tf-digits-local"]),
-        ("estimate", "estimate", ["tf-digits-local"]),
-        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"]),
-        ("summary", "summary", ["tf-digits-local"]),
-        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"]),
-        ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"]),
+        ("lint", "lint", ["tf-digits-local"], "give it to show"),
+        ("estimate", "estimate", ["tf-digits-local"], "start it, and see its images/s"),
+        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"], "give it to show"),
+        ("summary", "summary", ["tf-digits-local"], "give it to show"),
+        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"], "give it to show"),
+        ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"], "change `cluster` and tensorflow"),
     ],
 )
 def test_what_needs_solvers_or_nets_refuses_a_recipe_of_tensorflow(
-    command: str, attribute: str, words: list[str]
+    command: str, attribute: str, words: list[str], instead: str
 ) -> None:
     module = import_module(f"caffe_recipes.cli.{command}")
-    with pytest.raises(RecipeError, match="tf-digits-local: is trained by TensorFlow and has no phases"):
+    what = "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; "
+    with pytest.raises(RecipeError, match=what + instead):
         CliRunner().invoke(getattr(module, attribute), words, catch_exceptions=False)
 
 

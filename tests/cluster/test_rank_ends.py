@@ -7,6 +7,7 @@ import pytest
 from caffe_recipes.cluster.ranks import RankExitReader
 
 KILLED = "node2: a rank was ended by signal 9 (killed; out of memory?)"
+KILLED_3 = KILLED.replace("a rank", "rank 3")
 AT = "=   PID 3556 RUNNING AT node2"
 
 
@@ -32,12 +33,18 @@ def hydra(code: int, string: str = "") -> list[str]:
         (hydra(6, "Terminated (signal 15)"), "signal 6 (aborted)"),
         (hydra(9, "Segmentation fault (signal 11)"), "signal 11 (segmentation fault)"),
         (hydra(9, "Terminated (signal 15)"), "by a signal (the launcher reported: Terminated)"),
-        (["=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)"], KILLED),
     ],
 )
 def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
     assert said(*lines).startswith("node2: a rank was ended by ")
     assert said(*lines).endswith(what)
+
+
+def test_intel_s_hydra_names_the_rank_too() -> None:
+    lines = ("=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)")
+    assert said(*lines) == KILLED_3
+    again = ("=   RANK 5 PID 13 RUNNING AT node4", "=   KILLED BY SIGNAL: 15 (Terminated)")
+    assert said(*lines, *again) == KILLED_3
 
 
 @pytest.mark.parametrize("code", [1, 255, 256, 0])
@@ -50,11 +57,12 @@ def test_the_first_host_that_is_named_is_the_cause() -> None:
 
 
 def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
-    assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED
+    assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED_3
+    assert said("srun: error: node2: tasks 2-3: Killed") == KILLED
     oom = "srun: error: node2: tasks 2-3: Out Of Memory"
     assert said(oom) == "node2: a rank was ended because memory ran out"
     crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
-    assert said(crash) == "node2: a rank was ended by signal 11 (segmentation fault)"
+    assert said(crash) == "node2: rank 3 was ended by signal 11 (segmentation fault)"
     assert said("srun: error: node2: task 3: Exited with exit code 1") == ""
 
 

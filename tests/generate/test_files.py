@@ -36,7 +36,9 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
     solvers = {f"prototxt/{name}/solver_{phase.name}.prototxt" for phase in recipe.phases}
     nets = {net_file(recipe, net) for net in recipe.nets}
     scripts = {f"jobs/{name}/{file}" for file in ("run.sh", "chain.sbatch", "phase.sbatch", "submit.sh")}
-    scripts |= set(render_horovod(recipe)) | set(library())
+    if recipe.tensorflow:
+        scripts |= {f"jobs/{name}/tf_train.sbatch"} | set(render_horovod(recipe))
+    scripts |= set(library())
     assert set(cr.generate(recipe)) == solvers | nets | scripts
 
 

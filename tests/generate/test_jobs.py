@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.render.scripts import render_jobs
 from tests.generate.test_scripts import HOSTILE, SHIPPED, check_bash, hostile_recipe, stopped_recipe
 
@@ -26,9 +26,10 @@ RECIPES = {
 def directives(text: str) -> dict[str, str]:
     """Return what sbatch reads: its lines up to the first that is no comment."""
     head = text.partition("\n\n")[0]
-    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", head, re.MULTILINE)
-    assert text.count("\n#SBATCH") == len(found)
-    return dict(found)
+    lines = re.findall(r"^#SBATCH (.*)$", head, re.MULTILINE)
+    assert text.count("\n#SBATCH") == len(lines)
+    words = [word.removeprefix("--").partition("=") for line in lines for word in line.split()]
+    return {name: value for name, _, value in words}
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -71,6 +72,25 @@ def test_the_chain_asks_for_the_recipe_s_machine_and_its_time() -> None:
         "output": "%x-%j.out",
     }
     assert "STOP_GRACE_S" not in text
+
+
+def test_a_tensorflow_run_beside_phases_has_a_job_of_its_own_and_the_time_of_its_own_speed() -> None:
+    recipe = load_recipe("tf-256n-90ep")
+    text = render_jobs(recipe)["jobs/tf-256n-90ep/tf_train.sbatch"]
+    found = directives(text)
+    assert found["job-name"] == "tf-256n-90ep-tensorflow"
+    # 4,680 steps of 24,576 images and 50,000 tested by one of 512 ranks, at 16,400 images/s; a fifth more.
+    assert found["time"] == "03:00:00"
+    assert 1.2 * (4680 * 24_576 + 50_000 * 512) / 16_400 + 420 < 3 * 3600
+    assert 'run "$recipe" --trainer tensorflow' in text
+    assert "LMDB" not in text
+    assert "Caffe " not in text
+
+
+def test_no_job_of_a_recipe_that_tensorflow_trains_speaks_of_caffe() -> None:
+    (text,) = render_jobs(load_any_recipe("tf-digits-local")).values()
+    assert not re.search(r"\bCaffe\b", text)
+    assert "for the trainer to exit" in text
 
 
 def test_without_a_known_speed_the_partition_s_time_holds() -> None:

@@ -330,7 +330,7 @@ def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own:
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
     recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
-    with pytest.raises(InputError, match="4,096 images per rank need a blob of more than"):
+    with pytest.raises(InputError, match="4,096 images per rank need a blob in the ResNet of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
 
@@ -340,9 +340,11 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     run, old = made.recipe.tensorflow, source.tensorflow
     assert run and old
     # 7 b ii: 5 epochs of warm-up, 90 of all, 0.1 for each 256 images, and half of that.
-    steps = run.images_per_epoch / 8192
-    assert run.schedule.warmup_steps == pytest.approx(5 * steps, rel=0.005)
-    assert run.schedule.steps == pytest.approx(90 * steps, rel=0.005)
+    # 1,280,000 / 8,192 = 156.25 steps an epoch; parts of a step are left out.
+    assert (run.schedule.warmup_steps, run.schedule.steps) == (781, 14_062)
+    alone = rescale(source, RescaleTarget(batch=8192)).recipe.tensorflow
+    assert alone
+    assert alone.schedule == run.schedule
     assert (run.schedule.learning_rate, run.schedule.end_learning_rate) == (0.1, 1.6)
     assert (run.model, run.linear_share, run.evaluation) == ("mine", None, old.evaluation)
     rates = [
@@ -353,6 +355,14 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(rates)) < 1e-6
     warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
     assert any(warning in note for note in made.notes)
+
+
+def test_what_differs_from_the_source_in_net_and_data_still_does_after_a_rescaling() -> None:
+    source = load_recipe("tf-256n-90ep")
+    made = rescale(source, RescaleTarget(batch=8192)).recipe
+    assert made.differences == source.differences[:3]
+    keys = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
+    assert [one.key for one in made.differences] == keys
 
 
 def test_a_run_of_tensorflow_on_other_nodes_keeps_its_schedule() -> None:
@@ -424,7 +434,7 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (
             "tf-256n-90ep",
             RescaleTarget(epochs=4),
-            "--epochs: 4 epochs are too few for 4.99 epochs of warm-up; use 5 or more",
+            "--epochs: 4 epochs are too few for 5 epochs of warm-up; use 6 or more",
         ),
         (
             SMALL,

@@ -25,7 +25,7 @@ from caffe_recipes.files import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
 
@@ -266,7 +266,7 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
 
 def name_recipe(given: str) -> str:
     """Return the name of a recipe that is given by name or as a YAML file; raises RecipeError if invalid."""
-    return load_recipe(given).name if given.endswith(_YAML) else given
+    return load_any_recipe(given).name if given.endswith(_YAML) else given
 
 
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:

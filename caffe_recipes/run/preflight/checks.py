@@ -6,7 +6,7 @@ A check returns findings; an error that it raises becomes one as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
@@ -26,7 +26,6 @@ from caffe_recipes.run.preflight.machine import (
     check_tmp,
 )
 from caffe_recipes.run.preflight.nodes import NodeView, look_at_nodes
-from caffe_recipes.run.preflight.records import check_test_records, check_train_records
 from caffe_recipes.run.preflight.storage import (
     check_disk,
     check_files,
@@ -38,6 +37,7 @@ from caffe_recipes.run.preflight.storage import (
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.records import check_test_records, check_train_records
 from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
@@ -62,6 +62,8 @@ CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "snapshots": check_snapshots,
     "disk": check_disk,
 }
+# Checks that are skipped if another fails.
+_AFTER = {"ranks": "trainer"}
 # The checks of every run; the trainer names the others.
 _OF_EVERY_RUN = ("hosts", "launches", "spares", "cores", "memory", "/tmp", "clock", "launcher")
 
@@ -75,9 +77,12 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
     view = look_at_nodes(setting, plan, state, under_way)
     checks = {subject: CHECKS[subject] for subject in (*_OF_EVERY_RUN, *setting.trainer.checks)}
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
+    futures: dict[str, Future[list[CheckResult]]] = {}
     try:
-        futures = [pool.submit(_run_check, subject, check, view) for subject, check in checks.items()]
-        return [finding for future in futures for finding in future.result()]
+        for subject, check in checks.items():
+            first = futures.get(_AFTER.get(subject, ""))
+            futures[subject] = pool.submit(_run_check, subject, check, view, first)
+        return [finding for future in futures.values() for finding in future.result()]
     except BaseException:  # for example Ctrl-C
         view.commands.stop()
         raise
@@ -86,8 +91,14 @@ def run_preflight(setting: Setting, plan: RunPlan, state: RunState, under_way: s
 
 
 def _run_check(
-    subject: str, check: Callable[[NodeView], list[CheckResult]], view: NodeView
+    subject: str,
+    check: Callable[[NodeView], list[CheckResult]],
+    view: NodeView,
+    first: Future[list[CheckResult]] | None,
 ) -> list[CheckResult]:
+    if first is not None and any(finding.error for finding in first.result()):
+        message = f"not tried, because the check of the {_AFTER[subject]} fails"
+        return [CheckResult(subject, message, warns=True)]
     try:
         return check(view)
     except CaffeRecipesError as error:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
@@ -32,6 +33,8 @@ from caffe_recipes.run.steps import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0
+# All ranks import their libraries at once, from a file system that may be busy.
+_IMPORT_S = 300.0
 _START = 'eval "$(cat)" && exec "$0" "$@"'
 # Hydra dies of SIGPIPE if its ranks end before it has closed their standard input.
 _RANK = (
@@ -108,10 +111,13 @@ def _waiting_for_slurm(
     return wait
 
 
-def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RANK) -> str:
+def start_ranks(
+    setting: Setting, commands: Commands, words: Sequence[str] = _RANK, limit_s: float = _START_S
+) -> str:
     """Start `words` on every rank, by default to print its node; return the launcher's output.
 
-    Raises ClusterError with the first line of the launcher's errors if it fails.
+    Raises ClusterError with the last line of a rank's traceback, or else the first of the launcher's errors,
+    if it fails.
     """
     program = setting.profile.launcher.program
     given = f"cd -- {shlex.quote(str(setting.root))}\n{render_exports(setting.environment)}\n"
@@ -121,15 +127,29 @@ def start_ranks(setting: Setting, commands: Commands, words: Sequence[str] = _RA
         argv = setting.launch(f"/proc/{os.getpid()}/fd/{hostfile.fileno()}").argv(words)
         try:
             # Variables go by standard input, since they may be secret and anybody can read an argv.
-            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], _START_S, os.fsencode(given))
+            done = commands.run(LocalHost(), ["sh", "-c", _START, *argv], limit_s, os.fsencode(given))
         except ClusterError as error:
-            named = CommandTimedOut("", program, _START_S) if isinstance(error, CommandTimedOut) else error
-            raise ClusterError(program, named.what, _by_hand(setting)) from None
+            named = CommandTimedOut("", program, limit_s) if isinstance(error, CommandTimedOut) else error
+            raise ClusterError(program, named.what, _by_hand(setting, words)) from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[0].strip() if lines else f"returned {done.returncode}"
-        raise ClusterError(program, f"does not start: {reason}", _by_hand(setting))
+        raised = _raised(done.stderr)
+        reason = raised or next(filter(None, map(str.strip, done.stderr.splitlines())), "")
+        what = f"{'fails on a rank' if raised else 'does not start'}: {reason[:300]}"
+        what = what if reason else f"does not start: returned {done.returncode}"
+        raise ClusterError(program, what, _by_hand(setting, words))
     return done.stdout
+
+
+def _raised(stderr: str) -> str:
+    """Return the last line of a rank's traceback; "" without one.
+
+    >>> _raised("[0] Traceback (most recent call last):\\n[1] no\\n[0]   File 'a'\\n[0] ImportError: b\\n")
+    'ImportError: b'
+    """
+    lines = [split_rank(line) for line in stderr.splitlines()]
+    ranks = [rank for rank, text in lines if text.startswith("Traceback (most recent call last)")]
+    printed = [text for rank, text in lines if ranks and rank == ranks[0]]
+    return next((text for text in printed if re.match(r"[A-Za-z_][\w.]*(:|$)", text)), "")
 
 
 def parse_places(stdout: str) -> dict[int, str]:
@@ -184,9 +204,9 @@ def _wrong_order(places: RankPlaces) -> Iterator[HostProblem]:
             )
 
 
-def _by_hand(setting: Setting) -> str:
+def _by_hand(setting: Setting, words: Sequence[str] = _RANK) -> str:
     named = fold_names([host.name for host in setting.hosts])
-    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(_RANK))}` by hand, with {named} in HOSTFILE"
+    return f"try `{shlex.join(setting.launch('HOSTFILE').argv(words))}` by hand, with {named} in HOSTFILE"
 
 
 _IN_WORLD = re.compile(r"caffe-recipes: rank (\d+) of (\d+)")
@@ -200,7 +220,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
     if view.errors:
         return view.skip_unreachable("ranks", list(view.errors))
     words = setting.launch().in_container((setting.program, *setting.trainer.world_arguments()))
-    stdout = start_ranks(setting, view.commands, words)
+    stdout = start_ranks(setting, view.commands, words, _IMPORT_S)
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
         return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]

@@ -24,7 +24,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
-from caffe_recipes.render.scripts import STOP_GRACE_S, find_warning_s, limit_s
+from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
@@ -369,11 +369,12 @@ def _find_steps(
     recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str], *, is_dry: bool
 ) -> tuple[JobStep, ...]:
     """Return the jobs with their scripts; raises InputError if these differ from the generated ones."""
-    # With --trainer, the script is that of the original recipe, and the trainer is one of its arguments.
+    # The TensorFlow run of a recipe for Caffe has a script of its own.
     scripted = load_any_recipe(options.given) if "--trainer" in options.arguments else recipe
-    path = f"jobs/{scripted.name}/{'phase' if options.split else 'chain'}.sbatch"
+    is_other, own = scripted.name != recipe.name, "phase.sbatch" if options.split else "chain.sbatch"
+    path = f"jobs/{scripted.name}/{TRAINING_JOB if is_other else own}"
     files = generate(scripted)  # everything, to report a net that Caffe would refuse before the job is queued
-    if path not in files or (options.split and scripted is not recipe):
+    if path not in files or (options.split and is_other):
         raise InputError("--split", f"{recipe.name} has only one step", "leave it out")
     text = files[path]
     phases: Sequence[str | None] = [step.phase for step in plan_steps(recipe)] if options.split else [None]

@@ -248,6 +248,13 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs by the paper (Figure 4's")
 
 
+@pytest.mark.parametrize(("batch", "warns"), [(12_288, False), (24_576, True)])
+def test_a_batch_beyond_those_that_the_paper_s_epochs_hold_for_is_noted(batch: int, warns: bool) -> None:
+    recipe = load_recipe("tf-256n-90ep")
+    (found,) = estimate_shapes(recipe, [Shape(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
+    assert any("the same seems to hold up to 8K to 12K" in note for note in found.notes) == warns
+
+
 def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:
     knl, skylake = load_recipe("paper-t2-8192-256n"), load_recipe("paper-t7-8192-512n-50ep")
     for recipe, percent, minutes in ((knl, 76, 90), (skylake, 76.5, 68)):
