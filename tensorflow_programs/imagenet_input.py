@@ -96,7 +96,8 @@ def parse_record(
     )
     label = tf.cast(features["image/class/label"], tf.int32)
     in_range = tf.logical_and(label >= labels.start, label < labels.stop)
-    with tf.control_dependencies([tf.debugging.Assert(in_range, ["label out of range:", label])]):
+    wanted = f"is not from {labels[0]} to {labels[-1]}; check --label_offset and --num_label_classes"
+    with tf.control_dependencies([tf.debugging.Assert(in_range, ["label out of range:", label, wanted])]):
         label -= labels.start
     jpeg = features["image/encoded"]
     crop = _random_crop(jpeg) if is_distorted else _center_crop(jpeg)

@@ -7,9 +7,10 @@ each validation image in the order of the file names. Folders train/CLASS/ and v
 archives. The output is RECORDS/train/ and RECORDS/validation/, each with its manifest beside it. Run the same
 command again to resume after an interruption.
 
-Modification 2 a i: the name is that of tensorflow/tpu's program, but nothing is uploaded to Google Cloud. The
-program needs caffe-recipes with its extra `data`, but not TensorFlow.
+The program needs caffe-recipes with its extra `data`, but not TensorFlow.
 """
+
+# 2 a i: the name is that of tensorflow/tpu's program, but nothing is uploaded to Google Cloud.
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from caffe_recipes.data.archives import load_archive
 from caffe_recipes.data.images import Picture, Pictures, is_image, load_folder, load_labels
@@ -73,9 +75,14 @@ def make_records(options: argparse.Namespace) -> None:
         )
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the flags: those of the published program, and some for data other than ImageNet."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--raw_data_dir", type=Path, required=True, help="folder of raw images")

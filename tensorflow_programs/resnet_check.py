@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 from absl import flags
 
 from record_files import BadInput
-from resnet_main import check_checkpoint, load_step, run
+from resnet_main import UNREADABLE, check_checkpoint, first_line, load_step, run
 from resnet_model import build_logits
 
 FLAGS = flags.FLAGS
@@ -34,7 +34,10 @@ def check() -> None:
     reader = tf.train.load_checkpoint(path)
     names = sorted(reader.get_variable_to_shape_map())
     for name in names:
-        values = np.asarray(reader.get_tensor(name))
+        try:
+            values = np.asarray(reader.get_tensor(name))
+        except UNREADABLE as error:
+            raise BadInput(f"{path}: {name} cannot be read: {first_line(error)}") from None
         bad = int(np.sum(~np.isfinite(values)))
         if bad:
             raise BadInput(f"{path}: {name} has {bad:,} of {values.size:,} values that are not finite")

@@ -17,8 +17,6 @@ from record_files import BadInput, load_files
 from resnet_main import find_checkpoint, record_labels, resnet_model_fn, run, session_config, set_threads
 
 FLAGS = flags.FLAGS
-# 2 c iii: less than the 1024 of tensorflow/tpu.
-flags.DEFINE_integer("eval_batch_size", 200, "Images per batch.", lower_bound=1)
 flags.DEFINE_integer("num_eval_images", 50000, "Number of images in data_dir.", lower_bound=1)
 
 

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import ModuleType
+from typing import NoReturn
 
 import tensorflow.compat.v1 as tf
 from absl import app, flags
@@ -65,14 +66,18 @@ flags.DEFINE_integer("num_intra_threads", 0, "Threads per operation [default: on
 flags.DEFINE_integer("num_inter_threads", 0, "Parallel operations [default: one per core].")
 flags.DEFINE_integer("kmp_blocktime", 0, "Milliseconds that an OpenMP thread spins before it sleeps.")
 flags.DEFINE_string("kmp_affinity", "granularity=fine,compact,1,0", "Pinning of OpenMP threads to cores.")
-# 2 c iii, eval_batch_size, is a flag of resnet_eval.py. 2 c iv, steps_per_eval, is not needed: the model is
-# evaluated only at the end, by resnet_eval.py.
+# 2 c iii: less than the 1024 of tensorflow/tpu.
+flags.DEFINE_integer("eval_batch_size", 200, "Images per batch of resnet_eval.py.", lower_bound=1)
+# 2 c iv: steps_per_eval is not needed: the model is evaluated only at the end, by resnet_eval.py.
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-5  # 2 c v; tensorflow/tpu has 1e-4
 
 # The variables in which launchers pass the number of ranks.
 WORLD_SIZES = ("PMI_SIZE", "PMIX_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+# What TensorFlow raises for a checkpoint that is damaged or missing.
+UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
 
 
 def resnet_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
@@ -126,8 +131,7 @@ def _training_spec(mode: str, loss: tf.Tensor) -> tf.estimator.EstimatorSpec:
 def build_learning_rate(global_step: tf.Tensor) -> tf.Tensor:
     """Return the learning rate at a global step, counted from 0, from the recipe's tf_rates.py."""
     rates = load_rates()
-    # 2 c vi: the function, which can be changed to explore other schedules. 2 c vii: the call.
-    return rates.gradual_warmup_then_dec(
+    return rates.gradual_warmup_then_dec(  # 2 c vii
         rates.LEARNING_RATE,
         rates.WARMUP_STEPS,
         rates.END_LEARNING_RATE,
@@ -146,6 +150,7 @@ def _progress_line(values: Mapping[str, float]) -> str:
 def load_rates() -> ModuleType:
     """Import the recipe's generated tf_rates.py. Raises BadInput if it is not found."""
     try:
+        # 2 c vi: the function gradual_warmup_then_dec, which can be changed to explore other schedules.
         return importlib.import_module("tf_rates")
     except ImportError:
         message = "tf_rates.py not found; add the folder of the recipe's tf_train.sh to PYTHONPATH"
@@ -217,8 +222,10 @@ def session_config() -> tf.ConfigProto:
 
 
 def is_first() -> bool:
-    """Return whether this is rank 0, or a process without Horovod."""
-    return not hvd.is_initialized() or hvd.rank() == 0
+    """Return whether this is rank 0, or a process without a launcher."""
+    if hvd.is_initialized():
+        return bool(hvd.rank() == 0)
+    return not any(int(os.environ.get(name.replace("_SIZE", "_RANK"), 0)) for name in WORLD_SIZES)
 
 
 def train() -> None:
@@ -241,7 +248,7 @@ def train() -> None:
             save_checkpoints_steps=FLAGS.save_checkpoints_steps if is_first() else None,
             save_checkpoints_secs=600 if is_first() and not FLAGS.save_checkpoints_steps else None,
             log_step_count_steps=None,
-            # A different seed, so different crops, on each rank. 2 c xv replaces the initial weights.
+            # A different seed, so different crops, on each rank. The broadcast replaces the initial weights.
             tf_random_seed=FLAGS.seed + hvd.rank(),
             session_config=session_config(),
         )
@@ -321,8 +328,8 @@ def load_step(path: str | None) -> int:
         return 0
     try:
         return int(tf.train.load_variable(path, tf.GraphKeys.GLOBAL_STEP))
-    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {_first_line(error)}; resume from an older one") from None
+    except UNREADABLE as error:
+        raise BadInput(f"{path}: cannot be read: {first_line(error)}; resume from an older one") from None
 
 
 def _log_plan(share: Share, start: int) -> None:
@@ -341,9 +348,16 @@ def _log_plan(share: Share, start: int) -> None:
 def run(program: str, work: Callable[[], None]) -> None:
     """Parse the flags and call `work`; if it fails, print one line to stderr and exit with 2 or 3."""
 
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            extra = FLAGS(argv)[1:]
+        except flags.Error as error:
+            _end(program, "; ".join(str(error).splitlines()), 2)
+        if extra:
+            _end(program, f"{extra[0]!r} is not a flag", 2)
+        return argv
+
     def main(argv: list[str]) -> None:
-        if len(argv) > 1:
-            raise app.UsageError(f"{argv[1]!r} is not a flag")
         tf.disable_eager_execution()
         _log_once()
         try:
@@ -351,9 +365,9 @@ def run(program: str, work: Callable[[], None]) -> None:
         except BadInput as error:
             _end(program, str(error), 2, is_local=error.is_local)
         except (tf.errors.OpError, tf.train.NanLossDuringTrainingError) as error:
-            _end(program, _first_line(error), 3)
+            _end(program, first_line(error), 3)
 
-    app.run(main)
+    app.run(main, flags_parser=parse)
 
 
 def _log_once() -> None:
@@ -365,10 +379,12 @@ def _log_once() -> None:
     logger.setLevel("INFO")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of a TensorFlow error, without its location in the graph."""
     text = re.sub(r"(?s)Detected at node.*?\nNode: [^\n]*\n", "", str(error))
-    return text.removeprefix("Graph execution error:").strip().partition("\n")[0]
+    line = text.removeprefix("Graph execution error:").strip().partition("\n")[0]
+    # tf.debugging.Assert prints each of its values in brackets.
+    return re.sub(r"assertion failed: \[(.*?)\]$", lambda found: found[1].replace("] [", " "), line)
 
 
 def _is_first_of_node() -> bool:
@@ -376,7 +392,7 @@ def _is_first_of_node() -> bool:
     return 0 in (hvd.local_rank(), hvd.rank() % (hvd.size() // FLAGS.file_groups))
 
 
-def _end(program: str, message: str, status: int, *, is_local: bool = False) -> None:
+def _end(program: str, message: str, status: int, *, is_local: bool = False) -> NoReturn:
     """Print why on rank 0, or where only this node knows; exit without waiting for the other ranks."""
     if message and (status == 3 or is_first() or (is_local and _is_first_of_node())):
         print(f"{program}: {message}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import math
 
 import tensorflow.compat.v1 as tf
 
-# Modification 2 b i: Caffe's moving_average_fraction; tensorflow/tpu has 0.9.
+# 2 b i: Caffe's moving_average_fraction; tensorflow/tpu has 0.9.
 BATCH_NORM_DECAY = 0.95
 BATCH_NORM_EPSILON = 1e-5
 

@@ -67,3 +67,9 @@ def test_an_installed_wheel_generates_the_committed_bytes(tmp_path: Path) -> Non
     }
     assert written == committed
     assert all((outside / path).read_bytes() == (ROOT / path).read_bytes() for path in written)
+    program = Path(done.stdout.splitlines()[0]).parent / "tensorflow_programs" / "imagenet_to_gcs.py"
+    done = subprocess.run(
+        [python, program, "--help"], cwd=outside, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: imagenet_to_gcs.py ")

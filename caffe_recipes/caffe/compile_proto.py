@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Run protoc (from grpcio-tools) and put its two outputs beside `caffe.proto`."""
+    """Run protoc (from grpcio-tools) and put its two outputs next to `caffe.proto`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{HERE}"]

@@ -24,7 +24,7 @@ from caffe_recipes.errors import DataError, RunFailed
 from caffe_recipes.files import name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
-# Errors of the machine, not of the user's input; LMDB reports a write that is cut short as EIO.
+# Errors of the machine, not of the user's input. LMDB reports an incomplete write as EIO.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 
@@ -33,7 +33,7 @@ _FAILED = _FULL | {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno
 def writing(out: Path, then: str = "") -> Iterator[None]:
     """Turn an OSError while writing `out` into RunFailed if the machine is at fault, or else into DataError.
 
-    `then` says what to do once the cause is fixed. LMDB's own errors, with codes below 0, pass unchanged.
+    `then` is what to do once the cause is fixed. LMDB's own errors, whose codes are negative, pass unchanged.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else getattr(error, "code", errno.EIO)
         if number is None or number < 0:
             raise
-        hint = "make room on its disk" if number in _FULL else "fix that"
+        hint = "free space on its disk" if number in _FULL else "fix the cause"
         kind = RunFailed if number in _FAILED else DataError
         why = error.strerror if isinstance(error, OSError) else os.strerror(number)
         what = f"cannot be written: {why}"
@@ -59,42 +59,42 @@ ImageShape = tuple[int, int, int]
 class Datums:
     """An open LMDB: `len()`, `datums[i]` in key order, iteration over (key, Datum). Close it, or use `with`.
 
-    It survives a fork, and can be pickled to another process, which opens the LMDB itself.
+    It survives a fork. It can also be pickled; the process that unpickles it opens the LMDB itself.
     """
 
     def __init__(self, path: Path, tree: PageTree, environment: lmdb.Environment) -> None:
-        """Wrap an open environment; use open_datums to open one."""
+        """Wrap an open environment. Use open_datums to open an LMDB."""
         self.path = path
         self._tree = tree
         self._environment: lmdb.Environment | None = environment
 
     def __len__(self) -> int:
-        """Count the records."""
+        """Return the number of records."""
         return int(self._open.stat()["entries"])
 
     @cached_property
     def keys(self) -> list[bytes]:
-        """All keys, sorted: about 100 MB of memory for ImageNet's 1.28 million."""
+        """All keys, sorted. ImageNet's 1.28 million keys take about 100 MB of memory."""
         return list(self._tree)
 
     def __getitem__(self, index: int) -> pb.Datum:
-        """Read the record at `index` in key order."""
+        """Return the record at `index` in key order."""
         key = self.keys[index]
         with self._reading() as transaction:
             return _read(self.path, key, transaction)
 
     def __iter__(self) -> Iterator[tuple[bytes, pb.Datum]]:
-        """Read all records in key order."""
+        """Yield all records, with their keys, in key order."""
         with self._reading() as transaction:
             for key in self._tree:  # not by a cursor, which would follow damaged pages
                 yield key, _read(self.path, key, transaction)
 
     def close(self) -> None:
-        """Release the environment, which closes with the last Datums of its file."""
+        """Release the environment, which closes when the last Datums of its file is closed."""
         self._environment = None
 
     def __enter__(self) -> Datums:
-        """Keep the LMDB open for a `with` block."""
+        """Return the open LMDB, for a `with` block."""
         return self
 
     def __exit__(
@@ -104,13 +104,13 @@ class Datums:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[[Path], Datums], tuple[Path]]:
-        """Pickle the path alone."""
+        """Pickle only the path."""
         return open_datums, (self.path,)
 
     @contextmanager
     def _reading(self) -> Iterator[lmdb.Transaction]:
         try:
-            # With buffers, no value is copied before its size has been checked.
+            # buffers=True, so that no value is copied before its size has been checked.
             with self._open.begin(buffers=True) as transaction:
                 yield transaction
         except lmdb.Error as error:
@@ -119,14 +119,14 @@ class Datums:
     @property
     def _open(self) -> lmdb.Environment:
         if self._environment is None:
-            raise ValueError(f"{self.path} was closed")
+            raise ValueError(f"{self.path} is closed")
         return self._environment
 
 
 def open_datums(path: str | Path) -> Datums:
-    """Open an LMDB for reading, without writing even a lock file into its folder.
+    """Open an LMDB for reading, without writing anything into its folder, not even a lock file.
 
-    Raises DataError, which names the path, if it is missing, empty, unreadable, cut short or not an LMDB.
+    Raises DataError, which names the path, if it is missing, empty, unreadable, truncated or not an LMDB.
     """
     path = Path(path)
     file = path / "data.mdb"
@@ -160,10 +160,10 @@ def open_datums(path: str | Path) -> Datums:
 
 @dataclass(frozen=True)
 class DatumsSummary:
-    """What check_datums found: `count` records in the LMDB, and how many of the `checked` are of each kind.
+    """The result of check_datums: the LMDB has `count` records, of which `checked` were checked.
 
-    `labels` counts records by label, `shapes` by (channels, height, width). The shape of an encoded image is
-    known only from its Datum or from `decode`.
+    `labels` counts the checked records by label, `shapes` by (channels, height, width). The shape of an
+    encoded image is known only from its Datum or from `decode`.
     """
 
     count: int
@@ -180,9 +180,9 @@ def check_datums(
     decode: Callable[[bytes], ImageShape | None] | None = None,
     limit: int | None = None,
 ) -> DatumsSummary:
-    """Check every record, or `limit` of them evenly spread; raises DataError at the first bad one.
+    """Check every record, or at most `limit`, evenly spread. Raises DataError at the first bad record.
 
-    A good record has a label in [0, classes) (Caffe dies of SIGSEGV at others) and an image: a raw one of the
+    A good record has a label in [0, classes) (others crash Caffe with SIGSEGV) and an image: a raw one of the
     stated size, or an encoded one. `decode` returns an encoded image's (channels, height, width), or None if
     it is broken.
     """
@@ -211,7 +211,7 @@ def datum_shape(
     """Return a record's (channels, height, width), or None for an encoded image whose size is unknown.
 
     An encoded image's size comes from `decode`, or from the record itself. Raises ValueError for a record
-    without an image, with a raw one of another size, or with one that does not decode.
+    without an image, with a raw image of another size, or with an image that cannot be decoded.
     """
     stated = (datum.channels, datum.height, datum.width)
     if not datum.encoded:
@@ -219,7 +219,7 @@ def datum_shape(
         if not values:
             raise ValueError("holds no image")
         if values != math.prod(stated) or min(stated) < 1:
-            raise ValueError(f"is raw, says {'x'.join(map(str, stated))} and has {values} values")
+            raise ValueError(f"is a raw image of {'x'.join(map(str, stated))}, but has {values} values")
         return stated
     if not datum.data:
         raise ValueError("holds no image")
@@ -227,7 +227,7 @@ def datum_shape(
         return stated if min(stated) > 0 else None
     shape = decode(datum.data)
     if shape is None:
-        raise ValueError("is an image that does not decode")
+        raise ValueError("is an image that cannot be decoded")
     return shape
 
 
@@ -243,7 +243,7 @@ def _check_label(datum: pb.Datum, classes: int) -> None:
 def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:
     """Write (name, Datum) pairs as an LMDB with convert_imageset's keys, `%08d_name`; return their number.
 
-    The LMDB is built beside `path` and renamed when complete. Raises DataError if `path` already exists or
+    The LMDB is built next to `path` and renamed when complete. Raises DataError if `path` already exists or
     cannot be written, and RunFailed if its disk is full.
     """
     path = Path(path)
@@ -307,7 +307,7 @@ def _read(path: Path, key: bytes, transaction: lmdb.Transaction) -> pb.Datum:
 
 
 def show_key(key: bytes) -> str:
-    r"""Write a key on one line, with unprintable bytes escaped.
+    r"""Return a key as text on one line, with unprintable bytes escaped.
 
     >>> show_key(b"00000001_a\n\xff.jpg")
     '00000001_a\\n\\xff.jpg'

@@ -1,4 +1,4 @@
-"""Build layers and nets by function calls that read like the paper.
+"""Build layers and nets with one function call per layer.
 
 >>> from caffe_recipes.caffe import layers as L
 >>> lenet = L.net(
@@ -15,7 +15,7 @@
 Traceback (most recent call last):
 caffe_recipes.errors.InputError: layer 'c1': Convolution has no field 'strid'; did you mean 'stride'?
 
-The caller names every layer. Other fields are keywords: those of the type's own message
+Every layer needs a name. Other fields are keyword arguments: those of the type's own message
 (`convolution_param` and so on) and those of LayerParameter (`param`, `include`, `loss_weight`, ...).
 """
 
@@ -42,7 +42,7 @@ ZERO: Filler = {"type": "constant", "value": 0}
 MSRA: Filler = {"type": "msra"}
 _STATISTICS: list[FieldValue] = [{"lr_mult": 0}] * 3
 
-# A version without references, so that equal values give equal bytes.
+# This version of marshal does not write references, so equal values give equal bytes.
 _PLAIN_MARSHAL = 2
 _LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
 
@@ -50,19 +50,19 @@ _LAYER_FIELDS = fields_of(pb.LayerParameter.DESCRIPTOR)
 def layer(
     name: str, type: str, bottom: Blobs = (), top: Blobs | None = None, **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Build a layer of any type; without `top` it makes one blob with the layer's name.
+    """Build a layer of any type. Without `top`, its only top has the layer's name.
 
-    Raises InputError, which names the layer, for an unknown field and for a value that does not fit.
+    Raises InputError, which names the layer, for an unknown field or an invalid value.
     """
     message = pb.LayerParameter()
     try:
-        message.CopyFrom(_kind(type, marshal.dumps(fields, _PLAIN_MARSHAL)))
+        message.CopyFrom(_cached_layer(type, marshal.dumps(fields, _PLAIN_MARSHAL)))
         message.name = name
         _add_blobs(message.bottom, bottom)
         _add_blobs(message.top, name if top is None else top)
-    except (TypeError, ValueError, InputError):  # a value that marshal cannot take, or one that does not fit
+    except (TypeError, ValueError, InputError):  # a value that marshal does not support, or an invalid one
         where = f"layer '{name}'"
-        message = _build_kind(where, type, fields)
+        message = _build_nameless(where, type, fields)
         set_fields(message, where, {"name": name, "bottom": bottom, "top": name if top is None else top})
     return message
 
@@ -75,12 +75,12 @@ def _add_blobs(field: MutableSequence[str], blobs: Blobs) -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _kind(type: str, fields: bytes) -> pb.LayerParameter:
-    """Build a layer without its names; most layers of a net are equal but for them, so cache the check."""
-    return _build_kind("", type, marshal.loads(fields))
+def _cached_layer(type: str, fields: bytes) -> pb.LayerParameter:
+    """Build a layer without names. The result is cached, since most layers of a net differ only in names."""
+    return _build_nameless("", type, marshal.loads(fields))
 
 
-def _build_kind(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.LayerParameter:
+def _build_nameless(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.LayerParameter:
     own_name, own_fields = _own_param(str(type))
     given: dict[str, FieldValue] = {"type": type}
     own: dict[str, FieldValue] = {}
@@ -94,16 +94,16 @@ def _build_kind(where: str, type: str, fields: Mapping[str, FieldValue]) -> pb.L
             hint = nearest(key, [*_LAYER_FIELDS, *own_fields])
             raise InputError(where, f"{type} has no field '{key}'", hint)
     if own and own_name in given:
-        raise InputError(where, f"{own_name} is given whole and by {', '.join(own)}", "keep one of the two")
+        raise InputError(where, f"{own_name} is given as well as {', '.join(own)}", "keep one of the two")
     if own:
         given[own_name] = own
     return build_message(pb.LayerParameter, where, given)
 
 
 def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> pb.NetParameter:
-    """Join layers, and groups of layers, into a net.
+    """Build a net from layers and groups of layers.
 
-    Raises InputError if two layers of one phase have the same name, by which Caffe finds weights.
+    Raises InputError if two layers of one phase have the same name, since Caffe matches weights by name.
     """
     parts = ((part,) if isinstance(part, pb.LayerParameter) else part for part in layers)
     message = pb.NetParameter(name=name, layer=chain.from_iterable(parts))
@@ -112,7 +112,7 @@ def net(name: str, *layers: pb.LayerParameter | Iterable[pb.LayerParameter]) -> 
     for one in (one for one in message.layer if one.name in twice) if twice else ():
         key = (one.name, *(rule.SerializeToString().hex() for rule in one.include))
         if key in seen:
-            raise InputError(f"net '{name}'", f"two layers are called '{one.name}'", "rename one of them")
+            raise InputError(f"net '{name}'", f"two layers are named '{one.name}'", "rename one of them")
         seen.add(key)
     return message
 
@@ -127,7 +127,7 @@ def data(
     backend: Literal["LMDB", "LEVELDB"] = "LMDB",
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Read images and labels from a database, in one phase; `transform_param` holds the transformation."""
+    """Read images and labels from a database, in one phase. `transform_param` sets the transformation."""
     return layer(
         name,
         "Data",
@@ -151,7 +151,7 @@ def conv(
     weight_filler: Filler = MSRA,
     **fields: FieldValue,
 ) -> pb.LayerParameter:
-    """Convolve; other fields of `convolution_param` are pad, stride, group, bias_term, bias_filler, ..."""
+    """Convolve. Other fields of `convolution_param` are pad, stride, group, bias_term, bias_filler, ..."""
     return layer(
         name,
         "Convolution",
@@ -165,7 +165,7 @@ def conv(
 
 
 def batch_norm(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -> pb.LayerParameter:
-    """Normalize over the batch, in place unless `top` is given; a `scale` usually follows.
+    """Normalize over the batch, in place unless `top` is given. A `scale` usually follows.
 
     Its three blobs are statistics that the solver must not update, so their `lr_mult` is 0.
     """
@@ -180,14 +180,14 @@ def scale(
 
 
 def relu(name: str, bottom: str, top: str | None = None, **fields: FieldValue) -> pb.LayerParameter:
-    """Take max(x, 0), in place unless `top` is given."""
+    """Compute max(x, 0), in place unless `top` is given."""
     return layer(name, "ReLU", bottom, top or bottom, **fields)
 
 
 def pooling(
     name: str, bottom: str, top: str | None = None, *, pool: Literal["MAX", "AVE"], **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Pool windows of `kernel_size`, or whole channels with `global_pooling=True`; output sizes round up."""
+    """Pool windows of `kernel_size`, or whole channels with `global_pooling=True`. Output sizes round up."""
     return layer(name, "Pooling", bottom, top, pool=pool, **fields)
 
 
@@ -209,14 +209,14 @@ def inner_product(
 def eltwise_sum(
     name: str, bottoms: Sequence[str], top: str | None = None, **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Add blobs of one shape; SUM is Caffe's default operation."""
+    """Add blobs of the same shape. SUM is the default operation in Caffe."""
     return layer(name, "Eltwise", bottoms, top, **fields)
 
 
 def softmax_with_loss(
     name: str, scores: str, label: str, top: str | None = None, **fields: FieldValue
 ) -> pb.LayerParameter:
-    """Compute the cross entropy of the softmax of the scores, the loss to minimize."""
+    """Compute the loss to minimize: the cross entropy of the softmax of the scores."""
     return layer(name, "SoftmaxWithLoss", (scores, label), top, **fields)
 
 
@@ -235,7 +235,7 @@ def accuracy(
 
 @functools.cache
 def _own_param(type: str) -> tuple[str, Mapping[str, FieldDescriptor]]:
-    """Return the field with a type's own settings, such as `inner_product_param`, and its fields; or ""."""
+    """Return the name and fields of a type's own block, such as `inner_product_param`; "" if it has none."""
     for name, field in _LAYER_FIELDS.items():
         if field.message_type and name.replace("_", "") == f"{type.lower()}param":
             return name, fields_of(field.message_type)
@@ -257,7 +257,7 @@ BATCH_BLOCKS: Mapping[str, str] = MappingProxyType(
 
 
 def batch_size(layer: pb.LayerParameter) -> int:
-    """Return the number of images of one batch that a data layer reads; 0 if it has no batch_size.
+    """Return the number of images per batch of a data layer; 0 if it has no batch_size.
 
     >>> batch_size(pb.LayerParameter(type="Data", data_param=pb.DataParameter(batch_size=32)))
     32

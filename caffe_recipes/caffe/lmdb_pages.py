@@ -2,8 +2,8 @@
 
 This is LMDB's format 1, as 64-bit machines write it. Pages 0 and 1 are meta pages, each with the root of the
 tree; the one with the later transaction is valid. A page of the tree begins with its number, its kind and the
-offsets of its nodes, whose keys ascend. A node of a branch points to the page with the keys from its own key
-on. A value too large for a leaf lies on overflow pages, which the leaf points to; those are not read.
+offsets of its nodes, whose keys ascend. A node of a branch points to the page whose keys start at the node's
+key. A value too large for a leaf is on overflow pages, which the leaf points to; those are not read.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import NamedTuple
 from caffe_recipes.errors import DataError
 from caffe_recipes.files import reading
 
-# A meta page: kind, magic, version, bytes of a page; the flags, depth, entries and root of the records' tree;
-# the last page in use, and the transaction.
+# A meta page: kind, magic, version, page size in bytes; the flags, depth, number of entries and root of the
+# tree of records; the last page in use, and the transaction.
 _META = struct.Struct("<10xH4xII16xI48xHH24xQQQQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_HEAD = struct.Struct("<Q2xHHH")  # number, kind, end of the list of offsets, start of the nodes
-_NODE = struct.Struct("<HHHH")  # the value's size in two halves, flags, the key's size
+_HEAD = struct.Struct("<Q2xHHH")  # page number, kind, end of the list of offsets, start of the nodes
+_NODE = struct.Struct("<HHHH")  # value size in two halves, flags, key size
 _KEPT_FLAGS = 0x6F  # the flags of a page's kind; the others are used in memory only
 _BRANCH, _LEAF, _IS_META = 1, 2, 8
-_ON_PAGES, _DATABASE = 1, 2  # a value on overflow pages; a value that is a database of its own
+_ON_PAGES, _DATABASE = 1, 2  # a value on overflow pages; a value that is a sub-database
 _NO_PAGE = 2**64 - 1
 _DEEPEST = 32  # LMDB's own limit
 _PAGE_BYTES = frozenset(2**power for power in range(8, 17))
 
 
 class _DamagedError(ValueError):
-    """A damaged page; the text says which and how."""
+    """A damaged page; the text says which page and what is wrong with it."""
 
 
 class _Meta(NamedTuple):
@@ -59,7 +59,7 @@ class PageTree:
     root: int
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield all keys in order; LMDB may look up those yielded. Raises DataError for damaged pages."""
+        """Yield all keys in order; LMDB can look these up safely. Raises DataError for damaged pages."""
         try:
             with (
                 reading(self.folder, DataError, "check its disk"),
@@ -71,49 +71,49 @@ class PageTree:
 
     def _keys(self, file: int) -> Iterator[bytes]:
         count = 0
-        # A stack of pages to read: each with its depth, its first key, and the key before which it ends.
-        ahead: list[tuple[int, int, bytes, bytes | None]] = []
+        # The stack of pages to read, each with its depth, its first key, and the key that follows its last.
+        pending: list[tuple[int, int, bytes, bytes | None]] = []
         if self.root != _NO_PAGE:
-            ahead.append((self.root, 1, b"", None))
-        while ahead:
-            number, depth, first, end = ahead.pop()
+            pending.append((self.root, 1, b"", None))
+        while pending:
+            number, depth, first, end = pending.pop()
             page = self._read(file, number)
             if depth < self.depth:
-                keys, beneath = self._branch(page, number)
+                keys, children = self._branch(page, number)
                 keys[0] = first
                 _check_keys(keys, first, end, number)
-                below = list(zip(beneath, keys, [*keys[1:], end], strict=True))
-                ahead.extend((child, depth + 1, begin, until) for child, begin, until in reversed(below))
+                below = list(zip(children, keys, [*keys[1:], end], strict=True))
+                pending.extend((child, depth + 1, begin, until) for child, begin, until in reversed(below))
                 continue
             keys = self._leaf(page, number)
-            _check_keys(keys, first, end, number)  # before one is yielded
+            _check_keys(keys, first, end, number)  # before any is yielded
             count += len(keys)
             yield from keys
         if count != self.entries:
-            raise _DamagedError(f"holds {count:,} of {self.entries:,} records")
+            raise _DamagedError(f"found {count:,} of {self.entries:,} records")
 
     def _read(self, file: int, number: int) -> bytes:
         if not 2 <= number <= self.last:
-            raise _DamagedError(f"leads to page {number:,} of {self.last + 1:,}")
+            raise _DamagedError(f"a branch points to page {number:,}, but the pages are 2 to {self.last:,}")
         page = os.pread(file, self.page_bytes, number * self.page_bytes)
         if len(page) < self.page_bytes:
-            raise _DamagedError(f"page {number:,} is cut short")
+            raise _DamagedError(f"page {number:,} is truncated")
         return page
 
     def _branch(self, page: bytes, number: int) -> tuple[list[bytes], list[int]]:
         """Return the keys of a branch, the first of which is unused, and the numbers of its child pages."""
-        keys, beneath = [], []
+        keys, children = [], []
         for at, (low, high, flags, length) in self._nodes(page, number, _BRANCH):
             keys.append(page[at + 8 : at + 8 + length])
-            beneath.append(low | high << 16 | flags << 32)
+            children.append(low | high << 16 | flags << 32)
             if len(keys[-1]) != length:
-                raise _DamagedError(f"page {number:,} holds no key at {at}")
+                raise _DamagedError(f"page {number:,} has a damaged key at offset {at}")
         if len(keys) < 2:
-            raise _DamagedError(f"page {number:,} is a branch of {len(keys)}")
-        return keys, beneath
+            raise _DamagedError(f"page {number:,} is a branch with fewer than 2 nodes")
+        return keys, children
 
     def _leaf(self, page: bytes, number: int) -> list[bytes]:
-        """Return the keys of a leaf; raises _DamagedError unless all their values lie within the file."""
+        """Return the keys of a leaf. Raises _DamagedError unless all their values are within the file."""
         keys = []
         for at, (low, high, flags, length) in self._nodes(page, number, _LEAF):
             value, size = at + 8 + length, low | high << 16
@@ -124,12 +124,12 @@ class PageTree:
             else:
                 is_whole = flags in (0, _DATABASE) and value + size <= self.page_bytes
             if not is_whole or not length:
-                raise _DamagedError(f"page {number:,} holds no record at {at}")
+                raise _DamagedError(f"page {number:,} has a damaged record at offset {at}")
             keys.append(page[at + 8 : value])
         return keys
 
     def _nodes(self, page: bytes, number: int, kind: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the offset and the header of each node of a page."""
+        """Yield the offset and the header of each node of a page. Raises _DamagedError if it is damaged."""
         own_number, flags, places_end, nodes = _HEAD.unpack_from(page)
         if own_number != number or flags & _KEPT_FLAGS != kind:
             raise _DamagedError(f"page {number:,} is not a {'branch' if kind == _BRANCH else 'leaf'}")
@@ -137,14 +137,14 @@ class PageTree:
             raise _DamagedError(f"page {number:,} has a damaged list of nodes")
         for at in struct.unpack_from(f"<{(places_end - _HEAD.size) // 2}H", page, _HEAD.size):
             if not nodes <= at <= self.page_bytes - _NODE.size:
-                raise _DamagedError(f"page {number:,} holds no node at {at}")
+                raise _DamagedError(f"page {number:,} has a damaged node at offset {at}")
             yield at, _NODE.unpack_from(page, at)
 
 
 def load_tree(folder: Path) -> PageTree | None:
-    """Read the tree of an LMDB's records; None for a file that is not an LMDB, which its library reports.
+    """Read the tree of an LMDB's records; None for a file that is not an LMDB, which the library reports.
 
-    Raises DataError for an LMDB that is damaged or cut short, and OSError.
+    Raises DataError if the LMDB is damaged or truncated, and OSError if it is unreadable.
     """
     with (folder / "data.mdb").open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -154,10 +154,10 @@ def load_tree(folder: Path) -> PageTree | None:
         return None
     meta = other if other.transaction > one.transaction else one
     if meta.page_bytes not in _PAGE_BYTES or one.page_bytes != other.page_bytes or meta.flags:
-        raise _damaged(folder, "its meta pages do not agree")
+        raise _damaged(folder, "its meta pages are inconsistent")
     needed = (meta.last + 1) * meta.page_bytes
     if size_bytes < needed:  # a read beyond the end of the mapped file would kill the process
-        what = f"is cut short: data.mdb has {size_bytes:,} of {needed:,} bytes"
+        what = f"is truncated: data.mdb has {size_bytes:,} of {needed:,} bytes"
         raise DataError(folder, what, "copy the LMDB again")
     return PageTree(folder, meta.page_bytes, meta.last, min(meta.depth, _DEEPEST), meta.entries, meta.root)
 
@@ -171,7 +171,7 @@ def _read_meta(file: int, at: int) -> _Meta | None:
 
 
 def _check_keys(keys: Sequence[bytes], first: bytes, end: bytes | None, number: int) -> None:
-    """Check that keys ascend and lie within the range of the branches above, where LMDB looks for them."""
+    """Check that keys ascend and are within the range of the branches above, where LMDB looks for them."""
     ascends = keys[0] >= first and all(map(lt, keys, keys[1:])) and (end is None or keys[-1] < end)
     if not ascends:
         raise _DamagedError(f"the keys of page {number:,} are out of order")

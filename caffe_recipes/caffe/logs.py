@@ -1,7 +1,7 @@
-"""Parse Caffe's log: lines become events, and events a summary of the training so far.
+"""Parse Caffe's log: lines become events, and events become a summary of the training so far.
 
-A line may begin with the `[rank] ` of `mpiexec -l`; since glog 0.6 its time has a year. Lines that say
-nothing about the training (the net's dump, other programs' output, two ranks in one line) are not events.
+A line may begin with the `[rank] ` of `mpiexec -l`. Since glog 0.6, its time includes the year. Lines that
+are not about the training (the net's dump, other programs' output, two ranks in one line) are not events.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from caffe_recipes.files import open_file
 
 @dataclass(frozen=True)
 class Started:
-    """The solver starts with a net of this name."""
+    """The solver starts to train the net of this name."""
 
     net: str
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate of an iteration's update."""
+    """The learning rate of the update at an iteration."""
 
     iteration: int
     rate: float
@@ -42,7 +42,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class TrainOutput:
-    """One value of the TRAIN net, at the iteration of the previous Loss."""
+    """One output value of the TRAIN net, at the iteration of the previous Loss."""
 
     index: int
     name: str
@@ -59,7 +59,7 @@ class TestStarted:
 
 @dataclass(frozen=True)
 class TestOutput:
-    """One mean over `test_iter` batches of the TEST net of the previous TestStarted."""
+    """One output of the TEST net of the previous TestStarted: a mean over `test_iter` batches."""
 
     index: int
     name: str
@@ -82,12 +82,12 @@ class SolverState:
 
 @dataclass(frozen=True)
 class SnapshotEnded:
-    """Caffemodel and solverstate are written."""
+    """The caffemodel and the solverstate have been written."""
 
 
 @dataclass(frozen=True)
 class Finetuning:
-    """Training starts from the weights of a caffemodel, though Caffe may yet find it empty."""
+    """Training starts from the weights of a caffemodel, which Caffe has not read yet."""
 
     path: str
 
@@ -101,7 +101,7 @@ class Resuming:
 
 @dataclass(frozen=True)
 class IgnoredLayer:
-    """A layer of the weights that the net lacks, so that its blobs are not used."""
+    """A layer of the caffemodel that is not in the net, so its blobs are not used."""
 
     name: str
 
@@ -113,12 +113,12 @@ class Done:
 
 @dataclass(frozen=True)
 class StoppedEarly:
-    """The solver has stopped at a signal; Caffe will return 0 nevertheless."""
+    """The solver has stopped because of a signal; Caffe returns 0 nevertheless."""
 
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """One value of one batch of `caffe test`."""
+    """One output value of one batch of `caffe test`."""
 
     batch: int
     name: str
@@ -127,7 +127,7 @@ class BatchOutput:
 
 @dataclass(frozen=True)
 class MeanOutput:
-    """One mean over all batches of `caffe test`."""
+    """The mean of one output over all batches of `caffe test`."""
 
     name: str
     value: float
@@ -142,7 +142,7 @@ class MeanLoss:
 
 @dataclass(frozen=True)
 class Fatal:
-    """Why the process is about to die."""
+    """The message with which the process dies."""
 
     text: str
 
@@ -163,20 +163,20 @@ Event = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that is an event, with its rank and time, or None if the line has none."""
+    """The event of one line, with its rank and time, each of which is None if the line has none."""
 
     event: Event
     rank: int | None = None
     time: datetime | None = None
 
 
-# At most this much of a log, and of a line, is held in memory, even if a program floods its log.
+# The most of a log, and of a line, that is held in memory, even if a program floods its log.
 _PIECE_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 16
 
-# The label of another rank may precede, if its line never followed.
+# The label of another rank may come first, if the rest of that rank's line never followed.
 _RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
-_STUCK = re.compile(r"(?:\[\d{1,18}\] )+$")
+_TRAILING_LABEL = re.compile(r"(?:\[\d{1,18}\] )+$")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
 
 _COUNT = r"(\d{1,18})"
@@ -204,17 +204,17 @@ _PATTERNS: list[tuple[str, type[Event]]] = [
 ]
 _CONVERT: dict[object, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
-# Few lines of a log are events, and each event has one of these words; the search skips all other lines fast.
+# Few lines of a log are events, and each event has one of these words, so other lines are skipped fast.
 _WORDS = re.compile(
     r"Iteration|net output|Solving |Snapshot|Finetuning|Resuming|Ignoring|Optimization|caffe\.cpp"
 )
-# Fatal messages that do not go through glog: protobuf's, glog's signal handler's, and caffe-torch's.
-_LAST_WORDS = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
+# Fatal messages that are not written by glog: those of protobuf, glog's signal handler and caffe-torch.
+_FATAL = re.compile(r"\[libprotobuf FATAL \S+\] (.+)|\*\*\* (SIG\w+) .*|caffe-torch: (.+)")
 _COMPLAINT = re.compile(r"\[libprotobuf ERROR \S+\] (.+)")
 
 
 def parse_line(line: str, year: int = 2000) -> Entry | None:
-    """Parse one line of a log; None if it is not an event. A time without a year gets `year`.
+    """Parse one line of a log; return None if it is not an event. A time without a year gets `year`.
 
     >>> parse_line("[0] I1120 11:49:33.597681  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.001").event
     Rate(iteration=0, rate=0.001)
@@ -222,8 +222,8 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
     rank, line = split_rank(line.rstrip("\r\n"))
     match = _GLOG.fullmatch(line)
     if not match:
-        spoken = _without_glog(line)
-        return Entry(spoken, rank) if spoken else None
+        other = _without_glog(line)
+        return Entry(other, rank) if other else None
     severity, stamp_year, *stamp, place_and_text, text = match.groups()
     time = _time(int(stamp_year or year), stamp)
     event = Fatal(text) if severity == "F" else _event(place_and_text)
@@ -231,7 +231,7 @@ def parse_line(line: str, year: int = 2000) -> Entry | None:
 
 
 def _event(text: str) -> Event | None:
-    """Parse `file.cpp:line] text`; None if it is not an event."""
+    """Parse `file.cpp:line] text`; return None if it is not an event."""
     if not _WORDS.search(text):
         return None
     for pattern, kind in _PATTERNS:
@@ -243,18 +243,18 @@ def _event(text: str) -> Event | None:
 
 
 def _without_glog(line: str) -> Event | None:
-    """Parse a line that was not written by glog; None if it is not an event."""
-    last, complaint = _LAST_WORDS.fullmatch(line), _COMPLAINT.fullmatch(line)
-    if last:
-        return Fatal(next(filter(None, last.groups())))
+    """Parse a line that was not written by glog; return None if it is not an event."""
+    fatal, complaint = _FATAL.fullmatch(line), _COMPLAINT.fullmatch(line)
+    if fatal:
+        return Fatal(next(filter(None, fatal.groups())))
     return Complaint(complaint[1]) if complaint else None
 
 
 def split_rank(line: str) -> tuple[int | None, str]:
     """Split a line into its rank and its text; the rank is None if the line has no label.
 
-    The label is the `[rank] ` of `mpiexec -l`, or the `rank: ` of `srun --label`. mpiexec also adds a label
-    after a write that does not end its line.
+    The label is the `[rank] ` of `mpiexec -l`, or the `rank: ` of `srun --label`. mpiexec also appends a
+    label to output that does not end in a line break; it is removed.
 
     >>> split_rank("[0] [1] no route"), split_rank("[1] no route[0] "), split_rank("no route")
     ((1, 'no route'), (1, 'no route'), (None, 'no route'))
@@ -265,7 +265,7 @@ def split_rank(line: str) -> tuple[int | None, str]:
     if not match:
         return None, line
     rest = line[match.end() :]
-    return int(match[1] or match[2]), _STUCK.sub("", rest) if rest.endswith("] ") else rest
+    return int(match[1] or match[2]), _TRAILING_LABEL.sub("", rest) if rest.endswith("] ") else rest
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:
@@ -278,7 +278,7 @@ def _time(year: int, stamp: list[str]) -> datetime | None:
 
 @dataclass(frozen=True)
 class Test:
-    """The mean outputs, by name, of one run of a TEST net."""
+    """The mean outputs of one test of a TEST net, by name."""
 
     iteration: int
     net: int
@@ -287,12 +287,12 @@ class Test:
 
 @dataclass
 class LogSummary:
-    """The training so far, as its log shows it. Further elements of an output are named `name#1`, `name#2`.
+    """The training so far, according to its log. Further elements of an output are named `name#1`, `name#2`.
 
-    `times` holds when each iteration's loss was printed, from which images/s can be computed. Only rank 0
-    counts, except for `fatal`: the first fatal message of any rank, after the last `complaint` before it,
-    which often explains it. Each line that must not be skipped, however long a log is, has one of the VITAL
-    words: why a launch ends, what it left out, what it wrote.
+    `times` is when each iteration's loss was printed, from which images/s can be computed. Only rank 0 is
+    recorded, except in `fatal`: the first fatal message of any rank, preceded by the last `complaint` before
+    it, which often explains it. Each line that must be read, however long the log is, contains one of the
+    strings in VITAL: those lines say why a launch ended, which layers it ignored, and what it wrote.
     """
 
     VITAL: ClassVar[tuple[str, ...]] = (
@@ -331,10 +331,10 @@ class LogSummary:
             before = f"{self.complaint}; then: " if self.complaint else ""
             self.fatal = self.fatal or f"{before}{entry.event.text}"
         elif entry.rank in (None, 0):
-            self._take(entry.event, entry.time)
+            self._apply(entry.event, entry.time)
         return entry
 
-    def _take(self, event: Event, time: datetime | None) -> None:
+    def _apply(self, event: Event, time: datetime | None) -> None:
         match event:
             case Loss(iteration, loss):
                 self.losses[iteration], self.outputs[iteration] = loss, {}
@@ -343,15 +343,15 @@ class LogSummary:
             case Rate(iteration, rate):
                 self.rates[iteration] = rate
             case TrainOutput(_, name, value) if self.outputs:
-                _put(self.outputs[next(reversed(self.outputs))], name, value)
+                _add_output(self.outputs[next(reversed(self.outputs))], name, value)
             case TestStarted(iteration, net):
                 self.tests.append(Test(iteration, net, {}))
             case TestOutput(_, name, value) if self.tests:
-                _put(self.tests[-1].outputs, name, value)
+                _add_output(self.tests[-1].outputs, name, value)
             case BatchOutput(batch, name, value):
-                _put(self.batches.setdefault(batch, {}), name, value)
+                _add_output(self.batches.setdefault(batch, {}), name, value)
             case MeanOutput(name, value):
-                _put(self.mean_outputs, name, value)
+                _add_output(self.mean_outputs, name, value)
             case MeanLoss(loss):
                 self.mean_loss = loss
             case Snapshot(path):
@@ -375,26 +375,26 @@ class LogSummary:
 
 
 class LogFile:
-    """A growing log, read in pieces of bounded size; `offset` is how many bytes have been read."""
+    """A growing log, read in pieces of bounded size; `offset` is the number of bytes already read."""
 
     def __init__(self, path: Path) -> None:
         """Start at the beginning; the file need not exist yet."""
         self.path = path
         self.offset = 0
-        self._begun = b""  # the start of a line that is not complete yet
+        self._partial_line = b""  # the start of a line that is not complete yet
 
     def unread_bytes(self) -> int:
-        """Return how many bytes have not been read yet; raises OSError for an unreadable file."""
+        """Return the number of bytes not read yet. Raises OSError if the file is unreadable."""
         try:
             return max(0, self.path.stat().st_size - self.offset)
         except FileNotFoundError:
             return 0
 
     def read(self, most_bytes: int | None = None, *, to_end: bool = False) -> Iterator[list[str]]:
-        """Yield the new complete lines, in groups; with `to_end` also an incomplete last one.
+        """Yield the new complete lines, in groups; with `to_end`, also an incomplete last line.
 
         At most `most_bytes` are read, and nothing that is written meanwhile, which could be endless. Lines
-        are cut to LONGEST_LINE_BYTES. Raises OSError for an unreadable file.
+        are truncated to LONGEST_LINE_BYTES. Raises OSError if the file is unreadable.
         """
         try:
             file = open_file(self.path)
@@ -409,17 +409,17 @@ class LogFile:
                 self.offset += len(piece)
                 if lines := self._split(piece):
                     yield lines
-        if to_end and self._begun:
-            last, self._begun = self._begun, b""
+        if to_end and self._partial_line:
+            last, self._partial_line = self._partial_line, b""
             yield _decode(last)
 
     def _split(self, piece: bytes) -> list[str]:
         first, *others = piece.split(b"\n")
-        first = (self._begun + first)[:LONGEST_LINE_BYTES]
+        first = (self._partial_line + first)[:LONGEST_LINE_BYTES]
         if not others:
-            self._begun = first
+            self._partial_line = first
             return []
-        self._begun = others.pop()[:LONGEST_LINE_BYTES]
+        self._partial_line = others.pop()[:LONGEST_LINE_BYTES]
         lines = [first, *(line[:LONGEST_LINE_BYTES] for line in others)]
         return _decode(b"\n".join(lines) + b"\n")
 
@@ -436,11 +436,11 @@ def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
     return summary
 
 
-def _put(outputs: dict[str, float], name: str, value: float) -> None:
+def _add_output(outputs: dict[str, float], name: str, value: float) -> None:
     if name not in outputs:
         outputs[name] = value
         return
-    # A blob's values follow each other, sometimes thousands of them, so derive the next key from the last.
+    # The values of a blob are consecutive, and may be thousands, so derive the next key from the last one.
     stem, _, number = next(reversed(outputs)).rpartition("#")
     if stem == name and number.isdigit():
         taken = int(number) + 1

@@ -1,4 +1,4 @@
-"""Build protobuf messages from plain Python values, and check each field."""
+"""Build protobuf messages from plain Python values, checking each field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from caffe_recipes.wording import did_you_mean
 
 M = TypeVar("M", bound=Message)
 
-# A scalar, an enum's name, a message, a mapping of its fields, a list of these, or None to leave a field out.
+# A scalar, the name of an enum value, a message, a mapping of its fields, a list of these, or None for unset.
 FieldValue = Any
 
 # Converts a plain value to one that protobuf accepts, or raises.
@@ -44,8 +44,8 @@ _TEXTS: dict[int, tuple[type[bool | str | bytes], str]] = {
 def build_message(cls: type[M], where: str, fields: Mapping[str, FieldValue]) -> M:
     """Build a message from a mapping of its fields; errors name `where`.
 
-    A field that is None stays absent; an empty mapping is an empty message that is present. A repeated field
-    may have a single value. Raises InputError for an unknown field and for a value that does not fit.
+    A field whose value is None stays unset; an empty mapping sets a field to an empty message. A repeated
+    field accepts a single value. Raises InputError for an unknown field or an invalid value.
 
     >>> from caffe_recipes.caffe import pb
     >>> print(build_message(pb.PoolingParameter, "pool1", {"pool": "AVE", "kernel_size": 7, "stride": None}))
@@ -59,21 +59,21 @@ def build_message(cls: type[M], where: str, fields: Mapping[str, FieldValue]) ->
 
 
 def set_fields(message: Message, where: str, fields: Mapping[str, FieldValue]) -> None:
-    """Set fields of an existing message, as `build_message` does."""
+    """Set fields of an existing message. Raises InputError as `build_message` does."""
     try:
         _set_fields(message, fields)
-    except _UnfitError as unfit:
-        raise InputError(": ".join((where, *unfit.path)), unfit.what, unfit.hint) from None
+    except _InvalidValueError as error:
+        raise InputError(": ".join((where, *error.path)), error.what, error.hint) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name most similar to `name`; if none is, list up to 19 known names.
+    """Suggest the known name most similar to `name`; if none is similar, list them if they are fewer than 20.
 
     >>> nearest("kernal_size", ["kernel_size", "pad"]), nearest("x", ["kernel_size", "pad"])
-    ("did you mean 'kernel_size'?", 'there are kernel_size, pad')
+    ("did you mean 'kernel_size'?", 'choose from kernel_size, pad')
     """
     names = list(known)
-    return did_you_mean(name, names, f"there are {', '.join(names)}" if len(names) < 20 else "")
+    return did_you_mean(name, names, f"choose from {', '.join(names)}" if len(names) < 20 else "")
 
 
 @functools.cache
@@ -82,8 +82,8 @@ def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
     return {field.name: field for field in message.fields}
 
 
-class _UnfitError(Exception):
-    """A value that does not fit; each enclosing block adds its field's name to the front of the path."""
+class _InvalidValueError(Exception):
+    """An invalid value or field name; each enclosing block prepends its field's name to the path."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -96,7 +96,7 @@ def _set_fields(message: Message, fields: Mapping[str, FieldValue]) -> None:
     known = _checks(message.DESCRIPTOR)
     for name, value in fields.items():
         if name not in known:
-            raise _UnfitError(f"{message.DESCRIPTOR.name} has no field '{name}'", nearest(name, known))
+            raise _InvalidValueError(f"{message.DESCRIPTOR.name} has no field '{name}'", nearest(name, known))
         if value is None:
             continue
         is_repeated, check = known[name]
@@ -107,8 +107,8 @@ def _set_fields(message: Message, fields: Mapping[str, FieldValue]) -> None:
                 setattr(message, name, check(value))
             else:
                 _fill(getattr(message, name), value)
-        except _UnfitError as unfit:
-            unfit.path = (name, *unfit.path)
+        except _InvalidValueError as error:
+            error.path = (name, *error.path)
             raise
 
 
@@ -128,12 +128,12 @@ def _fill(target: Message, value: FieldValue) -> None:
     elif isinstance(value, type(target)):
         target.CopyFrom(value)
     else:
-        raise _unfit(value, f"a {target.DESCRIPTOR.name} or a mapping of its fields")
+        raise _invalid(value, f"a {target.DESCRIPTOR.name} or a mapping of its fields")
 
 
 @functools.cache
 def _checks(message: Descriptor) -> Mapping[str, tuple[bool, _Check | None]]:
-    """Return {field: (whether it is repeated, its check)}; a field that is a message has no check."""
+    """Return {field: (whether it is repeated, its check)}; the check of a message field is None."""
     return {field.name: (field.is_repeated, _check_of(field)) for field in message.fields}
 
 
@@ -156,7 +156,7 @@ def _integer(least: int, most: int, value: FieldValue) -> int:
         and least <= index(value) <= most
     ):
         return index(value)
-    raise _unfit(value, f"an integer from {least} to {most}")
+    raise _invalid(value, f"an integer from {least} to {most}")
 
 
 def _number(largest: float, value: FieldValue) -> float:
@@ -164,12 +164,12 @@ def _number(largest: float, value: FieldValue) -> float:
         number = _float(value)
         if abs(number) <= largest:
             return number
-    raise _unfit(value, f"a number of at most {float_text(largest)}")
+    raise _invalid(value, f"a number of at most {float_text(largest)}")
 
 
-def _text(python_type: type[bool | str | bytes], wanted: str, value: FieldValue) -> bool | str | bytes:
+def _text(python_type: type[bool | str | bytes], expected: str, value: FieldValue) -> bool | str | bytes:
     if not isinstance(value, python_type):
-        raise _unfit(value, wanted)
+        raise _invalid(value, expected)
     return value
 
 
@@ -186,13 +186,13 @@ def _enum_number(enum: EnumDescriptor, value: FieldValue) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value in enum.values_by_number:
         return value
     names = enum.values_by_name
-    raise _UnfitError(f"{enum.name} has no value {_shown(value)}", nearest(str(value), names))
+    raise _InvalidValueError(f"{enum.name} has no value {_shorten(value)}", nearest(str(value), names))
 
 
-def _unfit(value: FieldValue, wanted: str) -> _UnfitError:
-    return _UnfitError(f"{_shown(value)} does not fit", f"give {wanted}")
+def _invalid(value: FieldValue, expected: str) -> _InvalidValueError:
+    return _InvalidValueError(f"invalid value {_shorten(value)}", f"expected {expected}")
 
 
-def _shown(value: FieldValue) -> str:
+def _shorten(value: FieldValue) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,8 @@
 """Build residual nets: ResNet-50 as published with the 64-node recipe, other depths, and a small one.
 
 Layers are named as in the published nets: `res2a_branch2a`, `bn2a_branch2a`, `scale2a_branch2a`, ...
-The blocks of each depth are from table 1 of He et al., arXiv:1512.03385; 3x3 convolutions have the stride.
+The blocks of each depth are those in table 1 of He et al., arXiv:1512.03385; the 3x3 convolutions have the
+stride.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ZeroInit = Literal["none", "last-block", "every-block"]
 
 @dataclass(frozen=True)
 class NetOptions:
-    """The options of a residual net; `input_px` is the side of the square input."""
+    """The options of a residual net. `input_px` is the side of the square input."""
 
     classes: int
     input_px: int
@@ -50,8 +51,8 @@ class NetOptions:
 class NetStage:
     """The blocks of one resolution; the first has the stride, and projects its input if the shape changes.
 
-    A bottleneck block is 1x1, 3x3, 1x1, and its last convolution has 4 times the width; other blocks are 3x3,
-    3x3. Blocks are named by letters or, as in He et al.'s deeper nets, `a`, `b1`, `b2`, ...
+    A bottleneck block has 1x1, 3x3 and 1x1 convolutions, the last with 4 times the width; other blocks have
+    two 3x3 convolutions. Blocks are named by letters or, as in He et al.'s deeper nets, `a`, `b1`, `b2`, ...
     """
 
     blocks: int
@@ -62,14 +63,14 @@ class NetStage:
 
     @property
     def convs(self) -> tuple[tuple[int, int], ...]:
-        """Kernel and outputs of each convolution of a block."""
+        """The kernel size and number of outputs of each convolution of a block."""
         if self.is_bottleneck:
             return (1, self.width), (3, self.width), (1, 4 * self.width)
         return (3, self.width), (3, self.width)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its blocks.
+        """The names of its blocks.
 
         >>> NetStage(3, 64, 1).names, NetStage(3, 64, 1, is_numbered=True).names
         (('a', 'b', 'c'), ('a', 'b1', 'b2'))
@@ -89,7 +90,7 @@ class BlockShape:
     stages: tuple[NetStage, ...]
 
 
-def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> BlockShape:
+def _resnet_shape(depth: int, blocks: tuple[int, int, int, int]) -> BlockShape:
     stages = (
         NetStage(
             count,
@@ -104,13 +105,13 @@ def _of_depth(depth: int, blocks: tuple[int, int, int, int]) -> BlockShape:
 
 
 _SHAPES = {
-    "resnet50": _of_depth(50, (3, 4, 6, 3)),  # `adopt` tries them in this order
+    "resnet50": _resnet_shape(50, (3, 4, 6, 3)),  # `adopt` tries them in this order
     # Four narrow blocks for images of about 28 px, which train fast on a CPU.
     "resnet_small": BlockShape(16, 3, 1, (NetStage(2, 8, 1), NetStage(2, 16, 2))),
-    "resnet18": _of_depth(18, (2, 2, 2, 2)),
-    "resnet34": _of_depth(34, (3, 4, 6, 3)),
-    "resnet101": _of_depth(101, (3, 4, 23, 3)),
-    "resnet152": _of_depth(152, (3, 8, 36, 3)),
+    "resnet18": _resnet_shape(18, (2, 2, 2, 2)),
+    "resnet34": _resnet_shape(34, (3, 4, 6, 3)),
+    "resnet101": _resnet_shape(101, (3, 4, 23, 3)),
+    "resnet152": _resnet_shape(152, (3, 8, 36, 3)),
 }
 
 
@@ -128,8 +129,8 @@ def _resnet(
     return net(name, layers, _head(layers[-1].top[0], px, options))
 
 
-# Each takes the net's name, its data layers and its options; those named by depth are for images of 224 px.
-# Each raises InputError for images that are too small.
+# Each takes the net's name, its data layers and its options. Those named by depth are meant for images of
+# 224 px. Each raises InputError if the images are too small.
 BUILDERS: dict[str, Callable[[str, Iterable[pb.LayerParameter], NetOptions], pb.NetParameter]] = {
     name: partial(_resnet, shape) for name, shape in _SHAPES.items()
 }
@@ -138,7 +139,7 @@ resnet50, resnet_small = BUILDERS["resnet50"], BUILDERS["resnet_small"]
 
 
 def _last_px(shape: BlockShape, input_px: int) -> Dim:
-    """Return the side of the last stage's blobs, which is the kernel of `pool5`."""
+    """Return the side in pixels of the last stage's blobs, which is the kernel size of `pool5`."""
     px = conv_size(input_px, shape.conv1_kernel, shape.conv1_stride, shape.conv1_kernel // 2)
     px = pool_size(px, kernel=3, stride=2, pad=0)
     for stage in shape.stages:
@@ -212,7 +213,7 @@ def _branch(
 
 
 def _normalized(blob: str, suffix: str, options: NetOptions, gamma: int = 1) -> Iterator[pb.LayerParameter]:
-    """Normalize in place; `gamma` is the initial scale of MKL-DNN's fused engine, the plain one uses 1."""
+    """Normalize in place. `gamma` is the initial scale in MKL-DNN's fused engine; others start at 1."""
     fraction = options.batch_norm_fraction
     yield batch_norm(f"bn{suffix}", blob, moving_average_fraction=fraction, filler={"value": gamma})
     yield scale(f"scale{suffix}", blob, param=[{"decay_mult": 0}] * 2)
@@ -234,6 +235,6 @@ def _head(bottom: str, px: Dim, options: NetOptions) -> Iterator[pb.LayerParamet
     )
     yield softmax_with_loss("prob", scores, "label", "loss")
     yield accuracy("loss3/top-1", scores, "label")
-    # With five classes every label is among the best 5, and Caffe stops at a top_k above the classes.
+    # With five classes, every label is among the best 5. Caffe stops if top_k exceeds the number of classes.
     if options.classes > 5:
         yield accuracy("loss3/top-5", scores, "label", top_k=5)

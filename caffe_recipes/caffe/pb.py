@@ -1,7 +1,7 @@
-"""Message classes of `caffe.proto`, in a descriptor pool of their own.
+"""The message classes of `caffe.proto`, in a private descriptor pool.
 
-A private pool, because pycaffe and others register `caffe.*` in protobuf's default pool, and two
-schemas of one name there clash. `pb.pyi` holds the types; `make proto` writes it and `pb.binpb`.
+The pool is private because pycaffe and others register `caffe.*` in protobuf's default pool, where two
+schemas with the same name clash. The types are in `pb.pyi`; `make proto` writes it and `pb.binpb`.
 """
 
 from pathlib import Path

@@ -1,14 +1,15 @@
-"""Read, write and format prototxts: the package's only way to their text.
+"""Read, write and format prototxts. All other modules access prototxt text through this one.
 
-The canonical text has two spaces per block; fields in the order of `field_order.py`; a block with a single
-scalar on one line (`include { phase: TRAIN }`), and an empty one as `relu_param { }`; a blank line after the
-file's header; strings in double quotes; floats in the fewest digits that every protobuf reads back bit-equal.
-It keeps from the author's text: one blank line between outermost fields; a block on one line that fits there;
-and each comment with the field that it is above, beside or, before a blank line, directly below. A comment
-that is last in a block stays last, and one beside a closing brace stays there.
+The canonical text indents each block by two spaces, orders fields as `FIELD_ORDERS` in `text/writer.py` does,
+puts a block with a single scalar on one line (`include { phase: TRAIN }`), writes an empty block as
+`relu_param { }`, and has a blank line after the file's header. Strings are in double quotes; floats have the
+fewest digits that every protobuf reads back bit-equal. It keeps single blank lines between outermost fields,
+blocks that the author wrote on one line if they fit there, and all comments. A comment stays with the field
+that it is above, beside or, if a blank line follows, directly below. A comment that is last in a block stays
+last, and one beside a closing brace stays there.
 
-A `Document` is a file with its message, its comments, and the place of each field. Which message a file holds
-follows from the names of its first fields: `layer` belongs to a net, `base_lr` to a solver.
+A `Document` is a file with its message, its comments and the position of each field. Which message a file
+holds follows from the names of its first fields: `layer` belongs to a net, `base_lr` to a solver.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "Comment",
     "decode_prototxt",
     "digest",
+    "empty_file_error",
     "encode_prototxt",
     "format_prototxt",
     "load_prototxt",
@@ -56,7 +58,7 @@ _NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
-    """Parse text into a message; raises PrototxtError at the first mistake that Caffe would refuse.
+    """Parse text into a message. Raises PrototxtError at the first mistake that Caffe would refuse.
 
     >>> from caffe_recipes.caffe import pb
     >>> parse_prototxt("stage: 'a' levle: 2", pb.NetState, "n.prototxt")
@@ -69,20 +71,25 @@ def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
 
 
 def load_prototxt(path: str | Path, cls: type[M]) -> M:
-    """Read a prototxt file; raises PrototxtError if it is missing, not text, or holds no field at all.
+    """Read a prototxt file. Raises PrototxtError if it is missing, not text, or has no fields.
 
-    Caffe accepts an empty file as a message without fields and trains nothing; an empty solver or net comes
-    from a failed copy, so it is an error here. `parse_prototxt` accepts empty text.
+    Caffe accepts an empty file as a message without fields, and trains nothing. An empty solver or net is
+    usually the result of a failed copy, so it is an error here. `parse_prototxt` accepts empty text.
     """
     text = read_prototxt(path)
     message = parse_prototxt(text, cls, path)
     if not message.ListFields():
-        raise PrototxtError(path, f"holds no field of {cls.DESCRIPTOR.name}", "was it copied whole?")
+        raise empty_file_error(path)
     return message
 
 
+def empty_file_error(path: str | Path) -> PrototxtError:
+    """Return the error for a prototxt without fields."""
+    return PrototxtError(path, "is empty: it has no fields", "check that it was copied completely")
+
+
 def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
-    """Read a file's text; raises PrototxtError if it is unreadable, over `max_bytes`, or not UTF-8."""
+    """Read a file's text. Raises PrototxtError if it is unreadable, too large, or not UTF-8."""
     try:
         data = read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
@@ -92,15 +99,14 @@ def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
 
 
 def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) -> str:
-    """Decode a prototxt's bytes; raises PrototxtError if they are over `max_bytes`, or not UTF-8.
+    """Decode a prototxt's bytes. Raises PrototxtError if they exceed `max_bytes` or are not UTF-8.
 
-    A comment may hold any byte, as Caffe never reads it: a byte that is not UTF-8 becomes a lone surrogate
-    (`surrogateescape`), which `encode_prototxt` turns back into the byte.
+    A comment may contain any byte, since Caffe never reads it: a byte that is not UTF-8 becomes a lone
+    surrogate (`surrogateescape`), which `encode_prototxt` turns back into the byte.
     """
     if len(data) > max_bytes:
-        raise PrototxtError(
-            path, f"is over {max_bytes:,} bytes", "is it a prototxt? raise the limit with --max-bytes"
-        )
+        what = f"is over {max_bytes:,} bytes"
+        raise PrototxtError(path, what, "if it is a prototxt, raise the limit with --max-bytes")
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -110,34 +116,34 @@ def decode_prototxt(data: bytes, path: str | Path, max_bytes: int = MOST_BYTES) 
         return text
     line, column = line_column(text, found)
     what = f"byte {ord(text[found]) - 0xDC00:#04x} is not UTF-8"
-    raise PrototxtError(f"{path}:{line}:{column}", what, "write UTF-8; only comments may hold other bytes")
+    raise PrototxtError(f"{path}:{line}:{column}", what, "write UTF-8; only comments may contain other bytes")
 
 
 def encode_prototxt(text: str) -> bytes:
-    """Encode a prototxt's text; bytes of comments that were not UTF-8 are restored."""
+    """Encode a prototxt's text, restoring the bytes in comments that were not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
 def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:
     """Return the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
 
-    The path `""` is the file itself: the comment above it is the header, the one below it the file's end.
-    Raises PrototxtError if a comment's field is not in the message.
+    The path `""` is the file itself: the comment above it is the header, the one below it ends the file.
+    Raises PrototxtError if the field of a comment is not set in the message.
     """
     return write_text(message, comments)
 
 
 def render_checked(message: Message, comments: Mapping[str, Comment], path: str | Path = "<text>") -> str:
-    """Return the canonical text of a message; raises PrototxtError unless it reads back as the same."""
+    """Return the canonical text of a message. Raises PrototxtError if it does not read back unchanged."""
     text = render_prototxt(message, comments)
     if digest(parse_prototxt(text, type(message), path)) != digest(message):
-        what = "would read back as another message"
-        raise PrototxtError(path, what, "nothing is written; report this file")
+        what = "would not read back as the same message"
+        raise PrototxtError(path, what, "nothing was written; please report this file")
     return text
 
 
 def format_prototxt(text: str, cls: type[Message], path: str | Path = "<text>") -> str:
-    """Return text in canonical form: the same message, with every comment beside its field."""
+    """Return text in canonical form: the same message, with every comment at its field."""
     message = cls()
     comments = parse_text(text, message, path).comments
     return render_checked(message, comments, path)
@@ -148,7 +154,7 @@ def digest(message: Message) -> str:
     return hashlib.sha256(message.SerializePartialToString(deterministic=True)).hexdigest()
 
 
-# The messages that Caffe and its tools read from files, by the usual name of such a file.
+# The messages that Caffe and its tools read from files, by what such a file is usually called.
 KINDS: Mapping[str, type[Message]] = {
     "net": pb.NetParameter,
     "solver": pb.SolverParameter,
@@ -158,14 +164,14 @@ KINDS: Mapping[str, type[Message]] = {
 
 
 class Places(Mapping[str, int]):
-    """The offset in characters of each field's name, or of a list's value, by the field's path.
+    """The offset, in characters, of the name of each field or of each value of a list, by the field's path.
 
-    The text is parsed again when the first offset is asked for: a file without findings needs none, and the
-    paths take more memory than anything else.
+    The text is parsed again when the first offset is looked up, because a file without findings needs none,
+    and the paths take more memory than anything else.
     """
 
     def __init__(self, text: str, cls: type[Message]) -> None:
-        """Remember a text that has been parsed as a `cls`."""
+        """Store a text that has been parsed as a `cls`."""
         self._text, self._cls = text, cls
 
     def __getitem__(self, path: str) -> int:
@@ -173,7 +179,7 @@ class Places(Mapping[str, int]):
         return self._found[path]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the paths in the order of the text."""
+        """Yield the paths in the order in which they appear in the text."""
         return iter(self._found)
 
     def __len__(self) -> int:
@@ -196,7 +202,7 @@ class Document(Generic[M]):
     message: M
     comments: Mapping[str, Comment]
     offsets: Mapping[str, int]
-    newer_forms: tuple[NewerForm, ...] = ()  # what a Caffe built with an old protobuf cannot read
+    newer_forms: tuple[NewerForm, ...] = ()  # those that a Caffe built with an old protobuf cannot read
 
     def where(self, field: str = "") -> str:
         """Return `file:line:column` of a field, or of the nearest block that contains it in the text."""
@@ -221,26 +227,27 @@ def load_document(
 ) -> Document[M]:
     """Read a prototxt file as a `cls`, or as the message that its fields belong to.
 
-    Raises PrototxtError if it is missing, not text, over `max_bytes`, without a field, or of another message.
+    Raises PrototxtError if it is missing, not text, larger than `max_bytes`, has no fields, or holds another
+    message.
     """
     document = parse_document(read_prototxt(path, max_bytes), path, cls)
     if not document.message.ListFields():
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+        raise empty_file_error(path)
     return document
 
 
 def parse_document(text: str, path: str | Path = "<text>", cls: type[M] | None = None) -> Document[M]:
-    """Parse text as a `cls`, or as the message that its fields belong to; raises PrototxtError."""
-    message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # the caller asks for any
+    """Parse text as a `cls`, or as the message that its fields belong to. Raises PrototxtError on failure."""
+    message: M = (cls or guess_class(text, path))()  # type: ignore[assignment]  # without `cls`, M is any message
     comments, newer_forms = parse_text(text, message, path)
-    text = text.removeprefix("\ufeff")  # the parser skips a byte-order mark, and counts from after it
+    text = text.removeprefix("\ufeff")  # the parser skips a byte-order mark, and counts offsets from after it
     return Document(str(path), text, message, comments, Places(text, type(message)), newer_forms)
 
 
 def guess_class(
     text: str, path: str | Path = "", kinds: Mapping[str, type[Message]] = KINDS
 ) -> type[Message]:
-    """Guess a text's message by the first field that only one of `kinds` has, or else by the file's name.
+    """Guess a text's message from the first field that only one of `kinds` has, or from the file's name.
 
     >>> guess_class("debug_info: true base_lr: 1").DESCRIPTOR.name
     'SolverParameter'
@@ -253,8 +260,7 @@ def guess_class(
 
 
 def _outer_names(text: str) -> Iterator[str]:
-    """Yield the names of fields outside every block, and also values that are words, which do no harm."""
-
+    """Yield the names of the outermost fields, and also values that are words, which do no harm."""
     depth = 0
     for match in TOKEN.finditer(text):
         if match.lastgroup == "mark":

@@ -1,7 +1,7 @@
 """Compute a solver's learning rate at any iteration, in Caffe's float32 arithmetic and without numpy.
 
-Source: the solver of SURFsara's Intel Caffe, in which warm-up iterations count as iterations of the policy,
-so that the rate drops where the warm-up ends.
+Source: the solver of SURFsara's fork of Intel Caffe, in which warm-up iterations count as iterations of the
+policy, so that the rate drops at the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Policy = Callable[[pb.SolverParameter, int], float]
 
 
 def float32(value: float) -> float:
-    """Round to the nearest float32, as a C++ float holds it.
+    """Round to the nearest float32, the value of a C++ float.
 
     >>> float32(0.1)
     0.10000000149011612
@@ -32,9 +32,9 @@ def float32(value: float) -> float:
 
 
 def lr_at(solver: pb.SolverParameter, iteration: int) -> float:
-    """Return the learning rate of the update of `iteration`, counted from 0.
+    """Return the learning rate of the update at `iteration`, counted from 0.
 
-    It is infinite or NaN wherever Caffe's own arithmetic is. Raises KeyError for an unknown policy, and for
+    It is infinite or NaN wherever Caffe's own result is. Raises KeyError for an unknown policy, and for
     `plateau`, whose rate depends on the losses.
 
     >>> init = pb.SolverParameter(lr_policy="poly_cyc", base_lr=1.6, power=1, max_iter=7800, lr_iter=18720,
@@ -53,7 +53,7 @@ def lr_at(solver: pb.SolverParameter, iteration: int) -> float:
 
 
 def stepped_lr(solver: pb.SolverParameter, step: int) -> float:
-    """Return base_lr * gamma ^ step: the rate of `step`, `multistep` and `plateau` after `step` steps.
+    """Return base_lr * gamma^step, the rate of `step`, `multistep` and `plateau` after `step` steps.
 
     >>> f"{stepped_lr(pb.SolverParameter(base_lr=0.1, gamma=0.5), 2):.6g}"
     '0.025'
@@ -73,7 +73,7 @@ def steps_at(solver: pb.SolverParameter, iteration: int) -> int:
 
 
 def step_iters(solver: pb.SolverParameter, last: int) -> Sequence[int]:
-    """Return the iterations at which the rate steps: all of `multistep`, those of `step` up to `last`.
+    """Return the iterations at which the rate steps: all for `multistep`, those up to `last` for `step`.
 
     >>> list(step_iters(pb.SolverParameter(lr_policy="step", stepsize=10), 25))
     [10, 20]
@@ -96,7 +96,7 @@ class RateFault:
 
 
 def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
-    """Return the mistakes in a solver's schedule; with most of them Caffe itself trains, and returns 0.
+    """Return the mistakes in a solver's schedule. With most of them, Caffe itself trains and returns 0.
 
     >>> str(*check_rates(pb.SolverParameter(lr_policy="poly_cyc", base_lr=1, max_iter=10)))
     'lr_policy poly_cyc needs lr_iter above 0: without it the rate is NaN'
@@ -106,14 +106,14 @@ def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
         return [RateFault("no base_lr", "base_lr is missing", "the rate would be 0")]
     if policy not in POLICY_NEEDS:
         known = ", ".join(sorted(POLICY_NEEDS))
-        return [RateFault("unknown policy", f"lr_policy '{policy}' is unknown; known are {known}")]
-    missing = [_missing(solver, field) for field in POLICY_NEEDS[policy] if not _given(solver, field)]
+        return [RateFault("unknown policy", f"lr_policy '{policy}' is unknown; the policies are {known}")]
+    missing = [field for field in POLICY_NEEDS[policy] if not _is_given(solver, field)]
     if missing:
-        return missing
+        return [_missing_fault(solver, field) for field in missing]
     if policy == "plateau":
         return []
-    # Besides at the key iterations, a rate can become negative or infinite where `poly_cyc` ends.
-    places = filter(None, telling_iters(solver, solver.max_iter).values())
+    # A rate can become negative or infinite at the key iterations and at the end of `poly_cyc`.
+    places = filter(None, key_iters(solver, solver.max_iter).values())
     for iteration in sorted({0, *places, solver.lr_iter, solver.lr_iter + 1}):
         if not 0 <= iteration < solver.max_iter:
             continue
@@ -125,10 +125,10 @@ def check_rates(solver: pb.SolverParameter) -> list[RateFault]:
 
 
 @dataclass(frozen=True)
-class TellingRates:
-    """The key rates of a schedule: of the first and last update, and on both sides of the warm-up's end.
+class KeyRates:
+    """The key rates of a schedule: of the first and last update, and of those around the warm-up's end.
 
-    `warmup_end` and `after_warmup` are None if no warm-up ends.
+    `warmup_end` and `after_warmup` are None if no warm-up ends within the schedule.
     """
 
     first: float
@@ -137,10 +137,10 @@ class TellingRates:
     last: float
 
 
-def telling_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int | None]:
-    """Return the iterations of the key rates, by the names of `TellingRates`; None for a rate that is None.
+def key_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int | None]:
+    """Return the iteration of each key rate, by the names of `KeyRates`; None for a rate that is None.
 
-    >>> telling_iters(pb.SolverParameter(warmup_iter=4), 8)
+    >>> key_iters(pb.SolverParameter(warmup_iter=4), 8)
     {'first': 0, 'warmup_end': 3, 'after_warmup': 4, 'last': 7}
     """
     ends = 0 < solver.warmup_iter < iterations
@@ -152,22 +152,24 @@ def telling_iters(solver: pb.SolverParameter, iterations: int) -> dict[str, int 
     }
 
 
-def telling_rates(solver: pb.SolverParameter, iterations: int) -> TellingRates | None:
-    """Return the key rates of at least one iteration; None for `plateau`, whose rate depends on the losses.
+def key_rates(solver: pb.SolverParameter, iterations: int) -> KeyRates | None:
+    """Return the key rates of a schedule; None for `plateau`, whose rate depends on the losses.
+
+    `iterations` must be at least 1.
 
     >>> solver = pb.SolverParameter(lr_policy="poly", power=1, base_lr=1, max_iter=8, warmup_iter=4)
-    >>> telling_rates(solver, 8)
-    TellingRates(first=0.0, warmup_end=0.75, after_warmup=0.5, last=0.125)
+    >>> key_rates(solver, 8)
+    KeyRates(first=0.0, warmup_end=0.75, after_warmup=0.5, last=0.125)
     """
     if solver.lr_policy not in POLICIES:
         return None
-    at = telling_iters(solver, iterations).items()
+    at = key_iters(solver, iterations).items()
     rates: dict[str, Any] = {name: None if place is None else lr_at(solver, place) for name, place in at}
-    return TellingRates(**rates)
+    return KeyRates(**rates)
 
 
 def _power(base: float, exponent: float) -> float:
-    """Compute C's pow(), which returns infinity or NaN instead of raising."""
+    """Return base^exponent as C's pow() does, which returns infinity or NaN instead of raising."""
     try:
         value = base**exponent
     except ZeroDivisionError:
@@ -203,11 +205,11 @@ def _sigmoid(solver: pb.SolverParameter, iteration: int) -> float:
 
 
 def _steps_taken(stepvalues: Iterable[int], iteration: int) -> int:
-    """Count the step values reached, in their order: Caffe stops at the first one that lies ahead.
+    """Count the step values that have been reached, up to the first one that has not.
 
-    Equal values, and those within the warm-up, all count: Intel's line computes the rate once for the log and
-    once for each learned blob, and each computation takes one step. BVLC's Caffe and nvcaffe take at most one
-    step in an iteration.
+    Equal values all count, and so do those within the warm-up: Intel's Caffe and its forks compute the rate
+    once for the log and once for each learned blob, and each computation takes one step. BVLC's Caffe and
+    nvcaffe take at most one step per iteration.
     """
     taken = 0
     for value in stepvalues:
@@ -242,7 +244,7 @@ POLICY_NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _given(solver: pb.SolverParameter, field: str) -> bool:
+def _is_given(solver: pb.SolverParameter, field: str) -> bool:
     if field in ("stepvalue", "plateau_winsize"):
         return len(getattr(solver, field)) > 0
     if field in ("stepsize", "lr_iter"):
@@ -250,7 +252,7 @@ def _given(solver: pb.SolverParameter, field: str) -> bool:
     return solver.HasField(field)
 
 
-def _missing(solver: pb.SolverParameter, field: str) -> RateFault:
+def _missing_fault(solver: pb.SolverParameter, field: str) -> RateFault:
     if field == "lr_iter":
         what = "lr_policy poly_cyc needs lr_iter above 0"
         return RateFault("no lr_iter", what, "without it the rate is NaN")

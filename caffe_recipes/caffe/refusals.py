@@ -1,7 +1,7 @@
-"""Find settings at which Caffe stops when it sets up a layer, as far as the layer alone shows them.
+"""Find settings at which Caffe stops when it sets up a layer, from the layer alone.
 
-Shapes that do not fit are found by `shapes.py`. Source: LayerSetUp of the layers, layer.hpp,
-layer_factory.cpp and filler.hpp of Intel's and SURFsara's Caffe on CPUs.
+`shapes.py` finds shapes that do not fit. Source: LayerSetUp of the layers, layer.hpp, layer_factory.cpp and
+filler.hpp of Intel's and SURFsara's Caffe on CPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 
-# Layers whose first top is a loss of weight 1 if no loss_weight is written; without a top, Caffe adds one.
+# Layers whose first top is a loss of weight 1 if loss_weight is not set. If there is no top, Caffe adds one.
 IMPLICIT_LOSSES = frozenset(
     (
         "ContrastiveLoss",
@@ -28,17 +28,17 @@ IMPLICIT_LOSSES = frozenset(
     )
 )
 
-# Losses that never give themselves the weight 1: their LayerSetUp does not call LossLayer's.
+# Losses without a default weight of 1, because their LayerSetUp does not call LossLayer's.
 UNWEIGHTED = frozenset(("SmoothL1Loss", "SmoothL1LossOHEM"))
 
-# Layers whose tops have the shape of their bottoms, and which may overwrite the bottom by the top.
+# Layers whose tops have the shape of their bottoms, and whose top may overwrite the bottom.
 _IN_PLACE_WORDS = """
     BNLL BatchNorm Bias Clip Dropout ELU Exp Log MKLBatchNorm MVN MnActivation PReLU Power Python ReLU
     Scale Sigmoid Softmax Swish TanH Threshold
 """
 IN_PLACE = frozenset(_IN_PLACE_WORDS.split())
 
-# The bottoms that Caffe has no backward pass to, -1 being the last; None stands for all.
+# The bottoms that Caffe does not backpropagate to; -1 is the last one, and None means all.
 _NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
     "Accuracy": None,
     "ArgMax": None,
@@ -58,8 +58,7 @@ _NO_BACKWARD: dict[str, tuple[int, ...] | None] = {
     "Threshold": None,
 }
 
-
-# The types that have an `engine`, and the block that holds a type's own; other types ignore the field.
+# The types that have an `engine`, and the block that contains it; other types ignore the field.
 ENGINE_BLOCKS = {
     "BatchNorm": "batch_norm_param",
     "Concat": "concat_param",
@@ -76,7 +75,7 @@ ENGINE_BLOCKS = {
     "TanH": "tanh_param",
 }
 ENGINES = ("CAFFE", "CUDNN", "MKL2017", "MKLDNN")
-_DEFAULT, _CUDNN = 0, 2  # in each block's own enum that has them
+_DEFAULT, _CUDNN = 0, 2  # in the Engine enum of each block that has these values
 
 _WINDOWS = {
     "Convolution": "convolution_param",
@@ -85,7 +84,7 @@ _WINDOWS = {
     "Pooling": "pooling_param",
 }
 
-# The number of tops of types that have a fixed one.
+# The number of tops, for types with a fixed number.
 _TOPS = {
     "ImageData": 2,
     "MemoryData": 2,
@@ -97,7 +96,7 @@ _TOPS = {
 
 
 class Refusal(NamedTuple):
-    """A reason why Caffe stops: the rule, the field, what is wrong, the effect, and what to write instead."""
+    """A setting at which Caffe stops: the rule, the field, what is wrong, the effect, and what to write."""
 
     rule: str
     field: str
@@ -106,12 +105,12 @@ class Refusal(NamedTuple):
     write: str
 
 
-def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
-    """Return the indexes of the bottoms for which Caffe has no backward pass.
+def bottoms_without_backward(layer: pb.LayerParameter) -> tuple[int, ...]:
+    """Return the indexes of the bottoms that Caffe does not backpropagate to.
 
-    >>> closed_bottoms(pb.LayerParameter(type="SoftmaxWithLoss", bottom=["scores", "label"]))
+    >>> bottoms_without_backward(pb.LayerParameter(type="SoftmaxWithLoss", bottom=["scores", "label"]))
     (1,)
-    >>> closed_bottoms(pb.LayerParameter(type="Filter"))
+    >>> bottoms_without_backward(pb.LayerParameter(type="Filter"))
     ()
     """
     count = len(layer.bottom)
@@ -119,16 +118,16 @@ def closed_bottoms(layer: pb.LayerParameter) -> tuple[int, ...]:
     return tuple(range(count)) if closed is None else tuple(b % count for b in closed if -count <= b < count)
 
 
-def refuse_layer(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:
-    """Yield the settings of a layer at which Caffe stops; `net_engine` is the `engine` of its net."""
-    for check in (*_BY_TYPE.get(layer.type, ()), _values, _loss_weight, _propagate_down):
+def find_refusals(layer: pb.LayerParameter, net_engine: str = "") -> Iterator[Refusal]:
+    """Yield the settings of a layer at which Caffe stops. `net_engine` is the `engine` of its net."""
+    for check in (*_BY_TYPE.get(layer.type, ()), _check_bounds, _check_loss_weight, _check_propagate_down):
         yield from check(layer)
-    yield from _numbers(layer, "")
-    yield from _engine(layer, net_engine)
+    yield from _check_numbers(layer, "")
+    yield from _check_engine(layer, net_engine)
 
 
-def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
-    """Yield the settings of a filler of a known type at which Caffe stops; `field` is the filler's."""
+def find_filler_refusals(filler: pb.FillerParameter) -> Iterator[Refusal]:
+    """Yield the settings at which Caffe stops in a filler of a known type; `field` is one of its fields."""
     if filler.type == "gaussian" and not filler.std > 0:
         what = f"has a gaussian filler of std {filler.std:g}"
         yield Refusal("filler-range", "std", what, "Caffe stops: Check failed: sigma > 0", "std: 0.01")
@@ -138,7 +137,7 @@ def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
     if filler.type != "gaussian" and filler.sparse != -1:
         what = f"has a {filler.type} filler with sparse"
         effect = "Caffe stops: Sparsity not supported by this Filler"
-        yield Refusal("filler-sparse", "sparse", what, effect, 'remove it, or type: "gaussian"')
+        yield Refusal("filler-sparse", "sparse", what, effect, 'remove it, or write type: "gaussian"')
     if filler.type == "gaussian" and filler.sparse < -1:
         what = f"has a gaussian filler of sparse {filler.sparse}"
         yield Refusal(
@@ -146,7 +145,7 @@ def refuse_filler(filler: pb.FillerParameter) -> Iterator[Refusal]:
         )
 
 
-def _windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
     block = _WINDOWS[layer.type]
     param = getattr(layer, block)
     for field in ("kernel_size", "pad", "stride"):
@@ -160,7 +159,7 @@ def _windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
                 f"Caffe stops: either {field} or {stem}_h/w should be specified; not both",
                 f"keep {field}, or {stem}_h and {stem}_w",
             )
-        # A convolution reads a missing value as 0, which is valid for its pad only.
+        # A convolution reads a missing value as 0, which is valid only for pad.
         elif len(axes) == 1 and not (field == "pad" and layer.type != "Pooling"):
             other = f"{stem}_w" if axes[0].endswith("_h") else f"{stem}_h"
             yield Refusal(
@@ -172,7 +171,7 @@ def _windows(layer: pb.LayerParameter) -> Iterator[Refusal]:
             )
 
 
-def _pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
     param = layer.pooling_param
     kernel = param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")
     pad = list(param.pad) or [param.pad_h, param.pad_w]
@@ -202,7 +201,7 @@ def _pooling(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
     ratio = layer.dropout_param.dropout_ratio
     if not 0 <= ratio < 1:
         yield Refusal(
@@ -214,7 +213,7 @@ def _dropout(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
     param = layer.eltwise_param
     product = param.operation == pb.EltwiseParameter.PROD
     if param.coeff and (product or len(param.coeff) != len(layer.bottom)):
@@ -229,7 +228,7 @@ def _eltwise(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _axes(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_axis(layer: pb.LayerParameter) -> Iterator[Refusal]:
     block, old = ("slice_param", "slice_dim") if layer.type == "Slice" else ("concat_param", "concat_dim")
     param = getattr(layer, block)
     if param.HasField("axis") and param.HasField(old):
@@ -242,7 +241,7 @@ def _axes(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
     param = layer.dummy_data_param
     legacy = [name for name in ("num", "channels", "height", "width") if getattr(param, name)]
     if param.shape and legacy:
@@ -268,7 +267,7 @@ def _dummy_data(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
     if len(layer.bottom) == 2 and not layer.infogain_loss_param.source:
         yield Refusal(
             "infogain-source",
@@ -279,16 +278,16 @@ def _infogain(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    """Check the tops of types whose tops `shapes.py` does not count."""
+def _check_tops(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    """Check the number of tops of types for which `shapes.py` does not."""
     count = _TOPS[layer.type]
     if layer.top and len(layer.top) != count:
         yield Refusal(
             "tops-count",
             "top[0]",
             f"has {len(layer.top)} tops, but its type makes {count}",
-            "Caffe stops when it sets up the layer: it counts the tops",
-            f"give it {count}",
+            "Caffe stops when it sets up the layer, since it checks the number of tops",
+            f"give it {count} tops",
         )
 
 
@@ -297,7 +296,7 @@ def _lacks_size(name: str, layer: pb.LayerParameter) -> bool:
 
 
 class _Bound(NamedTuple):
-    """A field with values at which Caffe stops, or computes nonsense; `is_wrong` finds them in a layer."""
+    """A field with values at which Caffe stops or computes nonsense; `is_wrong` detects them in a layer."""
 
     field: str
     is_wrong: Callable[[pb.LayerParameter], bool]
@@ -319,7 +318,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "batch_norm_param.eps",
             lambda layer: layer.batch_norm_param.eps < 0,
-            "Caffe takes the root of a negative number: NaN",
+            "Caffe takes the square root of a negative number, which is NaN",
             "eps: 1e-5",
         ),
     ),
@@ -327,7 +326,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "data_param.prefetch",
             lambda layer: layer.data_param.prefetch == 0,
-            "Caffe has no buffer to read a batch into, and waits for ever",
+            "Caffe has no buffer to read a batch into, and waits forever",
             "leave it out",
         ),
     ),
@@ -344,7 +343,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
             "transform_param",
             lambda layer: layer.HasField("transform_param"),
             "Caffe stops: HDF5Data does not transform data",
-            "remove it, and transform what the files hold",
+            "remove it, and transform the data in the files",
         ),
     ),
     "HDF5Output": (
@@ -359,13 +358,13 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "lrn_param.k",
             lambda layer: layer.lrn_param.k <= 0 and layer.lrn_param.norm_region == 0,
-            "Caffe divides by a power of it where all channels are 0: NaN",
+            "Caffe divides by a power of it where all channels are 0, which gives NaN",
             "k: 1",
         ),
         _Bound(
             "lrn_param.alpha",
             lambda layer: layer.lrn_param.alpha < 0,
-            "Caffe takes a root of what may be negative: NaN",
+            "Caffe takes a root of a number that may be negative, which gives NaN",
             "alpha: 0.0001",
         ),
     ),
@@ -381,7 +380,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "log_param.scale",
             lambda layer: layer.log_param.scale == 0 and layer.log_param.shift <= 0,
-            "Caffe takes no logarithm of a number above 0: all values are infinite or NaN",
+            "Caffe takes only logarithms of numbers that are not positive: all values are infinite or NaN",
             "scale: 1",
         ),
     ),
@@ -390,7 +389,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
             f"memory_data_param.{name}",
             partial(_lacks_size, name),
             "Caffe stops: batch_size, channels, height, and width must be specified and positive",
-            f"{name}: that of the data",
+            f"{name}: the {name} of the data",
         )
         for name in ("channels", "height", "width")
     ),
@@ -406,7 +405,7 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "loss_param.label_smoothing",
             lambda layer: not 0 <= layer.loss_param.label_smoothing < 1,
-            "the true class gets a share of 0 or less: the gradient leads away from it",
+            "the true class gets a share of 0 or less, so the gradient points away from it",
             "label_smoothing: 0.1",
         ),
     ),
@@ -420,20 +419,20 @@ _BOUNDS: dict[str, tuple[_Bound, ...]] = {
         _Bound(
             "window_data_param.fg_fraction",
             lambda layer: not 0 <= layer.window_data_param.fg_fraction <= 1,
-            "Caffe draws more images than its batch holds, and writes beyond it",
+            "Caffe draws more images than fit in the batch, and writes past its end",
             "fg_fraction: 0.25",
         ),
         _Bound(
             "window_data_param.context_pad",
             lambda layer: 0 < layer.transform_param.crop_size <= 2 * layer.window_data_param.context_pad,
-            "its pads leave nothing of the window: Caffe divides by 0, or resizes to nothing",
+            "the padding leaves nothing of the window: Caffe divides by 0, or resizes to nothing",
             "context_pad: less than half of crop_size",
         ),
     ),
 }
 
 
-def _values(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_bounds(layer: pb.LayerParameter) -> Iterator[Refusal]:
     for bound in _BOUNDS.get(layer.type, ()):
         if bound.is_wrong(layer):
             block, _, name = bound.field.partition(".")
@@ -444,28 +443,28 @@ def _values(layer: pb.LayerParameter) -> Iterator[Refusal]:
 
 
 _INT_MAX = 2**31 - 1
-# Caffe does not convert these to int.
+# Fields that Caffe does not convert to int.
 _UNSIGNED = frozenset(("rand_skip",))
 
 
-def _numbers(message: Message, path: str) -> Iterator[Refusal]:
-    """Find numbers that are not finite, and integers that Caffe's int cannot hold."""
+def _check_numbers(message: Message, path: str) -> Iterator[Refusal]:
+    """Find numbers that are not finite, and integers that do not fit in Caffe's int."""
     for field, values in message.ListFields():
         for index, value in enumerate(values if field.is_repeated else (values,)):
             at = f"{path}{field.name}" + (f"[{index}]" if field.is_repeated else "")
             if isinstance(value, Message):
-                yield from _numbers(value, f"{at}.")
+                yield from _check_numbers(value, f"{at}.")
             elif isinstance(value, float) and not math.isfinite(value):
-                effect = "all that is computed with it becomes NaN or infinite"
+                effect = "everything that is computed with it becomes NaN or infinite"
                 yield Refusal("value-not-finite", at, f"has {field.name} {value}", effect, "a number")
             elif type(value) is int and value > _INT_MAX and field.name not in _UNSIGNED:
-                effect = "Caffe keeps it as a signed 32-bit integer, and stops, or uses another number"
-                write = f"{field.name}: {_INT_MAX} at most"
+                effect = "Caffe stores it as a signed 32-bit integer, so it stops, or uses another number"
+                write = f"{field.name}: at most {_INT_MAX}"
                 yield Refusal("value-overflows", at, f"has {field.name} {value}", effect, write)
 
 
-def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
-    # Caffe adds a top to a loss without one.
+def _check_loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
+    # Caffe adds a top to a loss that has none.
     tops = len(layer.top) or int("Loss" in layer.type)
     given = len(layer.loss_weight) or (layer.type in IMPLICIT_LOSSES and tops > 1)
     if given and given != tops:
@@ -474,12 +473,12 @@ def _loss_weight(layer: pb.LayerParameter) -> Iterator[Refusal]:
             "loss_weight[0]" if layer.loss_weight else "top[1]",
             f"has {len(layer.loss_weight) or 'no'} loss_weight and {tops} tops",
             "Caffe stops: loss_weight must be unspecified or specified once per top blob"
-            + ("" if layer.loss_weight else ", and a loss without any gets one"),
+            + ("" if layer.loss_weight else ", and a loss without any gets one by default"),
             f"give {tops}" if layer.loss_weight or tops != 2 else "loss_weight: 1 loss_weight: 0",
         )
 
 
-def _propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
+def _check_propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
     count = len(layer.propagate_down)
     if count and count != len(layer.bottom):
         yield Refusal(
@@ -491,8 +490,8 @@ def _propagate_down(layer: pb.LayerParameter) -> Iterator[Refusal]:
         )
 
 
-def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
-    """Check the engine: that of the block, or else of the layer, or else of the net."""
+def _check_engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
+    """Check the engine, which is that of the block, or else of the layer, or else of the net."""
     if layer.type not in ENGINE_BLOCKS:
         return
     block = ENGINE_BLOCKS[layer.type]
@@ -510,22 +509,22 @@ def _engine(layer: pb.LayerParameter, net_engine: str) -> Iterator[Refusal]:
         yield Refusal(
             "engine-unknown",
             "engine" if layer.engine else "type",
-            f"has engine '{named}'" + ("" if layer.engine else ", the net's"),
-            "Caffe stops: it does not know this engine",
-            f'engine: "CAFFE"; known are {", ".join(ENGINES)}',
+            f"has engine '{named}'" + ("" if layer.engine else " of the net"),
+            "Caffe stops: the engine is unknown",
+            f'engine: "CAFFE"; the engines are {", ".join(ENGINES)}',
         )
 
 
 _BY_TYPE: dict[str, tuple[Callable[[pb.LayerParameter], Iterator[Refusal]], ...]] = {
-    "Concat": (_axes,),
-    "Convolution": (_windows,),
-    "Deconvolution": (_windows,),
-    "Dropout": (_dropout,),
-    "DummyData": (_dummy_data,),
-    "Eltwise": (_eltwise,),
-    "Im2col": (_windows,),
-    "InfogainLoss": (_infogain,),
-    "Pooling": (_windows, _pooling),
-    "Slice": (_axes,),
-    **dict.fromkeys(_TOPS, (_tops,)),
+    "Concat": (_check_axis,),
+    "Convolution": (_check_windows,),
+    "Deconvolution": (_check_windows,),
+    "Dropout": (_check_dropout,),
+    "DummyData": (_check_dummy_data,),
+    "Eltwise": (_check_eltwise,),
+    "Im2col": (_check_windows,),
+    "InfogainLoss": (_check_infogain,),
+    "Pooling": (_check_windows, _check_pooling),
+    "Slice": (_check_axis,),
+    **dict.fromkeys(_TOPS, (_check_tops,)),
 }

@@ -1,13 +1,13 @@
 """Infer the shapes of each layer type's tops and learned blobs from the shapes of its bottoms.
 
-Each rule takes a layer and its bottoms' shapes, and returns (tops, learned blobs) or raises MisfitError. The
-rules come in groups: layers that rearrange, join, split or reduce their bottoms; recurrent layers; layers
-that slide windows over their bottoms; and data layers, whose shapes come from the layer and the first record
-of its LMDB.
+Each rule takes a layer and its bottoms' shapes, and returns (tops, learned blobs) or raises MisfitError.
+There are rules for layers that rearrange, join, split or reduce their bottoms; for recurrent layers; for
+layers that slide windows over their bottoms; and for data layers, whose shapes come from the layer and the
+first record of its LMDB.
 
-A dimension that is not known (such as the channels of an LMDB that is not here) is None, and fits any other.
-A sequence is a blob of steps x streams x features; its second bottom, steps x streams, is 0 where a new
-sequence starts.
+An unknown dimension (such as the channels of an LMDB that is not on this machine) is None and fits any other.
+A sequence is a blob of steps x streams x features; the second bottom of a recurrent layer is its continuation
+blob of steps x streams, which is 0 where a new sequence starts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.wording import describe_count
 
 Dim = int | None
 Shape = tuple[Dim, ...]
@@ -27,7 +28,7 @@ SCALAR: Shape = ()
 
 
 class MisfitError(Exception):
-    """Why a layer cannot take its bottoms; the caller adds the layer's name and the bottoms' shapes."""
+    """A layer cannot take its bottoms; the caller adds the layer's name and the bottoms' shapes."""
 
 
 def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) -> Dim:
@@ -40,15 +41,13 @@ def conv_size(size: Dim, kernel: int, stride: int, pad: int, dilation: int = 1) 
         return None
     span = size + 2 * pad - (dilation * (kernel - 1) + 1)
     if span < 0:
-        spread = (
-            f" and dilation {dilation}, together {dilation * (kernel - 1) + 1} wide" if dilation > 1 else ""
-        )
+        spread = f" with dilation {dilation} ({dilation * (kernel - 1) + 1} wide)" if dilation > 1 else ""
         raise MisfitError(f"has kernel_size {kernel}{spread}, larger than its padded input")
     return span // stride + 1
 
 
 def pool_size(size: Dim, kernel: int, stride: int, pad: int) -> Dim:
-    """Return the output size of a pooling along one axis: rounded up, but no window starts beyond the input.
+    """Return the output size of pooling along one axis: rounded up, but no window starts beyond the input.
 
     >>> pool_size(112, kernel=3, stride=2, pad=0), pool_size(112, kernel=3, stride=2, pad=1)
     (56, 57)
@@ -56,34 +55,34 @@ def pool_size(size: Dim, kernel: int, stride: int, pad: int) -> Dim:
     if size is None:
         return None
     count = -(-(size + 2 * pad - kernel) // stride) + 1
-    if count < 1:  # a window a little larger than its padded input is clipped
+    if count < 1:  # a window slightly larger than its padded input is clipped
         raise MisfitError(f"has kernel_size {kernel}, larger than its padded input")
     return count - 1 if (count - 1) * stride >= size + pad else count
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """Multiply dimensions; unknown if one of them is."""
+    """Return the product of dimensions; None if one of them is unknown."""
     known = list(dims)
     return None if None in known else math.prod(dim for dim in known if dim is not None)
 
 
 def merge(shapes: Shapes) -> Shape:
-    """Return the common shape of all `shapes`, with unknown dimensions filled in; raises MisfitError."""
+    """Return the common shape, with unknown dimensions filled in. Raises MisfitError if shapes differ."""
     if len({len(shape) for shape in shapes}) > 1:
-        raise MisfitError("needs bottoms of one shape")
+        raise MisfitError("needs bottoms of the same shape")
     merged = []
     for dims in zip(*shapes, strict=True):
         known = {dim for dim in dims if dim is not None}
         if len(known) > 1:
-            raise MisfitError("needs bottoms of one shape")
+            raise MisfitError("needs bottoms of the same shape")
         merged.append(known.pop() if known else None)
     return tuple(merged)
 
 
 def canonical_axis(shape: Shape, axis: int) -> int:
-    """Return the index of an axis that may be counted from the end; raises MisfitError."""
+    """Return the index, from 0, of an axis that may be counted from the end. Raises MisfitError."""
     if not -len(shape) <= axis < len(shape):
-        raise MisfitError(f"has axis {axis}, which its bottom lacks")
+        raise MisfitError(f"has axis {axis}, which its bottom does not have")
     return axis % len(shape)
 
 
@@ -92,14 +91,14 @@ def concat(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     param = layer.concat_param
     axis = canonical_axis(bottoms[0], param.concat_dim if param.HasField("concat_dim") else param.axis)
     if len({len(shape) for shape in bottoms}) > 1:
-        raise MisfitError("needs bottoms of as many axes")
+        raise MisfitError("needs bottoms with the same number of axes")
     rest = merge([(*shape[:axis], 0, *shape[axis + 1 :]) for shape in bottoms])
     sizes = [shape[axis] for shape in bottoms]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     return [(*rest[:axis], total, *rest[axis + 1 :])], []
 
 
-def cut(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+def slice_axis(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Cut the bottom along one axis, at `slice_point` or into equal parts."""
     param, bottom, tops = layer.slice_param, bottoms[0], len(layer.top)
     axis = canonical_axis(bottom, param.slice_dim if param.HasField("slice_dim") else param.axis)
@@ -118,22 +117,24 @@ def cut(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def flatten(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Fold the axes from `axis` to `end_axis` into one."""
+    """Merge the axes from `axis` to `end_axis` into one."""
     bottom = bottoms[0]
     start = canonical_axis(bottom, layer.flatten_param.axis)
     end = canonical_axis(bottom, layer.flatten_param.end_axis)
     if start > end:
-        raise MisfitError(f"has axis {start} behind end_axis {end}")
+        raise MisfitError(f"has axis {start} after end_axis {end}")
     return [(*bottom[:start], product(bottom[start : end + 1]), *bottom[end + 1 :])], []
 
 
 def reshape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Give the axes new sizes; 0 copies one, -1 takes what is left."""
+    """Change the sizes of axes; 0 keeps a size, and -1 computes it from the others."""
     param, bottom = layer.reshape_param, bottoms[0]
     start = param.axis if param.axis >= 0 else len(bottom) + param.axis + 1
     end = len(bottom) if param.num_axes == -1 else start + param.num_axes
     if not 0 <= start <= end <= len(bottom):
-        raise MisfitError(f"has axis {param.axis} and num_axes {param.num_axes}, beyond its bottom's")
+        raise MisfitError(
+            f"has axis {param.axis} and num_axes {param.num_axes}, beyond the axes of its bottom"
+        )
     old, wanted = bottom[start:end], list(param.shape.dim)
     if (
         wanted.count(-1) > 1
@@ -152,21 +153,21 @@ def reshape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def permute(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Order the axes anew; those not named follow in their old order."""
+    """Permute the axes; those that are not listed follow in their old order."""
     order = list(layer.permute_param.order)
     if len(set(order)) != len(order) or any(axis >= len(bottoms[0]) for axis in order):
-        raise MisfitError(f"cannot order its axes {', '.join(map(str, order))}")
+        raise MisfitError(f"cannot permute its axes as {', '.join(map(str, order))}")
     order += [axis for axis in range(len(bottoms[0])) if axis not in order]
     return [tuple(bottoms[0][axis] for axis in order)], []
 
 
 def reduction(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Reduce `axis` and all after it."""
+    """Reduce `axis` and all axes after it."""
     return [bottoms[0][: canonical_axis(bottoms[0], layer.reduction_param.axis)]], []
 
 
 def arg_max(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Keep the indices of the largest, per image or along `axis`."""
+    """Keep the indices of the largest values, per image or along `axis`."""
     param, bottom = layer.argmax_param, bottoms[0]
     if param.HasField("axis"):
         axis = canonical_axis(bottom, param.axis)
@@ -179,18 +180,20 @@ def arg_max(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 def _check_top_k(top_k: int, size: Dim) -> None:
     if top_k < 1 or (size is not None and top_k > size):
-        raise MisfitError(f"has top_k {top_k}, more than its bottom's {size}" if top_k else "has top_k 0")
+        raise MisfitError(
+            f"has top_k {top_k}, but its bottom has only {size} values" if top_k else "has top_k 0"
+        )
 
 
 def crop(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Cut the first bottom to the second's size, from `axis` on."""
+    """Crop the axes of the first bottom, from `axis` on, to the size of the second."""
     axis = canonical_axis(bottoms[0], layer.crop_param.axis)
     if len(bottoms[0]) != len(bottoms[1]):
-        raise MisfitError("needs bottoms of as many axes")
+        raise MisfitError("needs bottoms with the same number of axes")
     offsets = list(layer.crop_param.offset) or [0]
     offsets *= len(bottoms[0]) - axis if len(offsets) == 1 else 1
     if len(offsets) != len(bottoms[0]) - axis:
-        raise MisfitError(f"gives {len(offsets)} of offset for {len(bottoms[0]) - axis} axes")
+        raise MisfitError(f"has {len(offsets)} values of offset for {len(bottoms[0]) - axis} axes")
     for size, kept, offset in zip(bottoms[0][axis:], bottoms[1][axis:], offsets, strict=True):
         if size is not None and kept is not None and kept + offset > size:
             raise MisfitError(f"cannot crop {size} to {kept} at offset {offset}")
@@ -207,23 +210,23 @@ def tile(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def batch_reindex(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Choose images of the first bottom by the indices in the second."""
+    """Select images of the first bottom by the indices in the second."""
     if len(bottoms[1]) != 1 or not bottoms[0]:
-        raise MisfitError("needs a batch and one axis of indices")
+        raise MisfitError("needs a batch, and a second bottom with one axis of indices")
     return [(bottoms[1][0], *bottoms[0][1:])], []
 
 
-def choose(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+def filter_images(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     """Keep the images for which the last bottom, the selector, is not 0; their number is unknown."""
     *kept, selector = bottoms
     if not all(bottoms) or product(selector[1:]) not in (1, None):
-        raise MisfitError("needs a selector of one number an image")
+        raise MisfitError("needs a selector with one number per image")
     merge([shape[:1] for shape in bottoms])
     return [(None, *shape[1:]) for shape in kept], []
 
 
 def embed(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Look each index up among `input_dim` vectors of `num_output`."""
+    """Replace each index by one of `input_dim` vectors of length `num_output`."""
     param = layer.embed_param
     if not param.num_output or not param.input_dim:
         raise MisfitError("has no num_output" if not param.num_output else "has no input_dim")
@@ -232,28 +235,28 @@ def embed(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def lstm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Run an LSTM: four gates, each of the input, the static input and the last hidden state."""
+    """Run an LSTM, whose four gates depend on the input, the static input and the last hidden state."""
     inputs, static, hidden = _recurrent(layer, bottoms, states=2)
     outputs = hidden[-1] or 0
     gates = 4 * outputs
     learned: list[Shape] = [(gates, inputs), (gates,), *((gates, size) for size in static), (gates, outputs)]
-    return _tops(layer, bottoms, hidden, states=2), learned
+    return _recurrent_tops(layer, bottoms, hidden, states=2), learned
 
 
 def rnn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Run a plain recurrent layer: a hidden state and an output made of it."""
+    """Run a plain recurrent layer, with a hidden state and an output computed from it."""
     inputs, static, hidden = _recurrent(layer, bottoms, states=1)
     outputs = hidden[-1] or 0
     square: Shape = (outputs, outputs)
     learned: list[Shape] = [(outputs, inputs), (outputs,), *((outputs, size) for size in static)]
-    return _tops(layer, bottoms, hidden, states=1), [*learned, square, square, (outputs,)]
+    return _recurrent_tops(layer, bottoms, hidden, states=1), [*learned, square, square, (outputs,)]
 
 
 def lstm_unit(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Take one step of an LSTM: cell state, four gates, continuation; gives cell and hidden state."""
+    """Run one step of an LSTM, from cell state, four gates and continuation to cell and hidden state."""
     cell, gates, begun = bottoms
     if any(len(shape) < 2 for shape in bottoms) or len(cell) < 3 or len(gates) < 3:
-        raise MisfitError("needs a cell state and gates of 3 axes, and a continuation of 2")
+        raise MisfitError("needs a cell state and gates with 3 axes, and a continuation blob with 2")
     merge([cell[:2], gates[:2], begun[:2]])
     if None not in (cell[2], gates[2]) and gates[2] != 4 * (cell[2] or 0):
         raise MisfitError("needs four gates for each of its cells")
@@ -263,7 +266,7 @@ def lstm_unit(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 def _recurrent(
     layer: pb.LayerParameter, bottoms: Shapes, states: int
 ) -> tuple[Dim, list[Dim], tuple[Dim, Dim, Dim]]:
-    """Check the bottoms; give the input's size, the static input's if there is one, and a state's shape."""
+    """Check the bottoms; return the sizes of the input and of any static input, and the shape of a state."""
     param, first = layer.recurrent_param, bottoms[0]
     if not param.num_output:
         raise MisfitError("has no num_output")
@@ -271,7 +274,7 @@ def _recurrent(
     if not 2 + exposed <= len(bottoms) <= 3 + exposed:
         raise MisfitError(f"takes {2 + exposed} to {3 + exposed} bottoms, not {len(bottoms)}")
     if len(first) < 2 or len(bottoms[1]) != 2:
-        raise MisfitError("needs a sequence of steps x streams, and a continuation of these two axes")
+        raise MisfitError("needs a sequence of steps x streams, and a continuation blob with these two axes")
     merge([first[:2], bottoms[1]])
     hidden = (1, first[1], param.num_output)
     given = bottoms[len(bottoms) - exposed :]
@@ -282,17 +285,17 @@ def _recurrent(
     return product(first[2:]), static, hidden
 
 
-def _tops(
+def _recurrent_tops(
     layer: pb.LayerParameter, bottoms: Shapes, hidden: tuple[Dim, Dim, Dim], states: int
 ) -> list[Shape]:
     exposed = states if layer.recurrent_param.expose_hidden else 0
     return [(*bottoms[0][:2], hidden[-1]), *[hidden] * exposed]
 
 
-def _spatial(
+def _per_axis(
     param: pb.ConvolutionParameter | pb.PoolingParameter, field: str, axes: int, default: int
 ) -> tuple[int, ...]:
-    """Read `kernel_size`, `pad` or `stride`: one number for all axes, one each, or `_h` and `_w`."""
+    """Return `kernel_size`, `pad` or `stride` per axis, from one number, one per axis, or `_h` and `_w`."""
     stem = field.removesuffix("_size")
     if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
         values = [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
@@ -301,7 +304,7 @@ def _spatial(
     if len(values) == 1:
         values *= axes
     if len(values) != axes:
-        raise MisfitError(f"gives {len(values)} of {field} for {axes} spatial axes")
+        raise MisfitError(f"has {len(values)} values of {field} for {axes} spatial axes")
     if min(values, default=default) < default:
         raise MisfitError(f"has {field} {min(values)}")
     return tuple(values)
@@ -310,16 +313,16 @@ def _spatial(
 def _kernel(param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int) -> tuple[int, ...]:
     if axes and not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
         raise MisfitError("has no kernel_size")
-    return _spatial(param, "kernel_size", axes, 1)
+    return _per_axis(param, "kernel_size", axes, 1)
 
 
 def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Convolve each bottom with the same weights, or with them transposed in a Deconvolution."""
+    """Convolve each bottom with the same weights, which a Deconvolution transposes."""
     param, bottom = layer.convolution_param, merge(bottoms)
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     kernel = _kernel(param, len(size))
-    stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+    stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
     dilation = _dilation(param, len(size))
     outputs, channels, group = param.num_output, bottom[channel], param.group
     if not outputs:
@@ -356,17 +359,17 @@ _POOLED_AXES = (2, 3)
 
 
 def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Pool windows, or all of a channel; a second top is the mask of MAX."""
+    """Pool windows or whole channels; with MAX, there may be a second top, the mask."""
     param, bottom = layer.pooling_param, bottoms[0]
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     if len(size) not in _POOLED_AXES:
-        raise MisfitError("needs 2 or 3 axes behind the channels")
+        raise MisfitError("needs 2 or 3 axes after the channels")
     if param.global_pooling:
         pooled: list[Dim] = [1] * len(size)
     else:
         kernel = _kernel(param, len(size))
-        stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+        stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
         for width, around in zip(kernel, pad, strict=True):
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
@@ -375,28 +378,28 @@ def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Lay out each window as a column: channels x kernel by positions."""
+    """Lay out each window as a column of channels x kernel values."""
     param, bottom = layer.convolution_param, bottoms[0]
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     kernel = _kernel(param, len(size))
-    stride, pad = _spatial(param, "stride", len(size), 1), _spatial(param, "pad", len(size), 0)
+    stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
     dilation = _dilation(param, len(size))
     sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
     return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []
 
 
 def spatial_pyramid(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Pool into 1, 2 x 2, 4 x 4, ... windows, `pyramid_height` times, and join all as one vector.
+    """Pool into 1, 2 x 2, 4 x 4, ... windows, on `pyramid_height` levels, and join all into one vector.
 
-    A window is the size over the number of windows, rounded up; what that overshoots is padding, half of it
-    (rounded up) on each side. One level alone stays 1 x 1.
+    The side of a window is the input size divided by the number of windows, rounded up. The excess is
+    padding, half of it (rounded up) on each side. The output of a single level stays 1 x 1.
     """
     levels, bottom = layer.spp_param.pyramid_height, bottoms[0]
     if not 1 <= levels <= 16:
         raise MisfitError(f"has pyramid_height {levels}" if levels else "has no pyramid_height")
     if len(bottom) != 4:
-        raise MisfitError("needs a bottom of 4 axes")
+        raise MisfitError("needs a bottom with 4 axes")
     if levels == 1:
         return [(*bottom[:2], 1, 1)], []
     windows = [product(_pyramid_size(size, 2**level) for size in bottom[2:]) for level in range(levels)]
@@ -410,7 +413,7 @@ def _pyramid_size(size: Dim, windows: int) -> Dim:
     kernel = -(-size // windows)
     pad = (kernel * windows - size + 1) // 2
     if pad >= kernel:
-        raise MisfitError(f"cannot part {size} into {windows} windows")
+        raise MisfitError(f"cannot divide {size} into {windows} windows")
     return pool_size(size, kernel, kernel, pad)
 
 
@@ -421,8 +424,8 @@ class ShapeRule(NamedTuple):
     min_bottoms: int
     max_bottoms: float
 
-    def least_tops(self, layer: pb.LayerParameter) -> int:
-        """Return how many tops a layer must have at least, if it has any."""
+    def min_tops(self, layer: pb.LayerParameter) -> int:
+        """Return the least number of tops of a layer that has any."""
         if layer.type in ("Convolution", "Deconvolution"):
             return len(layer.bottom)
         if layer.type == "Filter":
@@ -435,13 +438,12 @@ class ShapeRule(NamedTuple):
     def arity(self) -> str:
         """How many bottoms the layer takes, in words."""
         if self.min_bottoms == self.max_bottoms:
-            return str(self.min_bottoms)
-        return f"{self.min_bottoms} " + (
-            "or more" if math.isinf(self.max_bottoms) else f"to {self.max_bottoms}"
-        )
+            return describe_count(self.min_bottoms, "bottom")
+        most = "or more" if math.isinf(self.max_bottoms) else f"to {self.max_bottoms}"
+        return f"{self.min_bottoms} {most} bottoms"
 
 
-def _same(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+def _same_shape(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [bottoms[0]], []
 
 
@@ -464,19 +466,19 @@ def _inner_product(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 
 def _batch_norm(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Blobs: sum of means, sum of variances, running factor."""
-    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # of one axis, Caffe stops as it reshapes
+    """Keep the shape; the blobs are the sum of means, the sum of variances, and the running factor."""
+    channels = bottoms[0][canonical_axis(bottoms[0], 1)]  # with one axis, Caffe stops when it reshapes
     return [bottoms[0]], [(channels,), (channels,), (1,)]
 
 
 def _operand(param: pb.ScaleParameter | pb.BiasParameter, bottoms: Shapes) -> Shape:
-    """Return the shape of the factor or summand: axes of the first bottom, or the whole second bottom."""
+    """Return the shape of the factor or summand: axes of the first bottom, or that of the second bottom."""
     first = bottoms[0]
     axis = 0 if bottoms[1:] == [SCALAR] else canonical_axis(first, param.axis)
     count = len(bottoms[1]) if len(bottoms) > 1 else param.num_axes
     end = len(first) if count == -1 else axis + count
     if not axis <= end <= len(first):
-        raise MisfitError(f"has axis {param.axis} and {count} axes, beyond its bottom's")
+        raise MisfitError(f"has axis {param.axis} and {count} axes, beyond the axes of its bottom")
     return merge([first[axis:end], *bottoms[1:]])
 
 
@@ -499,7 +501,7 @@ def _lrn(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if layer.lrn_param.local_size % 2 == 0:
         raise MisfitError(f"has local_size {layer.lrn_param.local_size}, which is not odd")
     if len(bottoms[0]) != 4:
-        raise MisfitError("needs a bottom of 4 axes")
+        raise MisfitError("needs a bottom with 4 axes")
     return [bottoms[0]], []
 
 
@@ -510,7 +512,7 @@ def _softmax(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
 
 def _normalize(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     if len(bottoms[0]) < 2:
-        raise MisfitError("needs a bottom of 2 axes or more")
+        raise MisfitError("needs a bottom with at least 2 axes")
     return [bottoms[0]], [SCALAR if layer.norm_param.channel_shared else (bottoms[0][1],)]
 
 
@@ -525,13 +527,13 @@ def _eltwise(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [merge(bottoms)], []
 
 
-def _check_first(bottoms: Shapes) -> None:
+def _check_batch(bottoms: Shapes) -> None:
     """Check that predictions and labels have the same number of images."""
     predictions, labels = bottoms[:2]
     if not predictions or not labels:
-        raise MisfitError("needs bottoms with a first dimension")
+        raise MisfitError("needs bottoms with at least one dimension")
     if None not in (predictions[0], labels[0]) and predictions[0] != labels[0]:
-        raise MisfitError("needs bottoms of one first dimension")
+        raise MisfitError("needs bottoms with the same first dimension")
 
 
 def _check_labels(bottoms: Shapes, axis: int) -> None:
@@ -543,7 +545,7 @@ def _check_labels(bottoms: Shapes, axis: int) -> None:
 
 
 def _softmax_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    _check_first(bottoms)
+    _check_batch(bottoms)
     _check_labels(bottoms, layer.softmax_param.axis)
     counts = {product(bottom) for bottom in bottoms[1:]}
     if None not in counts and len(counts) > 1:
@@ -556,24 +558,24 @@ def _accuracy(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [SCALAR, (bottoms[0][canonical_axis(bottoms[0], layer.accuracy_param.axis)],)], []
 
 
-def _loss_by_value(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    _check_first(bottoms)
+def _value_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_batch(bottoms)
     counts = {product(bottom) for bottom in bottoms[:2]}
     if None not in counts and len(counts) > 1:
         raise MisfitError("needs as many targets as predictions")
     return [SCALAR], []
 
 
-def _loss_by_image(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    _check_first(bottoms)
+def _image_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    _check_batch(bottoms)
     return [SCALAR], []
 
 
-def _loss_by_label(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    """Compare each image's predictions with its one label; a third bottom is the infogain matrix."""
-    _check_first(bottoms)
+def _label_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
+    """Compare each image's predictions with its label; a third bottom is the infogain matrix."""
+    _check_batch(bottoms)
     if product(bottoms[1][1:]) not in (1, None):
-        raise MisfitError("needs one label an image")
+        raise MisfitError("needs one label per image")
     classes = product(bottoms[0][1:])
     if (
         len(bottoms) > 2
@@ -584,27 +586,27 @@ def _loss_by_label(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [SCALAR], []
 
 
-def _legacy(shape: Shape) -> Shape:
-    """Return channels, height and width as Caffe's older layers see them: 1 for an axis that is missing."""
+def _legacy_dims(shape: Shape) -> Shape:
+    """Return channels, height and width as Caffe's older layers see them: a missing axis has size 1."""
     if len(shape) > 4:
-        raise MisfitError("needs bottoms of 4 axes at most")
+        raise MisfitError("needs bottoms with at most 4 axes")
     return (*shape, *[1] * (4 - len(shape)))[1:]
 
 
 def _contrastive_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    _check_first(bottoms)
+    _check_batch(bottoms)
     for shape in bottoms:
-        if product(_legacy(shape)[1:]) not in (1, None):
-            raise MisfitError("needs bottoms of height and width 1")
-    merge([_legacy(shape) for shape in bottoms[:2]])
-    if _legacy(bottoms[2])[0] not in (1, None):
-        raise MisfitError("needs one number a pair as its third bottom")
+        if product(_legacy_dims(shape)[1:]) not in (1, None):
+            raise MisfitError("needs bottoms with height and width 1")
+    merge([_legacy_dims(shape) for shape in bottoms[:2]])
+    if _legacy_dims(bottoms[2])[0] not in (1, None):
+        raise MisfitError("needs one number per pair as its third bottom")
     return [SCALAR], []
 
 
 def _smooth_loss(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
-    _check_first(bottoms)
-    merge([_legacy(shape) for shape in bottoms])
+    _check_batch(bottoms)
+    merge([_legacy_dims(shape) for shape in bottoms])
     return [SCALAR], []
 
 
@@ -613,7 +615,7 @@ _SHAPE_KEEPING = """
 """
 
 RULES: dict[str, ShapeRule] = {
-    **dict.fromkeys(_SHAPE_KEEPING.split(), ShapeRule(_same, 1, 1)),
+    **dict.fromkeys(_SHAPE_KEEPING.split(), ShapeRule(_same_shape, 1, 1)),
     "Accuracy": ShapeRule(_accuracy, 2, 2),
     "ArgMax": ShapeRule(arg_max, 1, 1),
     "BatchNorm": ShapeRule(_batch_norm, 1, 1),
@@ -626,18 +628,18 @@ RULES: dict[str, ShapeRule] = {
     "Deconvolution": ShapeRule(convolution, 1, math.inf),
     "Eltwise": ShapeRule(_eltwise, 2, math.inf),
     "Embed": ShapeRule(embed, 1, 1),
-    "EuclideanLoss": ShapeRule(_loss_by_value, 2, 2),
-    "Filter": ShapeRule(choose, 2, math.inf),
+    "EuclideanLoss": ShapeRule(_value_loss, 2, 2),
+    "Filter": ShapeRule(filter_images, 2, math.inf),
     "Flatten": ShapeRule(flatten, 1, 1),
     "HDF5Output": ShapeRule(_no_tops, 2, 2),
-    "HingeLoss": ShapeRule(_loss_by_image, 2, 2),
+    "HingeLoss": ShapeRule(_image_loss, 2, 2),
     "Im2col": ShapeRule(im2col, 1, 1),
-    "InfogainLoss": ShapeRule(_loss_by_label, 2, 3),
+    "InfogainLoss": ShapeRule(_label_loss, 2, 3),
     "InnerProduct": ShapeRule(_inner_product, 1, 1),
     "LRN": ShapeRule(_lrn, 1, 1),
     "LSTM": ShapeRule(lstm, 2, 5),
     "LSTMUnit": ShapeRule(lstm_unit, 3, 3),
-    "MultinomialLogisticLoss": ShapeRule(_loss_by_label, 2, 2),
+    "MultinomialLogisticLoss": ShapeRule(_label_loss, 2, 2),
     "Normalize": ShapeRule(_normalize, 1, 1),
     "PReLU": ShapeRule(_prelu, 1, 1),
     "Parameter": ShapeRule(_parameter, 0, 0),
@@ -648,9 +650,9 @@ RULES: dict[str, ShapeRule] = {
     "Reshape": ShapeRule(reshape, 1, 1),
     "SPP": ShapeRule(spatial_pyramid, 1, 1),
     "Scale": ShapeRule(_scale, 1, 2),
-    "SigmoidCrossEntropyLoss": ShapeRule(_loss_by_value, 2, 2),
+    "SigmoidCrossEntropyLoss": ShapeRule(_value_loss, 2, 2),
     "Silence": ShapeRule(_no_tops, 1, math.inf),
-    "Slice": ShapeRule(cut, 1, 1),
+    "Slice": ShapeRule(slice_axis, 1, 1),
     "SmoothL1Loss": ShapeRule(_smooth_loss, 2, 4),
     "Softmax": ShapeRule(_softmax, 1, 1),
     "SoftmaxWithLoss": ShapeRule(_softmax_loss, 2, 3),
@@ -665,11 +667,11 @@ Images = Callable[[str], Image | None]
 
 def _data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     image = images(layer.data_param.source) or (None, None, None)
-    return _batch(layer, layer.data_param.batch_size, image)
+    return _batch_shapes(layer, layer.data_param.batch_size, image)
 
 
 def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
-    """Return the shape of images as for Data; the number of boxes depends on the records."""
+    """Return the shape of the images as for Data; that of the boxes depends on the records."""
     first, *_ = _data(layer, images)
     return [first, *[None] * (len(layer.top) - 1)]
 
@@ -677,30 +679,30 @@ def _annotated_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape 
 def _image_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.image_data_param
     image = (3 if param.is_color else 1, param.new_height or None, param.new_width or None)
-    return _batch(layer, param.batch_size, image)
+    return _batch_shapes(layer, param.batch_size, image)
 
 
 def _memory_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     param = layer.memory_data_param
-    return _batch(layer, param.batch_size, (param.channels, param.height, param.width))
+    return _batch_shapes(layer, param.batch_size, (param.channels, param.height, param.width))
 
 
 def _video_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
     image = images(layer.video_data_param.video_file) or (3, None, None)
-    return _batch(layer, layer.data_param.batch_size, image)
+    return _batch_shapes(layer, layer.data_param.batch_size, image)
 
 
 def _window_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape]:
-    """Return windows of crop_size, which may be in either of two blocks."""
+    """Return the shapes of windows of crop_size, which may be in either of two blocks."""
     param = layer.window_data_param
     side = layer.transform_param.crop_size or param.crop_size
     if not side:
         raise MisfitError("has no crop_size")
-    return _batch(layer, param.batch_size, (3, side, side))
+    return _batch_shapes(layer, param.batch_size, (3, side, side))
 
 
 def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
-    """Return the batch of the first top if `images` knows its shape; other tops depend on the file."""
+    """Return the shape of the first top if `images` knows it; those of other tops depend on the file."""
     param = layer.hdf5_data_param
     if not param.batch_size:
         raise MisfitError("has no batch_size")
@@ -709,8 +711,8 @@ def _hdf5_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | Non
     return [first, *[None] * (len(layer.top) - 1)]
 
 
-def _batch(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[Shape]:
-    """Return the shapes of data and label; mean_values give the channels of an unknown image."""
+def _batch_shapes(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[Shape]:
+    """Return the shapes of data and label; an unknown image has as many channels as mean_values."""
     if not batch_size:
         raise MisfitError("has no batch_size")
     transform = layer.transform_param
@@ -726,7 +728,7 @@ def _batch(layer: pb.LayerParameter, batch_size: int, image: Image) -> Sequence[
 
 def _input(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
     shapes = [tuple(shape.dim) for shape in layer.input_param.shape]
-    return _repeated(layer, shapes) if shapes else [None] * len(layer.top)
+    return _top_shapes(layer, shapes) if shapes else [None] * len(layer.top)
 
 
 def _dummy_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | None]:
@@ -736,17 +738,17 @@ def _dummy_data(layer: pb.LayerParameter, images: Images) -> Sequence[Shape | No
         tops = len(layer.top)
         fields = [list(values) for values in (param.num, param.channels, param.height, param.width)]
         if any(len(values) not in (1, tops) for values in fields):
-            return [None] * tops  # `refusals` says so
+            return [None] * tops  # reported by `refusals`
         shapes = list(zip(*(values * tops if len(values) == 1 else values for values in fields), strict=True))
     if any(0 in shape for shape in shapes):
-        raise MisfitError("has a dim of 0: there is nothing to fill")
-    return _repeated(layer, shapes)
+        raise MisfitError("has a dim of 0, so its top would be empty")
+    return _top_shapes(layer, shapes)
 
 
-def _repeated(layer: pb.LayerParameter, shapes: Sequence[Shape]) -> Sequence[Shape]:
-    """Return the shape of each top; a single shape is that of all tops."""
+def _top_shapes(layer: pb.LayerParameter, shapes: Sequence[Shape]) -> Sequence[Shape]:
+    """Return the shape of each top; a single shape is used for all tops."""
     if len(shapes) not in (1, len(layer.top)):
-        raise MisfitError(f"gives {len(shapes)} shapes for {len(layer.top)} tops")
+        raise MisfitError(f"has {len(shapes)} shapes for {len(layer.top)} tops")
     if any(dim is not None and dim < 0 for shape in shapes for dim in shape):
         raise MisfitError("has a negative dim")
     return list(shapes) * len(layer.top) if len(shapes) == 1 else shapes

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import RULES, SOURCES, Images, MisfitError, Shape, Shapes
 from caffe_recipes.errors import PrototxtError
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import describe_count, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShapes:
-    """One layer with its shapes, which are None if its type has no rule here, or a bottom's shape is None."""
+    """A layer with its shapes, which are None if its type has no rule or if a bottom's shape is None."""
 
     layer: pb.LayerParameter
     bottoms: tuple[Shape | None, ...]
@@ -32,7 +32,7 @@ class NetShapes:
 
 
 def show_shape(shape: Shape | None) -> str:
-    """Write a shape for messages; unknown dimensions are `?`.
+    """Return a shape as text for messages; unknown dimensions are `?`.
 
     >>> show_shape((32, None, 224, 224))
     '32x?x224x224'
@@ -47,7 +47,7 @@ def select_layers(
 ) -> list[pb.LayerParameter]:
     """Return the layers that Caffe keeps in a phase: an `include` rule holds, or no `exclude` rule does."""
 
-    def met(rule: pb.NetStateRule) -> bool:
+    def is_met(rule: pb.NetStateRule) -> bool:
         return (
             (not rule.HasField("phase") or rule.phase == phase)
             and (not rule.HasField("min_level") or level >= rule.min_level)
@@ -59,14 +59,14 @@ def select_layers(
     return [
         layer
         for layer in net.layer
-        if (any(map(met, layer.include)) if layer.include else not any(map(met, layer.exclude)))
+        if (any(map(is_met, layer.include)) if layer.include else not any(map(is_met, layer.exclude)))
     ]
 
 
 def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
-    """Return how many images a BatchNorm normalises together in a net of `phase`.
+    """Return how many images a BatchNorm normalizes together in a net of `phase`.
 
-    0 is the whole batch, and None stands for running statistics. A layer's own phase overrides the net's.
+    0 means the whole batch, and None means running statistics. A layer's own phase overrides the net's.
     Source: batch_norm_layer.cpp and net.cpp.
 
     >>> stats_images(pb.LayerParameter(type="BatchNorm"), pb.TEST)
@@ -78,7 +78,7 @@ def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
 
 
 def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb.LayerParameter:
-    """Return a layer with its net's `bn_stats_batch_size`, which overrides a BatchNorm's own, even if 0."""
+    """Return a layer with the `bn_stats_batch_size` of its net, which overrides a BatchNorm's own value."""
     if layer.type != "BatchNorm" or not net.HasField("bn_stats_batch_size"):
         return layer
     changed = pb.LayerParameter()
@@ -88,7 +88,7 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
 
 
 class LayerMisfit(PrototxtError):
-    """A layer that does not fit the layers above it; `index` is its number in the phase, from 0."""
+    """A layer does not fit the layers above it; `index` is its position in the phase, from 0."""
 
     def __init__(self, where: str, layer: pb.LayerParameter, index: int, what: str, hint: str) -> None:
         self.index = index
@@ -107,37 +107,37 @@ def infer_shapes(
     """Infer the shape of each layer's bottoms, tops and learned blobs in `phase`.
 
     `images` maps an LMDB's path to the (channels, height, width) of its first record, or to None; unknown
-    dimensions are None. Errors name `path`. Raises LayerMisfit for a bottom that no layer above makes, for a
-    top that is made twice, and for shapes that do not fit, with the layers that made them.
+    dimensions are None. Errors name `path`. Raises LayerMisfit for a bottom that no layer above produces, for
+    a top that two layers produce, and for shapes that do not fit, naming the layers that produced them.
     """
     where = path or net.name or "net"
     if net.layers:
         raise PrototxtError(where, "has `layers` of the old format", "run caffe-recipes upgrade on it")
     blobs: dict[str, Shape | None] = _inputs(net)
-    makers = dict.fromkeys(blobs, "input")
+    producers = dict.fromkeys(blobs, "input")
     found = []
     for index, layer in enumerate(select_layers(net, phase, level, stages)):
         misfit = functools.partial(LayerMisfit, where, layer, index)
-        _check_names(misfit, net, layer, makers, phase)
+        _check_names(misfit, net, layer, producers, phase)
         bottoms = [blobs[name] for name in layer.bottom]
         try:
             tops, learned = _infer(layer, bottoms, images)
             _check_stats(apply_stats_batch_size(net, layer), phase, bottoms)
         except MisfitError as error:
             parts = [
-                f"'{name}' is {show_shape(blobs[name])} (from layer '{makers[name]}')"
+                f"'{name}' is {show_shape(blobs[name])} (from layer '{producers[name]}')"
                 for name in layer.bottom
             ]
             what = ": ".join(filter(None, [str(error), ", ".join(parts)]))
-            raise misfit(what, "correct one of these layers") from None
+            raise misfit(what, "fix one of these layers") from None
         blobs.update(zip(layer.top, tops, strict=True))
-        makers.update(dict.fromkeys(layer.top, layer.name))
+        producers.update(dict.fromkeys(layer.top, layer.name))
         found.append(LayerShapes(layer, tuple(bottoms), tuple(tops), learned))
     return NetShapes(tuple(found), MappingProxyType(blobs))
 
 
 def _check_stats(layer: pb.LayerParameter, phase: int, bottoms: Sequence[Shape | None]) -> None:
-    """Check that a BatchNorm's batch is a multiple of the images that it normalises together."""
+    """Raise MisfitError unless the batch is a multiple of the images that BatchNorm normalizes together."""
     images = stats_images(layer, phase) if layer.type == "BatchNorm" else None
     batch = bottoms[0][0] if images and bottoms[0] else None
     if images and batch is not None and batch % images:
@@ -156,17 +156,17 @@ def _infer(
     elif layer.type in RULES:
         rule = RULES[layer.type]
         if not rule.min_bottoms <= len(bottoms) <= rule.max_bottoms:
-            raise MisfitError(f"takes {rule.arity} bottoms, not {len(bottoms)}")
+            raise MisfitError(f"takes {rule.arity}, not {len(bottoms)}")
         if len(known) < len(bottoms):
             return unknown, None
         tops, learned = rule.infer(layer, known)
     else:
         return unknown, None
-    least = RULES[layer.type].least_tops(layer) if layer.type in RULES else 1
-    # A layer may have no top at all: Caffe checks only the names then, and a loss adds a top itself.
+    least = RULES[layer.type].min_tops(layer) if layer.type in RULES else 1
+    # A layer may have no tops: Caffe then checks only the names, and a loss adds a top itself.
     if len(layer.top) > len(tops) or 0 < len(layer.top) < least:
         count = least if 0 < len(layer.top) < least else len(tops)
-        raise MisfitError(f"makes {count} tops, not {len(layer.top)}")
+        raise MisfitError(f"produces {describe_count(count, 'top')}, not {len(layer.top)}")
     return tops[: len(layer.top)], tuple(learned)
 
 
@@ -182,24 +182,24 @@ def _check_names(
     misfit: Callable[[str, str], LayerMisfit],
     net: pb.NetParameter,
     layer: pb.LayerParameter,
-    makers: Mapping[str, str],
+    producers: Mapping[str, str],
     phase: int,
 ) -> None:
     if layer.include and layer.exclude:
         raise misfit("has both include and exclude", "keep one of them")
     for name in layer.bottom:
-        if name not in makers:
-            hint = _suggest(net, name, makers, phase)
-            raise misfit(f"reads blob '{name}', which no layer above it makes", hint)
+        if name not in producers:
+            hint = _suggest(net, name, producers, phase)
+            raise misfit(f"reads blob '{name}', which no layer above it produces", hint)
     for index, name in enumerate(layer.top):
         in_place = index < len(layer.bottom) and layer.bottom[index] == name
-        if name in makers and not in_place:
-            what = f"makes blob '{name}', which layer '{makers[name]}' already makes"
+        if name in producers and not in_place:
+            what = f"produces blob '{name}', which layer '{producers[name]}' already produces"
             raise misfit(what, "rename one of the tops")
 
 
-def _suggest(net: pb.NetParameter, name: str, makers: Mapping[str, str], phase: int) -> str:
+def _suggest(net: pb.NetParameter, name: str, producers: Mapping[str, str], phase: int) -> str:
     elsewhere = [layer.name for layer in net.layer if name in layer.top]
     if elsewhere:
-        return f"layer '{elsewhere[0]}' makes it, but not before this one in phase {pb.Phase.Name(phase)}"
-    return did_you_mean(name, makers, "there are no blobs yet", cutoff=0)
+        return f"layer '{elsewhere[0]}' produces it, but not before this one in phase {pb.Phase.Name(phase)}"
+    return did_you_mean(name, producers, "there are no blobs yet", cutoff=0)

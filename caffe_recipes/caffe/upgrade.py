@@ -1,11 +1,10 @@
 """Upgrade old nets and solvers as Caffe itself does when it reads them.
 
-The steps are Caffe's, in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs; and for
-a solver its type. Each comment moves with its field; that of a field without a successor goes above its
-layer.
+The steps are Caffe's, in Caffe's order: V0 layers, transformations of data layers, V1 layers, inputs; for a
+solver, its type. Comments move with their fields; those of dropped fields go above the layer.
 
-Source: Caffe's upgrade_proto.cpp. BVLC's also sets the lr_mult of a BatchNorm's three `param` to 0, which
-this Caffe does not.
+Source: Caffe's upgrade_proto.cpp. BVLC's version also sets the lr_mult of a BatchNorm's three `param` to 0;
+ours does not.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _AXES = 4  # values of `input_dim` for each input
 def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     """Turn `input` with `input_shape` or `input_dim` into a first layer of type Input; None without `input`.
 
-    Inputs without any shape, as in old caffemodels, are dropped, as Caffe does. Raises PrototxtError if there
-    are fewer shapes than inputs.
+    If no input has a shape, as in old caffemodels, the inputs are dropped, as in Caffe. Raises PrototxtError
+    if there are fewer shapes than inputs.
     """
     if not net.input:
         return None
-    shapes = _shapes(net)
+    shapes = _input_shapes(net)
     new = pb.NetParameter()
     new.CopyFrom(net)
     for field in ("input", "input_shape", "input_dim", "layer"):
@@ -55,7 +54,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     for index in range(len(net.input)):
         moves[f"input[{index}]"] = f"layer[0].top[{index}]"
         moves[f"input_shape[{index}]"] = f"layer[0].input_param.shape[{index}]"
-    spare = len(net.input)  # shapes beyond the inputs: their comments stay with the layer
+    spare = len(net.input)  # the comments of superfluous shapes go to the layer
     moves |= {f"input_shape[{index}]": "layer[0].spare" for index in range(spare, len(net.input_shape))}
     for index in range(len(net.input_dim)):
         blob, axis = divmod(index, _AXES)
@@ -66,19 +65,19 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     return UpgradeStep(new, moves, (f"{describe_count(len(net.input), 'input')}: now a layer of type Input",))
 
 
-def _shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
+def _input_shapes(net: pb.NetParameter) -> list[pb.BlobShape]:
     """Return the shape of each input, or an empty list if no input has one."""
     count = len(net.input)
     if net.input_shape:
         if len(net.input_shape) < count:
             what = f"{describe_count(count, 'input')} but {len(net.input_shape)} input_shape"
-            raise PrototxtError(f"input[{len(net.input_shape)}]", what, "give each its own")
+            raise PrototxtError(f"input[{len(net.input_shape)}]", what, "give each input a shape")
         return list(net.input_shape)[:count]
     if not net.input_dim:
         return []
     if len(net.input_dim) < _AXES * count:
         what = f"{describe_count(count, 'input')} but {len(net.input_dim)} input_dim"
-        raise PrototxtError("input_dim[0]", what, f"give each {_AXES}: images, channels, height, width")
+        raise PrototxtError("input_dim[0]", what, f"give each input {_AXES}: images, channels, height, width")
     return [pb.BlobShape(dim=net.input_dim[_AXES * i : _AXES * (i + 1)]) for i in range(count)]
 
 
@@ -98,7 +97,7 @@ _NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Upgrade(Generic[M_co]):
-    """An upgraded message, its comments by path, and the changes, one line for each kind."""
+    """An upgraded message, its comments by path, and its changes, one line per kind of change."""
 
     message: M_co
     comments: Mapping[str, Comment]
@@ -106,7 +105,7 @@ class Upgrade(Generic[M_co]):
 
 
 def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
-    """Upgrade a file's message of any kind; raises PrototxtError at the place where Caffe would give up."""
+    """Upgrade a file's message of any kind. Raises PrototxtError where Caffe would give up."""
     message = document.message
     try:
         if isinstance(message, pb.NetParameter):
@@ -123,13 +122,14 @@ def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
 def upgrade_net(
     net: pb.NetParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
 ) -> Upgrade[pb.NetParameter]:
-    """Return the upgraded net; a current one comes back unchanged.
+    """Return the upgraded net; a net in the current format is returned unchanged.
 
-    Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
+    Raises PrototxtError, whose `where` is the path of a field, if Caffe would give up.
     """
     changes: list[str] = []
     if net.layer and net.layers:
-        raise PrototxtError("layers[0]", "`layers` stands beside `layer`", "Caffe refuses both in one net")
+        what = "the net has both `layers` and `layer`"
+        raise PrototxtError("layers[0]", what, "Caffe refuses it; use only `layer`")
     for upgrade_step in _STEPS:
         step = upgrade_step(net)
         if step:
@@ -141,22 +141,23 @@ def upgrade_net(
 def upgrade_solver(
     solver: pb.SolverParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
 ) -> Upgrade[pb.SolverParameter]:
-    """Return the upgraded solver: its type as text, and the nets within it upgraded.
+    """Return the upgraded solver, with its type as text and upgraded nets.
 
-    Raises PrototxtError, whose `where` is the path of a field, where Caffe would give up.
+    Raises PrototxtError, whose `where` is the path of a field, if Caffe would give up.
     """
     new = pb.SolverParameter()
     new.CopyFrom(solver)
     changes: list[str] = []
     if new.HasField("solver_type"):
         if new.HasField("type"):
-            raise PrototxtError("solver_type", "stands beside `type`", "Caffe refuses both; keep type")
+            what = "is given as well as `type`"
+            raise PrototxtError("solver_type", what, "Caffe refuses both; keep `type`")
         old = pb.SolverParameter.SolverType.Name(new.solver_type)
         new.type = SOLVER_TYPES[old]
         new.ClearField("solver_type")
         comments = move_comments(comments, {"solver_type": "type"}, new)
         changes.append(f'solver_type {old}: now type "{new.type}"')
-    for path, net in _nets(new):
+    for path, net in _embedded_nets(new):
         comments = _upgrade_within(net, path, comments, changes)
     return Upgrade(new, comments, tuple(changes))
 
@@ -174,7 +175,7 @@ def _upgrade_phases(
     return Upgrade(new, comments, tuple(changes))
 
 
-def _nets(solver: pb.SolverParameter) -> list[tuple[str, pb.NetParameter]]:
+def _embedded_nets(solver: pb.SolverParameter) -> list[tuple[str, pb.NetParameter]]:
     single = [
         (name, getattr(solver, name)) for name in ("net_param", "train_net_param") if solver.HasField(name)
     ]
@@ -188,7 +189,7 @@ def _upgrade_within(
     comments: Mapping[str, Comment],
     changes: list[str],
 ) -> Mapping[str, Comment]:
-    """Upgrade a message within another in place; return all comments, and append to `changes`."""
+    """Upgrade a nested message in place; return all comments, and append to `changes`."""
     inner = {
         at.removeprefix(f"{path}."): comment for at, comment in comments.items() if at.startswith(f"{path}.")
     }
@@ -202,7 +203,7 @@ def _upgrade_within(
         raise PrototxtError(f"{path}.{error.where}", error.what, error.hint) from None
     if not upgrade.changes:
         return comments
-    message.CopyFrom(upgrade.message)  # type: ignore[arg-type]  # it is of the same class
+    message.CopyFrom(upgrade.message)  # type: ignore[arg-type]  # both have the same class
     changes += [f"{path}: {change}" for change in upgrade.changes]
     outer = {at: comment for at, comment in comments.items() if not at.startswith(f"{path}.")}
     for at, comment in upgrade.comments.items():

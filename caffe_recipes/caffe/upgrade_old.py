@@ -1,4 +1,4 @@
-"""Upgrade nets of the V0 and V1 formats, with the comments of each field.
+"""Upgrade nets of the V0 and V1 formats, and move the comments of their fields.
 
 V0, of 2013: `layers { layer { name: "conv1" type: "conv" num_output: 96 } bottom: "data" }`. It becomes V1,
 `layers { name: "conv1" type: CONVOLUTION convolution_param { .. } }`, and a padding layer becomes the `pad`
@@ -31,10 +31,10 @@ _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 @dataclass(frozen=True)
 class UpgradeStep:
-    """The result of one upgrade of a net.
+    """The result of one step of the upgrade of a net.
 
-    `moves` maps the old path of each field that moved to its new one; fields within it move along. A new path
-    that no field has means that the field was dropped: its comment goes above the enclosing block.
+    `moves` maps the old path of each field that moved to its new path; the fields in it move with it. If no
+    field has the new path, the field was dropped, and its comment goes above the enclosing block.
     """
 
     net: pb.NetParameter
@@ -45,7 +45,7 @@ class UpgradeStep:
 def move_comments(
     comments: Mapping[str, Comment], moves: Mapping[str, str], message: Message
 ) -> dict[str, Comment]:
-    """Give each comment the path of its field in the upgraded message; none is lost."""
+    """Return the comments by the paths of their fields in the upgraded message; no comment is lost."""
     moved: dict[str, Comment] = {}
     for old, comment in comments.items():
         path = _new_path(old, moves)
@@ -58,7 +58,7 @@ def move_comments(
 
 
 def _new_path(path: str, moves: Mapping[str, str]) -> str:
-    """Replace the longest beginning of a path that moved."""
+    """Return a path with its longest moved prefix replaced."""
     start, end = path, ""
     while start and start not in moves:
         start, _, last = start.rpartition(".")
@@ -67,7 +67,7 @@ def _new_path(path: str, moves: Mapping[str, str]) -> str:
 
 
 def _value_at(message: Message, path: str) -> Any:  # noqa: ANN401 - any field's value
-    """Return what a path leads to, or None if that is not set."""
+    """Return the value at a path, or None if it is not set."""
     value: Any = message
     for step in path.split("."):
         match = _STEP.fullmatch(step)
@@ -117,7 +117,7 @@ _DATA, _IMAGES, _WINDOWS, _HDF5 = "data_param", "image_data_param", "window_data
 _LEARNED = {"conv": _CONV, "innerproduct": _FULL}
 _SOURCES = {"data": _DATA, "hdf5_data": _HDF5, "images": _IMAGES, "window_data": _WINDOWS}
 
-# Where a field goes: its new name, and by the layer's type the block that takes it.
+# Where each field goes: its new name, and the block that it goes to, by the layer's type.
 _FIELDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "name": ("name", {_ANY: ""}),
     "blobs": ("blobs", {_ANY: ""}),
@@ -161,8 +161,8 @@ _KEPT_IN_NET = ("name", "layers", "input", "input_dim", "force_backward")
 def upgrade_v0(net: pb.NetParameter) -> UpgradeStep | None:
     """Turn a net with V0 layers into one with V1 layers; None if it has none.
 
-    What Caffe drops on the way, as fields that a type does not read, is dropped and reported. Raises
-    PrototxtError, whose `where` is the field's path, where Caffe gives up.
+    What Caffe drops, such as fields that a type does not read, is dropped and reported. Raises PrototxtError,
+    whose `where` is the field's path, if Caffe would give up.
     """
     if not any(old.HasField("layer") for old in net.layers):
         return None
@@ -184,58 +184,65 @@ def upgrade_v0(net: pb.NetParameter) -> UpgradeStep | None:
     for index in range(len(net.layers)):
         if index not in places:
             moves |= _padding_moves(index, consumers[index], places, moves)
-    return UpgradeStep(new, moves, tuple(_changes(len(net.layers), len(net.layers) - len(kept), dropped)))
+    return UpgradeStep(
+        new, moves, tuple(_describe_changes(len(net.layers), len(net.layers) - len(kept), dropped))
+    )
 
 
 def _upgrade_net_fields(net: pb.NetParameter, new: pb.NetParameter) -> list[str]:
-    """Copy the net's own fields that were there in 2013; return what is dropped."""
+    """Copy the net's own fields that existed in 2013; return what is dropped."""
     dropped = []
     for field, value in net.ListFields():
         if field.name not in _KEPT_IN_NET:
             dropped.append(f"the net's {field.name}")
         elif field.name != "layers":
-            _put(new, field.name, value, field.name)
+            _set_by_path(new, field.name, value, field.name)
     return dropped
 
 
 def _fold_paddings(net: pb.NetParameter) -> tuple[pb.NetParameter, dict[int, list[int]]]:
-    """Give each layer that a padding layer feeds its `pad` and bottom; return who each of those feeds."""
+    """Give each layer that a padding layer feeds its `pad` and bottom; return the indexes of those layers.
+
+    They are listed by the index of the padding layer. Raises PrototxtError if Caffe would refuse the net.
+    """
     folded = pb.NetParameter()
     folded.CopyFrom(net)
     consumers: dict[int, list[int]] = {
         index: [] for index, old in enumerate(net.layers) if old.layer.type == "padding"
     }
-    makers: dict[str, int | None] = dict.fromkeys(net.input)
+    producers: dict[str, int | None] = dict.fromkeys(net.input)
     for index, old in enumerate(net.layers):
         for position, bottom in enumerate(old.bottom):
             where = f"layers[{index}].bottom[{position}]"
-            if bottom not in makers:
-                raise PrototxtError(where, f"no layer above makes the bottom '{bottom}'", "Caffe refuses it")
-            maker = makers[bottom]
-            if maker is None or maker not in consumers:
+            if bottom not in producers:
+                raise PrototxtError(
+                    where, f"no layer above produces the bottom '{bottom}'", "Caffe refuses it"
+                )
+            producer = producers[bottom]
+            if producer is None or producer not in consumers:
                 continue
-            _check_padding(net, maker, index, where)
-            consumers[maker].append(index)
-            folded.layers[index].layer.pad = net.layers[maker].layer.pad
-            folded.layers[index].bottom[position] = net.layers[maker].bottom[0]
-        makers |= dict.fromkeys(old.top, index)
+            _check_padding(net, producer, index, where)
+            consumers[producer].append(index)
+            folded.layers[index].layer.pad = net.layers[producer].layer.pad
+            folded.layers[index].bottom[position] = net.layers[producer].bottom[0]
+        producers |= dict.fromkeys(old.top, index)
     return folded, consumers
 
 
 def _check_padding(net: pb.NetParameter, padding: int, consumer: int, where: str) -> None:
-    maker, old = net.layers[padding], net.layers[consumer]
+    producer, old = net.layers[padding], net.layers[consumer]
     if old.layer.type not in ("conv", "pool"):
         what = f"a padding layer feeds '{old.layer.name}' of type '{old.layer.type}'"
         raise PrototxtError(where, what, "Caffe pads conv and pool layers only")
-    if len(old.bottom) != 1 or len(maker.bottom) != 1 or len(maker.top) != 1:
-        what = f"'{maker.layer.name}' pads for '{old.layer.name}', but not one blob from one"
-        raise PrototxtError(where, what, "give each of the two one bottom, and the padding layer one top")
+    if len(old.bottom) != 1 or len(producer.bottom) != 1 or len(producer.top) != 1:
+        what = f"padding layer '{producer.layer.name}' cannot be merged into '{old.layer.name}'"
+        raise PrototxtError(where, what, "give both layers one bottom, and the padding layer one top")
 
 
 def _padding_moves(
     index: int, consumers: list[int], places: Mapping[int, str], moves: Mapping[str, str]
 ) -> dict[str, str]:
-    """Put a padding layer's comments above the layer that it feeds, or else the next; but `pad` at `pad`."""
+    """Move a padding layer's comments above the layer that it feeds, or the next; that of `pad`, to `pad`."""
     old = f"layers[{index}]"
     if consumers:
         first = consumers[0]
@@ -247,37 +254,37 @@ def _padding_moves(
 def _upgrade_v0_layer(
     old: pb.V1LayerParameter, new: pb.V1LayerParameter, index: int, place: str
 ) -> tuple[dict[str, str], list[str]]:
-    """Fill `new`; return what moved, and what was dropped."""
+    """Fill `new`; return the moves, and what was dropped."""
     path, kind, v0 = f"layers[{index}]", old.layer.type, old.layer
     moves, dropped = {path: place, f"{path}.layer": place}, []
     for field, value in old.ListFields():
         if field.name in ("bottom", "top"):
-            _put(new, field.name, value, "")
+            _set_by_path(new, field.name, value, "")
         elif field.name != "layer":
-            dropped.append(f"{field.name} beside the layer '{v0.name}'")
+            dropped.append(f"{field.name} outside the block of '{v0.name}'")
     for field, value in v0.ListFields():
         source = f"{path}.layer.{field.name}"
         name, blocks = _FIELDS.get(field.name, ("", {}))
         block = blocks.get(kind, blocks.get(_ANY))
         if field.name == "type":
-            new.type = _type(kind, source)
+            new.type = _v1_type(kind, source)
         elif block is None:
             dropped.append(f"{field.name} of '{v0.name}' (type {kind})")
         else:
             target = ".".join(filter(None, [block, name]))
-            moves[source] = f"{place}.{_put(new, target, value, source)}"
+            moves[source] = f"{place}.{_set_by_path(new, target, value, source)}"
     return moves, dropped
 
 
-def _type(kind: str, where: str) -> Any:  # noqa: ANN401 - an enum's number
+def _v1_type(kind: str, where: str) -> Any:  # noqa: ANN401 - an enum's number
     if kind not in V0_TYPES:
-        hint = did_you_mean(kind, V0_TYPES, f"there are {', '.join(V0_TYPES)}, padding")
+        hint = did_you_mean(kind, V0_TYPES, f"choose from {', '.join(V0_TYPES)}, padding")
         raise PrototxtError(where, f"V0 layers have no type '{kind}'", hint)
     return pb.V1LayerParameter.LayerType.Value(V0_TYPES[kind])
 
 
-def _put(message: Message, path: str, value: Any, where: str) -> str:  # noqa: ANN401 - any field's value
-    """Set a field by its path; return the path of what now holds a single value."""
+def _set_by_path(message: Message, path: str, value: Any, where: str) -> str:  # noqa: ANN401 - any field's value
+    """Set a field by its path; return the path, with an index if a single value was put in a list."""
     *blocks, name = path.split(".")
     holder: Any = message
     for block in blocks:
@@ -291,15 +298,15 @@ def _put(message: Message, path: str, value: Any, where: str) -> str:  # noqa: A
     else:
         try:
             setattr(holder, name, value)
-        except ValueError:  # new_height and new_width could be negative once
-            raise PrototxtError(where, f"{value} is out of range", "give a number of pixels") from None
+        except ValueError:  # new_height and new_width were signed in V0
+            raise PrototxtError(where, f"{value} is out of range", "give a size in pixels") from None
     return path
 
 
-def _changes(layers: int, paddings: int, dropped: list[str]) -> Iterator[str]:
+def _describe_changes(layers: int, paddings: int, dropped: list[str]) -> Iterator[str]:
     yield f"{describe_count(layers, 'V0 layer')}: types and parameters renamed"
     if paddings:
-        yield f"{describe_count(paddings, 'padding layer')}: now the pad of what is fed"
+        yield f"{describe_count(paddings, 'padding layer')}: now the pad of the layers that they feed"
     if dropped:
         yield f"dropped, as in Caffe's own upgrade: {', '.join(dropped)}"
 
@@ -347,7 +354,7 @@ V1_TYPES = {
     "WINDOW_DATA": "WindowData",
 }
 
-# What V1 gave one list each, one entry per learned blob, by its field in a `param`.
+# V1 fields with one value per learned blob, and the field of `param` that each becomes.
 _PARAM = {
     "param": "name",
     "blob_share_mode": "share_mode",
@@ -366,8 +373,8 @@ _TRANSFORMS = ("scale", "mean_file", "crop_size", "mirror")
 def upgrade_transforms(net: pb.NetParameter) -> UpgradeStep | None:
     """Move scale, mean_file, crop_size and mirror of V1 data layers into transform_param.
 
-    None if none is set. As in Caffe, every data layer of such a net gets a transform_param, if an empty one.
-    In a `layer` of today Caffe ignores these fields, so they stay there.
+    Returns None if none is set. As in Caffe, every data layer of such a net gets a transform_param, even if
+    it is empty. In a current `layer`, Caffe ignores these fields, so they stay where they are.
     """
     if not net.layers:
         return None
@@ -409,7 +416,7 @@ def upgrade_v1(net: pb.NetParameter) -> UpgradeStep | None:
 
 
 def _upgrade_v1_layer(old: pb.V1LayerParameter, new: pb.LayerParameter, index: int) -> dict[str, str]:
-    """Fill `new`; return what moved. All fields but those of `param` have kept their names."""
+    """Fill `new`; return the moves. All fields except those of `param` have kept their names."""
     path, place = f"layers[{index}]", f"layer[{index}]"
     moves = {path: place}
     for field, value in old.ListFields():

@@ -1,6 +1,6 @@
 """Read, check and write caffemodels and solverstates.
 
-Caffe trains from random weights, and returns 0, if `--weights` names an empty file, a folder or an HTML page.
+If `--weights` names an empty file, a folder or an HTML page, Caffe trains from random weights and returns 0.
 The functions here raise WeightsError instead.
 """
 
@@ -34,7 +34,7 @@ _V1_LEARNED = {
     pb.V1LayerParameter.INNER_PRODUCT: "InnerProduct",
 }
 
-# What a wrong file may be: a pattern at its start, what that file is, and the hint.
+# Kinds of wrong files: a pattern that matches the start of the file, its description, and the hint.
 _BINARIES = [
     (rb"\x89HDF\r\n", "an HDF5 file", "snapshot with snapshot_format: BINARYPROTO"),
     (rb"\x1f\x8b|BZh|\xfd7zXZ|PK\x03\x04", "a compressed archive", "unpack it first"),
@@ -46,10 +46,10 @@ _TEXTS = [
     (rb"(?s).*?\b(net|base_lr|max_iter)\s*:", "a prototxt of a solver", "give the binary file"),
     (rb"", "a text file", "give the binary file"),
 ]
-# Protobuf's wire types: the one with a length, and the fixed sizes in bytes of others.
+# Protobuf's wire types: the length-delimited one, and those of fixed size, with their sizes in bytes.
 _LENGTH = 2
 _FIXED = {1: 8, 5: 4}
-# Types that take no more bytes in memory than in the file.
+# Types whose values take no more bytes in memory than in the file.
 _WIDE = frozenset(
     (
         FieldDescriptor.TYPE_BYTES,
@@ -65,10 +65,10 @@ _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
 def load_weights(path: str | Path) -> pb.NetParameter:
-    """Read a caffemodel; layers of the old V1 format become `layer`, with name, type, bottom, top and blobs.
+    """Read a caffemodel, converting V1 layers to `layer` with name, type, bottom, top and blobs.
 
     Raises WeightsError, which names the path, if the file is missing, empty, truncated or of another kind, if
-    it holds no blobs, or if the values of a blob do not fill its shape.
+    it contains no blobs, or if the number of values of a blob does not match its shape.
     """
     data = _read(path, "caffemodel")
     net = _parse(data, pb.NetParameter, path)
@@ -80,7 +80,7 @@ def load_weights(path: str | Path) -> pb.NetParameter:
         )
     del net.layers[:]
     if not any(layer.blobs for layer in net.layer):
-        raise WeightsError(path, "holds layers but no learned blobs", "give a trained caffemodel")
+        raise WeightsError(path, "has layers but no learned blobs", "give a trained caffemodel")
     for layer in net.layer:
         for index, blob in enumerate(layer.blobs):
             _check_length(path, f"layer '{layer.name}', blob {index}", blob)
@@ -90,17 +90,19 @@ def load_weights(path: str | Path) -> pb.NetParameter:
 def load_solverstate(path: str | Path) -> pb.SolverState:
     """Read a solverstate: its iteration, its history, and the name of its caffemodel.
 
-    Raises WeightsError, which names the path, where load_weights would, and for a state without a
-    `learned_net`, which Caffe would resume from random weights.
+    Raises WeightsError, which names the path, for the same reasons as load_weights, and if `learned_net` is
+    missing, since Caffe would then resume from random weights.
     """
     data = _read(path, "solverstate")
     state = _parse(data, pb.SolverState, path)
     if state is None or not (state.HasField("iter") and state.history):
         raise WeightsError(path, *_diagnose(data, "solverstate", path))
     if state.iter < 0:
-        raise WeightsError(path, f"its iteration is {state.iter}", "resume from another solverstate")
+        raise WeightsError(
+            path, f"its iteration is negative ({state.iter})", "resume from another solverstate"
+        )
     if not state.learned_net:
-        raise WeightsError(path, "names no learned_net", "resume from another solverstate")
+        raise WeightsError(path, "does not name a learned_net", "resume from another solverstate")
     for index, blob in enumerate(state.history):
         _check_length(path, f"history {index}", blob)
     return state
@@ -118,7 +120,7 @@ def save_message(message: Message, path: str | Path) -> None:
 
 
 def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = pb.TRAIN) -> list[str]:
-    """List where a caffemodel does not fit the layers of `net` in `phase`; the list is empty if it fits.
+    """Return the mismatches between a caffemodel and the layers of `net` in `phase`; empty if it fits.
 
     Each learned layer must have its blobs, with finite values and the shapes that the net implies. Layers of
     the caffemodel that the net lacks are listed too, since Caffe silently ignores them. Raises PrototxtError
@@ -141,19 +143,19 @@ def check_weights(weights: pb.NetParameter, net: pb.NetParameter, phase: int = p
 def check_solverstate(
     state: pb.SolverState, net: pb.NetParameter, *, at_most_iter: int, phase: int = pb.TRAIN
 ) -> list[str]:
-    """List where a solverstate does not fit the training of `net`; the list is empty if it fits.
+    """Return the mismatches between a solverstate and the training of `net`; empty if it fits.
 
     Its iteration must be from 1 to `at_most_iter`. Its history must have a blob of finite values for each
     learned parameter, with its shape; a parameter that layers share counts once. AdaDelta, Adam and RMSProp
-    keep two blobs: first one of each parameter, then the second ones. Raises PrototxtError for a net whose
-    own shapes do not fit.
+    keep two blobs per parameter: the first blobs of all parameters, then the second ones. Raises
+    PrototxtError for a net whose own shapes do not fit.
     """
     misfits = []
     if not 0 < state.iter <= at_most_iter:
-        misfits.append(f"its iteration is {state.iter:,}, not one from 1 to {at_most_iter:,}")
+        misfits.append(f"its iteration is {state.iter:,}; expected 1 to {at_most_iter:,}")
     wanted = _learned_params(net, phase)
     if wanted is not None and len(state.history) not in (len(wanted), 2 * len(wanted)):
-        what = f"it holds {len(state.history)} blobs of history, but the net has {len(wanted)} parameters"
+        what = f"it has {len(state.history)} blobs of history, but the net has {len(wanted)} parameters"
         return [*misfits, what]
     for index, blob in enumerate(state.history):
         where = f"history {index}"
@@ -165,9 +167,9 @@ def check_solverstate(
 
 
 def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
-    """Return the bytes of a net's weights in float32; None if a shape depends on data that is not here.
+    """Return the bytes of a net's weights in float32; None if a shape depends on unavailable data.
 
-    A caffemodel also holds names and layer parameters: ResNet-50's 102,441,076 bytes become 102,466,903.
+    A caffemodel also contains names and layer parameters: 102,441,076 bytes for ResNet-50 become 102,466,903.
     """
     layers = infer_shapes(net, phase).layers
     if any(layer.learned is None for layer in layers):
@@ -177,22 +179,22 @@ def weights_bytes(net: pb.NetParameter, phase: int = pb.TRAIN) -> int | None:
 
 
 def is_legacy(blob: pb.BlobProto) -> bool:
-    """Return whether a blob has the format of before 2014, with num, channels, height and width as its shape.
+    """Return whether a blob has the format from before 2014: num, channels, height and width as its shape.
 
-    A blob without these and without `shape` is a single value, without axes.
+    A blob with neither these nor `shape` is a single value, without axes.
     """
     return any(blob.HasField(field) for field in ("num", "channels", "height", "width"))
 
 
 def blob_shape(blob: pb.BlobProto) -> tuple[int, ...]:
-    """Return a blob's shape; that of the format of before 2014 has four dimensions."""
+    """Return a blob's shape, which has four dimensions in the format from before 2014."""
     if is_legacy(blob):
         return (blob.num, blob.channels, blob.height, blob.width)
     return tuple(blob.shape.dim)
 
 
 def blob_values(blob: pb.BlobProto) -> Sequence[float]:
-    """Return a blob's values, row-major: its `double_data` if there is any, as in Caffe, or its `data`."""
+    """Return a blob's values in row-major order: `double_data` if present, as in Caffe, or else `data`."""
     return blob.double_data or blob.data
 
 
@@ -203,7 +205,7 @@ def _read(path: str | Path, kind: str) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise WeightsError(path, "is a folder", hint)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
-            raise WeightsError(path, f"is not a {kind}: not a file of at most 2 GiB", hint)
+            raise WeightsError(path, f"is not a {kind}: expected a file of at most 2 GiB", hint)
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise WeightsError(path, "no such file", hint) from None
@@ -216,30 +218,30 @@ def _read(path: str | Path, kind: str) -> bytes:
 
 
 def parse_message(data: bytes, cls: type[M]) -> M:
-    """Parse a binary message; raises ValueError if it does not parse, or exceeds `weights-fields` fields.
+    """Parse a binary message. Raises ValueError if it is malformed, or has more than `weights-fields` fields.
 
-    Fields are counted first, since an empty layer takes 2 bytes in a file, but 700 in memory.
+    Fields are counted first, since an empty layer takes 2 bytes in a file but 700 in memory.
     """
     count_fields(data, cast(Descriptor, cls.DESCRIPTOR), limit("weights-fields"))
     try:
         return cls.FromString(data)
     except DecodeError as error:
-        raise ValueError("is not such a message") from error
+        raise ValueError("is not a valid message") from error
 
 
 class TooManyFieldsError(ValueError):
-    """A binary message with more fields than the limit `weights-fields`."""
+    """A binary message has more fields than the limit `weights-fields`."""
 
 
 def count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
-    """Raise TooManyFieldsError if a message and those within it have more fields than `left`.
+    """Raise TooManyFieldsError if a message, with those nested in it, has more fields than `left`.
 
-    Packed floats count as one field; of packed integers, which may grow from 1 byte to 8, every byte counts.
-    Data that are not a message are read as far as possible; the parser will refuse them.
+    Packed floats count as one field. Every byte of packed integers counts, since it may grow to 8 bytes. Data
+    that is not a message is read as far as possible; the parser will refuse it.
     """
-    ahead = [(0, len(data), descriptor)]
-    while ahead:
-        at, end, kind = ahead.pop()
+    pending = [(0, len(data), descriptor)]
+    while pending:
+        at, end, kind = pending.pop()
         known = kind.fields_by_number
         while at < end:
             left -= 1
@@ -248,18 +250,18 @@ def count_fields(data: bytes, descriptor: Descriptor, left: int) -> None:
             if wire == _LENGTH:
                 size, at = _read_varint(data, at, end)
                 if field is not None and field.message_type is not None:
-                    ahead.append((at, min(at + size, end), field.message_type))
+                    pending.append((at, min(at + size, end), field.message_type))
                 elif field is not None and field.type not in _WIDE:
                     left -= size
                 at += size
-            else:  # the start and end of a group have no bytes of their own
+            else:  # the start and end of a group have no payload
                 at = _read_varint(data, at, end)[1] if wire == 0 else at + _FIXED.get(wire, 0)
             if left < 0:
                 raise TooManyFieldsError
 
 
 def _read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Read an integer of at most ten bytes; return it, and the offset after it."""
+    """Read an integer of at most ten bytes; return it and the offset after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -274,14 +276,14 @@ def _parse(data: bytes, cls: type[M], path: str | Path) -> M | None:
     try:
         return parse_message(data, cls)
     except TooManyFieldsError:
-        what = f"holds more than {limit('weights-fields'):,} layers, blobs, names and other fields"
+        what = f"has more than {limit('weights-fields'):,} layers, blobs, names and other fields"
         raise WeightsError(path, what, hint_at_limit("weights-fields")) from None
     except ValueError:
         return None
 
 
 def _diagnose(data: bytes, kind: str, path: str | Path) -> tuple[str, str]:
-    """Return what is wrong with `data`, which are not a `kind`, and a hint."""
+    """Return what is wrong with `data`, which is not a `kind`, and a hint."""
     head = data[:4096]
     for pattern, name, hint in _BINARIES if _CONTROL_CHARACTER.search(head) else _TEXTS:
         if re.match(pattern, head):
@@ -302,7 +304,7 @@ def _check_length(path: str | Path, where: str, blob: pb.BlobProto) -> None:
 
 
 def _learned_params(net: pb.NetParameter, phase: int) -> list[Shape] | None:
-    """Return the shapes of the parameters that a solver updates, in its order; None if one is not known."""
+    """Return the shapes of the parameters that a solver updates, in its order; None if one is unknown."""
     params: list[Shape] = []
     named: set[str] = set()
     for layer in infer_shapes(net, phase).layers:
@@ -331,7 +333,7 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
 
 def _fits(blob: pb.BlobProto, wanted: Shape) -> bool:
     given = blob_shape(blob)
-    if is_legacy(blob):  # four dimensions, padded with 1 in front
+    if is_legacy(blob):  # it has four dimensions: missing ones are 1, in front
         wanted = (1,) * (len(given) - len(wanted)) + wanted
     return len(given) == len(wanted) and all(w in (g, None) for g, w in zip(given, wanted, strict=True))
 
@@ -340,17 +342,21 @@ def _check_finite(where: str, blob: pb.BlobProto) -> list[str]:
     values = blob_values(blob)
     if not blob.double_data and _are_below_2_to_127(blob):
         return []
-    if math.isfinite(sum(values)):  # one pass in C; a sum of finite float32 values is finite
+    if math.isfinite(sum(values)):  # one pass in C; finite float32 values have a finite sum
         return []
     odd = [value for value in values if not math.isfinite(value)]
-    return [f"{where} has {len(odd)} of {len(values)} values not finite, as {odd[0]}"] if odd else []
+    return (
+        [f"{where} has {len(odd)} of {len(values)} values that are not finite, such as {odd[0]}"]
+        if odd
+        else []
+    )
 
 
 def _are_below_2_to_127(blob: pb.BlobProto) -> bool:
-    """Return whether all of `data` are below 2^127 and finite, without a Python number for each value.
+    """Return whether all of `data` are finite and below 2^127, without creating a Python float per value.
 
-    In a message, the last of a float32's four bytes holds the sign and all but one bit of the exponent: for
-    numbers from 2^127 on, and for infinities and NaNs, these seven bits are ones.
+    In a message, the last of a float32's four bytes holds the sign and all but one bit of the exponent. These
+    seven bits are ones for numbers from 2^127 on, for infinities and for NaNs.
     """
     bare = pb.BlobProto()
     bare.data.MergeFrom(blob.data)

@@ -1,1 +1,1 @@
-"""Building LMDBs of images. Floor 4."""
+"""Build LMDBs and TFRecords of images, and check them."""

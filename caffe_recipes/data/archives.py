@@ -1,7 +1,7 @@
-"""Find the images in ImageNet's archives without unpacking them, and read the size in a JPEG's header.
+"""Find the images in ImageNet's archives without unpacking them, and read the size from a JPEG's header.
 
-`ILSVRC2012_img_train.tar` contains a tar for each class, `ILSVRC2012_img_val.tar` only images, whose labels
-are in a separate list. Only the tar's headers are read here; an image is represented by its offset and size
+`ILSVRC2012_img_train.tar` contains a tar for each class, and `ILSVRC2012_img_val.tar` only images, with their
+labels in a separate list. Only the tar headers are read here. An image is represented by its offset and size
 in the archive, so images can be read in any order.
 """
 
@@ -30,89 +30,89 @@ from caffe_recipes.files import reading
 from caffe_recipes.limits import hint_at_limit, limit
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
-_COPY_AGAIN = "copy the archive again, and compare its digest"
-_MOST_HEADER_BYTES = 1 << 20
-_MOST_LINKS = 40  # in a chain, as in Linux
+_COPY_HINT = "copy the archive again, and compare its digest"
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_LINKS = 40  # in a chain, as in Linux
 
-Place = tuple[int, int]  # offset, size
+Extent = tuple[int, int]  # offset, size
 
 
-def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, Place | None]:
-    """Return the (offset, size) in `file` of each file of a tar, by name; None for other kinds of members.
+def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, Extent | None]:
+    """Return the (offset, size) in `file` of each file in a tar, by name; None for other kinds of members.
 
-    The tar is the `size` bytes of `file` from `base` on. Links to files are followed. As tar does, the last
-    member of a name counts, and a leading `/` is dropped. Raises DataError, or OSError.
+    The tar is the `size` bytes of `file` from `base` on. Links to files are followed. As in tar itself, the
+    last member with a name wins, and a leading `/` is dropped. Raises DataError or OSError.
     """
-    part = _Part(file, base, size)
-    found: dict[str, Place | str | None] = {}  # a symbolic link's target, until all members are known
+    part = _FileSlice(file, base, size)
+    found: dict[str, Extent | str | None] = {}  # str: the target of a symbolic link
     try:
         with tarfile.open(fileobj=part, mode="r:") as tar:
             count = 0
             while (member := tar.next()) is not None:
                 count += 1
                 if count > limit("tar-members"):
-                    what = f"holds more than {limit('tar-members'):,} files"
+                    what = f"contains more than {limit('tar-members'):,} files"
                     raise DataError(where, what, hint_at_limit("tar-members"))
-                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all members in memory
                 if not member.isdir():
                     if member.isreg() and member.offset_data + member.size > size:
-                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_AGAIN)
-                    found[_plain(member.name)] = _place(member, base, found)
+                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_HINT)
+                    found[_normalise(member.name)] = _locate(member, base, found)
             _check_end(where, part, tar.offset)
     except tarfile.TarError as error:
         part.seek(0)
         kind = _COMPRESSED.get(part.read(2))
         if kind:
             raise DataError(
-                where, f"is compressed by {kind}", "decompress it: images are read in any order"
+                where, f"is {kind}-compressed", "decompress it, since its images are read in random order"
             ) from None
-        raise DataError(where, f"is not a whole tar: {error}", _COPY_AGAIN) from None
-    return {name: _follow(place, found) for name, place in found.items()}
+        raise DataError(where, f"is not a complete tar: {error}", _COPY_HINT) from None
+    return {name: _resolve(extent, found) for name, extent in found.items()}
 
 
-def _plain(name: str) -> str:
-    return str(PurePosixPath(name.lstrip("/")))  # './a' is 'a'
+def _normalise(name: str) -> str:
+    return str(PurePosixPath(name.lstrip("/")))  # './a' becomes 'a'
 
 
-def _place(member: tarfile.TarInfo, base: int, found: dict[str, Place | str | None]) -> Place | str | None:
+def _locate(member: tarfile.TarInfo, base: int, found: dict[str, Extent | str | None]) -> Extent | str | None:
     if member.isreg() and not member.issparse():
         return base + member.offset_data, member.size
-    if member.islnk():  # to the file that has the name so far, even if a later member takes that name
-        return found.get(_plain(member.linkname))
+    if member.islnk():  # to the earlier member of that name, even if a later one replaces it
+        return found.get(_normalise(member.linkname))
     if member.issym():
-        return posixpath.normpath(posixpath.join(posixpath.dirname(_plain(member.name)), member.linkname))
+        return posixpath.normpath(posixpath.join(posixpath.dirname(_normalise(member.name)), member.linkname))
     return None
 
 
-def _follow(place: Place | str | None, found: dict[str, Place | str | None]) -> Place | None:
-    for _ in range(_MOST_LINKS):
-        if not isinstance(place, str):
-            return place
-        path = PurePosixPath(place)
+def _resolve(extent: Extent | str | None, found: dict[str, Extent | str | None]) -> Extent | None:
+    for _ in range(_MAX_LINKS):
+        if not isinstance(extent, str):
+            return extent
+        path = PurePosixPath(extent)
         linked = next((folder for folder in path.parents if isinstance(found.get(str(folder)), str)), None)
         if linked is None:
-            place = found.get(place)
+            extent = found.get(extent)
         else:
-            place = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
-    return None  # the links form a circle
+            extent = posixpath.normpath(f"{found[str(linked)]}/{path.relative_to(linked)}")
+    return None  # the links form a loop
 
 
-def _check_end(where: str, part: _Part, offset: int) -> None:
-    """Raise DataError unless the end marker follows the last member; tarfile accepts anything there."""
+def _check_end(where: str, part: _FileSlice, offset: int) -> None:
+    """Raise DataError unless the end marker follows the last member, where tarfile accepts anything."""
     part.seek(offset)
     end = part.read(2 * tarfile.BLOCKSIZE)
     if any(end[: tarfile.BLOCKSIZE]) and len(end) >= tarfile.BLOCKSIZE:
-        raise DataError(where, f"is damaged: holds no header at byte {offset:,}", _COPY_AGAIN)
+        raise DataError(where, f"is damaged: no header found at byte {offset:,}", _COPY_HINT)
     if len(end) < 2 * tarfile.BLOCKSIZE:
-        what = "ends in a header" if any(end) else "lacks a tar's end, two blocks of zeros"
-        raise DataError(where, f"is cut short: {what}", _COPY_AGAIN)
+        what = "it ends in a header" if any(end) else "its end marker, two blocks of zeros, is missing"
+        raise DataError(where, f"is cut short: {what}", _COPY_HINT)
 
 
-class _Part(io.RawIOBase):
-    """A part of a file, readable as a file of its own."""
+class _FileSlice(io.RawIOBase):
+    """A slice of a file that can be read like a separate file."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
-        self._file, self._start, self._size, self._place = file, start, size, 0
+        self._file, self._start, self._size, self._position = file, start, size, 0
 
     def readable(self) -> bool:
         return True
@@ -121,23 +121,27 @@ class _Part(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        return self._place
+        self._position = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        )
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        if size > _MOST_HEADER_BYTES:  # only headers are read; a damaged one may claim any size
+        if size > _MAX_HEADER_BYTES:  # only headers are read, and a damaged one may claim any size
             raise tarfile.ReadError(f"a header of {size:,} bytes")
-        left = max(0, self._size - self._place)
-        data = os.pread(self._file.fileno(), left if size < 0 else min(size, left), self._start + self._place)
-        self._place += len(data)
+        left = max(0, self._size - self._position)
+        data = os.pread(
+            self._file.fileno(), left if size < 0 else min(size, left), self._start + self._position
+        )
+        self._position += len(data)
         return data
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a file is a tar, by its name or its content; raises OSError."""
+    """Return whether a file is a tar, by its name or content. Raises OSError."""
     if path.suffix == ".tar" or path.name.endswith((".tar.gz", ".tgz")):
         return True
     with path.open("rb") as file:
@@ -145,31 +149,31 @@ def is_archive(path: Path) -> bool:
 
 
 def load_archive(path: Path, labels: Path | None = None, known: Sequence[str] | None = None) -> Pictures:
-    """Return the images of an archive with their labels, sorted by class and name; raises DataError.
+    """Return the images in an archive with their labels, sorted by class and name. Raises DataError.
 
-    A class is an inner tar or a folder. Classes are numbered in the order of their names, or in the order of
-    `known`. An archive that contains only images needs `labels`, the file with a label for each.
+    A class is an inner tar or a folder. Classes are numbered in the order of `known`, by default by name. An
+    archive that contains only images needs `labels`, the file with a label for each.
     """
     files = sorted(_read_files(path), key=lambda picture: picture.name)
     pictures = [picture for picture in files if is_image(picture.name)]
-    left_out = tuple(picture.name for picture in files if not is_image(picture.name))
+    ignored = tuple(picture.name for picture in files if not is_image(picture.name))
     if not pictures:
-        raise DataError(path, "holds no images", "give ImageNet's own tar, or a list or folder of images")
+        raise DataError(path, "contains no images", "give ImageNet's own tar, or a list or folder of images")
     for picture in pictures:
         check_name(picture.name, path)
     flat = [picture for picture in pictures if "/" not in picture.name]
     if labels is not None:
         by_name, classes = load_labels(labels, [picture.name for picture in pictures], known)
         labelled = [picture._replace(label=by_name[picture.name]) for picture in pictures]
-        return Pictures(path, labelled, classes, left_out)
+        return Pictures(path, labelled, classes, ignored)
     if flat:
-        what = f"does not say the classes of its images, e.g. of '{flat[0].name}'"
+        what = f"does not give the classes of its images, e.g. '{flat[0].name}'"
         raise DataError(path, what, "give the list of their labels with --labels")
-    hint = "give a tar of what is in '{}', whose first folders are the classes"
+    hint = "give a tar of the contents of '{}', so that its top-level folders are the classes"
     check_nesting((picture.name for picture in pictures), path, hint)
     numbers = number_classes({_class_of(picture) for picture in pictures}, known, path)
     labelled = [picture._replace(label=numbers[_class_of(picture)]) for picture in pictures]
-    return Pictures(path, labelled, name_classes(numbers), left_out)
+    return Pictures(path, labelled, name_classes(numbers), ignored)
 
 
 def _class_of(picture: Picture) -> str:
@@ -177,37 +181,37 @@ def _class_of(picture: Picture) -> str:
 
 
 def _read_files(path: Path) -> Iterator[Picture]:
-    """Yield an archive's files, without labels, named `class/file` or `file`."""
+    """Yield the files in an archive, without labels, named `class/file` or `file`."""
     with reading(path, DataError, "give a tar file"), path.open("rb") as file:
         whole = os.fstat(file.fileno()).st_size
-        for name, offset, size in _files(str(path), file, 0, whole):
+        for name, offset, size in _list_files(str(path), file, 0, whole):
             if name.endswith(".tar"):
                 folder = PurePosixPath(name).stem
-                for image, start, length in _files(f"{path}: {name}", file, offset, size):
+                for image, start, length in _list_files(f"{path}: {name}", file, offset, size):
                     yield Picture(f"{folder}/{image}", 0, length, str(path), start)
             else:
                 yield Picture(name, 0, size, str(path), offset)
 
 
-def _files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, offset, size) of a tar's files; raises DataError for an image that is not in the tar."""
-    for name, place in load_members(where, file, base, size).items():
-        if place is None and (is_image(name) or name.endswith(".tar")):
+def _list_files(where: str, file: BinaryIO, base: int, size: int) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, offset, size) of the files in a tar. Raises DataError if an image is not a file in it."""
+    for name, extent in load_members(where, file, base, size).items():
+        if extent is None and (is_image(name) or name.endswith(".tar")):
             what = f"'{name}' is not a regular file or a link to one in the archive"
-            raise DataError(where, what, "pack it again, with tar's --dereference")
-        yield name, *(place or (0, 0))
+            raise DataError(where, what, "pack it again with tar --dereference")
+        yield name, *(extent or (0, 0))
 
 
-# The start-of-frame markers, SOF0 to SOF15; DHT, JPG and DAC have numbers in the same range.
+# The start-of-frame markers SOF0 to SOF15, without DHT, JPG and DAC, whose codes are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+_STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _SCAN, _END = 0xDA, 0xD9
 
 
 def jpeg_shape(data: bytes) -> tuple[int, int, int] | None:
-    """Return a JPEG's (components, height, width); None if it is not a JPEG, or ends before its frame.
+    """Return a JPEG's (components, height, width); None if it is not a JPEG or ends before its frame header.
 
-    Source: ITU-T T.81, B.1 and B.2: markers of 0xff and a code, segments with their length, the frame header.
+    Source: ITU-T T.81, B.1 and B.2: markers (0xff and a code), segments with their length, the frame header.
 
     >>> jpeg_shape(bytes.fromhex("ffd8 ffe00004abcd ffc0000b08 0007 0009 01 011100 ffd9"))
     (1, 7, 9)
@@ -219,7 +223,7 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int] | None:
         code = data[at + 1]
         if code == 0xFF:  # padding
             at += 1
-        elif code in _ALONE:
+        elif code in _STANDALONE:
             at += 2
         elif code in (_SCAN, _END):
             return None

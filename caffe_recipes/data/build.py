@@ -1,8 +1,8 @@
 """Build an LMDB of images as convert_imageset does, but in parallel, and resume an interrupted build.
 
 A plan decides which image becomes which record before anything is written. The LMDB is built in
-`.NAME.partial` beside its destination, by one process at a time, and is renamed when it is complete. A commit
-every 1000 records survives kill -9 and power cuts; the next build with the same plan continues from there.
+`.NAME.partial` next to its destination, by one process at a time, and is renamed when it is complete. A
+commit every 1000 records survives kill -9 and power cuts; the next build with the same plan resumes there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from caffe_recipes.data.convert import (
     WorkerKilled,
     can_encode,
     convert_all,
-    convert_some,
+    convert_batch,
     describe_excess,
     suffix_of,
 )
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The images in the order of their records; image i becomes the record with the key `%08d_name` of i."""
+    """The images in record order; image i becomes the record with the key `%08d_name`, where %08d is i."""
 
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None
@@ -54,7 +54,7 @@ class BuildPlan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the names, labels, order and settings: all that decides the records but the pixels."""
+        """SHA-256 of the names, labels, order and settings: all that decides the records except pixels."""
         digest = hashlib.sha256(json.dumps(asdict(self.settings), sort_keys=True).encode())
         for picture in self.pictures:
             digest.update(os.fsencode(f"\n{picture.name}\0{picture.label}"))
@@ -62,16 +62,16 @@ class BuildPlan:
 
     @cached_property
     def size_bytes(self) -> int:
-        """The total size of the image files; if it differs, the images have changed."""
+        """The total size of the image files; a change shows that the images have changed."""
         return sum(picture.size_bytes for picture in self.pictures)
 
 
 def plan_build(
     found: Pictures, settings: Settings, *, seed: int | None = None, classes: int | None = None
 ) -> BuildPlan:
-    """Return the plan of a build, shuffled if there is a `seed`; raises InputError if it cannot be built.
+    """Return the plan of a build, shuffled if `seed` is given. Raises InputError if it cannot be built.
 
-    `classes` is the required number of classes: labels go from 0 to `classes` - 1.
+    `classes` is the required number of classes; labels must be 0 to `classes` - 1.
     """
     check_settings(settings)
     pictures = found.pictures if seed is None else shuffle(found.pictures, seed)
@@ -94,9 +94,9 @@ def shuffle(items: Sequence[T], seed: int) -> list[T]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise InputError for settings that contradict each other, or give images too large for a Datum.
+    """Raise InputError if settings contradict each other, or make images too large for a Datum.
 
-    convert_imageset would not report them.
+    convert_imageset would report neither.
     """
     both = settings.resize_height_px, settings.resize_width_px
     if any(both) and not all(both):
@@ -118,12 +118,13 @@ def _check_labels(found: Pictures, classes: int | None) -> None:
         raise DataError(found.where, f"has {len(found.classes):,} classes, not {classes:,}", "fix --classes")
     bad = [picture for picture in found.pictures if picture.label >= classes]
     if bad:
-        what = f"'{bad[0].name}' has label {bad[0].label}, which is not one of the {classes:,} classes from 0"
+        wanted = f"{classes:,} classes 0 to {classes - 1}"
+        what = f"'{bad[0].name}' has label {bad[0].label}, which is not one of the {wanted}"
         raise DataError(found.where, what, "fix the label, or --classes")
 
 
 def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
-    """Raise DataError unless each image can be encoded again in the format of its suffix."""
+    """Raise DataError if an image cannot be re-encoded in the format of its suffix."""
     suffixes = Counter(suffix_of(picture.name) for picture in found.pictures)
     bad = next((suffix for suffix in suffixes if not can_encode(suffix, is_gray=is_gray)), None)
     if bad is not None:
@@ -132,16 +133,16 @@ def _check_suffixes(found: Pictures, *, is_gray: bool) -> None:
         raise DataError(found.where, what, "give --encode-type jpg")
 
 
-RESUME = "run the same command again to resume"
+RESUME_HINT = "run the same command again to resume"
 
 
-def locked(partial: Path) -> AbstractContextManager[None]:
-    """Return a lock that one process holds at a time; entering it raises DataError if another one does."""
-    return lock(partial / "lock", DataError(partial, "another build is running there", "wait until it ends"))
+def build_lock(partial: Path) -> AbstractContextManager[None]:
+    """Return a lock for one process at a time. Entering it raises DataError if another process holds it."""
+    return lock(partial / "lock", DataError(partial, "another build is running in it", "wait until it ends"))
 
 
 def check_plan(partial: Path, digest: str) -> None:
-    """Raise DataError if the unfinished build in `partial` was started with another plan."""
+    """Raise DataError if the unfinished build in `partial` was started with a different plan."""
     path = partial / "plan"
     if not path.exists():
         write_whole({path: digest.encode()}, is_synced=True)
@@ -150,20 +151,20 @@ def check_plan(partial: Path, digest: str) -> None:
         raise DataError(partial, what, "remove it, or give the images and settings that it was started with")
 
 
-_COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: a thousand raw photos fill the memory
+_COMMIT_EVERY, _COMMIT_BYTES = 1000, 1 << 26  # whichever comes first: 1000 raw photos could fill the memory
 _START_BYTES = 1 << 30  # of address space; the file itself grows with its records
-_BEGIN_AGAIN = "remove it, and build again"
+_REBUILD_HINT = "remove it, and build again"
 
 Progress = Callable[[int, int], None]
 
 
 class _SizeError(DataError):
-    """An image has another size than the first one."""
+    """Raised for an image whose size differs from the first one's."""
 
 
 @dataclass
-class _Done:
-    """What an unfinished LMDB contains: the images before `next`, except those that were skipped."""
+class _BuildState:
+    """The contents of an unfinished LMDB: all images before `next`, except those that were skipped."""
 
     next: int = 0
     labels: Counter[int] = field(default_factory=Counter)
@@ -173,8 +174,8 @@ class _Done:
 
 
 @dataclass
-class _Waiting:
-    """Records that wait for the next commit."""
+class _PendingRecords:
+    """Records that are waiting for the next commit."""
 
     environment: lmdb.Environment
     records: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -185,11 +186,11 @@ class _Waiting:
         self.size_bytes += len(value)
 
     @property
-    def are_enough(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.records) == _COMMIT_EVERY or self.size_bytes >= _COMMIT_BYTES
 
     def commit(self) -> None:
-        """Write the records; raises lmdb.Error, after which they are not tried again."""
+        """Write the records. Raises lmdb.Error, after which they are dropped."""
         records, self.records, self.size_bytes = self.records, [], 0
         if records:
             commit_records(self.environment, records)
@@ -203,26 +204,26 @@ def build_lmdb(
     skip_bad: bool = False,
     on_progress: Progress = lambda done, total: None,
 ) -> BuildManifest:
-    """Build the LMDB `out` and its manifest, or resume the build; a finished LMDB of this plan is kept.
+    """Build the LMDB `out` and its manifest, or resume the build. A finished LMDB of this plan is kept.
 
-    An image that does not decode ends the build. With `skip_bad` it is left out, as convert_imageset does,
-    and its number is not used. `on_progress` gets the images done and their total. Raises DataError, or
-    RunFailed if a worker was killed or the disk is full.
+    An image that cannot be decoded ends the build; with `skip_bad`, it is skipped, as in convert_imageset,
+    and its number is not used. `on_progress` gets the number of images done and their total. Raises
+    DataError, or RunFailed if a worker was killed or the disk is full.
     """
     if os.path.lexists(out):
-        return _check_same(plan, out)
+        return _check_existing(plan, out)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with writing(out, RESUME):
+        with writing(out, RESUME_HINT):
             make_own_folder(partial)
-            with locked(partial):
+            with build_lock(partial):
                 return _build(plan, out, partial, workers, skip_bad, on_progress)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
-        raise DataError(partial, f"is damaged ({error})", _BEGIN_AGAIN) from None
+        raise DataError(partial, f"is damaged ({error})", _REBUILD_HINT) from None
     except lmdb.Error as error:
-        raise RunFailed(out, f"cannot be written: {error}", RESUME) from None
+        raise RunFailed(out, f"cannot be written: {error}", RESUME_HINT) from None
     except WorkerKilled as error:
-        hint = f"{RESUME}; give fewer --workers if memory is short"
+        hint = f"{RESUME_HINT}; give fewer --workers if memory is short"
         raise RunFailed(out, f"a worker was killed, at '{error}' or soon after", hint) from None
 
 
@@ -230,25 +231,25 @@ def _build(
     plan: BuildPlan, out: Path, partial: Path, workers: int, skip_bad: bool, on_progress: Progress
 ) -> BuildManifest:
     if os.path.lexists(out):
-        return _check_same(plan, out)
+        return _check_existing(plan, out)
     if not _has_records(partial):
-        (partial / "plan").unlink(missing_ok=True)  # without records another plan loses nothing
+        (partial / "plan").unlink(missing_ok=True)  # there are no records yet that a new plan would lose
     check_plan(partial, plan.digest)
     try:
         manifest = _fill(partial / "lmdb", plan, workers, skip_bad, on_progress)
     except DataError as error:
-        # These records cannot be resumed from: to fix the sizes takes another plan.
+        # The build cannot resume from these records: fixing the sizes changes the plan.
         if isinstance(error, _SizeError) or not _has_records(partial):
             shutil.rmtree(partial)
         raise
     write_manifest(out, manifest)
     (partial / "lmdb").rename(out)
-    shutil.rmtree(partial, ignore_errors=True)  # the LMDB is finished in any case
+    shutil.rmtree(partial, ignore_errors=True)  # even if this fails, the LMDB is finished
     return manifest
 
 
-def _check_same(plan: BuildPlan, out: Path) -> BuildManifest:
-    """Return the manifest of an existing LMDB; raises DataError unless the plan would build the same LMDB."""
+def _check_existing(plan: BuildPlan, out: Path) -> BuildManifest:
+    """Return the manifest of an existing LMDB. Raises DataError if the plan would build a different one."""
     manifest = load_manifest(out)
     if manifest is None:
         raise DataError(out, "already exists", "remove it, or give another path")
@@ -263,17 +264,17 @@ def _check_same(plan: BuildPlan, out: Path) -> BuildManifest:
 
 
 def _has_records(partial: Path) -> bool:
-    """Return whether an unfinished build has any records; raises DataError for damaged pages."""
+    """Return whether an unfinished build has any records. Raises DataError if a page is damaged."""
     file = partial / "lmdb" / "data.mdb"
     if not file.exists() or not file.stat().st_size:
         return False
     try:
         tree = load_tree(file.parent)
-        count = sum(1 for _ in tree) if tree else None  # all pages, since lmdb crashes on damaged ones
+        count = sum(1 for _ in tree) if tree else None  # reads all pages, since lmdb crashes on damaged ones
     except DataError as error:
-        raise DataError(partial, error.what, _BEGIN_AGAIN) from None
+        raise DataError(partial, error.what, _REBUILD_HINT) from None
     if count is None:
-        raise DataError(partial, "is damaged: it does not contain an LMDB", _BEGIN_AGAIN)
+        raise DataError(partial, "is damaged: it does not contain an LMDB", _REBUILD_HINT)
     return count > 0
 
 
@@ -281,44 +282,46 @@ def _fill(
     folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, on_progress: Progress
 ) -> BuildManifest:
     with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
-        done = _read_done(environment, plan)
-        if done.skipped and not skip_bad:
-            what = f"was started with --skip-bad, which left out '{done.skipped[0]}'"
+        state = _load_state(environment, plan)
+        if state.skipped and not skip_bad:
+            what = f"was started with --skip-bad, which skipped '{state.skipped[0]}'"
             raise DataError(folder.parent, what, "give --skip-bad, or remove it")
-        on_progress(done.next, len(plan.pictures))
-        waiting = _Waiting(environment)
+        on_progress(state.next, len(plan.pictures))
+        pending = _PendingRecords(environment)
         try:
-            for index, made in _convert_rest(plan, done.next, workers):
+            for index, made in _convert_rest(plan, state.next, workers):
                 picture = plan.pictures[index]
-                wrong = made.wrong or _compare_shape(plan, done, made)
-                if not wrong:
+                error = made.error or _compare_shape(plan, state, made)
+                if not error:
                     record = os.fsencode(f"{index:08d}_{picture.name}"), made.value
-                    done.labels[picture.label] += 1
-                    done.digest.add(*record)
-                    waiting.add(*record)
-                elif skip_bad and made.wrong:
-                    done.skipped.append(picture.name)
+                    state.labels[picture.label] += 1
+                    state.digest.add(*record)
+                    pending.add(*record)
+                elif skip_bad and made.error:
+                    state.skipped.append(picture.name)
                 else:
-                    raise _bad_image(plan, index, wrong, is_decoded=not made.wrong)
-                if waiting.are_enough:
-                    waiting.commit()
+                    raise _image_error(plan, index, error, is_decoded=not made.error)
+                if pending.is_full:
+                    pending.commit()
                     on_progress(index + 1, len(plan.pictures))
         finally:
-            waiting.commit()
-    count = done.labels.total()
+            pending.commit()
+    count = state.labels.total()
     if not count:
-        raise DataError(plan.pictures[0].path, "does not decode, nor does any other", "give other images")
+        raise DataError(
+            plan.pictures[0].path, "cannot be decoded, and neither can any other image", "give other images"
+        )
     settings = asdict(plan.settings)
     return BuildManifest(
         count,
         plan.size_bytes,
-        done.labels,
+        state.labels,
         plan.classes,
-        done.skipped,
+        state.skipped,
         settings,
         plan.seed,
         plan.digest,
-        done.digest.hexdigest(),
+        state.digest.hexdigest(),
     )
 
 
@@ -327,50 +330,50 @@ def _convert_rest(plan: BuildPlan, start: int, workers: int) -> Iterator[tuple[i
         yield from enumerate(converted, start)
 
 
-def _read_done(environment: lmdb.Environment, plan: BuildPlan) -> _Done:
-    """Read the records that an interrupted build has written."""
-    done = _Done()
+def _load_state(environment: lmdb.Environment, plan: BuildPlan) -> _BuildState:
+    """Return the state of an interrupted build, from its records."""
+    state = _BuildState()
     with environment.begin(buffers=True) as transaction:
         for key, value in transaction.cursor():
             index = int(bytes(key[:8]))
-            done.skipped += [picture.name for picture in plan.pictures[done.next : index]]
-            done.labels[plan.pictures[index].label] += 1
-            done.digest.add(bytes(key), bytes(value))
-            done.next = index + 1
-    if plan.settings.check_size and done.next:
-        first = next(picture for picture in plan.pictures if picture.name not in done.skipped)
-        done.shape = convert_some([first], plan.settings)[0].shape
-    return done
+            state.skipped += [picture.name for picture in plan.pictures[state.next : index]]
+            state.labels[plan.pictures[index].label] += 1
+            state.digest.add(bytes(key), bytes(value))
+            state.next = index + 1
+    if plan.settings.check_size and state.next:
+        first = next(picture for picture in plan.pictures if picture.name not in state.skipped)
+        state.shape = convert_batch([first], plan.settings)[0].shape
+    return state
 
 
-def _compare_shape(plan: BuildPlan, done: _Done, made: Converted) -> str:
-    """Return how an image's size differs from the first one's; "" if not, or if sizes may differ."""
+def _compare_shape(plan: BuildPlan, state: _BuildState, made: Converted) -> str:
+    """Return how an image's size differs from the first one's; "" if it does not, or may."""
     if not plan.settings.check_size:
         return ""
-    done.shape = done.shape or made.shape
-    if made.shape == done.shape:
+    state.shape = state.shape or made.shape
+    if made.shape == state.shape:
         return ""
-    size, first = (" x ".join(map(str, shape)) for shape in (made.shape, done.shape))
+    size, first = (" x ".join(map(str, shape)) for shape in (made.shape, state.shape))
     return f"is {size}, but the first image is {first}"
 
 
-def _bad_image(plan: BuildPlan, index: int, wrong: str, *, is_decoded: bool) -> DataError:
+def _image_error(plan: BuildPlan, index: int, error: str, *, is_decoded: bool) -> DataError:
     picture = plan.pictures[index]
     where = picture.path if picture.offset is None else f"{picture.path}: {picture.name}"
     if is_decoded:
-        return _SizeError(where, wrong, "resize the images, or leave out --check-size")
-    return DataError(where, wrong, "fix it and run the same command again to resume; or give --skip-bad")
+        return _SizeError(where, error, "resize the images, or leave out --check-size")
+    return DataError(where, error, "fix it and run the same command again to resume, or give --skip-bad")
 
 
-# NAME_MAX, less what the longest derived name adds.
-_MOST_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_")
+# NAME_MAX, less what the longest derived file name adds.
+_MAX_NAME_BYTES = 255 - len(name_beside(Path("_.manifest.json")).name) + len("_")
 
 
-def check_out(out: Path, images: Path) -> None:
-    """Raise DataError if the name of `out` is too long, or if it is inside `images`, as a class would be."""
+def check_output(out: Path, images: Path) -> None:
+    """Raise DataError if the name of `out` is too long, or if `out` is inside the folder `images`."""
     length = len(os.fsencode(out.name))
-    if length > _MOST_NAME_BYTES:
-        what = f"the name has {length} bytes, more than {_MOST_NAME_BYTES}, which its manifest's name allows"
+    if length > _MAX_NAME_BYTES:
+        what = f"the name has {length} bytes; at most {_MAX_NAME_BYTES} fit with its manifest's suffix"
         raise DataError(out, what, "shorten it")
     if images.is_dir() and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(images)):
         raise DataError(out, f"is inside {images}, whose folders are classes", "give a path outside it")
@@ -379,15 +382,15 @@ def check_out(out: Path, images: Path) -> None:
 def load_pictures(
     images: Path, *, root: Path | None = None, labels: Path | None = None, class_list: Path | None = None
 ) -> Pictures:
-    """Return the images of a list, folder or tar; raises InputError.
+    """Return the images in a list, folder or tar. Raises InputError.
 
-    `root` is the folder that a list's paths start from, `labels` the file with the labels of a tar's images.
-    `class_list` names the classes of a folder or tar in the order of their labels.
+    `root` is the folder that the paths in a list are relative to, and `labels` the file with the labels of a
+    tar's images. `class_list` names the classes of a folder or tar in label order.
     """
     known = load_classes(class_list) if class_list is not None else None
     if images.exists() and not images.is_dir() and not images.is_file():
-        # A pipe cannot be read twice, first to find out what it is.
-        raise DataError(images, "is a pipe or a device", "write the list to a file, and give that")
+        # A pipe cannot be read twice: once to detect the kind, and once for the content.
+        raise DataError(images, "is a pipe or a device", "write the list to a regular file")
     try:
         kind = "folder" if images.is_dir() else "tar" if is_archive(images) else "list"
     except (OSError, ValueError) as error:

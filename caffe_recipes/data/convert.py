@@ -25,18 +25,18 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.data.images import Picture, picture_reader
 from caffe_recipes.limits import limit
 
-_MOST_BYTES = 2**31 - 1 - 64  # protobuf's limit of a message, less the Datum's other fields
-_TOO_MUCH = f"more than a Datum holds ({_MOST_BYTES / 1e9:.1f} GB)"
+_MAX_BYTES = 2**31 - 1 - 64  # protobuf's limit for a message, less the Datum's other fields
+_TOO_MUCH = f"more than a Datum can hold ({_MAX_BYTES / 1e9:.1f} GB)"
 
 Pixels = NDArray[np.uint8]  # (height, width, 3) in BGR, or (height, width)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How each image is converted; convert_imageset has flags of the same names, except `shorter_side`.
+    """How each image is converted. Except for `shorter_side`, convert_imageset has flags of the same names.
 
     `encode_type` is jpg or png; None keeps the type of each file. `shorter_side_px` keeps the aspect ratio. A
-    size of 0 does not resize.
+    size of 0 means no resizing.
     """
 
     resize_height_px: int = 0
@@ -54,15 +54,15 @@ class Settings:
 
 
 def use_one_thread() -> None:
-    """Keep OpenCV to the calling thread, since several processes convert images at the same time."""
+    """Restrict OpenCV to the calling thread, since several processes convert images at the same time."""
     cv2.setNumThreads(1)
 
 
-def keep_memory() -> None:
-    """Make malloc keep freed memory for the next image, which saves up to a fifth of the time.
+def keep_freed_memory() -> None:
+    """Make malloc keep freed memory for the next image, which saves up to 20 % of the time.
 
-    glibc returns free memory at the end of its heap once it exceeds twice the largest separately mapped block
-    that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). This array is such a block; it is never
+    glibc returns free memory at the top of its heap once it exceeds twice the size of the largest mmapped
+    block that was freed, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD). This array is such a block; it is never
     written.
     """
     np.empty(31 << 20, np.uint8)
@@ -70,10 +70,10 @@ def keep_memory() -> None:
 
 @contextmanager
 def quiet_decoders() -> Iterator[None]:
-    """Silence libjpeg and libpng on standard error: our own errors name the image."""
+    """Silence what libjpeg and libpng print on standard error; our own errors name the image."""
     try:
         stderr = os.dup(2)
-    except OSError:  # it is closed
+    except OSError:  # stderr is closed
         yield
         return
     silent = os.open(os.devnull, os.O_WRONLY)
@@ -88,9 +88,9 @@ def quiet_decoders() -> Iterator[None]:
 
 
 def can_encode(suffix: str, *, is_gray: bool) -> bool:
-    """Return whether images can be encoded in the format of a suffix, e.g. `jpg`; with `is_gray` as grey.
+    """Return whether images can be encoded in the format of a suffix such as `jpg`, in grey with `is_gray`.
 
-    A WebP is always in colour, and a PGM never.
+    A WebP is always in colour, a PGM never.
     """
     pixels = np.zeros((64, 64) if is_gray else (64, 64, 3), np.uint8)
     try:
@@ -98,12 +98,12 @@ def can_encode(suffix: str, *, is_gray: bool) -> bool:
             if not suffix or not cv2.haveImageWriter(f"x.{suffix}"):
                 return False
             return decode(encode(pixels, suffix), cv2.IMREAD_UNCHANGED).shape == pixels.shape
-    except (ValueError, cv2.error):  # OpenCV lists a writer for EXR, but it is disabled
+    except (ValueError, cv2.error):  # OpenCV lists a writer for EXR, but disables it
         return False
 
 
 def suffix_of(name: str) -> str:
-    """Return a name's suffix in lower case, without the dot.
+    """Return the suffix of a name in lower case, without the dot.
 
     >>> suffix_of("a.b/c.JPEG"), suffix_of("a.b/c")
     ('jpeg', '')
@@ -112,30 +112,30 @@ def suffix_of(name: str) -> str:
 
 
 def describe_excess(height: int, width: int, settings: Settings) -> str:
-    """Return why an image of this size in pixels is too large for a Datum; "" if it is not."""
+    """Return why an image of this size in pixels is too large for a Datum, or "" if it is not."""
     size = f"{height} x {width} pixels are"
     if settings.is_encoded:
         most = limit("image-pixels")
         return "" if height * width <= most else f"{size} more than can be decoded ({most:,})"
     made_bytes = height * width * (1 if settings.is_gray else 3)
-    return "" if made_bytes <= _MOST_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
+    return "" if made_bytes <= _MAX_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
 
 
 def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.Datum, tuple[int, ...]]:
     """Return the Datum of an image file, and the image's (height, width[, channels]).
 
-    `data` are the bytes of the file, and `name` its name. An encoded image that needs no change is kept byte
-    by byte. As in Caffe, an encoded Datum has no size fields; a raw one is (channels, height, width) in BGR.
-    Raises ValueError with what is wrong.
+    `data` is the content of the file, and `name` its name. The bytes of an encoded image that needs no change
+    are kept. As in Caffe, an encoded Datum has no size fields; a raw one is (channels, height, width) in BGR.
+    Raises ValueError if the image cannot be converted.
     """
     own = suffix_of(name)
     wanted = settings.encode_type or own
     is_same = wanted == own or (wanted, own) == ("jpg", "jpeg")
     if settings.is_encoded and not settings.resizes and is_same:
-        seen = _look(data, settings)
+        seen = _decode_unchanged(data, settings)
         is_bytes = seen.dtype == np.uint8
         if not is_bytes and not settings.is_gray and settings.encode_type is None:
-            # OpenCV cannot convert floats to bytes, since their white is undefined.
+            # OpenCV cannot convert floats to bytes: there is no defined value for white.
             way = " (--encode-type converts them)" if seen.dtype == np.uint16 else ""
             raise ValueError(f"has {8 * seen.itemsize} bits per channel, but Caffe reads only 8{way}")
         if is_bytes and (not settings.is_gray or seen.ndim == 2):
@@ -152,30 +152,30 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
 
 
 def _encoded_datum(data: bytes, label: int) -> pb.Datum:
-    if len(data) > _MOST_BYTES:
+    if len(data) > _MAX_BYTES:
         raise ValueError(f"is {len(data) / 1e9:.1f} GB, {_TOO_MUCH}")
     return pb.Datum(data=data, label=label, encoded=True)
 
 
 def decode(data: bytes, flag: int) -> Pixels:
-    """Return the pixels of an encoded image, read with OpenCV's imread `flag`; raises ValueError.
+    """Return the pixels of an encoded image, read with OpenCV's imread `flag`. Raises ValueError.
 
-    Unlike imread, imdecode refuses truncated files. OpenCV reads GIFs only since 4.11, and trainers use older
-    versions, so a GIF is refused.
+    imdecode rejects truncated files, unlike imread. GIFs are rejected since OpenCV reads them only from 4.11
+    on, and trainers use older versions.
     """
     if data[:4] == b"GIF8":
-        raise ValueError("is a GIF, which Caffe's OpenCV does not read")
+        raise ValueError("is a GIF, which Caffe's OpenCV cannot read")
     try:
         pixels: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:
         raise ValueError(f"has over {limit('image-pixels'):,} pixels" if data else "is empty") from None
     if pixels is None:
-        raise ValueError("is not an image that OpenCV decodes, or is cut short")
+        raise ValueError("is not an image that OpenCV can decode, or is cut short")
     return pixels
 
 
 def load_pixels(datum: pb.Datum) -> NDArray[Any]:
-    """Return a Datum's image as the trainer sees it, (height, width, channels); raises ValueError."""
+    """Return a Datum's image as the trainer sees it, (height, width, channels). Raises ValueError."""
     if datum.encoded:
         pixels: NDArray[Any] = decode(datum.data, cv2.IMREAD_UNCHANGED)
         if pixels.dtype != np.uint8:
@@ -187,9 +187,9 @@ def load_pixels(datum: pb.Datum) -> NDArray[Any]:
 
 
 def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
-    """Return encoded pixels, by default with OpenCV's own settings: JPEG quality is 95.
+    """Return encoded pixels, by default with OpenCV's default settings (JPEG quality 95).
 
-    Raises ValueError if the format cannot hold them: a JPEG has at most 65,500 pixels a side.
+    Raises ValueError if the format cannot hold them: a JPEG has at most 65,500 pixels per side.
     """
     try:
         is_done, data = cv2.imencode(f".{suffix}", pixels, settings)
@@ -197,14 +197,14 @@ def encode(pixels: Pixels, suffix: str, settings: Sequence[int] = ()) -> bytes:
         is_done = False
     if not is_done:
         size = " x ".join(map(str, pixels.shape[:2]))
-        raise ValueError(f"is {size} pixels, and cannot be encoded as {suffix}")
+        raise ValueError(f"is {size} pixels and cannot be encoded as {suffix}")
     return bytes(data)
 
 
 def shorter_side(height: int, width: int, shorter_px: int) -> tuple[int, int]:
-    """Return (height, width) with a shorter side of `shorter_px`; the longer one is rounded down in float32.
+    """Return (height, width) for a shorter side of `shorter_px`. The longer one is rounded down in float32.
 
-    Caffe's own resizing by the shorter side does the same.
+    Caffe computes the same size when it resizes by the shorter side.
 
     >>> shorter_side(375, 500, 256), shorter_side(500, 375, 256), shorter_side(7, 7, 3)
     ((256, 341), (341, 256), (3, 3))
@@ -233,10 +233,10 @@ def _resize(pixels: Pixels, settings: Settings) -> Pixels:
     return resized
 
 
-def _look(data: bytes, settings: Settings) -> NDArray[Any]:
-    """Decode an image that is kept unchanged, to check it and to find its shape and depth.
+def _decode_unchanged(data: bytes, settings: Settings) -> NDArray[Any]:
+    """Decode an image whose bytes are kept, to check it and to get its shape and depth.
 
-    If the shape is not needed, a JPEG is decoded at an eighth of its size, in half the time.
+    A JPEG whose shape is not needed is decoded at an eighth of its size, which takes half the time.
     """
     is_jpeg = data[:2] == b"\xff\xd8"
     if is_jpeg and not settings.is_gray and not settings.check_size:
@@ -244,79 +244,79 @@ def _look(data: bytes, settings: Settings) -> NDArray[Any]:
     return decode(data, cv2.IMREAD_UNCHANGED)
 
 
-_AT_ONCE = 16  # images per task: some MB of records, which are converted in a short time
-_AHEAD = 3  # waiting tasks per worker
+_TASK_IMAGES = 16  # images per task: a few MB of records, converted in a short time
+_TASKS_AHEAD = 3  # queued tasks per worker
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A record's value and the shape of its image, or what is `wrong` with the image."""
+    """A record's value and the shape of its image, or the `error` in the image."""
 
     value: bytes
     shape: tuple[int, ...]
-    wrong: str = ""
+    error: str = ""
 
 
 class WorkerKilled(Exception):
-    """A worker process was killed, by the system or by a crash on an image."""
+    """Raised if a worker process was killed by the system or by a crash on an image."""
 
 
 def convert_all(
     pictures: Sequence[Picture], settings: Settings, workers: int
 ) -> Generator[Converted, None, None]:
-    """Yield the converted pictures, in their order; with one worker this process converts them.
+    """Yield the converted pictures in order. With one worker, this process converts them.
 
-    Close the generator to end the workers early. Raises WorkerKilled with the name of the image reached.
+    Closing the generator stops the workers. Raises WorkerKilled, with the name of the image it had reached.
     """
-    tasks = (pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE))
+    tasks = (pictures[start : start + _TASK_IMAGES] for start in range(0, len(pictures), _TASK_IMAGES))
     if workers == 1:
-        keep_memory()
+        keep_freed_memory()
         for task in tasks:
-            yield from convert_some(task, settings)
+            yield from convert_batch(task, settings)
         return
-    hired: list[_Worker] = []
+    pool: list[_Worker] = []
     waiting: deque[Future[list[Converted]]] = deque()
     try:
         for task in tasks:
-            if len(hired) < workers:
-                hired.append(_Worker(settings))
-            waiting.append(min(hired, key=lambda worker: len(worker.given)).give(task))
-            if len(waiting) >= _AHEAD * workers:
+            if len(pool) < workers:
+                pool.append(_Worker(settings))
+            waiting.append(min(pool, key=lambda worker: len(worker.pending)).submit(task))
+            if len(waiting) >= _TASKS_AHEAD * workers:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
     finally:
-        for worker in hired:
+        for worker in pool:
             worker.stop()
 
 
 class _Worker:
-    """A process that converts tasks in the order in which they are given.
+    """A process that converts tasks in the order in which they are submitted.
 
-    It has a connection of its own, so its death is noticed even in the middle of a result. The workers of
-    ProcessPoolExecutor share a pipe, and it would wait for ever for the rest of such a result.
+    Each worker has a separate connection, so its death is noticed even in the middle of a result. The workers
+    of a ProcessPoolExecutor share a pipe, on which it would wait forever for the rest of such a result.
     """
 
     def __init__(self, settings: Settings) -> None:
-        context = multiprocessing.get_context("spawn")  # not fork, since OpenCV has threads in this process
+        context = multiprocessing.get_context("spawn")  # not fork: OpenCV has threads in this process
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
         with children_ignoring_sigint(), _one_blas_thread():
             self._process.start()
         theirs.close()
-        self.given: deque[tuple[str, Future[list[Converted]]]] = deque()
+        self.pending: deque[tuple[str, Future[list[Converted]]]] = deque()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def give(self, task: Sequence[Picture]) -> Future[list[Converted]]:
-        """Queue a task and return its future result; raises WorkerKilled."""
+    def submit(self, task: Sequence[Picture]) -> Future[list[Converted]]:
+        """Queue a task, and return a future for its result. Raises WorkerKilled."""
         result: Future[list[Converted]] = Future()
-        self.given.append((task[0].name, result))
+        self.pending.append((task[0].name, result))
         try:
             self._connection.send(task)
         except OSError:
-            raise WorkerKilled(self.given[0][0]) from None
+            raise WorkerKilled(self.pending[0][0]) from None
         return result
 
     def stop(self) -> None:
@@ -330,25 +330,25 @@ class _Worker:
         try:
             while True:
                 made = self._connection.recv()
-                self.given.popleft()[1].set_result(made)
+                self.pending.popleft()[1].set_result(made)
         except (EOFError, OSError):
             pass
         finally:
-            for _, result in list(self.given):
-                result.set_exception(WorkerKilled(self.given[0][0]))
+            for _, result in list(self.pending):
+                result.set_exception(WorkerKilled(self.pending[0][0]))
 
 
 def _work(connection: Connection, settings: Settings) -> None:
-    """Convert tasks until the parent process has ended; Ctrl-C is left to the parent."""
+    """Convert tasks until the parent process ends. The parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_memory()
+    keep_freed_memory()
     with suppress(EOFError, OSError):
         while True:
-            connection.send(convert_some(connection.recv(), settings))
+            connection.send(convert_batch(connection.recv(), settings))
 
 
-def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Converted]:
-    """Return the converted pictures; this process converts them."""
+def convert_batch(pictures: Sequence[Picture], settings: Settings) -> list[Converted]:
+    """Convert pictures in this process."""
     use_one_thread()
     with picture_reader() as read, quiet_decoders():
         made = []
@@ -365,8 +365,8 @@ def convert_some(pictures: Sequence[Picture], settings: Settings) -> list[Conver
 
 @contextmanager
 def children_ignoring_sigint() -> Iterator[None]:
-    """Block SIGINT in processes that are started inside, until they ignore it after their imports."""
-    resource_tracker.ensure_running()  # its start unblocks SIGINT, so it must come first
+    """Start processes with SIGINT blocked, until they ignore it after their imports."""
+    resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this must come first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -376,7 +376,7 @@ def children_ignoring_sigint() -> Iterator[None]:
 
 @contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """Let processes started inside import numpy with one BLAS thread; N workers would have N^2 threads."""
+    """Start processes that import numpy with one BLAS thread. Otherwise N workers would have N^2 threads."""
     before = os.environ.get(_BLAS_THREADS)
     os.environ.setdefault(_BLAS_THREADS, "1")
     try:

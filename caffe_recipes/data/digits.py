@@ -1,6 +1,6 @@
-"""Build LMDBs of scikit-learn's 1,797 handwritten digits, for training and validation, without a download.
+"""Build training and validation LMDBs of scikit-learn's 1,797 handwritten digits, without a download.
 
-Each image is enlarged from 8x8 to 32x32 pixels, scaled to 0..255, and stored as a PNG of three equal
+Each image is enlarged from 8x8 to 32x32 pixels, scaled to 0..255, and stored as a PNG with three equal
 channels. A fifth of each class is held out. A fixed SEED and integer arithmetic give the same pixels and the
 same order on every machine.
 """
@@ -40,12 +40,12 @@ class DigitsLmdbs:
 def build_digits(folder: str | Path) -> DigitsLmdbs:
     """Build `digits_train_lmdb` and `digits_val_lmdb` in `folder`, unless they exist; return their paths.
 
-    A key is `%08d_<index in load_digits()>.png`. Raises DataError if an LMDB of that name has other records,
+    A key is `%08d_<index in load_digits()>.png`. Raises DataError if an existing LMDB has different records,
     or if scikit-learn, numpy or OpenCV is not installed.
     """
     lmdbs = DigitsLmdbs(Path(folder) / "digits_train_lmdb", Path(folder) / "digits_val_lmdb")
     counts = {lmdbs.train: TRAIN_COUNT, lmdbs.val: VAL_COUNT}
-    missing = [path for path, count in counts.items() if not _is_whole(path, count)]
+    missing = [path for path, count in counts.items() if not _is_complete(path, count)]
     if missing:
         images, labels = _load(folder)
         parts = dict(zip(counts, split_stratified(labels, 0.2, SEED), strict=True))
@@ -55,10 +55,10 @@ def build_digits(folder: str | Path) -> DigitsLmdbs:
 
 
 def build_digit_records(folder: str | Path, files: tuple[int, int]) -> None:
-    """Build the folders `train` and `validation` of TFRecords in `folder`, from its two LMDBs of digits.
+    """Build the TFRecords folders `train` and `validation` in `folder`, from its two LMDBs of digits.
 
     `files` are the numbers of files in the two. Finished folders are kept. Raises DataError as `build_digits`
-    does, and if a folder has other files.
+    does, and if an existing folder has different files.
     """
     from caffe_recipes.data.tfrecords import write_tfrecords
 
@@ -70,8 +70,8 @@ def build_digit_records(folder: str | Path, files: tuple[int, int]) -> None:
 def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple[list[int], list[int]]:
     """Split the indices of `labels` into (kept, held out), shuffled, with the same fraction of each class.
 
-    The number held out of a class is rounded to the nearest. Only `Random.random()` is used, whose values
-    Python promises not to change.
+    The number held out of a class is rounded to the nearest integer. Only `Random.random()` is used, whose
+    values Python promises not to change.
 
     >>> [len(part) for part in split_stratified([0] * 10 + [1] * 5, 0.2, seed=1)]
     [12, 3]
@@ -91,9 +91,9 @@ def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple
 
 
 def enlarge(image: NDArray[np.integer], levels: int = _LEVELS) -> NDArray[np.uint8]:
-    """Return a square image four times as large, by cubic (Catmull-Rom) interpolation.
+    """Return a square image enlarged four times by cubic (Catmull-Rom) interpolation.
 
-    Values of 0..levels become 0..255. Edges are repeated. The result is exact: an output pixel lies at k/8
+    Values of 0..levels become 0..255. Edges are repeated. The result is exact: each output pixel is at k/8
     between two input pixels, so all weights are multiples of 1/1024.
     """
     import numpy as np
@@ -112,16 +112,16 @@ def enlarge(image: NDArray[np.integer], levels: int = _LEVELS) -> NDArray[np.uin
             weights[x, min(max(left + offset, 0), size - 1)] += weight
     enlarged = weights @ image.astype(np.int64) @ weights.T
     unit = levels * 1024**2
-    rounded: NDArray[np.int64] = (255 * enlarged + unit // 2) // unit  # halves up
+    rounded: NDArray[np.int64] = (255 * enlarged + unit // 2) // unit  # halves are rounded up
     return rounded.clip(0, 255).astype(np.uint8)
 
 
-def _is_whole(path: Path, count: int) -> bool:
+def _is_complete(path: Path, count: int) -> bool:
     if not path.exists():
         return False
     found = check_datums(path, CLASSES).count
     if found != count:
-        raise DataError(path, f"holds {found:,} records, not the {count:,} digits", "remove it")
+        raise DataError(path, f"has {found:,} records instead of {count:,} digits", "remove it")
     return True
 
 

@@ -1,8 +1,8 @@
-"""Find the images that become an LMDB, and their labels, from a list or a folder.
+"""Find the images for an LMDB, and their labels, in a list or a folder.
 
-A list is convert_imageset's: lines `path label`, with paths below a root folder. A folder has a subfolder for
-each class; classes are numbered in the order of their names. Labels may also be in a file of their own, and
-classes in a list.
+A list has the format of convert_imageset: lines `path label`, with paths relative to a root folder. A folder
+has a subfolder for each class; classes are numbered in the order of their names. Labels may also be in a
+separate file, and class names in a list.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from caffe_recipes.errors import DataError
 from caffe_recipes.files import load_within, read_within, too_large
 from caffe_recipes.limits import limit
 
-# Files with these suffixes are images in folders and archives; a list may name any file. GIFs are found, then
-# refused.
+# In folders and archives, files with these suffixes are images; a list may name any file. GIFs are found and
+# then rejected.
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-MOST_LABEL = 2**31 - 1
+MAX_LABEL = 2**31 - 1
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test"))
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")  # control characters except blanks
-_MOST_KEY_BYTES = 511 - len("00000000_")  # LMDB's limit of a key
+_MAX_KEY_BYTES = 511 - len("00000000_")  # LMDB's limit for a key
 
 
 class Picture(NamedTuple):
-    """An image: its name, as in the record's key, its label, and the place of its bytes.
+    """An image: its name, as in the record's key, its label, and where its bytes are.
 
-    `path` is the file of the image, or the archive that contains it at byte `offset`.
+    `path` is the image file, or the archive that contains it at byte `offset`.
     """
 
     name: str
@@ -48,21 +48,21 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Pictures:
-    """All images of the list, folder or archive `where`, in order; `classes` are the class names by label.
+    """All images in the list, folder or archive `where`, in order.
 
-    `classes` is None if the classes have no names. `left_out` are the files that are not images by their
-    suffix, sorted.
+    `classes` are the class names by label, or None if the classes have no names. `ignored` are the files
+    whose suffix is not that of an image, sorted.
     """
 
     where: Path
     pictures: Sequence[Picture]
     classes: tuple[str, ...] | None = None
-    left_out: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @contextmanager
 def picture_reader() -> Iterator[Callable[[Picture], bytes]]:
-    """Yield a function that returns the bytes of a picture, and keeps archives open; it raises OSError."""
+    """Yield a function that returns the bytes of a picture. It keeps archives open, and raises OSError."""
     files: dict[str, int] = {}
 
     def read(picture: Picture) -> bytes:
@@ -82,30 +82,30 @@ def picture_reader() -> Iterator[Callable[[Picture], bytes]]:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file is an image, by its suffix in upper or lower case."""
+    """Return whether a file is an image, by its suffix in any case."""
     path = PurePath(name)
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def parse_label(text: str) -> int | None:
-    """Return a label, 0 to 2^31 - 1; None for other texts.
+    """Return a label from 0 to 2^31 - 1, or None for any other text.
 
     >>> parse_label("7"), parse_label("-1"), parse_label("7.5"), parse_label("1_0")
     (7, None, None, None)
     """
     is_number = text.isascii() and text.isdigit() and len(text) <= 10
-    return int(text) if is_number and int(text) <= MOST_LABEL else None
+    return int(text) if is_number and int(text) <= MAX_LABEL else None
 
 
 def check_name(name: str, where: str | Path) -> None:
-    """Raise DataError for a name that is too long for an LMDB key."""
-    if len(os.fsencode(name)) > _MOST_KEY_BYTES:
-        what = f"the name '{name[:40]}...' has over {_MOST_KEY_BYTES} bytes, the limit of an LMDB key"
+    """Raise DataError if a name is too long for an LMDB key."""
+    if len(os.fsencode(name)) > _MAX_KEY_BYTES:
+        what = f"the name '{name[:40]}...' has over {_MAX_KEY_BYTES} bytes, the limit of an LMDB key"
         raise DataError(where, what, "shorten it; --root shortens a path")
 
 
-def check_agree(labels: Iterable[tuple[str, str, str | int]]) -> None:
-    """Raise DataError if an image has two different labels; `labels` are (`file:line`, image, label)."""
+def check_labels_agree(labels: Iterable[tuple[str, str, str | int]]) -> None:
+    """Raise DataError if an image has two different labels. `labels` are (`file:line`, image, label)."""
     first: dict[str, tuple[str, str | int]] = {}
     for where, name, label in labels:
         before, other = first.setdefault(name, (where, label))
@@ -116,10 +116,10 @@ def check_agree(labels: Iterable[tuple[str, str, str | int]]) -> None:
 
 
 def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
-    """Raise DataError if a class, the first folder of the `class/file` names, contains folders of classes.
+    """Raise DataError if a class, the top-level folder of a name, contains class folders itself.
 
-    A single folder in each of several classes is accepted, as in `n01/images/a.jpg`. `hint` has a `{}` for
-    the name of the class.
+    A single folder in each of several classes is accepted, as in `n01/images/a.jpg`. `{}` in `hint` is
+    replaced with the name of the class.
     """
     inner: dict[str, set[str]] = {}
     for name in names:
@@ -128,14 +128,14 @@ def check_nesting(names: Iterable[str], where: Path, hint: str) -> None:
     for first, folders in inner.items():
         is_nested = len(folders) > 1 or len(inner) == 1 or first in _SPLITS
         if "" not in folders and is_nested:
-            raise DataError(where, f"class '{first}' holds only folders", hint.format(first))
+            raise DataError(where, f"class '{first}' contains only folders", hint.format(first))
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the non-empty lines of a text file as (`file:line`, at most two words); raises DataError.
+    """Yield the non-empty lines of a text file as (`file:line`, one or two words). Raises DataError.
 
-    The last word is split off; the rest, such as a path, may contain blanks and any bytes except control
-    characters.
+    The second word is the last one of the line; what precedes it, such as a path, may contain blanks and any
+    bytes except control characters.
     """
     data = load_within(path, "list-bytes", DataError, "give a text file")
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
@@ -148,33 +148,37 @@ def read_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def number_classes(names: set[str], known: Sequence[str] | None, where: Path) -> dict[str, int]:
-    """Return the label of each class: its index in `known`, or in sorted order; raises DataError."""
+    """Return the label of each class: its index in `known`, by default in sorted order. Raises DataError."""
     if known is None:
         return {name: label for label, name in enumerate(sorted(names))}
     labels = {name: label for label, name in enumerate(known)}
-    strange = sorted(names - labels.keys())
-    if strange:
-        what = f"class '{strange[0]}' is not one of the {len(known)} in the list of classes"
-        raise DataError(where, what, "give the list that has all classes")
+    unknown = sorted(names - labels.keys())
+    if unknown:
+        what = f"class '{unknown[0]}' is not one of the {len(known)} classes in the list"
+        raise DataError(where, what, "give a list of all classes")
     return labels
 
 
 def name_classes(labels: dict[str, int]) -> tuple[str, ...]:
-    """Return the names of the classes in the order of their labels."""
+    """Return the class names in label order."""
     return tuple(sorted(labels, key=labels.__getitem__))
 
 
-# A network file system answers slowly, but many requests at the same time.
-_THREADS, _AT_ONCE = 16, 512
+# A network file system answers slowly, but serves many requests at once.
+_THREADS, _STAT_BATCH = 16, 512
 
 
 def load_list(path: Path, root: Path | None = None) -> Pictures:
-    """Return the images of a list; raises DataError for the first bad line or missing image.
+    """Return the images in a list. Raises DataError for the first bad line or missing image.
 
-    Paths may contain blanks, and start from `root`, or from the folder of the list.
+    Paths may contain blanks, and are relative to `root`, by default the folder of the list.
     """
     if root is not None and not root.is_dir():
-        raise DataError(root, "is not an existing folder", "give the folder of the list's paths with --root")
+        raise DataError(
+            root,
+            "does not exist, or is not a folder",
+            "give the folder that the paths are relative to with --root",
+        )
     base = path.parent if root is None else root
     pictures: list[Picture] = []
     wheres: list[str] = []
@@ -182,10 +186,10 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
         pictures.append(_parse(where, words, base, is_rooted=root is not None))
         wheres.append(where)
     if not pictures:
-        raise DataError(path, "lists no images", "write a line 'path label' for each")
-    # By paths, since './a.jpg' is 'a.jpg'.
+        raise DataError(path, "lists no images", "write a line 'path label' for each image")
+    # Compare paths, not names: './a.jpg' is the same file as 'a.jpg'.
     files = (one.path.removeprefix(f"{base}/") for one in pictures)
-    check_agree(zip(wheres, files, (one.label for one in pictures), strict=True))
+    check_labels_agree(zip(wheres, files, (one.label for one in pictures), strict=True))
     sized: list[Picture] = []
     bad: list[tuple[str, str, str]] = []
     for where, picture, size in zip(wheres, pictures, _sizes(pictures), strict=True):
@@ -202,7 +206,9 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
 
 def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Picture:
     if len(words) < 2:
-        raise DataError(where, f"'{words[0][:60]}' is not 'path label'", "write an image and its label")
+        raise DataError(
+            where, f"'{words[0][:60]}' is not 'path label'", "write the image's path and its label"
+        )
     name, text = words
     label = parse_label(text)
     if label is None:
@@ -210,13 +216,13 @@ def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Pict
             where, f"label '{text[:20]}' is not an integer of 0 or more", "labels go from 0 to 2^31 - 1"
         )
     check_name(name, where)
-    # Caffe concatenates the two, so that even '/n01/a.jpg' is below the root.
+    # Caffe concatenates the two, so even '/n01/a.jpg' is below the root.
     return Picture(name, label, 0, str(root / (name.lstrip("/") if is_rooted else name)))
 
 
 def _sizes(pictures: list[Picture]) -> Iterator[int | str]:
-    """Yield the size of each image in bytes, or what is wrong with it."""
-    parts = [pictures[start : start + _AT_ONCE] for start in range(0, len(pictures), _AT_ONCE)]
+    """Yield the size of each image in bytes, or why it cannot be read."""
+    parts = [pictures[start : start + _STAT_BATCH] for start in range(0, len(pictures), _STAT_BATCH)]
     with ThreadPoolExecutor(_THREADS) as pool:
         for sizes in pool.map(lambda part: [_size(picture.path) for picture in part], parts):
             yield from sizes
@@ -233,10 +239,10 @@ def _size(path: str) -> int | str:
 
 
 def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
-    """Return the images in a folder's subfolders, sorted by name; raises DataError.
+    """Return the images in the subfolders of a folder, sorted by name. Raises DataError.
 
-    Each subfolder is a class; `known` lists the classes in the order of their labels. Files that are not
-    images, and names that begin with a dot, are left out.
+    Each subfolder is a class; `known` lists the classes in label order. Files that are not images, and names
+    that begin with a dot, are ignored.
     """
     try:
         with os.scandir(folder) as entries:
@@ -248,37 +254,37 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
     names = [name for name, is_folder in seen if is_folder]
     if not names:
         hint = "make a subfolder for each class, or give a list of images"
-        raise DataError(folder, "has no subfolders of classes", hint)
+        raise DataError(folder, "has no class subfolders", hint)
     loose = next((name for name, is_folder in seen if not is_folder and is_image(name)), None)
     if loose is not None:
         hint = "move it into its class's folder, or give a list of images"
-        raise DataError(folder / loose, "is beside the folders of classes, not in one", hint)
+        raise DataError(folder / loose, "is next to the class folders, not inside one", hint)
     labels = number_classes(set(names), known, folder)
     pictures: list[Picture] = []
-    left_out: list[str] = []
+    ignored: list[str] = []
     for name in names:
         before = len(pictures)
         for path in _find_files(folder / name):
             relative = os.path.relpath(path, folder)
             if not is_image(relative):
-                left_out.append(relative)
+                ignored.append(relative)
                 continue
             if not path.is_file():
-                raise DataError(path, "is not a file, or a broken link", "fix or remove it")
+                raise DataError(path, "is a broken link or not a regular file", "fix or remove it")
             check_name(relative, folder)
             pictures.append(Picture(relative, labels[name], path.stat().st_size, str(path)))
         if len(pictures) == before:
             if (folder / name / "data.mdb").exists():
-                raise DataError(folder / name, "is an LMDB among folders of classes", "move it elsewhere")
+                raise DataError(folder / name, "is an LMDB among the class folders", "move it elsewhere")
             hint = "remove the folder, or put the class's images there"
-            raise DataError(folder / name, "holds no images", hint)
-    # After the loop, so that a folder without images is reported as such.
+            raise DataError(folder / name, "contains no images", hint)
+    # After the loop, so that a folder without images gets its own message.
     check_nesting((picture.name for picture in pictures), folder, f"give --images {folder}/{{}}")
-    return Pictures(folder, pictures, name_classes(labels), tuple(sorted(left_out)))
+    return Pictures(folder, pictures, name_classes(labels), tuple(sorted(ignored)))
 
 
 def _find_files(folder: Path) -> Iterator[Path]:
-    """Yield each file in or below a folder, sorted."""
+    """Yield all files in and below a folder, sorted."""
 
     def fail(error: OSError) -> None:
         raise DataError(error.filename, f"cannot be read: {error.strerror}", "check its permissions")
@@ -293,10 +299,10 @@ _SYNSET = re.compile(r"n\d{8}\s")
 
 
 def load_classes(path: Path) -> tuple[str, ...]:
-    """Return the names of classes in the order of their labels; raises DataError.
+    """Return the class names in a file, in label order. Raises DataError.
 
-    The file has a name a line, or is a manifest of `data build`. Words after a synset are left out, so that
-    ImageNet's `synset_words.txt` can be used.
+    The file has one name per line, or is a manifest of `data build`. Words after a synset are ignored, so
+    that ImageNet's `synset_words.txt` can be used.
     """
     if path.suffix == ".json":
         data = load_within(path, "json-bytes", DataError, "give a list of classes")
@@ -305,20 +311,22 @@ def load_classes(path: Path) -> tuple[str, ...]:
         except (ValueError, KeyError, TypeError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise DataError(path, "names no classes", "give the manifest of an LMDB built from class folders")
+            raise DataError(
+                path, "contains no class names", "give the manifest of an LMDB built from class folders"
+            )
     else:
         found = [words for _, words in read_lines(path)]
         lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
         if any(len(words) == 2 and is_image(words[0]) for words in found):
             what = f"'{lines[0]}' is 'image label', not a class"
-            raise DataError(path, what, "write only the names of classes, one a line, in the order of labels")
+            raise DataError(path, what, "write only the class names, one per line, in label order")
     if not names:
-        raise DataError(path, "names no classes", "write one a line")
+        raise DataError(path, "contains no class names", "write one per line")
     counts = Counter(names)
-    twice = next((name for name in names if counts[name] > 1), None)
-    if twice is not None:
-        raise DataError(path, f"names class '{twice}' twice", "write each class once")
+    duplicate = next((name for name in names if counts[name] > 1), None)
+    if duplicate is not None:
+        raise DataError(path, f"lists class '{duplicate}' twice", "write each class once")
     return tuple(names)
 
 
@@ -327,9 +335,9 @@ def load_labels(
 ) -> tuple[dict[str, int], tuple[str, ...] | None]:
     """Return the {name: label} of `images`, which are sorted names, and the class names if they are known.
 
-    A line of the file is `image label` or `image class`, or only `class`, with a line for each image in
-    order. Classes are numbered by `known`, and refused without it. Numbers without images are refused too,
-    since ImageNet's ground truth numbers classes in another order. Raises DataError.
+    A line of the file is `image label` or `image class`; or all lines are only `class`, one per image in
+    order. `known` gives the label order of classes, and is required for them. Numbers without image names
+    are rejected, since ImageNet's ground truth numbers the classes in a different order. Raises DataError.
     """
     lines = [(where, words[0] if len(words) == 2 else None, words[-1]) for where, words in read_lines(path)]
     if not lines:
@@ -341,35 +349,35 @@ def load_labels(
             raise DataError(path, what, "give the list of these images")
         if any(value.isdigit() for *_, value in lines):
             hint = "give lines 'image label', or the class (synset) of each image"
-            raise DataError(path, "has only numbers, without the images that they belong to", hint)
+            raise DataError(path, "has only numbers, without image names", hint)
         lines = [(where, name, value) for (where, _, value), name in zip(lines, images, strict=True)]
     elif bare:
         where, _, value = next(line for line in lines if line[1] is None)
-        raise DataError(where, f"'{value}' is not 'image label'", "write an image and its label")
-    check_agree((where, _plain(str(name)), value) for where, name, value in lines)
-    values = {_plain(str(name)): (where, value) for where, name, value in lines}
-    missing = [name for name in images if _plain(name) not in values]
+        raise DataError(where, f"'{value}' is not 'image label'", "write the image's name and its label")
+    check_labels_agree((where, _file_name(str(name)), value) for where, name, value in lines)
+    values = {_file_name(str(name)): (where, value) for where, name, value in lines}
+    missing = [name for name in images if _file_name(name) not in values]
     if missing:
         raise DataError(path, f"has no label for '{missing[0]}'", "give the list of these images")
-    wanted = {_plain(name) for name in images}
-    strange = [(where, name) for name, (where, _) in values.items() if name not in wanted]
-    if strange:
-        (where, name), more = strange[0], len(strange) - 1
+    wanted = {_file_name(name) for name in images}
+    unknown = [(where, name) for name, (where, _) in values.items() if name not in wanted]
+    if unknown:
+        (where, name), more = unknown[0], len(unknown) - 1
         what = f"labels '{name}', which is not among the images" + (
-            f" ({more:,} more are not either)" if more else ""
+            f" ({more:,} more are not)" if more else ""
         )
         raise DataError(where, what, "give the list of these images")
-    return _number({name: values[_plain(name)] for name in images}, known, path)
+    return _number({name: values[_file_name(name)] for name in images}, known, path)
 
 
 def _number(
     values: dict[str, tuple[str, str]], known: Sequence[str] | None, path: Path
 ) -> tuple[dict[str, int], tuple[str, ...] | None]:
-    """Turn the value of each image, a number or the name of a class, into a label."""
+    """Turn the value of each image, a number or a class name, into a label."""
     if not any(value.lstrip("-").isdigit() for _, value in values.values()):
-        if known is None:  # in sorted order, one missing class would shift the labels of all later ones
-            hint = "give their order by --class-list, e.g. the manifest of the training LMDB"
-            raise DataError(path, "names classes, but not their labels", hint)
+        if known is None:  # sorting would shift the labels of all classes after a missing one
+            hint = "give their order with --class-list, e.g. the manifest of the training LMDB"
+            raise DataError(path, "has class names but no labels", hint)
         labels = number_classes({value for _, value in values.values()}, known, path)
         return {name: labels[value] for name, (_, value) in values.items()}, name_classes(labels)
     numbers: dict[str, int] = {}
@@ -383,5 +391,5 @@ def _number(
     return numbers, tuple(known) if known else None
 
 
-def _plain(name: str) -> str:
+def _file_name(name: str) -> str:
     return PurePosixPath(name).name

@@ -1,4 +1,4 @@
-"""Read and write the manifest beside an LMDB: what it was built from, and the digest of its records."""
+"""Read and write the manifest next to an LMDB: what it was built from, and the digest of its records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class BuildManifest:
-    """A finished build; equal on every machine and for any number of workers.
+    """A finished build. It is the same on every machine and for any number of workers.
 
     `plan` is the digest of the images' names, labels, order and settings, `size_bytes` the total size of
     their files, and `sha256` the digest of the records.
@@ -35,22 +35,22 @@ class BuildManifest:
 
 
 def manifest_path(lmdb: Path) -> Path:
-    """Return the path of an LMDB's manifest, which is beside the LMDB."""
-    named = lmdb.resolve() if lmdb.name == ".." else lmdb.absolute()  # '.' needs a name too
+    """Return the path of the manifest, next to its LMDB."""
+    named = lmdb.resolve() if lmdb.name == ".." else lmdb.absolute()  # '.' and '..' need a name
     return Path(f"{named}.manifest.json")
 
 
 def load_manifest(lmdb: Path) -> BuildManifest | None:
-    """Return the manifest beside an LMDB, None if there is none; raises DataError for another file."""
+    """Return the manifest of an LMDB, or None if it has none. Raises DataError if the file is invalid."""
     hint = "remove it, or build the LMDB again"
     return read_manifest(manifest_path(lmdb), _parse, "is not a manifest of an LMDB", hint)
 
 
 def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what: str, hint: str) -> M | None:
-    """Return what `parse` makes of a JSON file, None if the file does not exist.
+    """Return the result of `parse` for a JSON file, or None if the file does not exist.
 
     Raises DataError if the file cannot be read, or, with `what` and `hint`, if `parse` returns None or fails
-    on values of other types.
+    because of the types of values.
     """
     made = None
     with reading(path, DataError, "check its permissions"):
@@ -68,7 +68,7 @@ def read_manifest(path: Path, parse: Callable[[dict[str, Any]], M | None], what:
 def _parse(known: dict[str, Any]) -> BuildManifest | None:
     labels = {int(label): count for label, count in known.pop("labels").items()}
     manifest = BuildManifest(labels=labels, **known)
-    return manifest if _is_sound(manifest) else None
+    return manifest if _is_valid(manifest) else None
 
 
 def is_count(value: object) -> bool:
@@ -85,8 +85,8 @@ def is_names(value: object) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
 
 
-def _is_sound(manifest: BuildManifest) -> bool:
-    """Return whether all values have the right types; JSON may contain any."""
+def _is_valid(manifest: BuildManifest) -> bool:
+    """Return whether all values have the right types, since JSON may contain any."""
     return (
         all(map(is_count, (manifest.images, manifest.size_bytes, *manifest.labels.values())))
         and (manifest.classes is None or (is_names(manifest.classes) and len(manifest.classes) > 0))
@@ -99,14 +99,14 @@ def _is_sound(manifest: BuildManifest) -> bool:
 
 
 def write_manifest(lmdb: Path, manifest: BuildManifest) -> None:
-    """Write the manifest beside an LMDB, a line for each key, whole or not at all; raises OSError."""
+    """Write the manifest of an LMDB atomically, with a line for each key. Raises OSError."""
     found = asdict(manifest) | {"labels": {str(k): v for k, v in sorted(manifest.labels.items())}}
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items())
     write_whole({manifest_path(lmdb): f"{{\n{lines}\n}}\n".encode()}, is_synced=True)
 
 
 class RecordsDigest:
-    """SHA-256 over each record's key and value, each after its length (4 bytes, little-endian)."""
+    """SHA-256 over the key and value of each record, each preceded by its length (4 bytes, little-endian)."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -118,5 +118,5 @@ class RecordsDigest:
             self._digest.update(part)
 
     def hexdigest(self) -> str:
-        """Return the digest of all records so far."""
+        """Return the digest of all records added so far."""
         return self._digest.hexdigest()

@@ -9,7 +9,7 @@ from caffe_recipes.errors import DataError
 
 
 def require_opencv(where: str | Path) -> None:
-    """Raise DataError unless numpy and OpenCV are installed; they are not imported, which takes a while."""
+    """Raise DataError unless numpy and OpenCV are installed, without the slow import of them."""
     for name in ("numpy", "cv2"):
         if find_spec(name) is None:
             hint = "install this project's extra 'data', as its README says"

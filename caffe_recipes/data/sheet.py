@@ -1,4 +1,4 @@
-"""Draw a contact sheet: images of an LMDB side by side, each with its label and the name of its class."""
+"""Draw a contact sheet: images of an LMDB in a grid, each with its label and class name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caffe_recipes.caffe.datums import Datums, open_datums
-from caffe_recipes.data.check import spread
+from caffe_recipes.data.check import spread_evenly
 from caffe_recipes.data.convert import encode, load_pixels, quiet_decoders
 from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import DataError
@@ -26,44 +26,44 @@ _WHITE, _BLACK, _RED = (255, 255, 255), (0, 0, 0), (0, 0, 255)
 
 
 def draw_sheet(path: Path, images: int = _IMAGES) -> bytes:
-    """Return a PNG of up to `images` images, evenly spread over an LMDB; raises DataError.
+    """Return a PNG of up to `images` images, evenly spread over an LMDB. Raises DataError.
 
-    The names of classes come from the manifest beside the LMDB, if it has them.
+    The class names come from the LMDB's manifest, if it has them.
     """
     manifest = load_manifest(path)
     names = manifest.classes or () if manifest is not None else ()
     with open_datums(path) as datums:
-        places = spread(len(datums.keys), images)  # reads all keys first, which finds damaged pages
-        rows = -(-len(places) // _COLUMNS)
+        indices = spread_evenly(len(datums.keys), images)  # reading all keys first finds damaged pages
+        rows = -(-len(indices) // _COLUMNS)
         high, wide = _SIDE_PX + _TEXT_PX + _GAP_PX, _SIDE_PX + _GAP_PX
         sheet = np.full((rows * high + _GAP_PX, _COLUMNS * wide + _GAP_PX, 3), 255, np.uint8)
-        for number, place in enumerate(places):
+        for number, index in enumerate(indices):
             top, left = (number // _COLUMNS * high + _GAP_PX, number % _COLUMNS * wide + _GAP_PX)
             tile = sheet[top : top + high, left : left + _SIDE_PX]
-            text, colour = _draw(tile, datums, place, names)
+            text, colour = _draw(tile, datums, index, names)
             baseline = (0, _SIDE_PX + _TEXT_PX - 4)
             cv2.putText(tile, text, baseline, *_FONT, colour, 1, cv2.LINE_AA)
     return encode(sheet, "png")
 
 
 def _draw(
-    tile: NDArray[np.uint8], datums: Datums, place: int, names: Sequence[str]
+    tile: NDArray[np.uint8], datums: Datums, index: int, names: Sequence[str]
 ) -> tuple[str, tuple[int, int, int]]:
-    """Draw a record's image into its tile; return the text below it, and the colour of the text."""
+    """Draw a record's image into its tile, and return the caption and its colour."""
     try:
-        datum = datums[place]
+        datum = datums[index]
     except DataError:
         return "no Datum", _RED
     try:
         with quiet_decoders():
-            _place(tile, load_pixels(datum))
+            _draw_image(tile, load_pixels(datum))
     except ValueError:
         return f"{datum.label}: broken", _RED
     return name_label(datum.label, names), _BLACK
 
 
 def name_label(label: int, names: Sequence[str]) -> str:
-    """Return a label with the name of its class, in ASCII, shortened to the width of an image.
+    """Return a label and its class name in ASCII, shortened to the width of a tile.
 
     >>> name_label(3, ["a", "b", "c", "tench"]), name_label(1, ["0", "1"]), name_label(7, ())
     ('3 tench', '1', '7')
@@ -82,8 +82,8 @@ def _text_width(text: str) -> int:
     return int(cv2.getTextSize(text, *_FONT, 1)[0][0])
 
 
-def _place(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
-    """Draw an image into its tile, with its aspect ratio."""
+def _draw_image(tile: NDArray[np.uint8], pixels: NDArray[np.uint8]) -> None:
+    """Draw an image centred in its tile, keeping its aspect ratio."""
     height, width, channels = pixels.shape
     if channels not in (1, 3, 4):
         raise ValueError(f"has {channels} channels")

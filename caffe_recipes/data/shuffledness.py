@@ -2,7 +2,7 @@
 
 Training on records that are sorted by class, or whose classes drift along the file, loses accuracy. Two
 numbers measure the shuffling, by neighbours and by batches; each is 1 for a random order and 0 for a sorted
-one. Neither detects classes that were only appended. A third number does: how often two records of a batch
+one. Neither detects that a class was merely appended. A third number does: how often two records of a batch
 have the same class.
 """
 
@@ -14,21 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_SHUFFLED = 0.9  # from here on an order counts as random
+_SHUFFLED = 0.9  # an order with at least this value counts as random
 _SORTED = 0.1
-_DEVIATIONS, _APART = 4, 6  # the most deviations of a random order, and the fewest of a sorted one
-_FEWEST = 32
-_ODDS = 10  # about one of e^10 random orders is not recognised as random
+_DEVIATIONS, _APART = (
+    4,
+    6,
+)  # in standard deviations: the maximum of a random order, the minimum of a sorted one
+_MIN_RECORDS = 32
+_ODDS = 10  # about one in e^10 random orders is not recognised as random
 
 
 @dataclass(frozen=True)
 class Shuffledness:
-    """The shuffling of `count` records of `labels` classes, in batches of `batch` consecutive records.
+    """How well `count` records of `labels` classes are shuffled, in batches of `batch` consecutive records.
 
     `equal` is the fraction of neighbours with equal labels, `equal_random` its expectation in a random order,
     and `equal_sorted` its value in a sorted one. `classes` is the mean number of classes in a batch. `alike`
-    is the fraction of all pairs in a batch with equal labels; its expectation is `equal_random` too, and
-    `alike_most` is its limit for a random order.
+    is the fraction of all pairs in a batch with equal labels; its expectation is also `equal_random`, and
+    `alike_most` is its upper limit for a random order.
     """
 
     count: int
@@ -45,18 +48,18 @@ class Shuffledness:
 
     @property
     def mean_run(self) -> float:
-        """The mean number of records between two changes of label."""
+        """The mean length of a run of records with equal labels."""
         return self.count / (1 + (1 - self.equal) * (self.count - 1)) if self.count else 0.0
 
     @property
     def by_neighbours(self) -> float:
         """(equal_sorted - equal) / (equal_sorted - equal_random), from 0 to 1."""
-        return _place(self.equal, self.equal_sorted, self.equal_random)
+        return _fraction(self.equal, self.equal_sorted, self.equal_random)
 
     @property
     def by_batches(self) -> float:
         """(classes - classes_sorted) / (classes_random - classes_sorted), from 0 to 1."""
-        return _place(self.classes, self.classes_sorted, self.classes_random)
+        return _fraction(self.classes, self.classes_sorted, self.classes_random)
 
     @property
     def times_alike(self) -> float:
@@ -67,13 +70,13 @@ class Shuffledness:
     def verdict(self) -> str:
         """`shuffled`, `partly shuffled`, `sorted by class`, `one class`, or `too few records to judge`.
 
-        An order is shuffled if its batches have no more equal pairs than random orders, and it has no more
-        equal neighbours either, or hardly more: 0.9 or above by neighbours.
+        An order is shuffled if it has no more equal pairs in batches than random orders have, and no more
+        equal neighbours either, or hardly more (0.9 or above by neighbours).
         """
         if self.labels == 1 and self.count > 1:
             return "one class"
         deviation = self._deviation()
-        if self.count < _FEWEST or self.equal_sorted - self.equal_random < _APART * deviation:
+        if self.count < _MIN_RECORDS or self.equal_sorted - self.equal_random < _APART * deviation:
             return "too few records to judge"
         if max(self.by_neighbours, self.by_batches) <= _SORTED:
             return "sorted by class"
@@ -83,7 +86,7 @@ class Shuffledness:
         return "shuffled" if is_mixed and self.alike <= self.alike_most else "partly shuffled"
 
     def _deviation(self) -> float:
-        """Return the standard deviation of `equal` in random orders; at least that of one pair."""
+        """Return the standard deviation of `equal` in random orders, at least that of one pair."""
         pairs = self.count - 1
         return (
             math.sqrt((self.equal_random * (1 - self.equal_random) + 1 / pairs) / pairs) if pairs > 0 else 0
@@ -91,10 +94,10 @@ class Shuffledness:
 
 
 def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shuffledness:
-    """Measure the order of n `labels`, n_c of them of class c, in consecutive batches without overlap.
+    """Return the shuffledness of n `labels`, n_c of them of class c, in consecutive batches without overlap.
 
-    With fewer than four batches, the batch is a quarter of the records. The expectations of a random order
-    are
+    If there are fewer than four batches, a batch is a quarter of the records. The expectations for a random
+    order are
 
         equal_random   = sum_c n_c (n_c - 1) / (n (n - 1))              neighbours with equal labels
                        = pairs in a batch with equal labels
@@ -126,7 +129,7 @@ def measure_shuffledness(labels: Sequence[int], batch: int = 256) -> Shufflednes
 
 
 def _most_alike(counts: Sequence[int], sizes: Sequence[int]) -> float:
-    """Return the limit, for a random order, of the fraction of equal pairs in batches of these `sizes`.
+    """Return the upper limit, for a random order, of the fraction of equal pairs in batches of these `sizes`.
 
     The variance of the number of equal pairs is exact: its mean square is a sum over all pairs of pairs,
     which are equal, share a record, or share none. The number exceeds its mean by more than sqrt(2 variance
@@ -151,7 +154,7 @@ def _most_alike(counts: Sequence[int], sizes: Sequence[int]) -> float:
     return equal + (deviation * math.sqrt(2 * _ODDS) + 2 * weight * _ODDS) / pairs
 
 
-def _place(value: float, worst: float, best: float) -> float:
+def _fraction(value: float, worst: float, best: float) -> float:
     return 1.0 if math.isclose(worst, best) else max(0.0, min(1.0, (value - worst) / (best - worst)))
 
 
@@ -160,7 +163,7 @@ def _equal(labels: Sequence[int]) -> float:
 
 
 def _classes(labels: Sequence[int], size: int) -> float:
-    """Return the mean number of different labels in full batches of `size`."""
+    """Return the mean number of distinct labels in the full batches of `size`."""
     starts = range(0, len(labels) - size + 1, size)
     return sum(len(set(labels[start : start + size])) for start in starts) / max(1, len(starts))
 

@@ -1,8 +1,8 @@
-"""Write images as TFRecords of ImageNet's form, with classes shuffled across files, and check TFRecords.
+"""Write images as TFRecords in ImageNet's format, shuffled across files, and check TFRecords.
 
 The features are those of imagenet_to_gcs.py, which the source of the Horovod run uses: RGB JPEGs, and labels
-from 1. The source shuffles images over all files, and reports that training on records sorted by class loses
-2 to 3 % of accuracy. A manifest beside a folder of TFRecords records what its files were made from.
+from 1. That source shuffles images across all files, and reports that training on records sorted by class
+loses 2 to 3 % of accuracy. A manifest next to a folder of TFRecords records what its files were made from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from caffe_recipes.caffe.datums import open_datums, writing
 from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
-from caffe_recipes.data.check import Problem, Seen, hint_of, label_range_text, order_text, order_values
+from caffe_recipes.data.check import (
+    Problem,
+    RecordStats,
+    first_hint,
+    label_range_text,
+    order_text,
+    order_values,
+)
 from caffe_recipes.data.images import Pictures
 from caffe_recipes.data.manifest import is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.opencv import require_opencv
@@ -46,9 +53,9 @@ from caffe_recipes.tensorflow.records import (
 
 @dataclass(frozen=True)
 class RecordSet:
-    """The manifest of a folder of TFRecords; `plan` is the digest of the LMDB's keys and of all settings.
+    """The manifest of a folder of TFRecords. `plan` is the digest of the image keys and all settings.
 
-    `sizes_bytes` and `digests` are those of the files, once they are written; a digest is that of staging.
+    `sizes_bytes` and `digests` are those of the files once they are written, with the digest used in staging.
     """
 
     records: int
@@ -68,31 +75,31 @@ class RecordSet:
         """
         return f"{self.prefix}-{shard:05d}-of-{self.shards:05d}"
 
-    def part(self, shard: int) -> slice:
-        """Return the slice of the shuffled records that a file holds; sizes differ by one at most.
+    def shard_slice(self, shard: int) -> slice:
+        """Return the slice of the shuffled records that a file contains. Sizes differ by at most one.
 
-        >>> [RecordSet(10, 3, 1, "train", None, "").part(shard) for shard in range(3)]
+        >>> [RecordSet(10, 3, 1, "train", None, "").shard_slice(shard) for shard in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
         """
         return slice(shard * self.records // self.shards, (shard + 1) * self.records // self.shards)
 
     def counts(self) -> dict[str, int]:
-        """Return how many records each file holds.
+        """Return the number of records in each file.
 
         >>> RecordSet(3, 2, 1, "train", None, "").counts()
         {'train-00000-of-00002': 1, 'train-00001-of-00002': 2}
         """
-        parts = map(self.part, range(self.shards))
+        parts = map(self.shard_slice, range(self.shards))
         return {self.file_name(shard): part.stop - part.start for shard, part in enumerate(parts)}
 
 
 def records_manifest_path(out: Path) -> Path:
-    """Return the path of the manifest, beside the folder, since all files in it may be read as records."""
+    """Return the path of the manifest: next to the folder, since any file inside may be read as records."""
     return manifest_path(out)
 
 
 def load_record_set(out: Path) -> RecordSet | None:
-    """Return the manifest beside a folder of TFRecords, None if there is none; raises DataError."""
+    """Return the manifest of a folder of TFRecords, or None if it has none. Raises DataError."""
     hint = "remove it, or make the records again"
     return read_manifest(records_manifest_path(out), _parse_set, "is not a manifest of TFRecords", hint)
 
@@ -102,24 +109,24 @@ def _parse_set(known: dict[str, Any]) -> RecordSet | None:
     classes = tuple(classes) if isinstance(classes, list) else classes
     digests = known.pop("digests", [])
     made = RecordSet(classes=classes, sizes_bytes=tuple(sizes), digests=tuple(digests), **known)
-    return made if _is_sound(made) else None
+    return made if _is_valid(made) else None
 
 
 def write_record_set(out: Path, made: RecordSet) -> None:
-    """Write the manifest beside a folder of TFRecords, whole or not at all; raises OSError."""
+    """Write the manifest of a folder of TFRecords atomically. Raises OSError."""
     text = json.dumps(asdict(made), indent=1) + "\n"
     write_whole({records_manifest_path(out): text.encode()}, is_synced=True)
 
 
-# As of `data tfrecords --shards`. A manifest could claim any number, and each file has a name in memory.
-_MOST_FILES = 100_000
+# The limit of `data tfrecords --shards`. A manifest could claim any number, and each file name takes memory.
+_MAX_FILES = 100_000
 
 
-def _is_sound(made: RecordSet) -> bool:
+def _is_valid(made: RecordSet) -> bool:
     counts = (made.records, made.shards, made.seed, *made.sizes_bytes)
     return (
         all(map(is_count, counts))
-        and 1 <= made.shards <= min(made.records, _MOST_FILES)
+        and 1 <= made.shards <= min(made.records, _MAX_FILES)
         and len(made.sizes_bytes) in (0, made.shards)
         and len(made.digests) in (0, made.shards)
         and all(re.fullmatch("[0-9a-f]{64}", digest) for digest in made.digests)
@@ -145,10 +152,11 @@ def write_tfrecords(
     classes: Sequence[str] | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> RecordSet:
-    """Write an LMDB's records, shuffled, to `shards` files in the folder `out`, or resume doing so.
+    """Write an LMDB's records, shuffled, to `shards` files in the folder `out`, or resume writing them.
 
-    `classes` are the names (synsets) by label. A finished folder of this plan is kept. `on_progress` gets the
-    records done and their total. `out` does not exist until it is complete. Raises InputError.
+    `classes` are the class names (synsets) by label. A finished folder of this plan is kept. `on_progress`
+    gets the number of records done and their total. `out` does not exist until it is complete. Raises
+    InputError.
     """
     require_crc32c(lmdb)
     require_opencv(lmdb)
@@ -159,7 +167,7 @@ def write_tfrecords(
 
         size_bytes = (datums.path / "data.mdb").stat().st_size
         names = tuple(classes) if classes is not None else None
-        images = _Images(datums.path, datums.keys, size_bytes, names, read, "fix the LMDB")
+        images = _ImageSource(datums.path, datums.keys, size_bytes, names, read, "fix the LMDB")
         return _write(images, _plan(images, shards, seed, prefix), out, on_progress)
 
 
@@ -173,7 +181,7 @@ def write_picture_tfrecords(
     workers: int = 1,
     on_progress: Progress = lambda done, total: None,
 ) -> RecordSet:
-    """Write images to files of TFRecords, as `write_tfrecords` does, without an LMDB; raises InputError."""
+    """Write images to TFRecords files without an LMDB, else like `write_tfrecords`. Raises InputError."""
     require_crc32c(found.where)
     require_opencv(found.where)
     from caffe_recipes.data.convert import Settings, convert_all  # cv2
@@ -184,21 +192,22 @@ def write_picture_tfrecords(
         converted = convert_all([found.pictures[index] for index in order], Settings(), workers)
         with closing(converted):
             for index, made in zip(order, converted, strict=True):
-                if made.wrong:
-                    what = f"image '{found.pictures[index].name}' {made.wrong}"
+                if made.error:
+                    what = f"image '{found.pictures[index].name}' {made.error}"
                     raise DataError(found.where, what, "replace or remove the image")
                 yield keys[index], pb.Datum.FromString(made.value)
 
     size_bytes = sum(picture.size_bytes for picture in found.pictures)
-    images = _Images(found.where, keys, size_bytes, found.classes, read, "replace or remove the image")
+    images = _ImageSource(found.where, keys, size_bytes, found.classes, read, "replace or remove the image")
     return _write(images, _plan(images, shards, seed, prefix), out, on_progress)
 
 
 @dataclass(frozen=True)
-class _Images:
-    """The source of TFRecords: `read` yields the key and the Datum of each given index.
+class _ImageSource:
+    """The images to write as TFRecords. `read` yields the key and the Datum of each given index.
 
-    A key is `%08d_<path>`; `size_bytes` is the size of all images, and `hint` says how to fix a bad one.
+    A key is `%08d_<path>`, `size_bytes` is the total size of the images, and `hint` says how to fix a bad
+    one.
     """
 
     where: Path
@@ -209,22 +218,22 @@ class _Images:
     hint: str
 
 
-def _write(images: _Images, plan: RecordSet, out: Path, on_progress: Progress) -> RecordSet:
-    from caffe_recipes.data.build import RESUME, check_plan, locked  # cv2
+def _write(images: _ImageSource, plan: RecordSet, out: Path, on_progress: Progress) -> RecordSet:
+    from caffe_recipes.data.build import RESUME_HINT, build_lock, check_plan  # cv2
 
     if out.name in ("", ".."):
-        raise DataError(out, "is a folder that already exists", "name a new one")
+        raise DataError(out, "is a folder that already exists", "give the path of a new folder")
     if os.path.lexists(out):
-        return _check_same(plan, out)
+        return _check_existing(plan, out)
     partial = out.with_name(f".{out.name}.partial")
-    with writing(out, RESUME):
+    with writing(out, RESUME_HINT):
         make_own_folder(partial)
-        with locked(partial):
+        with build_lock(partial):
             check_plan(partial, plan.plan)
             (partial / "records").mkdir(exist_ok=True)
             try:
-                _fill(images, partial / "records", plan, on_progress)
-            except DataError:  # fixed images differ, so the records are not resumed from
+                _write_missing(images, partial / "records", plan, on_progress)
+            except DataError:  # the fixed images will differ, so a build cannot resume from these records
                 shutil.rmtree(partial)
                 raise
             files = [partial / "records" / name for name in plan.counts()]
@@ -236,10 +245,10 @@ def _write(images: _Images, plan: RecordSet, out: Path, on_progress: Progress) -
     return plan
 
 
-def _plan(images: _Images, shards: int, seed: int, prefix: str) -> RecordSet:
+def _plan(images: _ImageSource, shards: int, seed: int, prefix: str) -> RecordSet:
     count = len(images.keys)
     if shards > count:
-        what = f"{shards:,} files of {count:,} records: some would be empty"
+        what = f"{shards:,} files for {count:,} records: some would be empty"
         raise InputError("--shards", what, "give fewer")
     settings = [count, shards, seed, prefix, images.classes, images.size_bytes]
     digest = hashlib.sha256(json.dumps(settings).encode())
@@ -248,10 +257,10 @@ def _plan(images: _Images, shards: int, seed: int, prefix: str) -> RecordSet:
     return RecordSet(count, shards, seed, prefix, images.classes, digest.hexdigest())
 
 
-def _check_same(plan: RecordSet, out: Path) -> RecordSet:
+def _check_existing(plan: RecordSet, out: Path) -> RecordSet:
     try:
         known = load_record_set(out)
-    except DataError:  # not ours
+    except DataError:  # written by another program
         known = None
     if known is None or known.plan != plan.plan:
         what = "already exists" + (", made from other images or settings" if known else "")
@@ -260,7 +269,9 @@ def _check_same(plan: RecordSet, out: Path) -> RecordSet:
     names = [plan.file_name(shard) for shard in range(plan.shards)]
     missing = [name for name in names if not (out / name).is_file()]
     if missing:
-        raise DataError(out, f"lacks {len(missing):,} of its {plan.shards:,} files: {missing[0]}", hint)
+        raise DataError(
+            out, f"is missing {len(missing):,} of its {plan.shards:,} files, e.g. {missing[0]}", hint
+        )
     for name, size in zip(names, known.sizes_bytes, strict=False):  # older manifests have none
         found = (out / name).stat().st_size
         if found != size:
@@ -268,16 +279,16 @@ def _check_same(plan: RecordSet, out: Path) -> RecordSet:
     return plan
 
 
-def _fill(images: _Images, folder: Path, plan: RecordSet, on_progress: Progress) -> None:
-    """Write the missing files; each gets its name when it is complete."""
+def _write_missing(images: _ImageSource, folder: Path, plan: RecordSet, on_progress: Progress) -> None:
+    """Write the missing files. Each gets its final name when it is complete."""
     from caffe_recipes.data.build import shuffle
 
     order = shuffle(range(plan.records), plan.seed)
     missing = [shard for shard in range(plan.shards) if not (folder / plan.file_name(shard)).exists()]
-    examples = _examples(images, [index for shard in missing for index in order[plan.part(shard)]])
+    examples = _examples(images, [index for shard in missing for index in order[plan.shard_slice(shard)]])
     with closing(examples):
         for shard in missing:
-            path, part = folder / plan.file_name(shard), plan.part(shard)
+            path, part = folder / plan.file_name(shard), plan.shard_slice(shard)
             on_progress(part.start, plan.records)
             growing = folder / f".{path.name}"
             growing.unlink(missing_ok=True)
@@ -285,24 +296,24 @@ def _fill(images: _Images, folder: Path, plan: RecordSet, on_progress: Progress)
             growing.rename(path)
 
 
-def _examples(images: _Images, order: Sequence[int]) -> Generator[bytes, None, None]:
+def _examples(images: _ImageSource, order: Sequence[int]) -> Generator[bytes, None, None]:
     classes = images.classes
     for key, datum in images.read(order):
         record = f"record '{key.decode(errors='backslashreplace')}'"
         if classes is not None and datum.label >= len(classes):
-            what = f"{record} has label {datum.label}, but the class names end at {len(classes) - 1}"
+            what = f"{record} has label {datum.label}, but there are only {len(classes)} class names"
             raise DataError(images.where, what, "name all classes with --class-list, or fix the LMDB")
         try:
-            yield build_example(features_of(key, datum, classes))
+            yield build_example(build_features(key, datum, classes))
         except ValueError as error:
             raise DataError(images.where, f"{record} {error}", images.hint) from None
 
 
-def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> dict[str, bytes | int]:
-    """Return a record's features, named as in imagenet_to_gcs.py; raises ValueError with what is wrong.
+def build_features(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> dict[str, bytes | int]:
+    """Return a record's features, named as in imagenet_to_gcs.py. Raises ValueError if the record is bad.
 
-    A key is `%08d_<path>`; `classes` are the names by label. `image/class/label` counts from 1; unknown texts
-    of a class are empty.
+    A key is `%08d_<path>`, and `classes` are the class names by label. `image/class/label` counts from 1;
+    `image/class/text` is always empty.
     """
     if not datum.HasField("label") or datum.label < 0:
         raise ValueError("has no label" if not datum.HasField("label") else f"has label {datum.label}")
@@ -315,7 +326,7 @@ def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> d
         "image/colorspace": b"RGB",
         "image/channels": 3,
         "image/class/label": datum.label + 1,
-        "image/class/synset": os.fsencode(synset),  # a folder's name may have any bytes
+        "image/class/synset": os.fsencode(synset),  # a folder name may contain any bytes
         "image/class/text": b"",
         "image/format": b"JPEG",
         "image/filename": os.fsencode(PurePosixPath(name).name),
@@ -326,7 +337,7 @@ def features_of(key: bytes, datum: pb.Datum, classes: Sequence[str] | None) -> d
 def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     """Return a record's image as a JPEG that TensorFlow reads as RGB, and its height and width.
 
-    The bytes of such a JPEG are not changed. Raises ValueError with what is wrong.
+    An image that already is such a JPEG is not re-encoded. Raises ValueError if it cannot be converted.
     """
     shape = jpeg_shape(datum.data) if datum.encoded else None
     if shape and shape[0] in (1, 3) and min(shape) > 0:
@@ -343,7 +354,7 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
     else:
         channels, height, width = datum_shape(datum) or (0, 0, 0)
         if channels not in (1, 3) or not datum.data:
-            raise ValueError(f"is raw with {channels} channels, not grey or BGR with a byte per channel")
+            raise ValueError(f"is raw with {channels} channels, not 8-bit grey or BGR")
         pixels = np.frombuffer(datum.data, np.uint8).reshape(channels, height, width).transpose(1, 2, 0)
     settings = [cv2.IMWRITE_JPEG_QUALITY, _QUALITY]
     jpeg = encode(np.ascontiguousarray(pixels), "jpg", settings)
@@ -352,16 +363,16 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
 
 _NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 _MIB = 2**20
-_AGAIN = "copy the records again, or make them again"
+_REBUILD_HINT = "copy the records again, or make them again"
 
 V = TypeVar("V", bytes, int)
 
 
 @dataclass(frozen=True)
-class CheckedRecords:
-    """The result of a check of TFRecords; labels count from 1, as in the records.
+class RecordsReport:
+    """The result of checking TFRecords. Labels count from 1, as in the records.
 
-    `order` is that of all records, file after file by name. `files` has the number of records of each file,
+    `order` is that of all records, in the files' name order. `files` has the number of records in each file,
     and `fewest_classes` is the smallest number of classes in a file.
     """
 
@@ -379,12 +390,12 @@ class CheckedRecords:
 
     @property
     def hint(self) -> str:
-        """What to do: by default fix the images, but copy files again if they lost records."""
-        return hint_of(self.problems, "fix what they were made from, and make them again")
+        """What to do: copy files again that lost records, or else fix the images."""
+        return first_hint(self.problems, "fix the source images, and make the records again")
 
 
 def is_records(path: Path) -> bool:
-    """Return whether a path is a file or folder of TFRecords, by names such as `train-00000-of-01024`."""
+    """Return whether a path is a TFRecords file or folder, by file names such as `train-00000-of-01024`."""
     try:
         return bool(_NAME.fullmatch(path.name)) if path.is_file() else bool(_files(path))
     except OSError:
@@ -393,136 +404,136 @@ def is_records(path: Path) -> bool:
 
 def check_records(
     path: Path, classes: int | None = None, *, batch: int = 256, must_be_shuffled: bool = False
-) -> CheckedRecords:
-    """Check every record of a file or folder of TFRecords; labels must be 1 to `classes`.
+) -> RecordsReport:
+    """Check every record in a TFRecords file or folder. Labels must be 1 to `classes`.
 
-    The records after a damaged one cannot be read. The number of records is compared with the manifest beside
-    the folder. Raises DataError if nothing can be read.
+    The records after a damaged one cannot be read. The number of records is compared with the manifest, if
+    there is one. Raises DataError if there are no files to read.
     """
     require_crc32c(path)
     paths = [path] if path.is_file() else _files(path)
     if not paths:
-        raise DataError(path, "contains no TFRecords", "their names are like train-00000-of-01024")
+        raise DataError(path, "contains no TFRecords", "file names must be like train-00000-of-01024")
     made = load_record_set(path if path.is_dir() else path.parent)
     expected = made.counts() if made else {}
-    seen, files, fewest, size_bytes = Seen(), {}, 0, 0
+    stats, files, fewest, size_bytes = RecordStats(), {}, 0, 0
     for file in paths:
-        before, damaged = len(seen.labels), seen.problems.get("damaged")
-        files[file.name] = sum(1 for data in _look(file, classes, seen))
-        if seen.problems.get("damaged") is damaged:
-            _check_count(file.name, files[file.name], expected, seen)
-        here = len(set(seen.labels[before:]))
+        before, damaged = len(stats.labels), stats.problems.get("damaged")
+        files[file.name] = sum(1 for data in _check_file(file, classes, stats))
+        if stats.problems.get("damaged") is damaged:
+            _check_count(file.name, files[file.name], expected, stats)
+        here = len(set(stats.labels[before:]))
         fewest = here if file is paths[0] else min(fewest, here)
         size_bytes += file.stat().st_size
-    if not any(files.values()) and not seen.problems:
-        seen.add("count", "the files hold no records", _AGAIN)
+    if not any(files.values()) and not stats.problems:
+        stats.add("count", "the files contain no records", _REBUILD_HINT)
     if path.is_dir():
-        _check_names(paths, seen)
-    order = seen.measure_order(batch, must_be_shuffled=must_be_shuffled)
-    return CheckedRecords(
-        files, seen.count_labels(), order, fewest, size_bytes, tuple(seen.problems.values())
+        _check_names(paths, stats)
+    order = stats.measure_order(batch, must_be_shuffled=must_be_shuffled)
+    return RecordsReport(
+        files, stats.count_labels(), order, fewest, size_bytes, tuple(stats.problems.values())
     )
 
 
-def render_records_text(seen: CheckedRecords) -> str:
-    """Return the result as lines of text; the last ones are the problems."""
-    return "\n".join(_lines(seen)) + "\n"
+def render_records_text(report: RecordsReport) -> str:
+    """Return the report as lines of text, with the problems last."""
+    return "\n".join(_lines(report)) + "\n"
 
 
-def records_values(seen: CheckedRecords) -> dict[str, object]:
-    """Return the result as values for JSON."""
+def records_values(report: RecordsReport) -> dict[str, object]:
+    """Return the report as values for JSON."""
     return {
-        "records": seen.count,
-        "files": dict(seen.files),
-        "labels": {str(label): count for label, count in seen.labels.items()},
-        "order": order_values(seen.order),
-        "fewest_classes_in_file": seen.fewest_classes,
-        "size_bytes": seen.size_bytes,
-        "problems": [{"what": problem.what, "records": problem.count} for problem in seen.problems],
+        "records": report.count,
+        "files": dict(report.files),
+        "labels": {str(label): count for label, count in report.labels.items()},
+        "order": order_values(report.order),
+        "fewest_classes_in_file": report.fewest_classes,
+        "size_bytes": report.size_bytes,
+        "problems": [{"what": problem.what, "records": problem.count} for problem in report.problems],
     }
 
 
-def _lines(seen: CheckedRecords) -> Iterator[str]:
-    counts = list(seen.files.values())
+def _lines(report: RecordsReport) -> Iterator[str]:
+    counts = list(report.files.values())
     yield (
-        f"{seen.count:,} TFRecords in {len(counts):,} files of {min(counts):,} to {max(counts):,}, "
-        f"{seen.size_bytes / _MIB:,.1f} MiB"
+        f"{report.count:,} TFRecords in {len(counts):,} files of {min(counts):,} to {max(counts):,}, "
+        f"{report.size_bytes / _MIB:,.1f} MiB"
     )
-    if seen.labels:
-        yield f"{label_range_text(seen.labels)}; each file has {seen.fewest_classes:,} or more"
-    yield order_text(seen.order)
-    yield from (f"bad: {problem}" for problem in seen.problems)
+    if report.labels:
+        yield f"{label_range_text(report.labels)}; each file has {report.fewest_classes:,} or more"
+    yield order_text(report.order)
+    yield from (f"bad: {problem}" for problem in report.problems)
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file())
 
 
-def _check_count(name: str, count: int, expected: Mapping[str, int], seen: Seen) -> None:
-    """Add a problem if a file lacks records: a file that is cut off between two records looks complete."""
+def _check_count(name: str, count: int, expected: Mapping[str, int], stats: RecordStats) -> None:
+    """Add a problem if a file is missing records: a file that was cut between two records looks complete."""
     if expected and name not in expected:
-        seen.add("manifest", f"{name}: is not a file that the manifest lists")
+        stats.add("manifest", f"{name}: is not listed in the manifest")
     elif count != expected.get(name, count):
-        seen.add("count", f"{name}: holds {count:,} of {expected[name]:,} records", _AGAIN)
+        stats.add("count", f"{name}: has {count:,} of {expected[name]:,} records", _REBUILD_HINT)
 
 
-def _check_names(paths: Sequence[Path], seen: Seen) -> None:
-    """Add a problem if the files belong to several sets, or if one is missing."""
+def _check_names(paths: Sequence[Path], stats: RecordStats) -> None:
+    """Add a problem if the files belong to several sets, or if files are missing."""
     sets: dict[tuple[str, int], set[int]] = {}
     for path in paths:
         prefix, number, count = re.fullmatch(_NAME, path.name).groups()  # type: ignore[union-attr]
         sets.setdefault((prefix, int(count)), set()).add(int(number))
     if len(sets) > 1:
         named = " and ".join(f"{prefix} of {count:,}" for prefix, count in sets)
-        seen.add("sets", f"the folder has files of several sets: {named}")
+        stats.add("sets", f"the folder has files of several sets: {named}")
     for (prefix, count), numbers in sets.items():
         missing = count - sum(number < count for number in numbers)
-        if missing:  # no set of all numbers: a name may claim any count
+        if missing:  # do not build a set of all numbers: a file name may claim any count
             first = next(number for number in range(count) if number not in numbers)
             name = f"{prefix}-{first:05d}-of-{count:05d}"
-            seen.add("files", f"{missing:,} of {count:,} files are missing, e.g. {name}", _AGAIN)
+            stats.add("files", f"{missing:,} of {count:,} files are missing, e.g. {name}", _REBUILD_HINT)
 
 
-def _look(file: Path, classes: int | None, seen: Seen) -> Iterator[None]:
+def _check_file(file: Path, classes: int | None, stats: RecordStats) -> Iterator[None]:
     try:
         for number, data in enumerate(read_records(file)):
             where = f"{file.name}: record {number:,}"
             try:
-                if len(data) > _MIB:  # a smaller one costs little, whatever it holds
+                if len(data) > _MIB:  # a smaller one costs little to parse, whatever it contains
                     count_fields(data, example_class().DESCRIPTOR, limit("weights-fields"))
                 features = parse_example(data)
             except TooManyFieldsError:
-                what = (
-                    f"record {number:,} holds more than {limit('weights-fields'):,} values and other fields"
-                )
+                what = f"record {number:,} has more than {limit('weights-fields'):,} values and other fields"
                 raise DataError(file, what, hint_at_limit("weights-fields")) from None
             except ValueError as error:
-                seen.add("example", f"{where} {error}")
+                stats.add("example", f"{where} {error}")
             else:
-                _check_features(features, classes, where, seen)
+                _check_features(features, classes, where, stats)
             yield
     except DamagedError as error:
-        seen.add("damaged", f"{file.name}: {error.what}", _AGAIN)
+        stats.add("damaged", f"{file.name}: {error.what}", _REBUILD_HINT)
 
 
-def _check_features(features: Mapping[str, Values], classes: int | None, where: str, seen: Seen) -> None:
-    label = _only(features, "image/class/label", int)
+def _check_features(
+    features: Mapping[str, Values], classes: int | None, where: str, stats: RecordStats
+) -> None:
+    label = _single_value(features, "image/class/label", int)
     if label is None:
-        seen.add("no label", f"{where} has no image/class/label")
+        stats.add("no label", f"{where} has no image/class/label")
     else:
-        seen.add_label(where, label, 1, classes)
-    encoded = _only(features, "image/encoded", bytes)
+        stats.add_label(where, label, 1, classes)
+    encoded = _single_value(features, "image/encoded", bytes)
     shape = jpeg_shape(encoded) if encoded else None
     if shape is None:
-        seen.add("image", f"{where} {'is not a JPEG' if encoded else 'has no image/encoded'}")
+        stats.add("image", f"{where} {'is not a JPEG' if encoded else 'has no image/encoded'}")
         return
-    stated = (_only(features, "image/height", int), _only(features, "image/width", int))
+    stated = (_single_value(features, "image/height", int), _single_value(features, "image/width", int))
     if None not in stated and stated != shape[1:]:
         size = " x ".join(map(str, stated))
-        seen.add("size", f"{where} says {size}, but its image is {shape[1]} x {shape[2]}")
+        stats.add("size", f"{where} says {size}, but its image is {shape[1]} x {shape[2]}")
 
 
-def _only(features: Mapping[str, Values], name: str, kind: type[V]) -> V | None:
-    """Return the value of a feature with one value of this type; None for any other."""
+def _single_value(features: Mapping[str, Values], name: str, kind: type[V]) -> V | None:
+    """Return the value of a feature that has a single value of this type, or None for any other."""
     values = features.get(name, ())
     return values[0] if len(values) == 1 and isinstance(values[0], kind) else None

@@ -1,1 +1,1 @@
-"""The PyTorch executor of Caffe's prototxts: Caffe's arithmetic, files and log, without Caffe."""
+"""Run Caffe's prototxts on PyTorch, with Caffe's arithmetic, files and log but without Caffe."""

@@ -1,7 +1,7 @@
 """The commands of `caffe-torch`: `train` trains a net, `test` averages its outputs, `predict` writes scores.
 
-`predict` writes the scores that go into the last softmax, once for each image of an LMDB. `test` ranks these
-scores too: two different scores may have the same probability in float32.
+`predict` writes the input of the last softmax for each image of an LMDB, not its probabilities: two different
+scores may have the same probability in float32. `test` ranks the scores as well.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.rates import float32
 from caffe_recipes.caffe.weights import load_solverstate, load_weights
-from caffe_recipes.engine.data import Feed
+from caffe_recipes.engine.data import DataContext
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import LayerNode, RunnableNet
 from caffe_recipes.engine.ranks import Ranks
 from caffe_recipes.engine.settings import load_net, test_nets, train_net
-from caffe_recipes.engine.snapshot import check_complete, check_folder, copy_history, copy_weights
-from caffe_recipes.engine.solver import Requests, Solver, describe
-from caffe_recipes.engine.updates import flatten
+from caffe_recipes.engine.snapshot import check_complete, check_snapshot_folder, copy_history, copy_weights
+from caffe_recipes.engine.solver import SignalRequests, Solver, format_output
+from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import DataError, InputError, RunFailed
 from caffe_recipes.files import check_replaceable, write_whole
 
 
 @dataclass(frozen=True)
 class StartPoint:
-    """The start of a training: weights files, a solverstate, or, if both are empty, the fillers.
+    """Where a training starts from: weights files, a solverstate, or the fillers if both are empty.
 
     `new_layers` start from their fillers even if the weights contain them.
     """
@@ -46,33 +46,35 @@ class StartPoint:
 
 
 def prepare(
-    param: pb.SolverParameter, path: str, start: StartPoint, ranks: Ranks, requests: Requests, log: Log
+    param: pb.SolverParameter, path: str, start: StartPoint, ranks: Ranks, requests: SignalRequests, log: Log
 ) -> Solver:
-    """Return the solver with its nets set up; raises InputError before anything is written."""
+    """Return the solver with its nets set up. Raises InputError before anything is written."""
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
     if param.snapshot or param.snapshot_after_train:
-        check_folder(param.snapshot_prefix)
+        check_snapshot_folder(param.snapshot_prefix)
     seed = param.random_seed if param.random_seed >= 0 else ranks.entropy
     generator = torch.Generator().manual_seed(seed)
-    own = (seed * ranks.ranks + ranks.rank) % 2**62
-    torch.manual_seed(own)
+    rank_seed = (seed * ranks.size + ranks.rank) % 2**62
+    torch.manual_seed(rank_seed)
     message, source = train_net(param, path)
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
-    net = RunnableNet(message, source, Feed(ranks.rank, ranks.ranks, seed, own, log), generator, log)
-    groups = flatten(net, param)
+    net = RunnableNet(
+        message, source, DataContext(ranks.rank, ranks.size, seed, rank_seed, log), generator, log
+    )
+    groups = flatten_params(net, param)
     tests = []
     for index, (message, source) in enumerate(test_nets(param, path)):
         log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
-        feed = Feed(ranks.rank, ranks.ranks, seed + index + 1, own + index + 1, log)
-        tests.append(RunnableNet(message, source, feed, generator, log, net))
+        context = DataContext(ranks.rank, ranks.size, seed + index + 1, rank_seed + index + 1, log)
+        tests.append(RunnableNet(message, source, context, generator, log, net))
     log.info("solver.cpp:121", "Solver scaffolding done.")
     solver = Solver(param, net, groups, tests, ranks, requests, log)
-    _begin(solver, start, log)
+    _load_start(solver, start, log)
     return solver
 
 
-def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
-    """Load the weights or the solverstate that the training starts from."""
+def _load_start(solver: Solver, start: StartPoint, log: Log) -> None:
+    """Load the weights or the solverstate to start from."""
     if start.snapshot:
         log.info("caffe.cpp:316", f"Resuming from {start.snapshot}")
         state = load_solverstate(start.snapshot)
@@ -82,28 +84,28 @@ def _begin(solver: Solver, start: StartPoint, log: Log) -> None:
         copy_history(solver.net, solver.groups, state, start.snapshot)
         solver.iteration = state.iter
         solver.schedule.resume(state)
-    trained, held, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers
+    trained, layers_by_file, new = solver.net.blobs(), dict[str, list[str]](), start.new_layers
     for name in new:
         if name not in trained:
             what = f"'{name}' is not a learned layer of {solver.net.path}"
             raise InputError("-new_layers", what, f"choose from {', '.join(trained)}")
     for path in start.weights:
         log.info("caffe.cpp:218", f"Finetuning from {path}")
-        held[path] = _load(solver, path, new, log)
-    if held:
+        layers_by_file[path] = _load(solver, path, new, log)
+    if layers_by_file:
         hint = "rename it, or give -new_layers {layers} to train from fillers"
-        check_complete(solver.net, held, hint, new)
+        check_complete(solver.net, layers_by_file, hint, new)
 
 
 def _load(solver: Solver, path: str, new: tuple[str, ...], log: Log) -> list[str]:
-    """Copy the weights of a file into all nets; return the names of its learned layers."""
+    """Copy the weights of a file into all nets, and return the names of its learned layers."""
     weights = load_weights(path)
-    held = copy_weights(solver.net, weights, path, log, new)
+    layers = copy_weights(solver.net, weights, path, log, new)
     trained = solver.net.blobs()
     for net in solver.test_nets:
         if net.blobs().keys() - trained:  # layers that the TRAIN net does not have
             copy_weights(net, weights, path, Log(enabled=False), new)
-    return held
+    return layers
 
 
 def _text(message: pb.SolverParameter) -> str:
@@ -111,7 +113,7 @@ def _text(message: pb.SolverParameter) -> str:
 
 
 def run(solver: Solver, ranks: Ranks, log: Log) -> None:
-    """Train to the end; all ranks start from rank 0's blobs."""
+    """Train to max_iter. All ranks start from rank 0's blobs."""
     ranks.connect()
     for param in solver.net.params:
         ranks.broadcast(param.tensor.detach())
@@ -120,56 +122,56 @@ def run(solver: Solver, ranks: Ranks, log: Log) -> None:
     log.info("caffe.cpp:345", "Optimization Done.")
 
 
-def load_tested(
+def load_test_net(
     model: str,
     weights: Sequence[str],
     level: int,
     stages: Sequence[str],
     log: Log,
-    change: Callable[[pb.NetParameter], None] | None = None,
+    edit: Callable[[pb.NetParameter], None] | None = None,
 ) -> RunnableNet:
-    """Return a net in phase TEST with its weights, after `change`; raises InputError if they do not fit."""
+    """Return a net in phase TEST, changed by `edit`, with its weights. Raises InputError on a mismatch."""
     param = load_net(model)
-    if change is not None:
-        change(param)
+    if edit is not None:
+        edit(param)
     param.state.phase = pb.TEST
     param.state.level = level
     param.state.stage.extend(stages)
-    net = RunnableNet(param, model, Feed(0, 1, 0, 0, log), torch.Generator().manual_seed(0), log)
-    held = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
-    check_complete(net, held, "give the weights of this net")
+    net = RunnableNet(param, model, DataContext(0, 1, 0, 0, log), torch.Generator().manual_seed(0), log)
+    layers_by_file = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
+    check_complete(net, layers_by_file, "give the weights of this net")
     return net
 
 
 @torch.no_grad()
 def test(net: RunnableNet, iterations: int, log: Log) -> None:
-    """Print the outputs of each batch, and their means; raises RunFailed if the loss is not finite."""
+    """Print the outputs of each batch and their means. Raises RunFailed if the loss is not finite."""
     log.info("caffe.cpp:472", f"Running for {iterations} iterations.")
     sums: list[float] = []
     loss = 0.0
     for batch in range(iterations):
-        net.moment = f"batch {batch}"
+        net.pass_name = f"batch {batch}"
         loss = float32(loss + float(net.forward()))
         scores = net.scores()
         sums = sums or [0.0] * len(scores)
         if not math.isfinite(loss):
             what = f"the loss of batch {batch} is {format_number(loss)}"
             raise RunFailed("test", what, "the weights are damaged, or their training diverged")
-        for place, (output, value) in enumerate(scores):
-            sums[place] = float32(sums[place] + value)
+        for index, (output, value) in enumerate(scores):
+            sums[index] = float32(sums[index] + value)
             log.info("caffe.cpp:500", f"Batch {batch}, {output.name} = {format_number(value)}")
     log.info("caffe.cpp:505", f"Loss: {format_number(float32(loss / iterations))}")
     for (output, _), total in zip(net.scores(), sums, strict=True):
-        log.info("caffe.cpp:517", describe(output, float32(total / iterations)))
+        log.info("caffe.cpp:517", format_output(output, float32(total / iterations)))
 
 
 _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 
 
-def load_predicting(
+def load_prediction_net(
     model: str, weights: Sequence[str], source: str, level: int, stages: Sequence[str], log: Log
 ) -> RunnableNet:
-    """Return a net in phase TEST with its weights that reads `source`, or its own LMDB, in order."""
+    """Return a net in phase TEST, with its weights, that reads `source` or the net's LMDB in order."""
 
     def read_in_order(param: pb.NetParameter) -> None:
         for layer in param.layer:
@@ -177,15 +179,15 @@ def load_predicting(
                 layer.data_param.shuffle = False
                 layer.data_param.source = source or layer.data_param.source
 
-    return load_tested(model, weights, level, stages, log, read_in_order)
+    return load_test_net(model, weights, level, stages, log, read_in_order)
 
 
-def check_out(out: str) -> None:
-    """Raise InputError if `out` cannot be written, before anything is computed."""
+def check_output_path(out: str) -> None:
+    """Raise InputError if `out` cannot be written. Called before anything is computed."""
     folder = Path(out).parent
     if Path(out).is_dir():
         raise InputError(out, "is a folder", "give a file with -out")
-    if Path(out).exists() and not Path(out).is_file():  # it would be replaced by a file
+    if Path(out).exists() and not Path(out).is_file():  # writing would replace it with a regular file
         raise InputError(out, "is a device or a pipe", "give a file with -out")
     if not folder.is_dir():
         raise InputError(out, f"the folder {folder} does not exist", "create it")
@@ -197,9 +199,9 @@ def check_out(out: str) -> None:
 
 @torch.no_grad()
 def predict(net: RunnableNet, out: str, log: Log) -> None:
-    """Write `scores` (images x classes, float32) and `labels` (int32) to an .npz file, atomically.
+    """Write `scores` (images x classes, float32) and `labels` (int32) atomically to an .npz file.
 
-    Raises DataError for a label outside the classes, and RunFailed if a score is not finite.
+    Raises DataError if a label is not one of the classes, and RunFailed if a score is not finite.
     """
     data, last = _find_data(net), _find_softmax(net)
     source = data.source
@@ -214,10 +216,10 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
         net.forward()
         # The last batch wraps around to the first record.
         batch = net.value(last.bottoms[0]).flatten(1).numpy()[: count - done].copy()
-        given = net.value(data.tops[1]).reshape(-1).numpy()[: count - done].astype(np.int32)
-        _check_batch(net, source.where, source.keys, batch, given)
+        label_batch = net.value(data.tops[1]).reshape(-1).numpy()[: count - done].astype(np.int32)
+        _check_batch(net, source.where, source.keys, batch, label_batch)
         scores.append(batch)
-        labels.append(given)
+        labels.append(label_batch)
         done += len(batch)
         log.info("predict", f"{done} of {count} images")
     _write(out, np.concatenate(scores), np.concatenate(labels))
@@ -234,7 +236,7 @@ def _find_data(net: RunnableNet) -> LayerNode:
 
 
 def _find_softmax(net: RunnableNet) -> LayerNode:
-    """Return the last softmax layer; raises InputError unless it takes one score per class and image."""
+    """Return the last softmax layer. Raises InputError unless it takes one score per class and image."""
     for node in reversed(net.nodes):
         if node.param.type in _SOFTMAX:
             shape = net.shape(node.bottoms[0])
@@ -243,7 +245,9 @@ def _find_softmax(net: RunnableNet) -> LayerNode:
                 what = f"layer '{node.param.name}' takes {' x '.join(map(str, shape))} scores"
                 raise InputError(net.path, what, "give a net with one score per class and image")
             return node
-    raise InputError(net.path, "no softmax in phase TEST", f"give a net with a {' or '.join(_SOFTMAX)} layer")
+    raise InputError(
+        net.path, "has no softmax layer in phase TEST", f"give a net with a {' or '.join(_SOFTMAX)} layer"
+    )
 
 
 def _check_batch(
@@ -261,9 +265,9 @@ def _check_batch(
 
 
 def _write(out: str, scores: NDArray[np.float32], labels: NDArray[np.int32]) -> None:
-    held = io.BytesIO()
-    np.savez(held, scores=scores, labels=labels)
+    buffer = io.BytesIO()
+    np.savez(buffer, scores=scores, labels=labels)
     try:
-        write_whole({Path(out): held.getvalue()})
+        write_whole({Path(out): buffer.getvalue()})
     except OSError as error:
         raise RunFailed(out, f"cannot be written: {error.strerror}", "check its folder and disk") from None

@@ -1,4 +1,4 @@
-"""The data layers of a net: LMDBs, read ahead in the order of the ranks, and filled inputs."""
+"""The data layers of a net: LMDBs, prefetched and divided among the ranks, and inputs made by fillers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from caffe_recipes.caffe.datums import Datums, open_datums
 from caffe_recipes.caffe.shape_rules import Image
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.ops import Forward, Shape, Shapes, fault
-from caffe_recipes.engine.transform import Pixels, Transform, decode, match_caffe_opencv, size_of
+from caffe_recipes.engine.ops import Forward, Shape, Shapes, layer_error
+from caffe_recipes.engine.transform import Pixels, Transform, decode, format_size, match_caffe_opencv
 from caffe_recipes.errors import DataError
 
 
 def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iterator[int]:
-    """Yield the indices of the records that a rank reads: rank, rank + ranks, ... of a list that repeats.
+    """Yield the indices of the records that a rank reads: rank, rank + ranks, ... of a repeated list.
 
-    All ranks use the same list, so that together they read the same records as a single rank. With a
-    `shuffle` seed (the same on all ranks) the list is shuffled at the start, and again each time that it
-    ends.
+    All ranks use the same list, so together they read the same records as a single rank would. With a
+    `shuffle` seed, the same on all ranks, the list is shuffled at the start and again after each pass.
 
     >>> from itertools import islice
     >>> list(islice(record_order(5, 0, 2, None), 6)), list(islice(record_order(5, 1, 2, None), 6))
@@ -36,25 +35,25 @@ def record_order(count: int, rank: int, ranks: int, shuffle: int | None) -> Iter
     random = None if shuffle is None else Random(shuffle)
     if random:
         random.shuffle(records)
-    place = rank
+    position = rank
     while True:
-        while place >= count:
-            place -= count
+        while position >= count:
+            position -= count
             if random:
                 random.shuffle(records)
-        yield records[place]
-        place += ranks
+        yield records[position]
+        position += ranks
 
 
-# Decoded images are cached up to this total size, so that small sets are decoded only once.
-_KEPT_BYTES = 256 * 2**20
+# Decoded images are cached up to this total size, so that small data sets are decoded only once.
+_CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Feed:
-    """What data layers need to know about the run: the rank, the number of ranks, and the seeds.
+class DataContext:
+    """The rank, number of ranks, seeds and log that a data layer uses.
 
-    `shuffle_seed` is the same on all ranks, `augment_seed` differs between them.
+    `shuffle_seed` is the same on all ranks; `augment_seed` is different on each.
     """
 
     rank: int
@@ -66,7 +65,7 @@ class Feed:
 
 @dataclass
 class InputLayer:
-    """A layer without bottoms; `keys` are the records of its last batch."""
+    """A layer without bottoms. `keys` are those of the records in its last batch."""
 
     forward: Forward
     where: str = ""
@@ -76,7 +75,7 @@ class InputLayer:
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """Images, labels, and the keys of their records."""
+    """The images and labels of a batch, and the keys of their records."""
 
     images: Tensor
     labels: Tensor
@@ -84,23 +83,25 @@ class LoadedBatch:
 
 
 class RecordReader:
-    """Batches of an LMDB for one rank, prepared ahead by a thread; its errors are raised by `next`."""
+    """Prefetches batches of an LMDB for one rank in a thread, whose errors are raised by `next`."""
 
-    def __init__(self, layer: pb.LayerParameter, datums: Datums, transform: Transform, feed: Feed) -> None:
+    def __init__(
+        self, layer: pb.LayerParameter, datums: Datums, transform: Transform, context: DataContext
+    ) -> None:
         param = layer.data_param
         self._datums, self._transform, self._param = datums, transform, layer.transform_param
         self._size = param.batch_size
-        seed = feed.shuffle_seed if param.shuffle else None
-        self._order = record_order(len(datums), feed.rank, feed.ranks, seed)
-        self._random = Random(feed.augment_seed)
-        self._decoded: dict[int, tuple[Pixels, int]] = {}
-        self._bytes = 0
+        seed = context.shuffle_seed if param.shuffle else None
+        self._order = record_order(len(datums), context.rank, context.ranks, seed)
+        self._random = Random(context.augment_seed)
+        self._cache: dict[int, tuple[Pixels, int]] = {}
+        self._cached_bytes = 0
         self._ready: queue.Queue[LoadedBatch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
 
     def next(self) -> LoadedBatch:
-        """Return the next batch; raises DataError with the record if it cannot be read."""
+        """Return the next batch. Raises DataError, with the record, if it cannot be read."""
         if self._thread.ident is None:
             self._thread.start()
         item = self._ready.get()
@@ -109,7 +110,7 @@ class RecordReader:
         return item
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching, and close the LMDB."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -140,55 +141,57 @@ class RecordReader:
             try:
                 images.append(self._transform.apply(pixels, self._random))
             except ValueError as error:
-                raise self._bad(record, str(error)) from None
+                raise self._record_error(record, str(error)) from None
             labels.append(label)
             if images[-1].shape != images[0].shape:
-                what = f"is {size_of(images[-1])}, but the first of its batch is {size_of(images[0])}"
-                raise self._bad(record, what, "give crop_size, or build the LMDB with images of one size")
+                what = f"is {format_size(images[-1])}, but the first of its batch is {format_size(images[0])}"
+                raise self._record_error(
+                    record, what, "give crop_size, or build the LMDB with images of one size"
+                )
         try:
             values = self._transform.normalise(images)
         except ValueError as error:
-            raise self._bad(records[0], str(error)) from None
+            raise self._record_error(records[0], str(error)) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
         batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # the memory layout stays channels-last
         return LoadedBatch(batch, torch.tensor(labels, dtype=torch.float32), keys)
 
     def _image(self, record: int) -> tuple[Pixels, int]:
-        kept = self._decoded.get(record)
+        kept = self._cache.get(record)
         if kept is not None:
             return kept
         datum = self._datums[record]
         if self._transform.resizes and not datum.encoded:
             hint = "build the LMDB with encoded images, since Caffe scrambles raw ones here"
-            raise self._bad(record, "is not encoded, but transform_param resizes it", hint)
+            raise self._record_error(record, "is not encoded, but transform_param resizes it", hint)
         try:
             image = decode(datum, self._param), datum.label
         except ValueError as error:
-            raise self._bad(record, str(error)) from None
-        self._bytes += image[0].nbytes
-        if self._bytes <= _KEPT_BYTES:
-            self._decoded[record] = image
+            raise self._record_error(record, str(error)) from None
+        self._cached_bytes += image[0].nbytes
+        if self._cached_bytes <= _CACHE_BYTES:
+            self._cache[record] = image
         return image
 
-    def _bad(self, record: int, what: str, hint: str = "build the LMDB again") -> DataError:
+    def _record_error(self, record: int, what: str, hint: str = "build the LMDB again") -> DataError:
         key = self._datums.keys[record].decode(errors="replace")
         return DataError(self._datums.path, f"record '{key}' {what}", hint)
 
-    def check_first(self, shape: Shape) -> None:
+    def check_first_record(self, shape: Shape) -> None:
         """Raise DataError unless the transformed first record has the shape (channels, height, width)."""
         pixels, _ = self._image(0)
         try:
-            made = size_of(self._transform.apply(pixels, Random(0)))
+            made = format_size(self._transform.apply(pixels, Random(0)))
         except ValueError as error:
-            raise self._bad(0, str(error)) from None
+            raise self._record_error(0, str(error)) from None
         wanted = " x ".join(map(str, shape))
         if made != wanted:
             what = f"is {made} after the transform, but the net expects {wanted}"
-            raise self._bad(0, what, "give crop_size")
+            raise self._record_error(0, what, "give crop_size")
 
 
-def first_image(source: str) -> Image:
-    """Return the stored (channels, height, width) of an LMDB's first image; raises DataError."""
+def first_image_shape(source: str) -> Image:
+    """Return the (channels, height, width) of the first image in an LMDB. Raises DataError."""
     with open_datums(source) as datums:
         datum = datums[0]
         if not datum.encoded:
@@ -205,22 +208,24 @@ def check_data(layer: pb.LayerParameter) -> None:
     """Raise InputError for a Data layer that Caffe or the engine cannot read."""
     param = layer.data_param
     if param.backend != param.LMDB:
-        raise fault(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
+        raise layer_error(layer, "reads a LevelDB", "convert it, and write backend: LMDB")
     if not param.source:
-        raise fault(layer, "source is missing", "give the folder of an LMDB")
+        raise layer_error(layer, "source is missing", "give the folder of an LMDB")
     for name in ("scale", "mean_file", "crop_size", "mirror"):
         if param.HasField(name):
-            raise fault(layer, f"data_param.{name} is an old format", f"write transform_param.{name}")
+            raise layer_error(
+                layer, f"data_param.{name} is in the old format", f"write transform_param.{name}"
+            )
 
 
-def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Read an LMDB; the tops are the images and, if there are two, the labels."""
+def _data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+    """Set up a layer that reads an LMDB into its tops: the images and, with a second top, the labels."""
     source_path = layer.data_param.source
     datums = open_datums(source_path)
-    feed.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
-    reader = RecordReader(layer, datums, Transform(layer.transform_param, layer.phase), feed)
-    reader.check_first(shapes.tops[0][1:])
-    feed.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shapes.tops[0])))
+    context.log.info("db_lmdb.cpp:61", f"Opened lmdb {source_path}")
+    reader = RecordReader(layer, datums, Transform(layer.transform_param, layer.phase), context)
+    reader.check_first_record(shapes.tops[0][1:])
+    context.log.info("data_layer.cpp:80", "output data size: " + ",".join(map(str, shapes.tops[0])))
 
     def forward(*_: object) -> list[Tensor]:
         batch = reader.next()
@@ -231,20 +236,20 @@ def _data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
     return source
 
 
-def _input(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Fill inputs with zeros, since nothing sets them here."""
+def _input(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+    """Set up inputs of zeros, since nothing sets them here."""
     return InputLayer(lambda x, w: [torch.zeros(shape) for shape in shapes.tops])
 
 
-def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLayer:
-    """Fill blobs anew for each pass."""
+def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) -> InputLayer:
+    """Set up blobs that are filled again in each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
     if len(fillers) != len(shapes.tops):
-        raise fault(
+        raise layer_error(
             layer, f"has {len(fillers)} data_fillers for {len(shapes.tops)} tops", "give one for each"
         )
-    generator = Generator().manual_seed(feed.augment_seed)
+    generator = Generator().manual_seed(context.augment_seed)
 
     def forward(*_: object) -> list[Tensor]:
         tops = [torch.empty(shape) for shape in shapes.tops]
@@ -255,7 +260,7 @@ def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, feed: Feed) -> InputLa
     return InputLayer(forward)
 
 
-SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, Feed], InputLayer]] = {
+SOURCES: dict[str, Callable[[pb.LayerParameter, Shapes, DataContext], InputLayer]] = {
     "Data": _data,
     "Input": _input,
     "DummyData": _dummy_data,

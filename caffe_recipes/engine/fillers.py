@@ -1,4 +1,4 @@
-"""Fill learned blobs with initial values, by the names of Caffe's fillers."""
+"""Fill blobs with initial values by Caffe's fillers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import refuse_filler
+from caffe_recipes.caffe.refusals import find_filler_refusals
 from caffe_recipes.errors import InputError
 
 _Fill = Callable[[Tensor, pb.FillerParameter, Generator], object]
 
 
 def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None:
-    """Fill `blob` in place; raises InputError for a filler that is unknown or does not fit its shape."""
+    """Fill `blob` in place. Raises InputError if the filler is unknown or does not fit the blob's shape."""
     if filler.type not in FILLERS:
         known = ", ".join(sorted(FILLERS))
-        raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"known are {known}")
-    for refusal in refuse_filler(filler):
+        raise InputError(f"filler '{filler.type}'", "is unknown, or not supported", f"choose from {known}")
+    for refusal in find_filler_refusals(filler):
         raise InputError(f"filler '{filler.type}'", refusal.what, refusal.write)
     if filler.scale != 1:
         raise InputError(f"filler '{filler.type}'", "scale is not supported", "remove it")
@@ -29,9 +29,9 @@ def fill(blob: Tensor, filler: pb.FillerParameter, generator: Generator) -> None
 
 
 def starting_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
-    """Return the filler of each learned blob: as written, or the default of the layer type.
+    """Return the filler of each learned blob: the layer's own, or the default of its type.
 
-    BatchNorm's `filler` is not used: it is for the fused scale of another engine.
+    BatchNorm's `filler` is ignored: it is for the fused scale of another Caffe engine.
     """
     one, zero = pb.FillerParameter(type="constant", value=1), pb.FillerParameter(type="constant")
     if layer.type in ("Convolution", "Deconvolution"):
@@ -51,7 +51,7 @@ def starting_fillers(layer: pb.LayerParameter) -> list[pb.FillerParameter]:
 
 
 def fan(shape: tuple[int, ...], norm: int) -> float:
-    """Return the number of values that feed (FAN_IN) or follow (FAN_OUT) an output, or the mean (AVERAGE).
+    """Return the fan-in (FAN_IN) or fan-out (FAN_OUT) of a weight blob, or the mean of the two (AVERAGE).
 
     >>> fan((64, 3, 7, 7), pb.FillerParameter.FAN_IN), fan((64, 3, 7, 7), pb.FillerParameter.FAN_OUT)
     (147, 3136)
@@ -69,7 +69,7 @@ def _gaussian(blob: Tensor, filler: pb.FillerParameter, generator: Generator) ->
     if filler.sparse >= 0:
         if not blob.dim():
             raise InputError("filler 'gaussian'", "cannot make a single value sparse", "remove sparse")
-        # On average `sparse` values feed each output; the others are 0.
+        # On average `sparse` weights of each output are not 0.
         share = filler.sparse / blob.shape[0]
         if share > 1:
             what = f"has sparse: {filler.sparse}, for {blob.shape[0]} outputs"

@@ -1,4 +1,4 @@
-"""Print log lines as Caffe's glog does on stderr."""
+"""Print log lines on stderr in the format of Caffe's glog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def format_number(value: float) -> str:
-    """Return a number as a C++ stream prints it, with six significant digits.
+    """Return a number as a C++ stream prints it: with six significant digits.
 
     >>> format_number(0.0333333), format_number(3.33334e-05), format_number(1.0), format_number(float("nan"))
     ('0.0333333', '3.33334e-05', '1', 'nan')
@@ -20,14 +20,14 @@ def format_number(value: float) -> str:
 
 @dataclass
 class Log:
-    """A log in glog's format; in a run only that of rank 0 is `enabled`."""
+    """A log in glog's format. In a run, only the log of rank 0 is `enabled`."""
 
     enabled: bool = True
     stream: TextIO = field(default_factory=lambda: sys.stderr)
 
-    def info(self, place: str, text: str) -> None:
-        """Print one message; `place` is the `file:line` of Caffe's own message."""
+    def info(self, source_line: str, text: str) -> None:
+        """Print a message. `source_line` is the `file:line` where Caffe's source prints it."""
         if self.enabled:
             stamp = datetime.now().strftime("%m%d %H:%M:%S.%f")
-            self.stream.write(f"I{stamp} {os.getpid():5d} {place}] {text}\n")
+            self.stream.write(f"I{stamp} {os.getpid():5d} {source_line}] {text}\n")
             self.stream.flush()

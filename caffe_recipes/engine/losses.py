@@ -1,4 +1,4 @@
-"""Losses, softmax and accuracy, with the same clamping, ties and normalisation as Caffe."""
+"""Losses, softmax and accuracy, with Caffe's clamping, ties and normalisation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.engine.ops import Forward, Setup, Shapes, fault
+from caffe_recipes.engine.ops import Forward, Setup, Shapes, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
-SATURATED = 87.3365  # so this is the largest loss
-PATIENCE = 10  # passes in a row, since a small batch may be all wrong once
+SATURATED_LOSS = 87.3365  # -log(FLT_MIN), the largest loss
+MAX_SATURATED_PASSES = 10  # in a row, since a small batch may occasionally be all wrong
 
 
 class LabelError(Exception):
-    """A label outside the classes: its place in the batch, its value, and the number of classes."""
+    """Raised for a label that is not a class, with its position in the batch and the number of classes."""
 
     def __init__(self, position: int, label: int, classes: int) -> None:
         super().__init__(position, label, classes)
         self.position, self.label, self.classes = position, label, classes
 
 
-def _classes_of(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
-    """Return labels as indices, ignored ones as 0; raises LabelError for one outside the classes."""
+def _class_indices(labels: Tensor, classes: int, ignored: int | None) -> Tensor:
+    """Return labels as indices, with 0 for ignored ones. Raises LabelError if a label is not a class."""
     indices = labels.long()
     outside = (indices < 0) | (indices >= classes)
     if ignored is not None:
@@ -67,8 +67,8 @@ class _SoftmaxLosses(torch.autograd.Function):
         return slope.mul_(grads[0][:, None]), None, None
 
 
-def _rows(x: Tensor, axis: int) -> Tensor:
-    """Return a blob as (outer * inner, classes), in the order of its labels."""
+def _as_rows(x: Tensor, axis: int) -> Tensor:
+    """Return a blob reshaped to (outer * inner, classes), in the order of its labels."""
     if x.dim() == 2 and axis == 1:
         return x
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
@@ -76,16 +76,18 @@ def _rows(x: Tensor, axis: int) -> Tensor:
 
 @dataclass
 class _Saturation:
-    """Counts consecutive passes in which all losses are saturated, which means that the net has diverged."""
+    """Counts consecutive passes in which all losses are saturated, a sign that training has diverged."""
 
     name: str
     passes: int = 0
 
     def watch(self, losses: Tensor) -> None:
-        self.passes = self.passes + 1 if bool((losses >= SATURATED).all()) else 0
-        if self.passes == PATIENCE:
-            what = f"the loss has been {SATURATED:.6g}, its limit, for {PATIENCE} passes in a row"
-            raise RunFailed(f"layer '{self.name}'", what, "lower the rate; Caffe would continue and return 0")
+        self.passes = self.passes + 1 if bool((losses >= SATURATED_LOSS).all()) else 0
+        if self.passes == MAX_SATURATED_PASSES:
+            passes = f"{MAX_SATURATED_PASSES} passes in a row"
+            what = f"the loss has been {SATURATED_LOSS:.6g}, its limit, for {passes}"
+            hint = "lower the learning rate; Caffe would continue and return 0"
+            raise RunFailed(f"layer '{self.name}'", what, hint)
 
 
 def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
@@ -93,31 +95,31 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     shape, param = shapes.bottoms[0], layer.loss_param
     axis = layer.softmax_param.axis % len(shape)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    smoothing, stuck = param.label_smoothing, _Saturation(layer.name)
+    smoothing, saturation = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     normalise = _normaliser(layer, outer, inner)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1)
-        losses: Tensor = _SoftmaxLosses.apply(_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
-        if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass that is only displayed
-            stuck.watch(losses.detach())
+        labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1)
+        losses: Tensor = _SoftmaxLosses.apply(_as_rows(xs[0], axis), labels, smoothing)  # type: ignore[no-untyped-call]
+        if layer.phase == pb.TRAIN and torch.is_grad_enabled():  # not in a pass whose loss is only displayed
+            saturation.watch(losses.detach())
         weights = xs[2].detach().reshape(-1) if len(xs) == 3 else None
-        kept = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
-        if kept is not None:
-            weights = kept if weights is None else weights * kept
+        mask = None if ignored is None else (xs[1].reshape(-1) != ignored).to(losses.dtype)
+        if mask is not None:
+            weights = mask if weights is None else weights * mask
         total = (losses if weights is None else losses * weights).sum()
         if len(xs) == 3 and weights is not None:
             loss = total / weights.sum()
         else:
-            loss = total / normalise(len(losses) if kept is None else int(kept.sum()))
+            loss = total / normalise(len(losses) if mask is None else int(mask.sum()))
         return [loss] if len(layer.top) < 2 else [loss, torch.softmax(xs[0].detach(), axis)]
 
     return forward
 
 
 def _normaliser(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:
-    """Return a function from the number of valid labels to the divisor of the loss."""
+    """Return a function that maps the number of valid labels to the divisor of the loss."""
     param = layer.loss_param
     mode = param.normalization if param.HasField("normalization") else param.VALID
     if not param.HasField("normalization") and param.HasField("normalize"):
@@ -138,29 +140,29 @@ def _softmax(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """The fraction of labels among the top_k predictions; of equal predictions the later class counts first.
+    """The fraction of labels among the top_k predictions. Of equal predictions, the later class ranks first.
 
-    A second top is the accuracy of each class, 0 for a class without labels.
+    A second top is the accuracy of each class, or 0 for a class without labels.
     """
     shape, param = shapes.bottoms[0], layer.accuracy_param
     axis = param.axis % len(shape)
     if not 1 <= param.top_k <= shape[axis]:
-        raise fault(layer, f"top_k is {param.top_k} of {shape[axis]} classes")
+        raise layer_error(layer, f"top_k is {param.top_k} of {shape[axis]} classes")
     ignored = param.ignore_label if param.HasField("ignore_label") else None
     places = torch.arange(shape[axis])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        x = _rows(xs[0].detach(), axis)
-        labels = _classes_of(xs[1], shape[axis], ignored).reshape(-1, 1)
+        x = _as_rows(xs[0].detach(), axis)
+        labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1, 1)
         score = x.gather(1, labels)
         ahead = (x > score) | ((x == score) & (places > labels))
         hits = (ahead.sum(1) < param.top_k).to(x.dtype)
-        kept = torch.ones_like(hits) if ignored is None else (xs[1].reshape(-1) != ignored).to(x.dtype)
-        hits = hits * kept
-        tops = [hits.sum() / kept.sum()]
+        mask = torch.ones_like(hits) if ignored is None else (xs[1].reshape(-1) != ignored).to(x.dtype)
+        hits = hits * mask
+        tops = [hits.sum() / mask.sum()]
         if len(layer.top) > 1:
             found = x.new_zeros(shape[axis]).index_add_(0, labels[:, 0], hits)
-            present = x.new_zeros(shape[axis]).index_add_(0, labels[:, 0], kept)
+            present = x.new_zeros(shape[axis]).index_add_(0, labels[:, 0], mask)
             tops.append(torch.where(present > 0, found / present.clamp(min=1), 0.0))
         return tops
 
@@ -181,7 +183,7 @@ def _euclidean_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """-sum(t log s(x) + (1 - t) log(1 - s(x))) / items, where s is the logistic function.
 
-    Unlike BVLC's, the layer of this Caffe ignores loss_param.
+    Unlike in BVLC's Caffe, the layer ignores loss_param.
     """
     items = shapes.bottoms[0][0]
 
@@ -194,12 +196,12 @@ def _sigmoid_cross_entropy_loss(layer: pb.LayerParameter, shapes: Shapes) -> For
 
 
 def _first_labels(labels: Tensor, items: int, classes: int) -> Tensor:
-    """Return one label per item: Caffe reads no more, even if there are more."""
-    return _classes_of(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
+    """Return one label per item, as Caffe does even if there are more."""
+    return _class_indices(labels.reshape(-1)[:items], classes, None).reshape(-1, 1)
 
 
 def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """sum(max(0, 1 - y x)^p) / items over all classes; y is 1 at the label, else -1; p is 1 or 2."""
+    """sum(max(0, 1 - y x)^p) / items over all classes, with y = 1 for the label, else -1, and p 1 or 2."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
     squared = layer.hinge_loss_param.norm == pb.HingeLossParameter.L2
 
@@ -213,7 +215,7 @@ def _hinge_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _multinomial_logistic_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """-sum(log max(p[label], 1e-20)) / items, of probabilities."""
+    """-sum(log max(p[label], 1e-20)) / items, where p are probabilities."""
     items, classes = shapes.bottoms[0][0], math.prod(shapes.bottoms[0][1:])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:

@@ -1,6 +1,6 @@
-"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files; and predict.
+"""`caffe-torch`: train and test nets as the `caffe` tool does, with its flags, log and files, and predict.
 
-Flags can be written as in gflags: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`.
+Flags can be written as for gflags: `-solver X`, `--solver X`, `-solver=X`, `--solver=X`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from caffe_recipes.engine.glog import Log
-from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, place_of
+from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.settings import load_solver
-from caffe_recipes.engine.solver import EFFECTS, Requests
+from caffe_recipes.engine.solver import SIGNAL_EFFECTS, SignalRequests
 from caffe_recipes.errors import CaffeRecipesError, InputError, escaped_error
 from caffe_recipes.limits import LIMITS_VARIABLE, raise_limits
 from caffe_recipes.wording import printable
@@ -25,7 +25,7 @@ from caffe_recipes.wording import printable
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of `caffe` with its defaults, then three flags of our own."""
+    """The flags of `caffe`, with its defaults, and three new ones: `new_layers`, `source` and `out`."""
 
     solver: str = ""
     model: str = ""
@@ -45,7 +45,7 @@ class Flags:
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
-    """Return the command and its flags; raises InputError for an unknown flag and a missing or bad value.
+    """Return the command and its flags. Raises InputError for an unknown flag, or a missing or bad value.
 
     >>> parse_flags(["test", "-model", "net.prototxt", "--iterations=4"])[1].iterations
     4
@@ -58,20 +58,20 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
             commands.append(word)
             continue
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
-        if name.removeprefix("no") in _SWITCHES:
+        if name.removeprefix("no") in _GLOG_SWITCHES:
             continue
-        if name not in _KINDS:
-            known = ", ".join(f"-{name}" for name in _KINDS)
-            raise InputError("", f"unknown flag {word}", f"known are {known}")
+        if name not in _FLAG_TYPES:
+            known = ", ".join(f"-{name}" for name in _FLAG_TYPES)
+            raise InputError("", f"unknown flag {word}", f"choose from {known}")
         if not equals:
             following = next(words, None)
             if following is None:
                 raise InputError("", f"{word} has no value", f"write {word} <{name}>")
             value = following
-        if name in _PATHS and not value.strip():
+        if name in _PATH_FLAGS and not value.strip():
             raise InputError("", f"-{name} '{value}' is not a path", "is a variable unset?")
-        given[name] = _number(name, value) if _KINDS[name] is int else value
-    for name in _OF_GLOG:
+        given[name] = _number(name, value) if _FLAG_TYPES[name] is int else value
+    for name in _GLOG_FLAGS:
         given.pop(name, None)
     if len(commands) != 1:
         what = "no command" if not commands else f"{len(commands)} commands: {' '.join(commands)}"
@@ -80,13 +80,13 @@ def parse_flags(argv: Sequence[str]) -> tuple[str, Flags]:
 
 
 # glog's flags are accepted and ignored: the log goes to stderr. Its switches take no value.
-_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
-_OF_GLOG = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
-_KINDS = {field.name: type(field.default) for field in fields(Flags)} | _OF_GLOG
+_GLOG_SWITCHES = ("logtostderr", "alsologtostderr", "colorlogtostderr")
+_GLOG_FLAGS = {"minloglevel": int, "stderrthreshold": int, "v": int, "log_dir": str}
+_FLAG_TYPES = {field.name: type(field.default) for field in fields(Flags)} | _GLOG_FLAGS
 
 
-_PATHS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is probably an unset variable
-_INT32 = range(-(2**31), 2**31)  # as gflags' DEFINE_int32
+_PATH_FLAGS = ("solver", "model", "weights", "snapshot", "source", "out")  # "" is probably an unset variable
+_INT32 = range(-(2**31), 2**31)  # the range of gflags' DEFINE_int32
 
 
 def _number(name: str, value: str) -> int:
@@ -100,7 +100,7 @@ def _number(name: str, value: str) -> int:
     return number
 
 
-EXTRA = ("torch", "numpy", "cv2", "mpi4py")  # imported once the flags are checked
+REQUIRED_MODULES = ("torch", "numpy", "cv2", "mpi4py")  # imported only after the flags are checked
 
 USAGE = """caffe-torch: run Caffe's prototxts on PyTorch
 
@@ -111,16 +111,15 @@ usage:
                       [-source LMDB]
   caffe-torch version
 
-  -out FILE.npz          write the scores (images x classes) that go into the
-                         last softmax, and the labels, once for every image of
-                         the net's TEST LMDB
+  -out FILE.npz          write the input of the last softmax (images x classes)
+                         and the label of every image in the net's TEST LMDB
   -source LMDB           read this LMDB instead of the net's
-  -new_layers A,B        start these layers from their fillers, even if they are
-                         in the weights; all others must be in the weights
-  -level N, -stage A,B   the net's state, for include and exclude rules
+  -new_layers A,B        start these layers from their fillers, even if the
+                         weights contain them; they must contain all others
+  -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect
-                         snapshot, stop or none; by default SIGINT stops, and
-                         SIGHUP snapshots
+                         snapshot, stop or none (default: SIGINT stops, SIGHUP
+                         takes a snapshot)
   -logtostderr, -v N, ...
                          glog's flags are accepted and ignored: the log goes to
                          stderr
@@ -134,7 +133,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 as Caffe does, 2 for bad input, 3 for a failed run."""
+    """Run one command. Returns 0 on success, as Caffe does, 2 for bad input, and 3 for a failed run."""
     if argv is not None:
         return _run(argv)
     code = 1  # for an uncaught exception
@@ -143,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         os._exit(code)
 
-    # Registered first, so called last, after MPI has ended: Python would need a second to unload torch.
+    # Registered first, so called last, after MPI_Finalize: unloading torch would take Python a second.
     atexit.register(end)
     code = _run(sys.argv[1:])
     return code
@@ -153,33 +152,33 @@ def _run(words: Sequence[str]) -> int:
     if {"-h", "-help", "--help"} & set(words) or not words:
         print(USAGE, end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
-    leads = place_of(os.environ)[0] == 0
+    is_rank_0 = rank_and_size(os.environ)[0] == 0
     try:
         command, flags = parse_flags(words)
         if command not in COMMANDS:
             known = ", ".join(COMMANDS)
-            raise InputError("", f"unknown command '{command}'", f"known are {known}")
+            raise InputError("", f"unknown command '{command}'", f"choose from {known}")
         _check_flags(command, flags)
         _check_limits()
-        check_extra()
+        check_modules()
     except CaffeRecipesError as error:
-        return _fail(error, leads)
+        return _report(error, is_rank_0)
     try:
         return COMMANDS[command](flags)
     except Exception as error:
-        return _fail(escaped_error(command, error))
+        return _report(escaped_error(command, error))
 
 
-def check_extra(find: Callable[[str], object] = find_spec) -> None:
-    """Raise InputError unless `find` finds every module of the extra 'engine'."""
-    for name in EXTRA:
+def check_modules(find: Callable[[str], object] = find_spec) -> None:
+    """Raise InputError if `find` does not find a module of the extra 'engine'."""
+    for name in REQUIRED_MODULES:
         if find(name) is None:
             hint = "install this project's extra 'engine', as its README says"
-            raise InputError("", f"needs {name}", hint)
+            raise InputError("", f"{name} is not installed", hint)
 
 
-def _fail(error: CaffeRecipesError, speaks: bool = True) -> int:
-    if speaks:
+def _report(error: CaffeRecipesError, prints: bool = True) -> int:
+    if prints:
         print(f"caffe-torch: {printable(str(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 
@@ -193,37 +192,37 @@ def _check_limits() -> None:
 
 def _check_flags(command: str, flags: Flags) -> None:
     for name in ("sigint_effect", "sighup_effect"):
-        if getattr(flags, name) not in EFFECTS:
+        if getattr(flags, name) not in SIGNAL_EFFECTS:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
-            raise InputError("", what, f"give {', '.join(EFFECTS)}")
+            raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
     if flags.gpu:
         raise InputError("", "-gpu is not supported", "the engine runs on CPUs")
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:
-        raise InputError("", "-weights and -snapshot exclude each other", "give only one")
+        raise InputError("", "-weights and -snapshot are mutually exclusive", "give only one")
     for name in ("weights", "new_layers"):
         if getattr(flags, name) and "" in getattr(flags, name).split(","):
             raise InputError("", f"-{name} {getattr(flags, name)} has an empty name", "write A,B")
     for name in ("source", "out"):
         if getattr(flags, name) and command != "predict":
-            raise InputError("", f"-{name} is for predict", "leave it out")
+            raise InputError("", f"-{name} works only with predict", "leave it out")
     if flags.new_layers and not (command == "train" and flags.weights):
-        raise InputError("", "-new_layers is for train with -weights", "leave it out")
+        raise InputError("", "-new_layers works only with train and -weights", "leave it out")
 
 
 def _train(flags: Flags) -> int:
-    """Train; the ranks of one mpiexec fail together, and only one of them prints the reason."""
-    rank, ranks = place_of(os.environ)
+    """Train. If one rank of an mpiexec fails, all do, and only one of them prints the reason."""
+    rank, ranks = rank_and_size(os.environ)
     if ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     log = Log(enabled=rank == 0)
-    requests = Requests()
+    requests = SignalRequests()
     requests.listen(flags.sigint_effect, flags.sighup_effect)
     world = Ranks()
     try:
         world = join_ranks(os.environ)
-        # Again after MPI_Init, since under MPICH UCX sets its own handler of SIGHUP, for debugging.
+        # Again after MPI_Init, since UCX (under MPICH) installs a SIGHUP handler for debugging.
         requests.listen(flags.sigint_effect, flags.sighup_effect)
         log.info("caffe.cpp:285", "Use CPU.")
         _run_training(flags, world, requests, log)
@@ -232,18 +231,18 @@ def _train(flags: Flags) -> int:
             print(f"caffe-torch: {printable(failure.text)}", file=sys.stderr, flush=True)
         return failure.code
     except CaffeRecipesError as error:
-        _fail(error)
+        _report(error)
         world.abort(error.exit_code)
         return error.exit_code
-    except Exception as error:  # the other ranks would wait for this one for ever, as would MPI_Finalize
-        code = _fail(escaped_error("train", error))
+    except Exception as error:  # the other ranks, and MPI_Finalize, would wait for this one forever
+        code = _report(escaped_error("train", error))
         world.abort(code)
         return code
     return 0
 
 
-def _run_training(flags: Flags, world: Ranks, requests: Requests, log: Log) -> None:
-    with world.together():
+def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log) -> None:
+    with world.failing_together():
         if not flags.solver:
             raise InputError("caffe-torch train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
@@ -262,8 +261,8 @@ def _names(listed: str) -> tuple[str, ...]:
 
 
 def _test(flags: Flags) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: end at once, without a traceback
-    if place_of(os.environ)[0] > 0:  # only rank 0 tests
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: exit at once, without a traceback
+    if rank_and_size(os.environ)[0] > 0:  # only rank 0 tests
         return 0
     log = Log()
     try:
@@ -273,17 +272,17 @@ def _test(flags: Flags) -> int:
         from caffe_recipes.engine import commands  # imports torch
 
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_tested(flags.model, weights, flags.level, stages, log)
+        net = commands.load_test_net(flags.model, weights, flags.level, stages, log)
         commands.test(net, flags.iterations, log)
         net.close()
     except CaffeRecipesError as error:
-        return _fail(error)
+        return _report(error)
     return 0
 
 
 def _predict(flags: Flags) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if place_of(os.environ)[0] > 0:
+    if rank_and_size(os.environ)[0] > 0:
         return 0
     log = Log()
     try:
@@ -292,15 +291,15 @@ def _predict(flags: Flags) -> int:
             raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
         from caffe_recipes.engine import commands  # imports torch
 
-        commands.check_out(flags.out)
+        commands.check_output_path(flags.out)
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_predicting(flags.model, weights, flags.source, flags.level, stages, log)
+        net = commands.load_prediction_net(flags.model, weights, flags.source, flags.level, stages, log)
         try:
             commands.predict(net, flags.out, log)
         finally:
             net.close()
     except CaffeRecipesError as error:
-        return _fail(error)
+        return _report(error)
     return 0
 
 

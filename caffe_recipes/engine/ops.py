@@ -1,9 +1,9 @@
-"""The layers of the engine: for each type a setup, which returns the forward function of a layer.
+"""The layers of the engine: for each layer type, a setup that returns the layer's forward function.
 
 A setup implements only the arithmetic: shapes come from `caffe.shapes`, and gradients from autograd. DENSE
-are layers that mix neighbours or channels (convolution, pooling, inner product, LRN), NORM is BatchNorm with
-Caffe's running sums, and Scale and Bias, POINTWISE layers work on each element by itself, and SHAPE layers
-join, split, select or rearrange blobs.
+layers mix neighbours or channels (convolution, pooling, inner product, LRN), NORM has BatchNorm with Caffe's
+running sums, Scale and Bias, POINTWISE layers treat each element separately, and SHAPE layers join, split,
+select or rearrange blobs.
 """
 
 from __future__ import annotations
@@ -38,32 +38,34 @@ class Shapes:
 Setup = Callable[[pb.LayerParameter, Shapes], Forward]
 
 
-class LayerFault(InputError):
-    """A layer that the engine cannot run; `where` names the layer, and the net adds its file."""
+class LayerError(InputError):
+    """Raised for a layer that the engine cannot run. `where` names the layer; the net adds its file."""
 
 
-def fault(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerFault:
+def layer_error(layer: pb.LayerParameter, what: str, hint: str = "") -> LayerError:
     """Return the error for a layer that the engine cannot run."""
-    return LayerFault(f"layer '{layer.name}' ({layer.type})", what, hint)
+    return LayerError(f"layer '{layer.name}' ({layer.type})", what, hint)
 
 
-def known_shapes(shapes: LayerShapes) -> Shapes:
-    """Return inferred shapes, whose dimensions must all be known and above 0; raises InputError."""
+def require_known_shapes(shapes: LayerShapes) -> Shapes:
+    """Return inferred shapes. Raises InputError unless all their dimensions are known and positive."""
 
     def known(shape: Sequence[int | None] | None) -> Shape:
         dims = tuple(dim for dim in shape or () if dim is not None and dim > 0)
         if shape is None or len(dims) != len(shape):
-            raise fault(shapes.layer, f"has a blob {show_shape(None if shape is None else tuple(shape))}")
+            raise layer_error(
+                shapes.layer, f"has a blob {show_shape(None if shape is None else tuple(shape))}"
+            )
         return dims
 
     learned = shapes.learned or ()
     return Shapes(*(tuple(map(known, of)) for of in (shapes.bottoms, shapes.tops, learned)))
 
 
-def show(shape: Sequence[int]) -> str:
-    """Return a shape as Caffe's log prints it.
+def format_shape(shape: Sequence[int]) -> str:
+    """Return a shape in the format of Caffe's log.
 
-    >>> show((32, 3, 28, 28)), show(())
+    >>> format_shape((32, 3, 28, 28)), format_shape(())
     ('32 3 28 28 (75264)', '(1)')
     """
     return " ".join([*map(str, shape), f"({math.prod(shape)})"])
@@ -73,17 +75,17 @@ _Window = pb.ConvolutionParameter | pb.PoolingParameter
 
 
 def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Convolution, or for Deconvolution its transpose; each bottom has a top.
+    """Convolution, or its transpose for Deconvolution, of each bottom into its top.
 
-    Weights are (num_output, channels / group, kernel...), for the transpose (channels, num_output / group,
-    ...).
+    Weights are (num_output, channels / group, kernel...), or for the transpose (channels, num_output / group,
+    kernel...).
     """
     param, shape = layer.convolution_param, shapes.bottoms[0]
     channel = param.axis % len(shape)
     axes = len(shape) - channel - 1
     if axes > 3:
-        raise fault(layer, f"cannot convolve {show(shape)} along {axes} axes", "use 3 or fewer")
-    # Without spatial axes a convolution is a product of the channels: one window of one value.
+        raise layer_error(layer, f"cannot convolve {format_shape(shape)} along {axes} axes", "use 3 or fewer")
+    # Without spatial axes, a convolution is a matrix product over channels: the window is a single value.
     stride, pad, dilation = [1], [0], [1]
     if axes:
         stride, pad = spatial(param, "stride", axes, 1), spatial(param, "pad", axes, 0)
@@ -99,7 +101,7 @@ def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         return forward
 
     def forward_folded(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        """Convolve with all axes before the channels folded into one."""
+        """Convolve with all axes before the channel axis folded into one."""
         w = blobs[0].reshape(*blobs[0].shape[:2], *(blobs[0].shape[2:] or (1,)))
         tops = forward([x.reshape(-1, *shape[channel:], *[1] * (not axes)) for x in xs], [w, *blobs[1:]])
         return [y.reshape(top) for y, top in zip(tops, shapes.tops, strict=True)]
@@ -121,27 +123,27 @@ def spatial(param: _Window, field: str, axes: int, default: int) -> list[int]:
 
 
 def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Pooling over windows: the output size is rounded up, and no window starts beyond the padded input.
+    """Pooling. The output size is rounded up, and no window starts beyond the padded input.
 
     AVE divides by the size of the window, clipped to the padded input.
     """
     shape, param = shapes.bottoms[0], layer.pooling_param
     if len(shape) != 4 or len(layer.top) > 1 or param.pool not in (param.MAX, param.AVE):
-        raise fault(layer, "is not a MAX or AVE pooling of four axes with one top")
+        raise layer_error(layer, "is not a MAX or AVE pooling of four axes with one top")
     if param.global_pooling:
         kernel, stride, pad = list(shape[2:]), [1, 1], [0, 0]
     else:
         kernel, stride = spatial(param, "kernel_size", 2, 1), spatial(param, "stride", 2, 1)
         pad = spatial(param, "pad", 2, 0)
     if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise fault(layer, f"has pad {pad} for kernel {kernel}", "give a pad below the kernel")
+        raise layer_error(layer, f"has pad {pad} for kernel {kernel}", "give a pad below the kernel")
     maximum, (height, width) = param.pool == param.MAX, shapes.tops[0][2:]
-    # Torch pads by at most half a kernel; for more the input is padded beforehand.
+    # torch pads by at most half a kernel; with more padding, the input is padded beforehand.
     wide = any(2 * p > k for p, k in zip(pad, kernel, strict=True))
     around = (pad[1], pad[1], pad[0], pad[0])
     inner = [0, 0] if wide else pad
     if not maximum and kernel == list(shape[2:]) and not any(pad):
-        return lambda xs, _: [xs[0].mean((2, 3), keepdim=True)]  # a single window: many times faster
+        return lambda xs, _: [xs[0].mean((2, 3), keepdim=True)]  # a single window: this is many times faster
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = functional.pad(xs[0], around, value=-math.inf if maximum else 0.0) if wide else xs[0]
@@ -155,7 +157,7 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _inner_product(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """x W^T + b over all axes from `axis` on; W is (num_output, K), or with `transpose` (K, num_output)."""
+    """x W^T + b over all axes from `axis` on. W is (num_output, K), or (K, num_output) with `transpose`."""
     param, axes = layer.inner_product_param, len(shapes.bottoms[0])
     axis = param.axis % axes
 
@@ -168,11 +170,11 @@ def _inner_product(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _lrn(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """x / (k + alpha / n * sum of squares) ^ beta, over n channels, or over a window of n x n with k = 1."""
+    """x / (k + alpha / n * sum of squares) ^ beta over n channels, or over an n x n window with k = 1."""
     param = layer.lrn_param
     size, alpha, beta, k = param.local_size, param.alpha, param.beta, param.k
     if size % 2 == 0 or len(shapes.bottoms[0]) != 4:
-        raise fault(layer, f"local_size is {size}", "give an odd local_size, and an input of four axes")
+        raise layer_error(layer, f"local_size is {size}", "give an odd local_size, and an input of four axes")
 
     def across(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         return [functional.local_response_norm(xs[0], size, alpha, beta, k)]
@@ -193,22 +195,21 @@ DENSE: dict[str, Setup] = {
 }
 
 
-_WIDTH = 1024  # floats: rows of this length are summed fastest
+_WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
 def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Normalise each channel by the batch's mean and variance (TRAIN) or by the running ones (TEST).
+    """Normalise each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
 
-    Blob 0 is the sum of means, 1 the sum of variances (unbiased, m / (m - 1)), and 2 their factor. A TRAIN
-    pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
+    Blob 0 is the sum of means, blob 1 the sum of variances (unbiased, m / (m - 1)), and blob 2 their common
+    factor. A TRAIN pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
     moving_average_fraction. With stats_batch_size, groups of that many images are normalised separately, and
-    each group updates the sums, one after the other. Blobs 3 and 4, if present, belong to the Scale layer
-    that follows.
+    update the sums one after another. Blobs 3 and 4, if present, belong to the Scale layer that follows.
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
     fraction, eps = param.moving_average_fraction, param.eps
     if not eps >= 0:
-        raise fault(layer, f"has eps {eps:g}", "give eps 0 or above")
+        raise layer_error(layer, f"has eps {eps:g}", "give eps 0 or above")
     images = stats_images(layer, layer.phase)
     part = images or shape[0]
     count = part * math.prod(shape[2:])
@@ -237,8 +238,8 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the (biased) variance of each channel.
 
-    With channels last, torch adds up all values of a channel one by one, which loses 4e-6 of the mean of
-    25,000 values. So the values are viewed as `parts` times as many channels, and are summed in pieces.
+    With channels last, torch adds up the values of a channel one by one, with an error of 4e-6 in the mean of
+    25,000 values. Therefore the values are viewed as `parts` times as many channels and summed in parts.
     """
     last, channels = x.movedim(1, -1), x.shape[1]
     if not last.is_contiguous():
@@ -252,7 +253,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * w + b, where mean and variance are those of x."""
+    """(x - mean) / sqrt(variance + eps) * w + b, with the mean and variance of x."""
 
     @staticmethod
     def forward(
@@ -304,7 +305,7 @@ def _spread(param: pb.ScaleParameter | pb.BiasParameter, shapes: Shapes) -> Shap
 
 
 def scales_channels(layer: pb.LayerParameter) -> bool:
-    """Return whether a layer is the usual Scale, with one learned factor and bias per channel."""
+    """Return whether a layer is the usual Scale, with a learned factor and bias per channel."""
     param = layer.scale_param
     usual = param.axis == 1 and param.num_axes == 1 and param.bias_term
     return layer.type == "Scale" and len(layer.bottom) == 1 and usual
@@ -317,7 +318,7 @@ _Function = Callable[[Tensor], Tensor]
 
 
 def _pointwise(choose: Callable[[pb.LayerParameter], _Function]) -> Setup:
-    """Return the setup of a layer y = f(x), where `choose` returns f for the layer's parameters."""
+    """Return the setup of a layer y = f(x), where `choose` returns f for a layer."""
 
     def setup(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         function = choose(layer)
@@ -362,12 +363,12 @@ def _log_of_base(layer: pb.LayerParameter, base: float) -> float:
     if base == -1:
         return 1.0
     if base <= 0 or base == 1:
-        raise fault(layer, f"base is {base:g}", "give a base above 0 that is not 1, or -1 for e")
+        raise layer_error(layer, f"base is {base:g}", "give a base above 0 that is not 1, or -1 for e")
     return math.log(base)
 
 
 def _dropout(layer: pb.LayerParameter) -> _Function:
-    """Drop a `dropout_ratio` of the elements in TRAIN and scale the others by 1 / (1 - ratio)."""
+    """In TRAIN, drop a fraction `dropout_ratio` of the elements, and scale the others by 1 / (1 - ratio)."""
     ratio = layer.dropout_param.dropout_ratio
     training = layer.phase == pb.TRAIN
     return lambda x: functional.dropout(x, ratio, training)
@@ -413,7 +414,7 @@ def _concat(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Split a blob along an axis at the `slice_point`s, or into equal parts."""
+    """Split a blob along an axis at the `slice_point`s or into equal parts."""
     param = layer.slice_param
     axis = param.slice_dim if param.HasField("slice_dim") else param.axis
     sizes = [top[axis] for top in shapes.tops]
@@ -421,7 +422,7 @@ def _slice(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _reshape(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Flatten and Reshape: give a blob other dimensions."""
+    """Give a blob a new shape, for Flatten and Reshape."""
     return lambda xs, _: [xs[0].reshape(shapes.tops[0])]
 
 
@@ -466,9 +467,10 @@ def _eltwise(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _greatest(xs: Sequence[Tensor]) -> Tensor:
-    """The maximum; of equal values one gets the gradient: of the first two the second, else the first.
+    """Return the maximum. Only one of several equal values gets the gradient.
 
-    torch.maximum would split the gradient between them.
+    As in Caffe, this is the second one among the first two blobs, else the first one. torch.maximum would
+    split the gradient between them.
     """
     first = torch.where(xs[0] > xs[1], xs[0], xs[1])
     return reduce(lambda top, x: torch.where(x > top, x, top), xs[2:], first)
@@ -482,7 +484,7 @@ _JOINS: dict[int, _Join] = {
 
 
 def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """The indices (with out_max_val also the values) of the top_k largest values; of equal ones the later."""
+    """The indices of the top_k largest values, and the values with out_max_val. Of ties, the later first."""
     param = layer.argmax_param
     flat = not param.HasField("axis")
     axis = 1 if flat else param.axis
@@ -490,7 +492,7 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = xs[0].detach().reshape(len(xs[0]), -1) if flat else xs[0].detach()
         if not 1 <= param.top_k <= x.shape[axis]:
-            raise fault(layer, f"top_k is {param.top_k} of {x.shape[axis]} values")
+            raise layer_error(layer, f"top_k is {param.top_k} of {x.shape[axis]} values")
         values, places = torch.sort(x.flip(axis), dim=axis, descending=True, stable=True)
         values = values.narrow(axis, 0, param.top_k)
         indices = (x.shape[axis] - 1 - places.narrow(axis, 0, param.top_k)).to(values.dtype)
@@ -503,7 +505,7 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
 
 def _reduction(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Sum, absolute sum, sum of squares or mean over all axes from `axis` on, times `coeff`."""
+    """The sum, absolute sum, sum of squares or mean over all axes from `axis` on, times `coeff`."""
     param = layer.reduction_param
     combine, axis = _REDUCTIONS[param.operation], param.axis % len(shapes.bottoms[0])
     return lambda xs, _: [combine(xs[0].flatten(axis)) * param.coeff]

@@ -1,8 +1,8 @@
 """The ranks of a run under mpiexec, and their communication.
 
-hydra gives each process its rank in PMI_RANK and PMI_SIZE. MPI is used for failures and for the addresses of
-ranks; tensors go through gloo of torch.distributed, since torch's wheels have no MPI backend. MPI messages
-are bytes and JSON: mpi4py's lower-case calls would unpickle, and so execute, whatever arrives.
+hydra passes the rank of each process and their number in PMI_RANK and PMI_SIZE. MPI carries failures and the
+addresses of ranks; tensors go through torch.distributed's gloo, since torch's wheels have no MPI backend. MPI
+messages are bytes and JSON: mpi4py's lower-case calls would unpickle, and so execute, whatever arrives.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
 
 
 class AgreedFailure(Exception):
-    """A failure of one rank that all ranks raise, so that all end; rank 0 prints the reason."""
+    """Raised on all ranks when one rank has failed, so that all of them end. Rank 0 prints the reason."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code, self.text = code, text
 
 
-def place_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, from the launcher's variables.
+def rank_and_size(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, from the launcher's environment variables.
 
-    >>> place_of({"PMI_RANK": "3", "PMI_SIZE": "8"}), place_of({})
+    >>> rank_and_size({"PMI_RANK": "3", "PMI_SIZE": "8"}), rank_and_size({})
     ((3, 8), (0, 1))
     """
     return int(environment.get("PMI_RANK", 0)), int(environment.get("PMI_SIZE", 1))
 
 
 class Ranks:
-    """A run of a single process, which needs no communication; `entropy` is a random number for all ranks."""
+    """The single rank of a run without mpiexec. `entropy` is a random number that all ranks share."""
 
-    rank, ranks = 0, 1
+    rank, size = 0, 1
 
     def __init__(self) -> None:
         self.entropy = SystemRandom().randrange(2**31)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Context for a block that all ranks run; if it fails on one, all raise AgreedFailure at its end."""
+    def failing_together(self) -> Iterator[None]:
+        """Run a block on all ranks. If it fails on one, all ranks raise AgreedFailure at its end."""
         failure = None
         try:
             yield
         except CaffeRecipesError as error:
             failure = error
-        self.settle(failure)
+        self.raise_if_any_failed(failure)
 
-    def settle(self, failure: CaffeRecipesError | None) -> None:
-        """Raise AgreedFailure on all ranks if any has a failure; the lowest rank's counts."""
+    def raise_if_any_failed(self, failure: CaffeRecipesError | None) -> None:
+        """Raise AgreedFailure on all ranks if any rank has a failure, with that of the lowest rank."""
         if failure is not None:
             raise AgreedFailure(failure.exit_code, str(failure))
 
@@ -70,29 +70,29 @@ class Ranks:
         """Copy rank 0's values to every rank, in place."""
 
     def sum(self, tensor: Tensor) -> Callable[[], object]:
-        """Start to sum `tensor` over the ranks, in place; return a function that waits for the result."""
+        """Start an in-place sum of `tensor` over the ranks, and return a function that waits for it."""
         return lambda: None
 
     def abort(self, code: int) -> None:
-        """End the other ranks too, since they may be waiting for this one."""
+        """Abort the other ranks too, since they may be waiting for this one."""
 
 
 class MpiRanks(Ranks):
-    """The ranks of one mpiexec. Raises RunFailed if MPI does not see those that the launcher started."""
+    """The ranks of one mpiexec. Raises RunFailed if MPI sees a different number than the launcher started."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         super().__init__()
         from mpi4py import MPI  # calls MPI_Init, which a single process does not need
 
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.size = rank, size
         self._world: Any = MPI.COMM_WORLD
-        if self._world.size != ranks:
-            what = f"MPI sees {self._world.size} ranks, but the launcher started {ranks}"
-            raise RunFailed("mpiexec", what, "use the mpiexec.hydra that is installed beside mpi4py")
+        if self._world.size != size:
+            what = f"MPI sees {self._world.size} ranks, but the launcher started {size}"
+            raise RunFailed("mpiexec", what, "use the mpiexec.hydra that was installed with mpi4py")
         self.entropy = int(self._gather(str(self.entropy))[0])
 
-    def settle(self, failure: CaffeRecipesError | None) -> None:
-        """Raise AgreedFailure on all ranks if any has a failure; the lowest rank's counts."""
+    def raise_if_any_failed(self, failure: CaffeRecipesError | None) -> None:
+        """Raise AgreedFailure on all ranks if any rank has a failure, with that of the lowest rank."""
         mine = None if failure is None else [failure.exit_code, str(failure)]
         code, text = next(filter(None, map(json.loads, self._gather(json.dumps(mine)))), (0, ""))
         if code:
@@ -111,7 +111,7 @@ class MpiRanks(Ranks):
         broadcast(tensor, 0)
 
     def sum(self, tensor: Tensor) -> Callable[[], object]:
-        """Start to sum `tensor` over the ranks, in place; return a function that waits for the result."""
+        """Start an in-place sum of `tensor` over the ranks, and return a function that waits for it."""
         from torch.distributed import all_reduce
 
         work = all_reduce(tensor, async_op=True)
@@ -122,12 +122,14 @@ class MpiRanks(Ranks):
                     work.wait()
             except RuntimeError as error:
                 what = str(error).partition("\n")[0]
-                raise RunFailed(f"rank {self.rank}", f"has lost the other ranks: {what}") from None
+                raise RunFailed(
+                    f"rank {self.rank}", f"lost the connection to the other ranks: {what}"
+                ) from None
 
         return wait
 
     def abort(self, code: int) -> None:
-        """End the other ranks too, after the launcher has read our error message."""
+        """Abort the other ranks too, after the launcher has read our error message."""
         try:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError, AttributeError):  # closed, or without a reader
@@ -137,11 +139,11 @@ class MpiRanks(Ranks):
             self._world.Abort(code)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks, in the order of ranks."""
+        """Return the texts of all ranks, in rank order."""
         from mpi4py import MPI
 
         data = text.encode()
-        sizes = array("i", [0] * self.ranks)
+        sizes = array("i", [0] * self.size)
         self._world.Allgather([array("i", [len(data)]), MPI.INT], [sizes, MPI.INT])
         whole = bytearray(sum(sizes))
         self._world.Allgatherv([data, MPI.BYTE], [whole, sizes, MPI.BYTE])
@@ -150,6 +152,6 @@ class MpiRanks(Ranks):
 
 
 def join_ranks(environment: Mapping[str, str]) -> Ranks:
-    """Return the ranks of this mpiexec, or of a single process."""
-    rank, ranks = place_of(environment)
-    return MpiRanks(rank, ranks) if ranks > 1 else Ranks()
+    """Return the ranks of this mpiexec, or the single rank of a process without one."""
+    rank, size = rank_and_size(environment)
+    return MpiRanks(rank, size) if size > 1 else Ranks()

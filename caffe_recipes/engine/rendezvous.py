@@ -1,7 +1,7 @@
-"""Connect the ranks of one mpiexec through gloo of torch.distributed, on one network interface.
+"""Connect the ranks of one mpiexec through torch.distributed's gloo, on one network interface.
 
-The stores of torch listen on a port that any user of the node or network can read and change. Here each rank
-sends its address to the others as an MPI message, so that no further port is open.
+torch's own stores listen on a port that any user of the node or network can connect to. Here, ranks exchange
+their addresses as MPI messages instead, so no additional port is open.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from caffe_recipes.errors import RunFailed
 
 Gather = Callable[[str], list[str]]
 
-# A rank that receives nothing for this long gives up, since mpiexec never notices a dead connection.
+# A rank that receives nothing for this long fails, since mpiexec never notices a dead connection.
 _TIMEOUT = timedelta(minutes=30)
 _POLL_S = 0.001
-_SIOCGIFADDR = 0x8915  # ask Linux for an interface's address
+_SIOCGIFADDR = 0x8915  # the Linux ioctl for an interface's address
 
 
 class MpiStore(Store):
-    """A key-value store over an MPI communicator; each key that is set is sent to every other rank."""
+    """A key-value store over an MPI communicator. Setting a key sends it to every other rank."""
 
     def __init__(self, world: Any) -> None:  # noqa: ANN401 - mpi4py has no types
         super().__init__()
-        self._world = world.Dup()  # so that our messages do not mix with others
+        self._world = world.Dup()  # keeps our messages apart from others
         self._known: dict[str, bytes] = {}
-        self._sending: list[Any] = []  # keeps messages alive until they have arrived
+        self._sending: list[Any] = []  # keeps message buffers alive until they are sent
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set a key, without waiting for the other ranks."""
+        """Set a key without waiting for the other ranks."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         self._known[key] = data
         message = key.encode() + b"\0" + data
@@ -45,12 +45,12 @@ class MpiStore(Store):
         self._sending += [self._world.Isend(message, rank) for rank in others]
 
     def get(self, key: str) -> bytes:
-        """Return a key's value; waits until a rank has set it."""
+        """Wait until a rank has set a key, and return its value."""
         self.wait([key])
         return self._known[key]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all the keys are set by now."""
+        """Return whether all keys have been set."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -62,7 +62,7 @@ class MpiStore(Store):
         return all(key in self._known for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta = _TIMEOUT) -> None:
-        """Wait until all the keys are set; raises TimeoutError."""
+        """Wait until all keys have been set. Raises TimeoutError."""
         until = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
             if time.monotonic() > until:
@@ -73,7 +73,7 @@ class MpiStore(Store):
 def join_gloo(world: Any, gather: Gather) -> None:  # noqa: ANN401 - mpi4py has no types
     """Connect to the other ranks of an MPI communicator through gloo, over the interface to rank 0.
 
-    `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, names another interface. Raises
+    `gather` returns the texts of all ranks. GLOO_SOCKET_IFNAME, if set, overrides the interface. Raises
     RunFailed.
     """
     here = socket.gethostname()
@@ -89,7 +89,7 @@ def join_gloo(world: Any, gather: Gather) -> None:  # noqa: ANN401 - mpi4py has 
 
 
 def _find_interface(here: str, rank: int, gather: Gather) -> str:
-    """Return the network interface for gloo; the loopback if all ranks are on one host."""
+    """Return the network interface for gloo: the loopback if all ranks are on one host."""
     hosts = gather(here)
     far = next((host for host in hosts if host != hosts[0]), "")
     address = gather(_address_towards(far) if rank == 0 else "")[0]
@@ -102,19 +102,19 @@ def _find_interface(here: str, rank: int, gather: Gather) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """Return this host's own address on the route to `host`; for an empty name, that of the loopback."""
+    """Return this host's address on the route to `host`, or the loopback address if `host` is empty."""
     if not host:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # for a datagram socket this looks up the route, and sends nothing
+            probe.connect((host, 9))  # looks up the route; a datagram socket sends nothing
         except OSError as error:
             raise RunFailed(host, f"cannot be reached from {socket.gethostname()}: {error}") from None
         return str(probe.getsockname()[0])
 
 
 def _interface(address: str) -> str:
-    """Return the name of the network interface with `address`; raises RunFailed."""
+    """Return the name of the network interface that has `address`. Raises RunFailed."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

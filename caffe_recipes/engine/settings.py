@@ -1,4 +1,4 @@
-"""Read and check solvers and nets before anything is trained."""
+"""Load solvers and nets, and check them before training starts."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from caffe_recipes.caffe.rates import check_rates
 from caffe_recipes.errors import InputError
 
 TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
-_OLD_TYPES = dict(enumerate(TYPES))  # the numbers of the old field solver_type
+_OLD_TYPES = dict(enumerate(TYPES))  # the values of the deprecated field solver_type
 
 
 def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
-    """Return the solver in a file; raises InputError, with file and field, if it cannot be trained."""
+    """Return the solver in a file. Raises InputError, with file and field, if the engine cannot run it."""
     solver = load_prototxt(path, pb.SolverParameter)
     if solver.HasField("solver_type") and not solver.HasField("type"):
         solver.type = _OLD_TYPES[solver.solver_type]
         solver.ClearField("solver_type")
     solver.train_state.level = level
     solver.train_state.stage.extend(stages)
-    for what, hint in _faults(solver):
+    for what, hint in _list_errors(solver):
         raise InputError(path, what, hint)
     for fault in check_rates(solver):
         raise InputError(path, str(fault), "correct the schedule")
     return solver
 
 
-def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
-    """Return the faults of a solver, as (what is wrong, what to do)."""
+def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
+    """Return the errors in a solver, as (what is wrong, what to do)."""
     generic = solver.HasField("net") + solver.HasField("net_param")
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
     regularization = solver.regularization_type
     cases = [
-        (solver.solver_mode != solver.CPU, "solver_mode is GPU, or absent", "write solver_mode: CPU"),
-        (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"known are {', '.join(TYPES)}"),
-        (nets != 1, f"names {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
+        (solver.solver_mode != solver.CPU, "solver_mode is GPU or missing", "write solver_mode: CPU"),
+        (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(TYPES)}"),
+        (nets != 1, f"specifies {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
         (not solver.HasField("max_iter"), "max_iter is missing", "give it"),
         (solver.max_iter < 0, f"max_iter is {solver.max_iter}", "give 0 or more"),
         (solver.iter_size < 1, f"iter_size is {solver.iter_size}", "give 1 or more"),
@@ -59,31 +59,31 @@ def _faults(solver: pb.SolverParameter) -> list[tuple[str, str]]:
         (solver.snapshot_diff, "snapshot_diff is not supported", "remove it"),
         (solver.local_lr_auto, "local_lr_auto is not supported", "remove it"),
         (solver.eval_type != "classification", f"eval_type {solver.eval_type} is not supported", "remove it"),
-        *_test_faults(solver, bool(generic)),
+        *_list_test_errors(solver, bool(generic)),
     ]
     return [(what, hint) for wrong, what, hint in cases if wrong]
 
 
-def _test_faults(solver: pb.SolverParameter, generic: bool) -> list[tuple[bool, str, str]]:
-    """Return the possible faults of the test nets, as (whether it is wrong, what is wrong, what to do)."""
+def _list_test_errors(solver: pb.SolverParameter, generic: bool) -> list[tuple[bool, str, str]]:
+    """Return the checks of the test nets, as (whether it failed, what is wrong, what to do)."""
     named, tests = len(solver.test_net) + len(solver.test_net_param), len(solver.test_iter)
     states = len(solver.test_state)
     return [
         (
             tests < named if generic else tests != named,
-            f"gives test_iter {tests} times for {named} test nets",
-            "give it once for each",
+            f"has {tests} test_iter for {named} test nets",
+            "give one for each",
         ),
         (
             tests > 0 and solver.test_interval < 1,
-            "gives test_iter and no test_interval",
+            "has test_iter but no test_interval",
             "give test_interval",
         ),
         (any(count < 1 for count in solver.test_iter), "test_iter is below 1", "give 1 or more"),
         (
             states not in (0, tests),
-            f"gives test_state {states} times for {tests} test nets",
-            "give it once for each, or not at all",
+            f"has {states} test_state for {tests} test nets",
+            "give one for each, or none",
         ),
     ]
 
@@ -93,8 +93,8 @@ def _snapshots(solver: pb.SolverParameter) -> bool:
 
 
 def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
-    """Return the TRAIN net with its state, and the file that it comes from."""
-    net, source = _own_net(solver, path)
+    """Return the TRAIN net with its state, and the file that it was read from."""
+    net, source = _common_net(solver, path)
     if solver.HasField("train_net_param"):
         net, source = _copy(solver.train_net_param), path
     elif solver.HasField("train_net"):
@@ -107,10 +107,10 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
 
 
 def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParameter, str]]:
-    """Return the TEST nets and their files, one per test_iter: the test nets, then the common net."""
+    """Return the TEST nets and their files, one per test_iter: first the test nets, then the common net."""
     nets = [(_copy(param), path) for param in solver.test_net_param]
     nets += [(load_net(name), name) for name in solver.test_net]
-    nets += [_own_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
+    nets += [_common_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
     for index, (net, _) in enumerate(nets):
         state = pb.NetState(phase=pb.TEST)
         state.MergeFrom(net.state)
@@ -120,7 +120,7 @@ def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParamet
     return nets
 
 
-def _own_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
+def _common_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
     if solver.HasField("net"):
         return load_net(solver.net), solver.net
     return _copy(solver.net_param), path
@@ -133,7 +133,7 @@ def _copy(net: pb.NetParameter) -> pb.NetParameter:
 
 
 def load_net(path: str) -> pb.NetParameter:
-    """Return the net in a file; raises InputError for the old formats, which Caffe upgrades."""
+    """Return the net in a file. Raises InputError for the old formats, which Caffe would upgrade."""
     net = load_prototxt(path, pb.NetParameter)
     if net.layers:
         raise InputError(path, "has `layers` in the old format", "run caffe-recipes upgrade on it")

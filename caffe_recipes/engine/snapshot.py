@@ -1,4 +1,4 @@
-"""Write caffemodels and solverstates as Caffe does, and read them back."""
+"""Write caffemodels and solverstates as Caffe does, and load them into a net."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.weights import blob_shape, blob_values, is_legacy, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
-from caffe_recipes.engine.ops import show
-from caffe_recipes.engine.updates import ParamGroup, shaped
+from caffe_recipes.engine.ops import format_shape
+from caffe_recipes.engine.updates import ParamGroup, view_as_blob
 from caffe_recipes.errors import InputError, WeightsError
 from caffe_recipes.files import check_replaceable
 from caffe_recipes.wording import find_nearest, plural
@@ -29,8 +29,8 @@ def snapshot_name(prefix: str, iteration: int, suffix: str) -> str:
     return f"{prefix}_iter_{iteration}{suffix}"
 
 
-def check_folder(prefix: str) -> None:
-    """Raise InputError if no snapshot can be written with `prefix`, before anything is trained."""
+def check_snapshot_folder(prefix: str) -> None:
+    """Raise InputError if no snapshot can be written with `prefix`. Called before training starts."""
     folder = Path(prefix).parent
     if not folder.is_dir():
         raise InputError(f"snapshot_prefix '{prefix}'", f"the folder {folder} does not exist", "create it")
@@ -39,43 +39,45 @@ def check_folder(prefix: str) -> None:
     try:
         check_replaceable(Path(snapshot_name(prefix, 0, ".caffemodel")))
     except OSError as error:
-        what = f"cannot be written there: {error.strerror}"
+        what = f"cannot write snapshots there: {error.strerror}"
         raise InputError(f"snapshot_prefix '{prefix}'", what, "check its folder") from None
 
 
-def net_message(net: RunnableNet) -> pb.NetParameter:
-    """Return the message of a net with its learned blobs: the content of a caffemodel."""
+def build_net_message(net: RunnableNet) -> pb.NetParameter:
+    """Return a net and its learned blobs as a message: the content of a caffemodel."""
     message = pb.NetParameter(name=net.name)
     for node in net.nodes:
         layer = message.layer.add()
         layer.CopyFrom(node.param)
         for blob, shape in zip(node.blobs, node.learned, strict=True):
-            _put(layer.blobs.add(), blob.reshape(shape))
+            _fill_blob(layer.blobs.add(), blob.reshape(shape))
     return message
 
 
-def _histories(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tensor]:
+def _history_blobs(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tensor]:
     depth = len(groups[0].history) if groups else 0
     blobs: dict[tuple[int, int], Tensor] = {}
     for group in groups:
         for level, flat in enumerate(group.history):
-            for index, start, stop in group.places:
-                blobs[level, index] = shaped(flat[start:stop], net.params[index].tensor.shape)
+            for index, start, stop in group.ranges:
+                blobs[level, index] = view_as_blob(flat[start:stop], net.params[index].tensor.shape)
     return [blobs[level, index] for level in range(depth) for index in range(len(net.params))]
 
 
-def _put(blob: pb.BlobProto, tensor: Tensor) -> None:
-    """Fill a blob message with a tensor, in wire format, since value by value takes ten seconds."""
+def _fill_blob(blob: pb.BlobProto, tensor: Tensor) -> None:
+    """Fill a blob message with a tensor, in wire format: value by value would take ten seconds."""
     blob.shape.dim.extend(tensor.shape)
     values = tensor.detach().numpy().astype("<f4").tobytes()
     blob.MergeFromString(_DATA_TAG + _varint(len(values)) + values)
 
 
-_DATA_TAG = bytes([pb.BlobProto.DATA_FIELD_NUMBER << 3 | 2])  # a packed field: its length, then its values
+_DATA_TAG = bytes(
+    [pb.BlobProto.DATA_FIELD_NUMBER << 3 | 2]
+)  # tag of a packed field: its length and values follow
 
 
 def _varint(number: int) -> bytes:
-    """Return a number in protobuf's encoding: seven bits per byte, the lowest first.
+    """Return a number in protobuf's varint encoding: seven bits per byte, the lowest first.
 
     >>> _varint(300).hex()
     'ac02'
@@ -92,18 +94,18 @@ def save_snapshot(
 ) -> None:
     """Write `<prefix>_iter_<N>.caffemodel` and `.solverstate`, where N is `state.iter`.
 
-    The solverstate is `state` with the model's name and the history: the first blobs of all parameters in
-    their order, then the second ones. Raises WeightsError if a file cannot be written.
+    The solverstate is `state` with the name of the caffemodel and the history: the first history blob of each
+    parameter, in order, then the second ones. Raises WeightsError if a file cannot be written.
     """
     log.info("solver.cpp:708", "Snapshot begin")
     model = snapshot_name(prefix, state.iter, ".caffemodel")
     log.info("solver.cpp:770", f"Snapshotting to binary proto file {model}")
-    save_message(net_message(net), model)
+    save_message(build_net_message(net), model)
     name = snapshot_name(prefix, state.iter, ".solverstate")
     log.info("sgd_solver.cpp:750", f"Snapshotting solver state to binary proto file {name}")
     state.learned_net = model
-    for blob in _histories(net, groups):
-        _put(state.history.add(), blob)
+    for blob in _history_blobs(net, groups):
+        _fill_blob(state.history.add(), blob)
     save_message(state, name)
     log.info("solver.cpp:735", "Snapshot end")
 
@@ -112,10 +114,10 @@ def save_snapshot(
 def copy_weights(
     net: RunnableNet, weights: pb.NetParameter, path: str, log: Log, new: Collection[str] = ()
 ) -> list[str]:
-    """Copy the blobs of the layers that the net has too, except `new` ones; return all learned layers' names.
+    """Copy the weights of all layers that the net also has, except `new` ones, from a file.
 
-    Other layers of the file are ignored, which is logged. Raises WeightsError if a shape does not match, or
-    if no layer has the name of one of the net's.
+    Returns the names of all learned layers in the file. Its other layers are ignored and logged.
+    Raises WeightsError if a shape does not match, or if the net and the file have no layer in common.
     """
     wanted = {name: blobs for name, blobs in net.blobs().items() if name not in new}
     found = set()
@@ -126,47 +128,47 @@ def copy_weights(
             continue
         if not layer.blobs:
             continue
-        mine, shapes = wanted[layer.name], net.learned()[layer.name]
+        mine, shapes = wanted[layer.name], net.learned_shapes()[layer.name]
         if len(mine) != len(layer.blobs):
             what = f"layer '{layer.name}' has {len(layer.blobs)} blobs, but {len(mine)} in {net.path}"
             raise WeightsError(path, what, "give the weights of this net")
         for index, (tensor, shape, blob) in enumerate(zip(mine, shapes, layer.blobs, strict=True)):
             _check_shape(path, net.path, f"layer '{layer.name}', blob {index},", shape, blob)
-            tensor.copy_(_values(blob).view(tensor.shape))
+            tensor.copy_(_blob_tensor(blob).view(tensor.shape))
         found.add(layer.name)
     if wanted and not found:
-        what = f"has no layer of {net.path}: it belongs to another net"
-        raise WeightsError(path, what, f"its layers are {_some(layer.name for layer in weights.layer)}")
+        what = f"has no layer in common with {net.path}: it belongs to another net"
+        raise WeightsError(path, what, f"its layers are {_list_first(layer.name for layer in weights.layer)}")
     return [layer.name for layer in weights.layer if layer.blobs]
 
 
 def check_complete(
-    net: RunnableNet, held: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()
+    net: RunnableNet, layers_by_file: Mapping[str, Sequence[str]], hint: str, new: Collection[str] = ()
 ) -> None:
-    """Raise WeightsError if a learned layer is neither `new` nor in one of the files in `held`.
+    """Raise WeightsError if a learned layer is neither `new` nor in one of the files in `layers_by_file`.
 
-    Caffe would silently start such a layer from its fillers, e.g. one that was renamed after the weights were
-    written. `hint` may contain `{layers}`, the names of the missing layers.
+    Caffe would silently start such a layer from its fillers, for example one that was renamed after the
+    weights were written. `{layers}` in `hint` is replaced with the names of the missing layers.
     """
-    wanted, there = net.blobs(), [name for names in held.values() for name in names]
+    wanted, there = net.blobs(), [name for names in layers_by_file.values() for name in names]
     missing = [name for name in wanted if name not in there and name not in new]
     if not missing:
         return
     spare = [name for name in there if name not in wanted]
     near = [match for name in missing if (match := find_nearest(name, spare))] or spare
     layers, verb = plural(len(missing), "layer"), plural(len(missing), "is", "are")
-    what = f"{layers} {_some(map(repr, missing))} {verb} not in {' or '.join(held)}"
-    what += f", which has {_some(map(repr, dict.fromkeys(near)))}" if near else ""
+    what = f"{layers} {_list_first(map(repr, missing))} {verb} not in {' or '.join(layers_by_file)}"
+    what += f", which has {_list_first(map(repr, dict.fromkeys(near)))}" if near else ""
     raise WeightsError(net.path, what, hint.format(layers=",".join(missing)))
 
 
-def _some(names: Iterable[str]) -> str:
+def _list_first(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "")
 
 
-def _values(blob: pb.BlobProto) -> Tensor:
-    """Return a blob's values; those in single precision are read in wire format (see _put)."""
+def _blob_tensor(blob: pb.BlobProto) -> Tensor:
+    """Return a blob's values. Single-precision ones are read in wire format, as in `_fill_blob`."""
     if blob.double_data:
         return torch.tensor(blob_values(blob), dtype=torch.float32)
     wire = bytearray(pb.BlobProto(data=blob.data).SerializeToString())
@@ -175,10 +177,10 @@ def _values(blob: pb.BlobProto) -> Tensor:
 
 def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:
     shape, own = blob_shape(blob), tuple(wanted)
-    if is_legacy(blob):  # always with four axes
+    if is_legacy(blob):  # which always has four axes
         own = (1,) * (4 - len(own)) + own
     if shape != own:
-        what = f"{where} is {show(shape)}, but {show(tuple(wanted))} in {net}"
+        what = f"{where} is {format_shape(shape)}, but {format_shape(tuple(wanted))} in {net}"
         raise WeightsError(
             path, what, "give the weights of this net, or train with -new_layers and the layer's name"
         )
@@ -186,11 +188,11 @@ def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: p
 
 @torch.no_grad()
 def copy_history(net: RunnableNet, groups: Sequence[ParamGroup], state: pb.SolverState, path: str) -> None:
-    """Copy a solverstate's history; raises WeightsError if it belongs to another net or solver type."""
-    mine = _histories(net, groups)
+    """Copy the history of a solverstate. Raises WeightsError if it belongs to another net or solver type."""
+    mine = _history_blobs(net, groups)
     if len(mine) != len(state.history):
         what = f"has {len(state.history)} blobs of history, but this net and solver need {len(mine)}"
         raise WeightsError(path, what, "resume with the net and the solver type that wrote it")
     for index, (tensor, blob) in enumerate(zip(mine, state.history, strict=True)):
         _check_shape(path, net.path, f"history {index}", tensor.shape, blob)
-        tensor.copy_(_values(blob).view(tensor.shape))
+        tensor.copy_(_blob_tensor(blob).view(tensor.shape))

@@ -1,7 +1,7 @@
 """The training loop, in Caffe's order of testing, displaying, updating and snapshotting.
 
-It includes the learning rate of each iteration, the averaging of gradients over the ranks during the backward
-pass, and requests by signal to stop or to take a snapshot.
+This module also computes learning rates, averages gradients over the ranks during the backward pass, and
+handles the signals that ask for a stop or a snapshot.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from caffe_recipes.engine.snapshot import save_snapshot
 from caffe_recipes.engine.updates import ParamGroup, update
 from caffe_recipes.errors import CaffeRecipesError, RunFailed, WeightsError, escaped_error
 
-EFFECTS = ("snapshot", "stop", "none")
+SIGNAL_EFFECTS = ("snapshot", "stop", "none")
 
 
 @dataclass
-class Requests:
-    """Requests by signal that wait until the end of the iteration."""
+class SignalRequests:
+    """Stop and snapshot requests made by signals, pending until the end of the iteration."""
 
     stop: bool = False
     snapshot: bool = False
 
     def listen(self, sigint_effect: str, sighup_effect: str) -> None:
-        """Make SIGINT and SIGHUP set requests; SIGTERM still ends the process."""
+        """Install handlers that turn SIGINT and SIGHUP into requests. SIGTERM still ends the process."""
         for number, effect in ((signal.SIGINT, sigint_effect), (signal.SIGHUP, sighup_effect)):
             signal.signal(number, self._handler(effect))
 
-    def take(self) -> Requests:
-        """Return the requests so far, and clear them."""
-        taken = Requests(self.stop, self.snapshot)
-        # Only the returned requests are cleared: another signal may arrive meanwhile.
+    def drain(self) -> SignalRequests:
+        """Return the pending requests and clear them."""
+        taken = SignalRequests(self.stop, self.snapshot)
+        # Clear only the returned requests: another signal may have arrived in the meantime.
         self.stop &= not taken.stop
         self.snapshot &= not taken.snapshot
         return taken
 
-    def __or__(self, other: Requests) -> Requests:
-        return Requests(self.stop or other.stop, self.snapshot or other.snapshot)
+    def __or__(self, other: SignalRequests) -> SignalRequests:
+        return SignalRequests(self.stop or other.stop, self.snapshot or other.snapshot)
 
     def _handler(self, effect: str) -> Callable[[int, FrameType | None], None]:
-        def ask(number: int, frame: FrameType | None) -> None:
+        def request(number: int, frame: FrameType | None) -> None:
             self.stop |= effect == "stop"
             self.snapshot |= effect == "snapshot"
 
-        return ask
+        return request
 
 
 _FLT_MAX = 3.4028234663852886e38
 
 
 class RateSchedule:
-    """Learning rates as Caffe computes them, with the state of `multistep` and `plateau`.
+    """Computes learning rates as Caffe does, and keeps the state of `multistep` and `plateau`.
 
-    `plateau` takes a step when the loss has had no new minimum for plateau_winsize iterations.
+    `plateau` takes a step when the loss has reached no new minimum for plateau_winsize iterations.
     """
 
     def __init__(self, solver: pb.SolverParameter, log: Log) -> None:
@@ -72,12 +72,12 @@ class RateSchedule:
         self.current_step, self.minimum_loss, self.last_event = 0, _FLT_MAX, 0
 
     def resume(self, state: pb.SolverState) -> None:
-        """Continue from a solverstate."""
+        """Restore the state from a solverstate."""
         self.current_step, self.minimum_loss = state.current_step, state.minimum_loss
         self.last_event = state.iter_last_event
 
     def state(self, iteration: int) -> pb.SolverState:
-        """Return the solverstate of an iteration, without history."""
+        """Return the solverstate of an iteration without its history."""
         return pb.SolverState(
             iter=iteration,
             current_step=self.current_step,
@@ -86,7 +86,7 @@ class RateSchedule:
         )
 
     def rate(self, iteration: int, loss: float) -> float:
-        """Return the learning rate of an iteration's update; `loss` is the displayed loss."""
+        """Return the learning rate for an iteration's update. `loss` is the displayed (smoothed) loss."""
         solver = self._solver
         if iteration < solver.warmup_iter:
             return lr_at(solver, iteration)
@@ -101,7 +101,7 @@ class RateSchedule:
         return lr_at(solver, iteration)
 
     def _watch(self, iteration: int, loss: float) -> None:
-        """Take a step if there was no new minimum and no step for plateau_winsize iterations."""
+        """Take a step if plateau_winsize iterations have passed without a new minimum or step."""
         solver = self._solver
         if loss < self.minimum_loss:
             self.minimum_loss, self.last_event = loss, iteration
@@ -121,12 +121,12 @@ class RateSchedule:
             self._log.info("sgd_solver.cpp:133", status)
 
 
-_BUCKET = 2**20  # floats: large enough to use the full bandwidth, small enough to begin early
+_BUCKET = 2**20  # floats: large enough to use the full bandwidth, small enough to start sending early
 
 
 @dataclass
 class _Bucket:
-    """A part of a flat gradient, which is sent when all of its values are computed."""
+    """A part of a flat gradient, sent as soon as the gradients of all its parameters are computed."""
 
     grads: Tensor
     members: int
@@ -134,31 +134,31 @@ class _Bucket:
     wait: Callable[[], object] | None = None
 
 
-class Reduction:
-    """Averages the gradients of all ranks, in buckets, during the backward pass.
+class GradientAverager:
+    """Averages gradients over the ranks, in buckets, during the backward pass.
 
-    Every rank runs the same graph, and so sends its buckets in the same order.
+    All ranks run the same graph, so they send their buckets in the same order.
     """
 
     def __init__(self, ranks: Ranks, net: RunnableNet, groups: Sequence[ParamGroup]) -> None:
         self._ranks, self._buckets, self._last = ranks, list[_Bucket](), False
-        for group in groups if ranks.ranks > 1 else ():
-            if any(net.params[index].tensor.requires_grad for index, _, _ in group.places):
+        for group in groups if ranks.size > 1 else ():
+            if any(net.params[index].tensor.requires_grad for index, _, _ in group.ranges):
                 self._divide(net, group)
 
     def _divide(self, net: RunnableNet, group: ParamGroup) -> None:
-        """Split a group's gradients into buckets, and count the gradients that are ready in each."""
+        """Split a group's gradients into buckets, and add hooks that count the ready gradients of each."""
         begin, members = 0, list[Tensor]()
-        for place, (index, _, stop) in enumerate(group.places):
+        for number, (index, _, stop) in enumerate(group.ranges):
             members.append(net.params[index].tensor)
-            if stop - begin >= _BUCKET or place == len(group.places) - 1:
+            if stop - begin >= _BUCKET or number == len(group.ranges) - 1:
                 bucket = _Bucket(group.grads[begin:stop], len(members), len(members))
                 self._buckets.append(bucket)
                 for tensor in members:
-                    tensor.register_post_accumulate_grad_hook(self._arrival(bucket))
+                    tensor.register_post_accumulate_grad_hook(self._arrival_hook(bucket))
                 begin, members = stop, []
 
-    def _arrival(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+    def _arrival_hook(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
             if self._last:
                 bucket.missing -= 1
@@ -168,7 +168,7 @@ class Reduction:
         return arrived
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward pass; gradients are sent only in the last one of an iteration."""
+        """Prepare for a backward pass. Gradients are sent only in the last one of an iteration."""
         self._last = last
         for bucket in self._buckets:
             bucket.missing, bucket.wait = bucket.members, None
@@ -176,16 +176,16 @@ class Reduction:
     def finish(self) -> None:
         """Wait until all gradients are averaged."""
         for bucket in self._buckets:
-            if bucket.wait is None:  # a parameter does not contribute to the loss
+            if bucket.wait is None:  # not sent yet: a parameter does not contribute to the loss
                 bucket.wait = self._ranks.sum(bucket.grads)
         for bucket in self._buckets:
             if bucket.wait is not None:
                 bucket.wait()
-            bucket.grads.mul_(1 / self._ranks.ranks)
+            bucket.grads.mul_(1 / self._ranks.size)
 
 
-def describe(output: Output, value: float) -> str:
-    """Return an output as Caffe prints it: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
+def format_output(output: Output, value: float) -> str:
+    """Return an output in the format of Caffe's log: `loss = 2.30607 (* 1 = 2.30607 loss)`."""
     text = f"{output.name} = {format_number(value)}"
     if output.loss_weight:
         weighted = float32(output.loss_weight * value)
@@ -202,7 +202,7 @@ class SmoothedLoss:
     _losses: list[float] = field(default_factory=list)
 
     def add(self, loss: float, since: int) -> float:
-        """Add the loss of the iteration `since` iterations after the start, and return the mean.
+        """Add the loss of the iteration that is `since` iterations after the start, and return the mean.
 
         >>> smoothed = SmoothedLoss(2)
         >>> [smoothed.add(loss, i) for i, loss in enumerate((4.0, 2.0, 1.0))]
@@ -213,19 +213,19 @@ class SmoothedLoss:
             size = len(self._losses)
             self.value = float32(float32(float32(self.value * (size - 1)) + loss) / size)
         else:
-            place = since % self.window
-            change = float32(float32(loss - self._losses[place]) / self.window)
+            number = since % self.window
+            change = float32(float32(loss - self._losses[number]) / self.window)
             self.value = float32(self.value + change)
-            self._losses[place] = loss
+            self._losses[number] = loss
         return self.value
 
 
 class Solver:
-    """Trains `net` by the solver `param`, and tests `test_nets`. Only rank 0 displays and snapshots.
+    """Trains `net` with the solver `param`, and tests `test_nets`. Only rank 0 logs and takes snapshots.
 
-    Displayed values are means over all ranks, so that the log does not depend on the number of ranks that
-    share a batch; under MLSL, Caffe displays the losses of rank 0. Each rank tests its own records, and has
-    its own BatchNorm statistics, of which those of rank 0 are in the snapshot.
+    Displayed values are means over all ranks, so the log does not depend on how many ranks share a batch;
+    with MLSL, Caffe displays the losses of rank 0. Each rank tests its own records and has its own BatchNorm
+    statistics; snapshots contain those of rank 0.
     """
 
     def __init__(
@@ -235,20 +235,20 @@ class Solver:
         groups: Sequence[ParamGroup],
         test_nets: Sequence[RunnableNet],
         ranks: Ranks,
-        requests: Requests,
+        requests: SignalRequests,
         log: Log,
     ) -> None:
         self.param, self.net, self.groups, self.test_nets = param, net, groups, test_nets
         self.iteration = 0
         self.schedule = RateSchedule(param, log)
         self._ranks, self._requests, self._log = ranks, requests, log
-        self._reduction = Reduction(ranks, net, groups)
+        self._averager = GradientAverager(ranks, net, groups)
         self._smoothed = SmoothedLoss(param.average_loss)
         self._start = 0
         self._stopped = False
 
     def solve(self) -> None:
-        """Train from the current iteration to max_iter; raises AgreedFailure if a rank cannot continue."""
+        """Train from the current iteration to max_iter. Raises AgreedFailure if a rank cannot continue."""
         param = self.param
         self._log.info("solver.cpp:397", f"Solving {self.net.name}")
         self._log.info("solver.cpp:398", f"Learning Rate Policy: {param.lr_policy}")
@@ -260,65 +260,65 @@ class Solver:
         if self._stopped:
             self._log.info("solver.cpp:427", "Optimization stopped early.")
             return
-        if self._displays:
-            with torch.no_grad(), self._ranks.together():
+        if self._is_display_due:
+            with torch.no_grad(), self._ranks.failing_together():
                 own = self.net.forward().item()
-            shown = self._smoothed.add(self._average([own])[0], self.iteration - self._start)
-            self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {format_number(shown)}")
+            smoothed = self._smoothed.add(self._average([own])[0], self.iteration - self._start)
+            self._log.info("solver.cpp:436", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")
         if param.test_interval and self.iteration % param.test_interval == 0:
             self._test_all()
         self._log.info("solver.cpp:443", "Optimization Done.")
 
     @property
-    def _displays(self) -> bool:
+    def _is_display_due(self) -> bool:
         return bool(self.param.display) and self.iteration % self.param.display == 0
 
     def _step(self) -> None:
-        """Run one iteration: test if due, compute, display, update, and handle requests."""
+        """Run one iteration: test if due, compute gradients, display, update, and handle requests."""
         param = self.param
         due = param.test_interval and self.iteration % param.test_interval == 0
         if due and (self.iteration or param.test_initialization):
             self._test_all()
             if self._stopped:
                 return
-        loss, votes = self._compute()
-        shown = self._smoothed.add(loss, self.iteration - self._start)
-        if self._displays:
-            self._display(shown)
+        loss, requests = self._compute_gradients()
+        smoothed = self._smoothed.add(loss, self.iteration - self._start)
+        if self._is_display_due:
+            self._display(smoothed)
         if not param.disabled_update:
-            rate = self.schedule.rate(self.iteration, shown)
-            if self._displays:
+            rate = self.schedule.rate(self.iteration, smoothed)
+            if self._is_display_due:
                 self._log.info(
                     "sgd_solver.cpp:219", f"Iteration {self.iteration}, lr = {format_number(rate)}"
                 )
             update(self.groups, param, rate, self.iteration, self._log)
         self.iteration += 1
-        if (param.snapshot and self.iteration % param.snapshot == 0) or votes.snapshot:
+        if (param.snapshot and self.iteration % param.snapshot == 0) or requests.snapshot:
             self._snapshot()
-        self._stopped = votes.stop
+        self._stopped = requests.stop
 
-    def _compute(self) -> tuple[float, Requests]:
-        """Compute the gradients of one iteration; return the mean loss and the requests of all ranks."""
+    def _compute_gradients(self) -> tuple[float, SignalRequests]:
+        """Compute the gradients of one iteration, and return the mean loss and the requests of all ranks."""
         for group in self.groups:
             group.grads.zero_()
-        total, votes = 0.0, Requests()  # of all ranks
+        total, requests = 0.0, SignalRequests()  # of all ranks
         for part in range(self.param.iter_size):
             last = part == self.param.iter_size - 1
             failure: CaffeRecipesError | None = None
             loss = torch.zeros(())
-            self.net.moment = f"iteration {self.iteration}"
+            self.net.pass_name = f"iteration {self.iteration}"
             try:
                 loss = self.net.forward()
-                self._check(loss.item())
+                self._check_finite(loss.item())
             except CaffeRecipesError as error:
                 failure = error
-            asked, mean = self._vote(failure, loss.item())
-            total, votes = float32(total + mean), votes | asked
-            self._reduction.begin(last)
+            requested, mean = self._reduce_status(failure, loss.item())
+            total, requests = float32(total + mean), requests | requested
+            self._averager.begin(last)
             if loss.requires_grad:
                 self._backward(loss)
-        self._reduction.finish()
-        return float32(total / self.param.iter_size), votes
+        self._averager.finish()
+        return float32(total / self.param.iter_size), requests
 
     def _backward(self, loss: Tensor) -> None:
         try:
@@ -326,52 +326,56 @@ class Solver:
         except CaffeRecipesError:
             raise
         except Exception as error:
-            raise escaped_error(self.net.find_failing(), error) from error
+            raise escaped_error(self.net.find_failing_layer(), error) from error
 
-    def _vote(self, failure: CaffeRecipesError | None, loss: float) -> tuple[Requests, float]:
-        """Return the requests of any rank, so that all ranks act at the same iteration, and the mean loss.
+    def _reduce_status(self, failure: CaffeRecipesError | None, loss: float) -> tuple[SignalRequests, float]:
+        """Return the requests of all ranks, so that they act in the same iteration, and the mean loss.
 
-        Raises AgreedFailure if the forward pass of any rank failed.
+        Raises AgreedFailure if the forward pass failed on any rank.
         """
-        asked = self._requests.take()
-        stop, snapshot, failed, mean = self._average([asked.stop, asked.snapshot, failure is not None, loss])
+        requested = self._requests.drain()
+        stop, snapshot, failed, mean = self._average(
+            [requested.stop, requested.snapshot, failure is not None, loss]
+        )
         if failed:
-            self._ranks.settle(failure)
-        return Requests(bool(stop), bool(snapshot)), mean
+            self._ranks.raise_if_any_failed(failure)
+        return SignalRequests(bool(stop), bool(snapshot)), mean
 
     def _average(self, own: Sequence[float]) -> list[float]:
-        """Return the means over all ranks, each of which calls this."""
+        """Return the means over all ranks. All ranks must call it together."""
         values = torch.tensor(own, dtype=torch.float32)
         self._ranks.sum(values)()
-        averages: list[float] = (values / self._ranks.ranks).tolist()
+        averages: list[float] = (values / self._ranks.size).tolist()
         return averages
 
-    def _check(self, loss: float) -> None:
+    def _check_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
-            hint = "lower the rate, or check the data; Caffe would continue and return 0"
+            hint = "lower the learning rate, or check the data; Caffe would continue and return 0"
             raise RunFailed(f"iteration {self.iteration}", f"the loss is {loss:.6g}", hint)
 
-    def _display(self, shown: float) -> None:
-        self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(shown)}")
+    def _display(self, smoothed: float) -> None:
+        self._log.info("solver.cpp:312", f"Iteration {self.iteration}, loss = {format_number(smoothed)}")
         scores = self.net.scores()
         averages = self._average([value for _, value in scores])
-        for place, ((output, _), value) in enumerate(zip(scores, averages, strict=True)):
-            self._log.info("solver.cpp:333", f"    Train net output #{place}: {describe(output, value)}")
+        for number, ((output, _), value) in enumerate(zip(scores, averages, strict=True)):
+            self._log.info(
+                "solver.cpp:333", f"    Train net output #{number}: {format_output(output, value)}"
+            )
 
     def _test_all(self) -> None:
-        for place, net in enumerate(self.test_nets):
+        for number, net in enumerate(self.test_nets):
             if not self._stopped:
-                self._test(place, net)
+                self._test(number, net)
 
     @torch.no_grad()
-    def _test(self, place: int, net: RunnableNet) -> None:
-        """Average a TEST net's outputs over test_iter batches, and over the ranks."""
-        self._log.info("solver.cpp:474", f"Iteration {self.iteration}, Testing net (#{place})")
-        count = self.param.test_iter[place]
+    def _test(self, number: int, net: RunnableNet) -> None:
+        """Average the outputs of a TEST net over test_iter batches and over the ranks, and log them."""
+        self._log.info("solver.cpp:474", f"Iteration {self.iteration}, Testing net (#{number})")
+        count = self.param.test_iter[number]
         outputs: list[Output] = []
         loss, sums = torch.zeros(1), torch.zeros(0)
-        with self._ranks.together():
-            net.moment = f"test at iteration {self.iteration}"
+        with self._ranks.failing_together():
+            net.pass_name = f"test at iteration {self.iteration}"
             for batch in range(count):
                 if self._interrupted():
                     break
@@ -383,35 +387,35 @@ class Solver:
         if self._stopped:
             self._log.info("solver.cpp:528", "Test interrupted.")
             return
-        together = torch.cat([loss, sums])
-        self._ranks.sum(together)()
-        together /= count * self._ranks.ranks
+        totals = torch.cat([loss, sums])
+        self._ranks.sum(totals)()
+        totals /= count * self._ranks.size
         if self.param.test_compute_loss:
-            self._log.info("solver.cpp:540", f"Test loss: {format_number(float(together[0]))}")
-        for index, (output, value) in enumerate(zip(outputs, together[1:].tolist(), strict=True)):
-            text = f"    Test net output #{index}: {describe(output, value)}"
+            self._log.info("solver.cpp:540", f"Test loss: {format_number(float(totals[0]))}")
+        for index, (output, value) in enumerate(zip(outputs, totals[1:].tolist(), strict=True)):
+            text = f"    Test net output #{index}: {format_output(output, value)}"
             self._log.info("solver.cpp:562", text)
 
     def _interrupted(self) -> bool:
-        """Handle requests between test batches; with several ranks they wait for the next iteration."""
-        if self._ranks.ranks > 1:
+        """Handle requests between test batches. With several ranks, they wait until the next iteration."""
+        if self._ranks.size > 1:
             return False
-        asked = self._requests.take()
-        if asked.snapshot:
+        requested = self._requests.drain()
+        if requested.snapshot:
             self._snapshot()
-        self._stopped = asked.stop
+        self._stopped = requested.stop
         return self._stopped
 
     def _snapshot(self) -> None:
-        with self._ranks.together():
+        with self._ranks.failing_together():
             if self._ranks.rank == 0:
                 state = self.schedule.state(self.iteration)
                 try:
                     save_snapshot(self.net, self.groups, self.param.snapshot_prefix, state, self._log)
-                except WeightsError as error:  # not bad input, but a failure of the run
+                except WeightsError as error:  # a failed run, not bad input
                     raise RunFailed(error.where, error.what, error.hint) from None
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
         for net in (self.net, *self.test_nets):
             net.close()

@@ -1,4 +1,4 @@
-"""Transform Datums to the pixels of a batch: decode, resize, crop, mirror, subtract means and scale."""
+"""Turn Datums into the pixels of a batch: decode, resize, crop, mirror, subtract the mean, and scale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import load_within
 from caffe_recipes.limits import limit
 
-Pixels = NDArray[Any]  # uint8, or float32 where a Datum holds floats; (height, width, channels)
+Pixels = NDArray[Any]  # (height, width, channels); uint8, or float32 if the Datum has floats
 Resize = Callable[[Pixels, Random], Pixels]
 
 _INTERPOLATION = {
@@ -28,8 +28,8 @@ _INTERPOLATION = {
     pb.ResizeParameter.LANCZOS4: cv2.INTER_LANCZOS4,
 }
 
-# The supported fields of TransformationParameter; others are refused, since Caffe would not ignore them.
-_DONE = frozenset(
+# The supported fields of TransformationParameter. Others are errors, since Caffe would not ignore them.
+_SUPPORTED = frozenset(
     (
         "scale",
         "mirror",
@@ -47,12 +47,12 @@ cv2.setNumThreads(1)  # ranks already use all cores
 
 
 def match_caffe_opencv() -> None:
-    """Make OpenCV resize as Caffe's does, in this thread; IPP's CUBIC rounds some pixels differently."""
+    """Make OpenCV resize as Caffe's does in this thread: IPP's CUBIC rounds some pixels differently."""
     cv2.ipp.setUseIPP(False)  # affects only the calling thread
 
 
 def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
-    """Return a Datum's pixels as (height, width, channels) in BGR; raises ValueError with what is wrong."""
+    """Return a Datum's pixels as (height, width, channels) in BGR. Raises ValueError for a bad image."""
     if not datum.encoded:
         shape = (datum.channels, datum.height, datum.width)
         values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, np.float32)
@@ -73,14 +73,14 @@ def decode(datum: pb.Datum, param: pb.TransformationParameter) -> Pixels:
     return image if image.ndim == 3 else image[:, :, None]
 
 
-def size_of(image: Pixels) -> str:
-    """Return an image's channels, height and width as text."""
+def format_size(image: Pixels) -> str:
+    """Return an image's size as text, `channels x height x width`."""
     height, width, channels = image.shape
     return f"{channels} x {height} x {width}"
 
 
 def resize_to_shorter(image: Pixels, shorter: int, param: pb.ResizeParameter, random: Random) -> Pixels:
-    """Return the image with a shorter side of `shorter`; the longer one is rounded down as in Caffe."""
+    """Return the image resized to a shorter side of `shorter`. The longer one is rounded down as in Caffe."""
     height, width = image.shape[:2]
     if height < width:
         longer = int(np.float32(width) / np.float32(height) * np.float32(shorter))
@@ -112,11 +112,11 @@ def random_resize(param: pb.TransformationParameter) -> Resize:
 
 
 def random_aspect_ratio(param: pb.TransformationParameter) -> Resize:
-    """Return the function for `random_aspect_ratio_param`: a random part, resized to crop_size squared.
+    """Return the function for `random_aspect_ratio_param`: a random crop, resized to crop_size x crop_size.
 
-    The area ratio a and the side ratio c are drawn in steps of 1/1000. The part is sqrt(a * area) * c high
-    and sqrt(a * area) / c wide, or the other way round. If it does not fit in max_attempt attempts, the
-    shorter side of the image is resized to crop_size.
+    The area ratio a and the side ratio c are drawn in steps of 1/1000. The crop is sqrt(a * area) * c high
+    and sqrt(a * area) / c wide, or vice versa. If no crop fits the image within max_attempt attempts, the
+    image is resized to a shorter side of crop_size.
     """
     own, size = param.random_aspect_ratio_param, param.crop_size
     change = own.aspect_ratio_change
@@ -143,7 +143,7 @@ def _draw(random: Random, low: float, high: float) -> float:
 
 
 class Transform:
-    """The transformation of a data layer; raises InputError for parameters that are not supported."""
+    """The transformation of a data layer. Raises InputError for parameters that are not supported."""
 
     def __init__(self, param: pb.TransformationParameter, phase: int) -> None:
         check_transform(param)
@@ -159,17 +159,17 @@ class Transform:
 
     @property
     def resizes(self) -> bool:
-        """Whether images are resized, which Caffe does wrongly for raw Datums."""
+        """Whether images are resized; Caffe scrambles raw Datums when it resizes them."""
         return self._resize is not None
 
     def apply(self, image: Pixels, random: Random) -> Pixels:
-        """Return one image, resized, cropped and mirrored; raises ValueError with what is wrong."""
+        """Return an image resized, cropped and mirrored. Raises ValueError if its size is wrong."""
         if self._resize is not None:
             image = self._resize(image, random)
         height, width = image.shape[:2]
         mean = self._mean_image
         if mean is not None and mean.shape != image.shape:
-            raise ValueError(f"is {size_of(image)}, but mean_file is {size_of(mean)}")
+            raise ValueError(f"is {format_size(image)}, but mean_file is {format_size(mean)}")
         top, left = 0, 0
         size = self._crop
         if size:
@@ -204,14 +204,14 @@ class Transform:
 
 
 def check_transform(param: pb.TransformationParameter) -> None:
-    """Raise InputError for parameters that the engine does not support, or that Caffe refuses."""
+    """Raise InputError for parameters that the engine does not support or that Caffe rejects."""
     for field, _ in param.ListFields():
-        if field.name not in _DONE and getattr(param, field.name):
+        if field.name not in _SUPPORTED and getattr(param, field.name):
             raise InputError("transform_param", f"{field.name} is not supported", "remove it")
     if param.HasField("mean_file") and param.mean_value:
-        raise InputError("transform_param", "has mean_file and mean_value", "give only one")
+        raise InputError("transform_param", "has both mean_file and mean_value", "give only one")
     if param.force_color and param.force_gray:
-        raise InputError("transform_param", "has force_color and force_gray", "give only one")
+        raise InputError("transform_param", "has both force_color and force_gray", "give only one")
     if param.HasField("random_resize_param"):
         sizes = param.random_resize_param
         if sizes.max_size and sizes.max_size < sizes.min_size:
@@ -226,7 +226,7 @@ def check_transform(param: pb.TransformationParameter) -> None:
 
 
 def load_mean(path: str) -> NDArray[np.float32]:
-    """Return the mean image in a BlobProto file as (height, width, channels); raises DataError."""
+    """Return the mean image in a BlobProto file as (height, width, channels). Raises DataError."""
     try:
         data = load_within(path, "record-bytes", DataError, "give the path of a mean file")
         blob = parse_message(data, pb.BlobProto)

@@ -1,4 +1,4 @@
-"""Caffe's update rules, on flat buffers: all parameters with the same multipliers are updated together."""
+"""Apply Caffe's update rules to flat buffers, each with all parameters that have the same multipliers."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from caffe_recipes.caffe.rates import float32
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Param
 
-_ALIGNED = 16  # floats: each parameter starts on a cache line, for fast convolutions
+_ALIGNMENT = 16  # floats: each parameter starts on a cache line, which makes convolutions faster
 
 
-class Learner(Protocol):
+class HasParams(Protocol):
     """An object with parameters, such as a net."""
 
     params: list[Param]
 
-    def rebind(self, moved: Callable[[Tensor], Tensor], /) -> None:
-        """Replace each blob by another tensor."""
+    def replace_blobs(self, moved: Callable[[Tensor], Tensor], /) -> None:
+        """Replace each blob with another tensor."""
 
 
 @dataclass
 class ParamGroup:
-    """Parameters with the same lr_mult and decay_mult in one buffer; `places` are (param, start, stop)."""
+    """Parameters with the same lr_mult and decay_mult in one buffer. `ranges` are (index, start, stop)."""
 
     lr_mult: float
     decay_mult: float
     weights: Tensor
     grads: Tensor
     history: list[Tensor]
-    places: list[tuple[int, int, int]]
+    ranges: list[tuple[int, int, int]]
 
 
 Rule = Callable[[ParamGroup, float, pb.SolverParameter, int], None]
 
 
-def flatten(net: Learner, solver: pb.SolverParameter) -> list[ParamGroup]:
-    """Move a net's parameters and gradients into one buffer per (lr_mult, decay_mult); return the groups.
+def flatten_params(net: HasParams, solver: pb.SolverParameter) -> list[ParamGroup]:
+    """Move a net's parameters and gradients into one buffer per (lr_mult, decay_mult), and return the groups.
 
-    Statistics have separate buffers: a forward pass changes them, and autograd would consider parameters in
-    the same buffer as changed too.
+    Statistics get separate buffers: a forward pass changes them, and autograd would treat all parameters in
+    the same buffer as changed.
     """
     members: dict[tuple[float, float, bool], list[int]] = {}
     for index, param in enumerate(net.params):
@@ -54,28 +54,28 @@ def flatten(net: Learner, solver: pb.SolverParameter) -> list[ParamGroup]:
     moved: dict[int, Tensor] = {}
     groups = []
     for (lr_mult, decay_mult, has_gradient), indices in members.items():
-        places, size = [], 0
+        ranges, size = [], 0
         for index in indices:
             count = net.params[index].tensor.numel()
-            places.append((index, size, size + count))
-            size += -(-count // _ALIGNED) * _ALIGNED
+            ranges.append((index, size, size + count))
+            size += -(-count // _ALIGNMENT) * _ALIGNMENT
         weights, grads = torch.zeros(size), torch.zeros(size)
-        history = [torch.zeros(size) for _ in range(histories(solver))]
-        for index, start, stop in places:
+        history = [torch.zeros(size) for _ in range(history_count(solver))]
+        for index, start, stop in ranges:
             param = net.params[index]
-            view = shaped(weights[start:stop], param.tensor.shape)
+            view = view_as_blob(weights[start:stop], param.tensor.shape)
             view.copy_(param.tensor)
             if lr_mult and has_gradient:
                 view.requires_grad_()
-                view.grad = shaped(grads[start:stop], view.shape)
+                view.grad = view_as_blob(grads[start:stop], view.shape)
             moved[id(param.tensor)] = view
-        groups.append(ParamGroup(lr_mult, decay_mult, weights, grads, history, places))
-    net.rebind(lambda tensor: moved[id(tensor)])
+        groups.append(ParamGroup(lr_mult, decay_mult, weights, grads, history, ranges))
+    net.replace_blobs(lambda tensor: moved[id(tensor)])
     return groups
 
 
-def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
-    """Return a part of a buffer as a blob; kernels have channels last, which makes convolutions fast."""
+def view_as_blob(flat: Tensor, shape: torch.Size) -> Tensor:
+    """Return a part of a buffer as a blob. Kernels are channels-last, which makes convolutions faster."""
     if len(shape) != 4:
         return flat.view(shape)
     outputs, channels, height, width = shape
@@ -86,7 +86,7 @@ def shaped(flat: Tensor, shape: torch.Size) -> Tensor:
 def update(
     groups: Iterable[ParamGroup], solver: pb.SolverParameter, rate: float, iteration: int, log: Log
 ) -> None:
-    """Clip the gradients, average them over iter_size, add the decay, and update the weights at `rate`."""
+    """Clip the gradients, average them over iter_size, add weight decay, and update the weights at `rate`."""
     groups = [group for group in groups if group.lr_mult]
     if solver.clip_gradients >= 0:
         _clip(groups, solver.clip_gradients, log)
@@ -101,7 +101,7 @@ def update(
 
 
 def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:
-    """Scale all gradients to a norm of at most `limit`; as in Caffe, of the sum over iter_size."""
+    """Scale all gradients to a norm of at most `limit`: as in Caffe, that of the sum over iter_size."""
     norm = math.sqrt(sum(float(group.grads.dot(group.grads)) for group in groups))
     if norm > limit:
         factor = limit / norm
@@ -116,7 +116,7 @@ def _clip(groups: list[ParamGroup], limit: float, log: Log) -> None:
 
 
 def _sgd(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
-    """V = momentum V + rate g; W -= V. The history contains the rate."""
+    """V = momentum V + rate g; W -= V. The history V includes the rate."""
     (velocity,) = group.history
     velocity.mul_(solver.momentum).add_(group.grads, alpha=rate)
     group.weights.sub_(velocity)
@@ -160,7 +160,7 @@ def _adadelta(group: ParamGroup, rate: float, solver: pb.SolverParameter, iterat
 
 
 def _adam(group: ParamGroup, rate: float, solver: pb.SolverParameter, iteration: int) -> None:
-    """W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), with moments m and v, and t from 1."""
+    """W -= rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta), with moments m and v; t starts at 1."""
     first, second = group.history
     beta1, beta2 = solver.momentum, solver.momentum2
     first.mul_(beta1).add_(group.grads, alpha=1 - beta1)
@@ -179,10 +179,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def histories(solver: pb.SolverParameter) -> int:
-    """Return the number of history blobs per parameter; RMSProp has a velocity only with momentum.
+def history_count(solver: pb.SolverParameter) -> int:
+    """Return the number of history blobs per parameter. RMSProp has a velocity only with momentum.
 
-    A solverstate contains the first blobs of all parameters, then the second ones.
+    A solverstate contains the first blob of each parameter, then the second ones.
     """
     if solver.type == "RMSProp":
         return 1 + (solver.momentum != 0)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
+    empty_file_error,
     encode_prototxt,
     format_prototxt,
     guess_class,
     read_prototxt,
 )
-from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.errors import InputError
 from caffe_recipes.files import render_unified, write_whole
 from caffe_recipes.review.naming import walk_prototxts
 
@@ -65,7 +66,7 @@ def format_text(text: str, path: str) -> str:
     """Format a prototxt of any kind canonically. Raises PrototxtError if it is not one, or has no fields."""
     formatted = format_prototxt(text, guess_class(text, path), path)
     if all(line.startswith("#") for line in formatted.split("\n") if line):
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+        raise empty_file_error(path)
     return formatted
 
 

@@ -449,7 +449,7 @@ class ProgramLog(LogSummary):
             for event in make(match)
         ]
         for event in events if rank in (None, 0) else ():
-            self._take(event, time)
+            self._apply(event, time)
         return Entry(events[-1], rank, time) if events else None
 
 

@@ -117,7 +117,7 @@ def test_an_open_lmdb_crosses_to_another_process(tmp_path: Path, context: ForkCo
 def test_use_after_close_is_refused(tmp_path: Path) -> None:
     read = open_datums(build(tmp_path / "lmdb", [raw(0)]))
     read.close()
-    with pytest.raises(ValueError, match="was closed"):
+    with pytest.raises(ValueError, match="is closed"):
         len(read)
 
 
@@ -144,7 +144,7 @@ def not_an_lmdb(folder: Path) -> Iterator[tuple[Path, str]]:
     for part in (0.3, 0.6, 0.99):
         (folder / f"cut{part}").mkdir()
         (folder / f"cut{part}" / "data.mdb").write_bytes(data[: int(len(data) * part)])
-        yield folder / f"cut{part}", "is cut short"
+        yield folder / f"cut{part}", "is truncated"
 
 
 def test_what_is_no_lmdb_is_named_for_what_it_is_and_left_alone(tmp_path: Path) -> None:
@@ -215,9 +215,12 @@ def test_a_whole_lmdb_passes_with_its_counts(tmp_path: Path) -> None:
         (pb.Datum(channels=1, height=1, width=1, data=b"x"), "has no label"),
         (pb.Datum(), "holds no image"),
         (pb.Datum(label=1, encoded=True), "holds no image"),
-        (pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"), "says 3x2x2 and has 1 values"),
-        (pb.Datum(channels=-1, height=-1, width=1, label=1, data=b"x"), "says -1x-1x1"),
-        (encoded(1, b"broken"), "is an image that does not decode"),
+        (
+            pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"),
+            "is a raw image of 3x2x2, but has 1 values",
+        ),
+        (pb.Datum(channels=-1, height=-1, width=1, label=1, data=b"x"), "is a raw image of -1x-1x1"),
+        (encoded(1, b"broken"), "is an image that cannot be decoded"),
     ],
 )
 def test_a_bad_record_is_named_by_its_key(tmp_path: Path, bad: pb.Datum, what: str) -> None:

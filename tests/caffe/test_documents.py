@@ -66,7 +66,7 @@ def test_the_fields_tell_the_message(text: str, name: str, cls: type) -> None:
 def test_an_empty_file_and_one_that_is_too_large_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "solver.prototxt"
     path.write_text("# nothing\n")
-    with pytest.raises(PrototxtError, match="holds no field at all"):
+    with pytest.raises(PrototxtError, match="is empty: it has no fields"):
         load_document(path)
     path.write_text("max_iter: 10\n")
     with pytest.raises(PrototxtError, match="is over 12 bytes"):

@@ -86,14 +86,15 @@ def test_a_call_builds_the_layer_that_a_person_would_write(built: pb.LayerParame
         ),
         (
             lambda: L.pooling("p1", "data", pool="MIN"),  # type: ignore[arg-type]
-            "layer 'p1': pooling_param: pool: PoolMethod has no value 'MIN'; there are MAX, AVE, STOCHASTIC",
+            "layer 'p1': pooling_param: pool: PoolMethod has no value 'MIN'; "
+            "choose from MAX, AVE, STOCHASTIC",
         ),
         (
             lambda: L.conv("c1", "data", num_output=1, kernel_size=1, convolution_param={"pad": 1}),
-            "layer 'c1': convolution_param is given whole and by ",
+            "layer 'c1': convolution_param is given as well as ",
         ),
-        (lambda: L.layer("x", 3), "layer 'x': type: 3 does not fit; give text"),  # type: ignore[arg-type]
-        (lambda: L.relu("r", 5), "layer 'r': bottom: 5 does not fit; give text"),  # type: ignore[arg-type]
+        (lambda: L.layer("x", 3), "layer 'x': type: invalid value 3; expected text"),  # type: ignore[arg-type]
+        (lambda: L.relu("r", 5), "layer 'r': bottom: invalid value 5; expected text"),  # type: ignore[arg-type]
     ],
 )
 def test_a_slip_names_the_layer_and_the_field(build: Callable[[], object], said: str) -> None:
@@ -115,5 +116,5 @@ def test_data_layers_of_two_phases_may_share_a_name_and_others_may_not() -> None
         L.data(source="s", batch_size=1, phase="TEST", transform_param={"crop_size": 8}),
     ]
     assert infer_shapes(L.net("n", both), pb.TEST).blobs["data"] == (1, None, 8, 8)
-    with pytest.raises(InputError, match="net 'n': two layers are called 'r'; rename one of them"):
+    with pytest.raises(InputError, match="net 'n': two layers are named 'r'; rename one of them"):
         L.net("n", both, L.relu("r", "data"), L.relu("r", "data"))

@@ -60,33 +60,36 @@ def test_a_message_given_is_copied() -> None:
             {"num_outputs": 1},
             "c: ConvolutionParameter has no field 'num_outputs'; did you mean 'num_output'?",
         ),
-        ({"num_output": -1}, "c: num_output: -1 does not fit; give an integer from 0 to 4294967295"),
+        ({"num_output": -1}, "c: num_output: invalid value -1; expected an integer from 0 to 4294967295"),
         ({"num_output": 2**32}, "integer"),
         ({"num_output": 1.0}, "integer"),
         ({"num_output": True}, "integer"),
-        ({"num_output": "8"}, "'8' does not fit"),
-        ({"num_output": [8]}, "[8] does not fit"),
-        ({"kernel_size": [3, "5"]}, "kernel_size: '5' does not fit"),
-        ({"bias_term": 1}, "bias_term: 1 does not fit; give True or False"),
+        ({"num_output": "8"}, "invalid value '8'"),
+        ({"num_output": [8]}, "invalid value [8]"),
+        ({"kernel_size": [3, "5"]}, "kernel_size: invalid value '5'"),
+        ({"bias_term": 1}, "bias_term: invalid value 1; expected True or False"),
         ({"engine": "caffe"}, "c: engine: Engine has no value 'caffe'; "),
         ({"engine": 99}, "Engine has no value 99"),
         ({"engine": ["CAFFE"]}, "Engine has no value ['CAFFE']"),
         (
             {"weight_filler": "msra"},
-            "weight_filler: 'msra' does not fit; give a FillerParameter or a mapping",
+            "weight_filler: invalid value 'msra'; expected a FillerParameter or a mapping",
         ),
-        ({"weight_filler": pb.NetState(stage=["a", "b"])}, "give a FillerParameter"),
-        ({"weight_filler": {"type": b"msra"}}, "c: weight_filler: type: b'msra' does not fit; give text"),
+        ({"weight_filler": pb.NetState(stage=["a", "b"])}, "expected a FillerParameter"),
+        (
+            {"weight_filler": {"type": b"msra"}},
+            "c: weight_filler: type: invalid value b'msra'; expected text",
+        ),
         (
             {"weight_filler": {"std": math.nan}},
-            "std: nan does not fit; give a number of at most 3.40282346e+38",
+            "std: invalid value nan; expected a number of at most 3.40282346e+38",
         ),
-        ({"weight_filler": {"std": 1e39}}, "std: 1e+39 does not fit"),
-        ({"weight_filler": {"std": 10**400}}, "std: 1000"),
-        ({"weight_filler": {"std": "0.1"}}, "std: '0.1' does not fit"),
+        ({"weight_filler": {"std": 1e39}}, "std: invalid value 1e+39"),
+        ({"weight_filler": {"std": 10**400}}, "std: invalid value 1000"),
+        ({"weight_filler": {"std": "0.1"}}, "std: invalid value '0.1'"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_with_its_field(fields: dict[str, object], said: str) -> None:
+def test_an_invalid_value_is_refused_with_its_field(fields: dict[str, object], said: str) -> None:
     with pytest.raises(InputError) as caught:
         build_message(pb.ConvolutionParameter, "c", fields)
     assert said in str(caught.value)

@@ -57,16 +57,16 @@ def test_a_file_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (b"", ": holds no field of SolverParameter; was it copied whole?"),
-        (b"# nothing\n", ": holds no field of SolverParameter; was it copied whole?"),
+        (b"", ": is empty: it has no fields; check that it was copied completely"),
+        (b"# nothing\n", ": is empty: it has no fields; check that it was copied completely"),
         (b"\x89PNG\r\n\x1a\n",
-         ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+         ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may contain other bytes"),
         (b"\n\x05LeNet\xa2\x06",
-         ":2:7: byte 0xa2 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+         ":2:7: byte 0xa2 is not UTF-8; write UTF-8; only comments may contain other bytes"),
         (b"net: 'caf\xe9' # caf\xe9",
-         ":1:10: byte 0xe9 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+         ":1:10: byte 0xe9 is not UTF-8; write UTF-8; only comments may contain other bytes"),
         ("# é\nnet: 'é".encode() + b"\xed\xa0\x80'",
-         ":2:8: byte 0xed is not UTF-8; write UTF-8; only comments may hold other bytes"),
+         ":2:8: byte 0xed is not UTF-8; write UTF-8; only comments may contain other bytes"),
         (b"\n\0\0", ":2:1: expected a field of SolverParameter, not '\\x00'; "
          "a field is written name: value, or name { ... }"),
         (b"net: 'a'\n\ngama: 2\n", ":3:1: SolverParameter has no field 'gama'; did you mean 'gamma'?"),

@@ -6,12 +6,12 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.caffe.refusals import ENGINE_BLOCKS, refuse_filler, refuse_layer
+from caffe_recipes.caffe.refusals import ENGINE_BLOCKS, find_filler_refusals, find_refusals
 
 
 def rules(text: str, net_engine: str = "") -> list[str]:
     layer = parse_prototxt(f'name: "l" {text}', pb.LayerParameter)
-    return [refusal.rule for refusal in refuse_layer(layer, net_engine)]
+    return [refusal.rule for refusal in find_refusals(layer, net_engine)]
 
 
 def pool(text: str) -> str:
@@ -117,4 +117,4 @@ def test_an_unknown_engine_stops_the_types_that_read_theirs_and_no_others() -> N
     ],
 )
 def test_fillers_that_caffe_stops_at_are_refused(filler: pb.FillerParameter, rule: list[str]) -> None:
-    assert [refusal.rule for refusal in refuse_filler(filler)] == rule
+    assert [refusal.rule for refusal in find_filler_refusals(filler)] == rule

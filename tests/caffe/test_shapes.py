@@ -252,34 +252,34 @@ def test_layer_types_have_caffes_shapes(
             "type: 'Convolution' convolution_param { num_output: 4 kernel_size: 3 kernel_size: 3"
             " kernel_size: 3 }",
             [(2, 4, 9, 9)],
-            "3 of kernel_size for 2",
+            "3 values of kernel_size for 2",
         ),
         ("type: 'Pooling' pooling_param { kernel_size: 9 }", [(2, 4, 7, 7)], "larger than its padded input"),
         ("type: 'InnerProduct'", [(2, 4)], "no num_output"),
-        ("type: 'Eltwise'", [(2, 4), (2, 5)], "bottoms of one shape"),
+        ("type: 'Eltwise'", [(2, 4), (2, 5)], "bottoms of the same shape"),
         ("type: 'Eltwise'", [(2, 4)], "takes 2 or more bottoms, not 1"),
-        ("type: 'ReLU'", [(2, 4), (2, 4)], "takes 1 bottoms, not 2"),
+        ("type: 'ReLU'", [(2, 4), (2, 4)], "takes 1 bottom, not 2"),
         ("type: 'Scale'", [(2, 4)] * 3, "takes 1 to 2 bottoms, not 3"),
-        ("type: 'ReLU' top: 'p' top: 'q'", [(2, 4)], "makes 1 tops, not 2"),
-        ("type: 'Concat'", [(2, 4, 3), (2, 4, 4)], "bottoms of one shape"),
-        ("type: 'Concat'", [(2, 4, 3), (2, 4)], "bottoms of as many axes"),
-        ("type: 'ArgMax'", [()], "axis 0, which its bottom lacks"),
+        ("type: 'ReLU' top: 'p' top: 'q'", [(2, 4)], "produces 1 top, not 2"),
+        ("type: 'Concat'", [(2, 4, 3), (2, 4, 4)], "bottoms of the same shape"),
+        ("type: 'Concat'", [(2, 4, 3), (2, 4)], "bottoms with the same number of axes"),
+        ("type: 'ArgMax'", [()], "axis 0, which its bottom does not have"),
         ("type: 'Concat' concat_param { axis: 3 }", [(2, 4, 3), (2, 4, 3)], "axis 3"),
         ("type: 'Slice' top: 'p' top: 'q'", [(2, 5)], "cannot slice 5 into 2"),
         ("type: 'Slice' top: 'p' top: 'q' slice_param { slice_point: 5 }", [(2, 5)], "cannot slice 5"),
         ("type: 'Reshape' reshape_param { shape { dim: 0 dim: 5 } }", [(2, 4)], "cannot reshape to 0, 5"),
         ("type: 'SoftmaxWithLoss'", [(2, 10, 3), (2,)], "one label for each of its 6"),
         ("type: 'Accuracy'", [(2, 10), (3,)], "one label for each of its 2"),
-        ("type: 'Scale' scale_param { axis: 1 }", [(2, 4, 3), (5,)], "bottoms of one shape"),
+        ("type: 'Scale' scale_param { axis: 1 }", [(2, 4, 3), (5,)], "bottoms of the same shape"),
         ("type: 'Crop'", [(2, 4, 5, 9), (2, 4, 7, 6)], "cannot crop 5 to 7"),
-        ("type: 'Permute' permute_param { order: 3 }", [(2, 4)], "cannot order"),
+        ("type: 'Permute' permute_param { order: 3 }", [(2, 4)], "cannot permute"),
         ("type: 'BatchReindex'", [(8, 4), (5, 1)], "one axis of indices"),
         ("type: 'Embed' embed_param { num_output: 6 }", [(9,)], "no input_dim"),
-        ("type: 'Filter'", [(8, 4), (8, 2)], "a selector of one number"),
-        ("type: 'Filter'", [(8, 4), (7,)], "bottoms of one shape"),
-        ("type: 'LRN'", [(2, 4)], "a bottom of 4 axes"),
+        ("type: 'Filter'", [(8, 4), (8, 2)], "a selector with one number"),
+        ("type: 'Filter'", [(8, 4), (7,)], "bottoms of the same shape"),
+        ("type: 'LRN'", [(2, 4)], "a bottom with 4 axes"),
         ("type: 'LRN' lrn_param { local_size: 4 }", [(2, 4, 3, 3)], "local_size 4, which is not odd"),
-        ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3), (9, 3)], "bottoms of one shape"),
+        ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3), (9, 3)], "bottoms of the same shape"),
         ("type: 'LSTM' recurrent_param { num_output: 5 }", [(9, 2, 3)], "takes 2 to 5 bottoms"),
         (
             "type: 'RNN' recurrent_param { num_output: 5 expose_hidden: true }",
@@ -287,12 +287,16 @@ def test_layer_types_have_caffes_shapes(
             "takes 3 to 4 bottoms, not 2",
         ),
         ("type: 'LSTMUnit'", [(1, 2, 5), (1, 2, 19), (1, 2)], "four gates for each"),
-        ("type: 'SPP' spp_param { pyramid_height: 4 }", [(2, 4, 3, 3)], "cannot part 3 into 4"),
-        ("type: 'Softmax' softmax_param { axis: 2 }", [(2, 4)], "axis 2, which its bottom lacks"),
+        ("type: 'SPP' spp_param { pyramid_height: 4 }", [(2, 4, 3, 3)], "cannot divide 3 into 4"),
+        ("type: 'Softmax' softmax_param { axis: 2 }", [(2, 4)], "axis 2, which its bottom does not have"),
         ("type: 'Tile'", [(2, 4)], "has no tiles"),
-        ("type: 'HDF5Output'", [(2, 4), (2,)], "makes 0 tops, not 1"),
-        ("type: 'Flatten' flatten_param { axis: 2 end_axis: 1 }", [(2, 4, 3)], "axis 2 behind end_axis 1"),
-        ("type: 'ArgMax' argmax_param { top_k: 11 }", [(2, 10)], "top_k 11, more than its bottom's 10"),
+        ("type: 'HDF5Output'", [(2, 4), (2,)], "produces 0 tops, not 1"),
+        ("type: 'Flatten' flatten_param { axis: 2 end_axis: 1 }", [(2, 4, 3)], "axis 2 after end_axis 1"),
+        (
+            "type: 'ArgMax' argmax_param { top_k: 11 }",
+            [(2, 10)],
+            "top_k 11, but its bottom has only 10 values",
+        ),
         ("type: 'Pooling' pooling_param { kernel_size: 2 pad: 2 }", [(2, 4, 7, 7)], "has pad 2, not smaller"),
     ],
 )
@@ -319,8 +323,8 @@ def test_a_misfit_names_both_makers_and_both_shapes() -> None:
     with pytest.raises(PrototxtError) as caught:
         infer_shapes(net, pb.TRAIN, path="train_val.prototxt")
     assert str(caught.value) == (
-        "train_val.prototxt: layer 'sum' (Eltwise) needs bottoms of one shape: 'l' is 32x3x56x56 "
-        "(from layer 'left'), 'r' is 32x3x28x28 (from layer 'right'); correct one of these layers"
+        "train_val.prototxt: layer 'sum' (Eltwise) needs bottoms of the same shape: 'l' is 32x3x56x56 "
+        "(from layer 'left'), 'r' is 32x3x28x28 (from layer 'right'); fix one of these layers"
     )
 
 
@@ -336,7 +340,7 @@ def test_a_bottom_of_another_phase_names_its_layer_and_the_phase() -> None:
         layer { name: 'x' type: 'ReLU' bottom: 'data' top: 'y' }"""
     )
     infer_shapes(net, pb.TRAIN)
-    with pytest.raises(PrototxtError, match=r"layer 'd' makes it, but not before this one in phase TEST"):
+    with pytest.raises(PrototxtError, match=r"layer 'd' produces it, but not before this one in phase TEST"):
         infer_shapes(net, pb.TEST)
 
 
@@ -344,7 +348,7 @@ def test_a_top_made_twice_is_refused_unless_in_place() -> None:
     relu = "layer { name: 'r' type: 'ReLU' bottom: 'b0' top: 'b0' }"
     assert infer_shapes(net_of(source((1, 3)) + relu), pb.TRAIN).blobs["b0"] == (1, 3)
     again = "layer { name: 'i' type: 'Input' top: 'b0' input_param { shape { dim: 1 } } }"
-    with pytest.raises(PrototxtError, match="'b0', which layer 'in' already makes"):
+    with pytest.raises(PrototxtError, match="'b0', which layer 'in' already produces"):
         infer_shapes(net_of(source((1, 3)) + again), pb.TRAIN)
 
 

@@ -194,15 +194,15 @@ layer {
     ("text", "error"),
     [
         ('base_lr: 1\nsolver_type: SGD type: "SGD"',
-         "old.prototxt:2:1: stands beside `type`; Caffe refuses both; keep type"),
+         "old.prototxt:2:1: is given as well as `type`; Caffe refuses both; keep `type`"),
         ('net_param {\n layer { } layers { } }',
-         "old.prototxt:2:12: `layers` stands beside `layer`; Caffe refuses both in one net"),
+         "old.prototxt:2:12: the net has both `layers` and `layer`; Caffe refuses it; use only `layer`"),
         ('input: "a" input: "b"\ninput_dim: [1, 2, 3, 4]',
-         "old.prototxt:2:13: 2 inputs but 4 input_dim; give each 4: images, channels, height, width"),
+         "old.prototxt:2:13: 2 inputs but 4 input_dim; give each input 4: images, channels, height, width"),
         ('\ninput: "a" input: "b" input_shape { }',
-         "old.prototxt:2:12: 2 inputs but 1 input_shape; give each its own"),
+         "old.prototxt:2:12: 2 inputs but 1 input_shape; give each input a shape"),
         ('params_pair { solver_params {\n solver_type: SGD type: "SGD" } }',
-         "old.prototxt:2:2: stands beside `type`; Caffe refuses both; keep type"),
+         "old.prototxt:2:2: is given as well as `type`; Caffe refuses both; keep `type`"),
     ],
 )  # fmt: skip
 def test_what_caffe_refuses_is_refused_with_its_place(text: str, error: str) -> None:

@@ -63,7 +63,7 @@ def test_a_solverstate_of_a_negative_iteration_is_refused(tmp_path: Path) -> Non
     state = tiny_state()
     state.iter = -1
     save_message(state, tmp_path / "s.solverstate")
-    with pytest.raises(WeightsError, match="its iteration is -1"):
+    with pytest.raises(WeightsError, match=r"its iteration is negative \(-1\)"):
         load_solverstate(tmp_path / "s.solverstate")
 
 
@@ -90,7 +90,7 @@ def test_caffes_own_solverstate_fits_its_net() -> None:
     state = load_solverstate(case / "a_iter_20.solverstate")
     assert check_solverstate(state, net, at_most_iter=40) == []
     assert check_solverstate(state, NET, at_most_iter=40) == [
-        "it holds 39 blobs of history, but the net has 3 parameters"
+        "it has 39 blobs of history, but the net has 3 parameters"
     ]
 
 
@@ -130,7 +130,7 @@ def test_a_history_has_a_blob_or_two_for_each_parameter(times: int) -> None:
     assert check_solverstate(state, NET, at_most_iter=5) == []
     del state.history[-1]
     assert check_solverstate(state, NET, at_most_iter=5) == [
-        f"it holds {len(state.history)} blobs of history, but the net has 3 parameters"
+        f"it has {len(state.history)} blobs of history, but the net has 3 parameters"
     ]
 
 
@@ -140,13 +140,13 @@ def test_what_of_a_solverstate_does_not_fit_is_named() -> None:
     state.history[1].data[2] = float("nan")
     state.iter = 6
     assert check_solverstate(state, NET, at_most_iter=5) == [
-        "its iteration is 6, not one from 1 to 5",
+        "its iteration is 6; expected 1 to 5",
         "history 0 is 3x4, not 4x3",
-        "history 1 has 1 of 4 values not finite, as nan",
+        "history 1 has 1 of 4 values that are not finite, such as nan",
     ]
     assert check_solverstate(state, NET, at_most_iter=6)[0] == "history 0 is 3x4, not 4x3"
     state.iter = 0
-    assert check_solverstate(state, NET, at_most_iter=6)[0] == "its iteration is 0, not one from 1 to 6"
+    assert check_solverstate(state, NET, at_most_iter=6)[0] == "its iteration is 0; expected 1 to 6"
 
 
 def test_a_parameter_that_layers_share_has_one_history() -> None:
@@ -166,7 +166,7 @@ def test_of_a_net_whose_shapes_are_not_known_the_values_are_looked_at() -> None:
     assert check_solverstate(state, odd, at_most_iter=5) == []
     state.history[0].data[0] = float("inf")
     assert check_solverstate(state, odd, at_most_iter=5) == [
-        "history 0 has 1 of 12 values not finite, as inf"
+        "history 0 has 1 of 12 values that are not finite, such as inf"
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_is_no_caffemodel_is_named_for_what_it_is(tmp_path: Path, ca
         (b"<html>", "is an HTML page"),
         (tiny_state().SerializeToString()[:-3], "is not a solverstate, or a truncated one"),
         (tiny_weights().SerializeToString(), "is a caffemodel, not a solverstate"),
-        (pb.SolverState(iter=5, history=[blob(1)]).SerializeToString(), "names no learned_net"),
+        (pb.SolverState(iter=5, history=[blob(1)]).SerializeToString(), "does not name a learned_net"),
         (
             pb.SolverState(
                 iter=5, learned_net="x", history=[blob(1), pb.BlobProto(data=[1, 2])]
@@ -254,7 +254,7 @@ def test_what_would_never_end_or_never_fit_is_not_read(
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)
     for path in (tmp_path / "fifo", tmp_path / "huge", Path("/dev/zero")):
-        with pytest.raises(WeightsError, match="not a file of at most 2 GiB"):
+        with pytest.raises(WeightsError, match="expected a file of at most 2 GiB"):
             load(path)
 
 
@@ -304,7 +304,9 @@ def test_weights_of_the_net_fit() -> None:
 def test_a_value_that_is_not_finite_is_found_with_its_layer(value: float) -> None:
     weights = tiny_weights()
     weights.layer[1].blobs[0].data[7] = value
-    assert check_weights(weights, NET) == [f"layer 'ip', blob 0 has 1 of 12 values not finite, as {value}"]
+    assert check_weights(weights, NET) == [
+        f"layer 'ip', blob 0 has 1 of 12 values that are not finite, such as {value}"
+    ]
 
 
 def test_the_largest_finite_values_are_finite() -> None:

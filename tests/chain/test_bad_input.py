@@ -154,7 +154,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "empty data.mdb": (text("data/train_lmdb/data.mdb", b""), "data/train_lmdb: is empty"),
     "LMDB without records": (without_records("data/train_lmdb"), "data/train_lmdb: holds no records"),
-    "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is cut short"),
+    "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is truncated"),
     "label outside the classes": (
         labelled("data/train_lmdb", 128, 10),
         "label 10, which is not one of the 10 classes",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,16 @@ class Canceller:
         for job_id, state in self.ended.items():
             self.slurm.jobs[job_id].state = state
         time.sleep(0.02)
+
+
+def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) -> None:
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        tell_run(place.root, place.recipe, started(pid=victim.pid), launched())
+        place.root.chmod(0o1777)
+        with pytest.raises(InputError, match="can be changed by anybody; let nobody else write there"):
+            Canceller(place.root).cancel()
+        assert victim.poll() is None
+        victim.kill()
 
 
 @pytest.mark.parametrize("now", [False, True])

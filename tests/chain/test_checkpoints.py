@@ -145,7 +145,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "half a state": ("solverstate", truncate, "is not a solverstate, or a truncated one"),
     "half a model": ("caffemodel", truncate, "is not a caffemodel, or a truncated one"),
     "an empty model": ("caffemodel", lambda path: path.write_bytes(b""), "the checkpoint is empty"),
-    "a nan": ("solverstate", edit_state(spoil), "history 0 has 1 of .* values not finite"),
+    "a nan": ("solverstate", edit_state(spoil), "history 0 has 1 of .* values that are not finite"),
     "too few": (
         "solverstate",
         edit_state(lambda s: s.history.pop()),
@@ -164,7 +164,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "too late": (
         "solverstate",
         edit_state(lambda state: setattr(state, "iter", 7)),
-        "its iteration is 7, not one from 1 to 6",
+        "its iteration is 7; expected 1 to 6",
     ),
 }
 

@@ -30,7 +30,7 @@ def test_a_disk_that_is_full_for_the_digits_fails_the_run_which_says_so_in_its_j
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: Path) -> None:
-        raise RunFailed(folder, "cannot be written: No space left on device", "make room on its disk")
+        raise RunFailed(folder, "cannot be written: No space left on device", "free space on its disk")
 
     lmdb = place.root / "digits" / "digits_train_lmdb"
     monkeypatch.setattr(Setting, "built_data", property(lambda setting: (lmdb,)))

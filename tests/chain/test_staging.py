@@ -139,7 +139,7 @@ def test_a_source_that_is_cut_short_is_named_before_any_host_is_reached(tmp_path
     whole = (source / "data.mdb").stat().st_size
     os.truncate(source / "data.mdb", whole - 1)
     (tmp_path / "hostfile").write_text("c1\n")
-    with pytest.raises(DataError, match=f"lmdb: is cut short: data.mdb has {whole - 1:,} of {whole:,} bytes"):
+    with pytest.raises(DataError, match=f"lmdb: is truncated: data.mdb has {whole - 1:,} of {whole:,} bytes"):
         stage_recipe(load_recipe("digits-local"), StageOptions(tmp_path, lmdb_source=source), hosts, print)
     assert hosts.asked == []
 

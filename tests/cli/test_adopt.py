@@ -30,7 +30,7 @@ def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_folder_becomes_a_recipe_s_file_that_generates_it(tmp_path: Path) -> None:
     done = run("adopt", FOLDER, "--out", "mine.yaml", "--name", "mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote mine.yaml\n")
-    assert "cyc1 starts from the last snapshot of init: a guess" in done.stderr
+    assert "cyc1 starts from the last snapshot of init (guessed)" in done.stderr
     assert run("generate", "mine.yaml", cwd=tmp_path).returncode == 0
     same = run("diff", "prototxt/mine", FOLDER, cwd=tmp_path)
     assert same.stdout == "no difference in meaning\n"

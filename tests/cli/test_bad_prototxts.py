@@ -40,18 +40,18 @@ BAD = {
     "open string": (b'net: "a\nbase_lr: 1',
                     ":1:6: 'net' takes a string in quotes, not a string that does not end"),
     "binary": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
-               ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may hold other bytes"),
+               ":1:1: byte 0x89 is not UTF-8; write UTF-8; only comments may contain other bytes"),
     "not UTF-8": (b"net: 'caf\xe9'", ":1:10: byte 0xe9 is not UTF-8; "),
     "UTF-16": ("net: 'n'".encode("utf-16"), ":1:1: byte 0xff is not UTF-8; "),
     "lone surrogate": (b"net: '\xed\xa0\x80'", ":1:7: byte 0xed is not UTF-8; "),
-    "escaped surrogate": (rb"net: '\ud800'", ":1:6: 'net' cannot be read as text: \\ud800"),
+    "escaped surrogate": (rb"net: '\ud800'", ":1:6: 'net' contains the invalid escape \\ud800"),
     "NUL": (b"net: 'n'\n\0", ":2:1: expected a field of SolverParameter, not '\\x00'"),
     "NUL in a string": (b"net: 'n\0'", ":1:6: 'net' takes a string in quotes"),
     "NUL in a comment": (b"net: 'n' # a\0b", ":1:13: expected a field of SolverParameter, not '\\x00'"),
     "second BOM": (b"\xef\xbb\xbf\xef\xbb\xbfnet: 'n'", ":1:1: expected a field of "),
-    "empty": (b"", ": holds no field at all; was it copied whole?"),
-    "comments only": (b"# nothing\n", ": holds no field at all; was it copied whole?"),
-    "BOM only": (b"\xef\xbb\xbf", ": holds no field at all; was it copied whole?"),
+    "empty": (b"", ": is empty: it has no fields; check that it was copied completely"),
+    "comments only": (b"# nothing\n", ": is empty: it has no fields; check that it was copied completely"),
+    "BOM only": (b"\xef\xbb\xbf", ": is empty: it has no fields; check that it was copied completely"),
     "nested deep": (b"layer {" * 10_000, ":1:8: LayerParameter has no field 'layer'; "),
     "brackets deep": (b"layer: " + b"[" * 10_000, ":1:9: expected '{' after 'layer', not '['"),
     "nested deep where it fits": (b"a{" * 10_000, ":1:1: NetParameter has no field 'a'"),
@@ -159,7 +159,7 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
 def test_over_16_mb_is_refused_unless_told(tmp_path: Path) -> None:
     path = tmp_path / "large.prototxt"
     path.write_bytes(b'name: "n" # ' + b"." * 16_000_000)
-    said = f"{path}: is over 16,000,000 bytes; is it a prototxt? raise the limit with --max-bytes"
+    said = f"{path}: is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes"
     for command in COMMANDS:
         assert refusal(call(*command, str(path))) == said
     assert call("fmt", "--max-bytes", "17000000", str(path)).returncode == 0

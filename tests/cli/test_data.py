@@ -155,8 +155,8 @@ def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
-    what = "is not an image that OpenCV decodes, or is cut short"
-    hint = "fix it and run the same command again to resume; or give --skip-bad"
+    what = "is not an image that OpenCV can decode, or is cut short"
+    hint = "fix it and run the same command again to resume, or give --skip-bad"
     assert (code, out) == (2, "")
     assert err == f"Error: {folder}/b/1.jpg: {what}; {hint}\n"
     assert not (tmp_path / "lmdb").exists()
@@ -169,7 +169,7 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
     words = "build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1"
     code, _, err = call(*words)
     assert code == 2
-    assert "z.gif: is a GIF, which Caffe's OpenCV does not read" in err
+    assert "z.gif: is a GIF, which Caffe's OpenCV cannot read" in err
     assert "left out" not in err
     (folder / "a/.DS_Store").write_text("x")
     code, out, err = call(*words, "--skip-bad")
@@ -190,7 +190,7 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         ),
         (
             ["--raw", "--resize-height", "65500", "--resize-width", "65500"],
-            "65500 x 65500 pixels are 12.9 GB raw, more than a Datum holds (2.1 GB)",
+            "65500 x 65500 pixels are 12.9 GB raw, more than a Datum can hold (2.1 GB)",
         ),
         (["--raw", "--gray", "--shorter-side", "65500"], "65500 x 65500 pixels are 4.3 GB raw"),
         (["--shorter-side", "32769"], "32769 x 32769 pixels are more than can be decoded (100,000,000)"),

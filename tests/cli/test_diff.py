@@ -230,7 +230,7 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of the same kind"),
         (["a.prototxt", "digits-local"], "is a file, 'digits-local' a recipe"),
         (["a.prototxt", "none.prototxt"], "none.prototxt: no such file"),
-        (["a.prototxt", "empty.prototxt"], "empty.prototxt: holds no field at all"),
+        (["a.prototxt", "empty.prototxt"], "empty.prototxt: is empty: it has no fields"),
         (["a.prototxt", "bytes.prototxt"], "bytes.prototxt:1:1: byte 0x"),
         (["a.prototxt", "a.prototxt", "--max-bytes", "9"], "is over 9 bytes"),
         (["a.prototxt"], "nothing to compare 'a.prototxt' with"),

@@ -177,7 +177,7 @@ def test_what_has_no_equivalent_is_listed_and_nothing_is_written(
     done = call("digits-local", "--dialect", dialect, "--out", tmp_path / "out", *check)
     assert isinstance(done.exception, RecipeError)
     assert str(done.exception) == (
-        f"{parts} parts have no exact equivalent in the dialect {dialect}; nothing is written"
+        f"{parts} parts have no exact equivalent in the dialect {dialect}; nothing was written"
     )
     lines = done.stderr.splitlines()
     assert len(lines) == parts

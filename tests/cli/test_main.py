@@ -107,7 +107,7 @@ def test_version_is_the_package_s() -> None:
             "Error: Invalid value for '--images': 1000000000000 is too large",
         ),
         (["run", "--retries"], "Error: Option '--retries' requires an argument"),
-        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; there are digits-"),
+        (["show", "nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["show", "nowhere.yaml"], "Error: nowhere.yaml: cannot be read: No such file or directory"),
         (
             ["show", "digits-local", "--images-per-s", "nan"],

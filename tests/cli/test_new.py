@@ -116,7 +116,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout
     lars, threads = done.stderr.splitlines()
-    assert lars.startswith("warning: 30 epochs: MLPerf's runs with LARS take 40 to 75.9 %")
+    assert lars.startswith("warning: 30 epochs may be too few: MLPerf's runs with LARS take 40 to 75.9 %")
     assert threads.startswith(
         "warning: omp_num_threads is 1, since the number of cores is unknown: no --profile is given; "
         "give a profile"

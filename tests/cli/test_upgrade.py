@@ -75,7 +75,7 @@ def test_one_bad_file_of_several_leaves_all_as_they_are(old: Path) -> None:
     bad.write_text("layers { }\nlayer { }")
     done = call("-w", old, bad)
     assert isinstance(done.exception, PrototxtError)
-    assert str(done.exception).startswith(f"{bad}:1:1: `layers` stands beside `layer`")
+    assert str(done.exception).startswith(f"{bad}:1:1: the net has both `layers` and `layer`")
     assert (old.read_text(), done.stderr) == (OLD, "")
     assert call("-w", old, old.parent / "nope").stderr == ""  # nothing that looks done
 

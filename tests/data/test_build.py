@@ -17,7 +17,7 @@ from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.data.build import build_lmdb, shuffle
 from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.manifest import manifest_path
-from caffe_recipes.engine.data import first_image
+from caffe_recipes.engine.data import first_image_shape
 from caffe_recipes.engine.transform import decode
 from caffe_recipes.errors import DataError
 from tests.data.conftest import encode, names, plan_of, records, write_images
@@ -109,7 +109,7 @@ def test_the_engine_reads_what_was_built(listed: Path, tmp_path: Path) -> None:
         ("png", Settings(16, 24, encode_type="png")),
     ):
         build_lmdb(plan_of(listed, settings), tmp_path / name)
-        assert first_image(str(tmp_path / name)) == (3, 16, 24)
+        assert first_image_shape(str(tmp_path / name)) == (3, 16, 24)
     with open_datums(tmp_path / "raw") as raw, open_datums(tmp_path / "png") as png:
         for (_, left), (_, right) in zip(raw, png, strict=True):
             one, other = (decode(datum, pb.TransformationParameter()) for datum in (left, right))
@@ -170,7 +170,7 @@ def test_an_image_that_does_not_decode_is_named_and_nothing_stands_under_the_nam
     whole = bad.read_bytes()
     bad.write_bytes(whole[:500])
     with pytest.raises(
-        DataError, match=r"a/4.JPEG: is not an image that OpenCV decodes, or is cut short; .*--skip-bad"
+        DataError, match=r"a/4.JPEG: is not an image that OpenCV can decode, or is cut short; .*--skip-bad"
     ):
         build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
     assert names(tmp_path / "out") == [".lmdb.partial"]
@@ -198,7 +198,7 @@ def test_bad_images_can_be_left_out_and_their_numbers_with_them(
     assert [int(key[:8]) for key, _ in records(tmp_path / "lmdb")] == [1, 2, 3, 4, 6, 7, 8]
     for path in listed.parent.glob("*/*"):
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="does not decode, nor does any other"):
+    with pytest.raises(DataError, match="cannot be decoded, and neither can any other"):
         build_lmdb(plan_of(listed), tmp_path / "none", skip_bad=True)
     assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
 
@@ -224,7 +224,7 @@ def test_only_one_process_builds_at_a_time(listed: Path, tmp_path: Path) -> None
     partial.mkdir()
     with (partial / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another build is running there"):
+        with pytest.raises(DataError, match="another build is running in it"):
             build_lmdb(plan_of(listed), tmp_path / "lmdb")
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
 

@@ -79,7 +79,7 @@ def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"Error: {tmp_path / 'lmdb'}: cannot be written: ")
-    assert "make room on its disk; run the same command again to resume" in done.stderr
+    assert "free space on its disk; run the same command again to resume" in done.stderr
     assert names(tmp_path) == [".lmdb.partial", "images"]
     build_lmdb(plan_of(listed, Settings(is_encoded=False)), tmp_path / "lmdb")
     assert check_datums(tmp_path / "lmdb", 3).count == 3000
@@ -92,7 +92,7 @@ def test_an_unfinished_build_that_is_cut_short_is_named_rather_than_read(
     with pytest.raises(DataError, match="--skip-bad"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     os.truncate(tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb", 8192)
-    with pytest.raises(DataError, match=r"\.lmdb\.partial: is cut short: data.mdb has .*; remove it, and"):
+    with pytest.raises(DataError, match=r"\.lmdb\.partial: is truncated: data.mdb has .*; remove it, and"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True)
 
 
@@ -118,7 +118,7 @@ def test_so_is_a_disk_that_is_full_only_for_the_manifest(
 
     monkeypatch.setattr("caffe_recipes.data.build.write_manifest", fail)
     with pytest.raises(
-        RunFailed, match=r"No space left on device; make room .*; run the same command again to resume"
+        RunFailed, match=r"No space left on device; free space .*; run the same command again to resume"
     ):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     monkeypatch.undo()
@@ -134,7 +134,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
     assert done.returncode == 3
     assert done.stderr == (
         f"Error: {tmp_path / 'records'}: cannot be written: File too large; "
-        "make room on its disk; run the same command again to resume\n"
+        "free space on its disk; run the same command again to resume\n"
     )
     assert not (tmp_path / "records").exists()
     subprocess.run([sys.executable, "-c", CALL, *words], check=True, capture_output=True)
@@ -147,7 +147,7 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
 def test_an_unfinished_build_that_may_not_be_written_is_no_full_disk(listed: Path, tmp_path: Path) -> None:
     (tmp_path / ".lmdb.partial").mkdir()
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
-    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; fix that; run the same"):
+    with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; fix the cause; run the"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
@@ -158,7 +158,7 @@ def test_a_worker_that_cannot_be_started_is_not_told_as_another_build(
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(BaseProcess, "start", fail)
-    with pytest.raises(RunFailed, match="Resource temporarily unavailable; fix that; run the same command"):
+    with pytest.raises(RunFailed, match="Resource temporarily unavailable; fix the cause; run the same"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 
@@ -174,7 +174,7 @@ def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
 
     with pytest.raises(KeyboardInterrupt):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True, on_progress=cut_off)
-    what = r"\.lmdb\.partial: was started with --skip-bad, which left out 'b/1.JPEG'; give --skip-bad"
+    what = r"\.lmdb\.partial: was started with --skip-bad, which skipped 'b/1.JPEG'; give --skip-bad"
     with pytest.raises(DataError, match=what):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     assert build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True).skipped == ["b/1.JPEG"]

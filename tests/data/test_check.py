@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.check import Checked, Problem, check_lmdb, render_json, render_text
+from caffe_recipes.data.check import LmdbReport, Problem, check_lmdb, render_json, render_text
 from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.manifest import BuildManifest, write_manifest
 from caffe_recipes.data.sheet import draw_sheet, name_label
@@ -28,7 +28,7 @@ def write(path: Path, *datums: pb.Datum) -> Path:
     return path
 
 
-def problems(seen: Checked) -> list[str]:
+def problems(seen: LmdbReport) -> list[str]:
     return [str(problem) for problem in seen.problems]
 
 
@@ -38,7 +38,7 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
     assert (seen.count, seen.encoded, seen.decoded, seen.problems) == (10, 10, 10, ())
     assert seen.labels == {0: 4, 1: 3, 2: 3}
     assert seen.shapes == {(3, 16, 24): 10}
-    assert seen.missing == 0
+    assert seen.missing_labels == 0
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,16 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
         (image(-1), "has label -1, which is below 0"),
         (image(None), "has no label"),
         (image(1, data=b""), "holds no image"),
-        (image(1, data=b"<html>"), "is not an image that OpenCV decodes, or is cut short"),
-        (image(1, data=encode(".jpg")[:-40]), "is not an image that OpenCV decodes, or is cut short"),
+        (image(1, data=b"<html>"), "is not an image that OpenCV can decode, or is cut short"),
+        (image(1, data=encode(".jpg")[:-40]), "is not an image that OpenCV can decode, or is cut short"),
         (
             image(1, data=bytes(cv2.imencode(".png", noise(4, 4).astype(np.uint16))[1])),
             "has more than 8 bits per channel",
         ),
-        (pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"), "is raw, says 3x2x2 and has 1 values"),
+        (
+            pb.Datum(channels=3, height=2, width=2, label=1, data=b"x"),
+            "is a raw image of 3x2x2, but has 1 values",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(
@@ -66,14 +69,14 @@ def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(
 
 def test_a_huge_label_is_counted_like_any(tmp_path: Path) -> None:
     seen = check_lmdb(write(tmp_path / "lmdb", image(2**31 - 1), image(0), image(-4)))
-    assert (seen.missing, seen.first_missing) == (2**31 - 2, 1)
+    assert (seen.missing_labels, seen.first_missing_label) == (2**31 - 2, 1)
 
 
 def test_images_are_decoded_many_at_a_time_and_none_is_left(tmp_path: Path) -> None:
     datums = [image(0, data=b"<html>" if index % 50 == 7 else None) for index in range(150)]
     seen = check_lmdb(write(tmp_path / "lmdb", *datums), decode=None)
     assert (seen.decoded, seen.shapes) == (147, {(3, 30, 40): 147})
-    what = "is not an image that OpenCV decodes, or is cut short"
+    what = "is not an image that OpenCV can decode, or is cut short"
     assert problems(seen) == [f"record '00000007_x7' {what}, and 2 more like it"]
 
 
@@ -151,7 +154,7 @@ def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> 
     (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "two" / "data.mdb").read_bytes())
     assert problems(check_lmdb(tmp_path / "one")) == []
     assert problems(check_lmdb(tmp_path / "one", decode=None)) == [
-        "holds other records than its manifest says"
+        "has different records from those in its manifest"
     ]
     assert problems(check_lmdb(tmp_path / "two", decode=None)) == []
     write_datums(tmp_path / "short", [("x", image(0))])
@@ -202,7 +205,7 @@ def test_many_sizes_classes_and_channels_are_summed_up(tmp_path: Path) -> None:
     grey = bytes(cv2.imencode(".png", noise(9, 9)[:, :, 0])[1])
     datums = [image(label, data=encode(".png", 10 + label, 20)) for label in range(30)]
     text = render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey))))
-    assert "images of a label: 1 to 2, median 1\n" in text
+    assert "images per label: 1 to 2, median 1\n" in text
     assert "images of 31 sizes: 9 to 39 high, 9 to 20 wide\n" in text
     assert (
         "note: images have 1 and 3 channels; a net needs transform_param.force_color to read them\n" in text

@@ -123,7 +123,7 @@ def test_only_the_missing_lmdb_is_built(lmdbs: DigitsLmdbs, tmp_path: Path) -> N
 def test_other_records_under_the_name_are_refused_and_kept(tmp_path: Path) -> None:
     image = pb.Datum(channels=1, height=1, width=1, label=3, data=b"x")
     write_datums(tmp_path / "digits_val_lmdb", [("x", image)])
-    with pytest.raises(DataError, match="holds 1 records, not the 359 digits; remove it"):
+    with pytest.raises(DataError, match="has 1 records instead of 359 digits; remove it"):
         build_digits(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["digits_val_lmdb"]
 
@@ -158,7 +158,7 @@ def test_a_full_disk_is_a_failed_run_of_which_nothing_is_left(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", full, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"Error: {tmp_path / 'digits/digits_train_lmdb'}: cannot be written: ")
-    assert done.stderr.endswith("; make room on its disk\n")
+    assert done.stderr.endswith("; free space on its disk\n")
     assert list((tmp_path / "digits").iterdir()) == []
 
 

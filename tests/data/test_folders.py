@@ -38,7 +38,7 @@ def test_what_is_no_image_is_left_out_and_of_class_folders_told(tmp_path: Path) 
     folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", ".loose.jpg")
     found = load_folder(folder)
     assert [picture.name for picture in found.pictures] == ["a/1.jpg"]
-    assert found.left_out == ("a/._1.jpg", "a/notes.txt")
+    assert found.ignored == ("a/._1.jpg", "a/notes.txt")
 
 
 def test_a_list_of_classes_gives_the_labels_though_some_classes_are_missing(tmp_path: Path) -> None:
@@ -46,29 +46,29 @@ def test_a_list_of_classes_gives_the_labels_though_some_classes_are_missing(tmp_
     found = load_folder(folder, ("a", "b", "c"))
     assert [picture.label for picture in found.pictures] == [0, 2]
     assert found.classes == ("a", "b", "c")
-    with pytest.raises(DataError, match="class 'c' is not one of the 2 in the list of classes"):
+    with pytest.raises(DataError, match="class 'c' is not one of the 2 classes in the list"):
         load_folder(folder, ("a", "b"))
 
 
 def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no subfolders of classes"):
+    with pytest.raises(DataError, match="has no class subfolders"):
         load_folder(tmp_path)
     write(tmp_path, "loose.jpg")
-    with pytest.raises(DataError, match="has no subfolders of classes"):
+    with pytest.raises(DataError, match="has no class subfolders"):
         load_folder(tmp_path)
     (tmp_path / "loose.jpg").unlink()
     write(tmp_path, "a/1.jpg", "b/notes.txt")
-    with pytest.raises(DataError, match="b: holds no images"):
+    with pytest.raises(DataError, match="b: contains no images"):
         load_folder(tmp_path)
     write(tmp_path, "b/data.mdb")
-    with pytest.raises(DataError, match="b: is an LMDB among folders of classes; move it elsewhere"):
+    with pytest.raises(DataError, match="b: is an LMDB among the class folders; move it elsewhere"):
         load_folder(tmp_path)
     with pytest.raises(DataError, match="none: cannot be read: No such file"):
         load_folder(tmp_path / "none")
 
 
 def test_an_image_beside_the_class_folders_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"loose.jpg: is beside the folders of classes, not in one; "):
+    with pytest.raises(DataError, match=r"loose.jpg: is next to the class folders, not inside one; "):
         load_folder(write(tmp_path, "a/1.jpg", "b/1.jpg", "loose.jpg"))
 
 
@@ -84,7 +84,7 @@ def test_an_image_beside_the_class_folders_is_refused_by_name(tmp_path: Path) ->
 def test_folders_of_class_folders_are_refused_and_the_inner_one_proposed(
     tmp_path: Path, names: tuple[str, ...], nested: str
 ) -> None:
-    hint = f"class '{nested}' holds only folders; give --images {tmp_path}/{nested}"
+    hint = f"class '{nested}' contains only folders; give --images {tmp_path}/{nested}"
     with pytest.raises(DataError, match=hint):
         load_folder(write(tmp_path, *names))
 
@@ -97,7 +97,9 @@ def test_one_folder_of_images_in_each_class_is_part_of_the_class(tmp_path: Path)
 def test_a_link_to_no_image_is_named_rather_than_passed_over(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "b/1.jpg")
     (folder / "a/2.jpg").symlink_to("nowhere.jpg")
-    with pytest.raises(DataError, match=r"a/2\.jpg: is not a file, or a broken link; fix or remove it"):
+    with pytest.raises(
+        DataError, match=r"a/2\.jpg: is a broken link or not a regular file; fix or remove it"
+    ):
         load_folder(folder)
 
 

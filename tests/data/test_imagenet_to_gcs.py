@@ -167,6 +167,20 @@ def test_raw_images_that_cannot_be_used_are_refused_in_one_line(raw: Path, damag
     assert not (raw.with_name("records") / "train").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--shards=3", "unrecognized arguments: --shards=3"),
+        ("--seed=x", "argument --seed: invalid int value: 'x'"),
+    ],
+)
+def test_a_flag_that_is_unknown_or_of_a_bad_value_is_named_in_one_line(
+    raw: Path, flag: str, message: str
+) -> None:
+    done = small(raw, flag)
+    assert (done.returncode, done.stderr) == (2, f"imagenet_to_gcs.py: {message}\n")
+
+
 def test_the_generated_script_starts_the_program_as_it_stands(raw: Path, tmp_path: Path) -> None:
     names = {"IMAGENET_TO_GCS": PROGRAM, "RAW_IMAGE_DIR": raw, "TF_RECORDS_DIR": tmp_path / "records"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -175,4 +189,4 @@ def test_the_generated_script_starts_the_program_as_it_stands(raw: Path, tmp_pat
     done = subprocess.run([str(script)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     # All flags are known: these are too few images for ImageNet's 1,024 files.
-    assert "1,024 files of 12 records" in done.stderr
+    assert "1,024 files for 12 records" in done.stderr

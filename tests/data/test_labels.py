@@ -38,7 +38,7 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
     ("text", "what"),
     [
         ("", "lists no labels"),
-        ("490\n361\n171\n", "has only numbers, without the images that they belong to"),
+        ("490\n361\n171\n", "has only numbers, without image names"),
         ("n02\nn07\n", "has 2 labels for 3 images"),
         ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not 'image label'"),
         ("val_1.JPEG 1\nval_2.JPEG 2\n", "has no label for 'val_3.JPEG'"),
@@ -53,7 +53,7 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
         ("val_1.JPEG 1\nval_2.JPEG -2\nval_3.JPEG 2\n", ":2: label '-2' is not an integer of 0 or more"),
         (
             "n02\nn07\nn02\n",
-            "names classes, but not their labels; give their order by --class-list, e.g. the manif",
+            "has class names but no labels; give their order with --class-list, e.g. the manif",
         ),
         ("val_1.JPEG 1\nval_2.JPEG n02\nval_3.JPEG 2\n", ":2: label 'n02' is not an integer of 0 or more"),
     ],
@@ -66,7 +66,7 @@ def test_labels_that_do_not_fit_are_one_line(tmp_path: Path, text: str, what: st
 
 
 def test_a_class_that_is_not_among_the_known_ones_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="class 'n09' is not one of the 2 in the list of classes"):
+    with pytest.raises(DataError, match="class 'n09' is not one of the 2 classes in the list"):
         load_labels(write(tmp_path, "n01\nn09\nn02\n"), IMAGES, ("n01", "n02"))
 
 
@@ -81,12 +81,12 @@ def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
-        ("x", "", "names no classes"),
+        ("x", "", "contains no class names"),
         ("x", "a\nb\x01\n", "x:2: is not text"),
-        ("x", "a\nb\na\n", "names class 'a' twice"),
-        ("x.json", "{", "names no classes"),
-        ("x.json", '{"classes": null}', "names no classes"),
-        ("x.json", "[]", "names no classes"),
+        ("x", "a\nb\na\n", "lists class 'a' twice"),
+        ("x.json", "{", "contains no class names"),
+        ("x.json", '{"classes": null}', "contains no class names"),
+        ("x.json", "[]", "contains no class names"),
     ],
 )
 def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, text: str, what: str) -> None:

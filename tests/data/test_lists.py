@@ -97,5 +97,5 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
 
 
 def test_a_root_that_is_not_there_is_told_rather_than_its_images(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nope: is not an existing folder; give the folder"):
+    with pytest.raises(DataError, match="nope: does not exist, or is not a folder; give the folder"):
         load_list(write(tmp_path, "a.jpg 1\n", "a.jpg"), tmp_path / "nope")

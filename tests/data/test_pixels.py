@@ -28,7 +28,7 @@ def by_pillow(mode: str, kind: str, orientation: int = 1) -> bytes:
 
 
 def test_an_image_that_its_type_cannot_hold_is_refused_rather_than_left_empty() -> None:
-    with pytest.raises(ValueError, match="is 30 x 90000 pixels, and cannot be encoded as jpg"):
+    with pytest.raises(ValueError, match="is 30 x 90000 pixels and cannot be encoded as jpg"):
         convert(encode(".png", 1, 3000), "a.jpg", 0, Settings(shorter_side_px=30))
 
 
@@ -38,11 +38,11 @@ def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: 
         convert(long, "a.png", 0, Settings(shorter_side_px=15_000))
     with pytest.raises(ValueError, match=r"8000 x 3000000 pixels are 72\.0 GB raw"):
         convert(long, "a.png", 0, Settings(shorter_side_px=8000, is_encoded=False))
-    monkeypatch.setattr("caffe_recipes.data.convert._MOST_BYTES", 8 * 3000 * 3 - 1)
+    monkeypatch.setattr("caffe_recipes.data.convert._MAX_BYTES", 8 * 3000 * 3 - 1)
     with pytest.raises(ValueError, match=r"8 x 3000 pixels are 0\.0 GB raw"):
         convert(long, "a.png", 0, Settings(is_encoded=False))
-    monkeypatch.setattr("caffe_recipes.data.convert._MOST_BYTES", len(long) - 1)
-    with pytest.raises(ValueError, match=r"is 0\.0 GB, more than a Datum holds"):
+    monkeypatch.setattr("caffe_recipes.data.convert._MAX_BYTES", len(long) - 1)
+    with pytest.raises(ValueError, match=r"is 0\.0 GB, more than a Datum can hold"):
         convert(long, "a.png", 0, Settings())
 
 
@@ -113,7 +113,7 @@ def test_grey_is_one_channel_and_a_coloured_file_is_not_kept_for_it() -> None:
 def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Settings, suffix: str) -> None:
     whole = encode(suffix, 60, 80)
     for data in (whole[: len(whole) // 2], whole[:-20], whole[:10], b"<html>", b"\0" * 100):
-        with pytest.raises(ValueError, match="is not an image that OpenCV decodes, or is cut short"):
+        with pytest.raises(ValueError, match="is not an image that OpenCV can decode, or is cut short"):
             convert(data, f"x{suffix}", 0, settings)
     with pytest.raises(ValueError, match="is empty"):
         convert(b"", f"x{suffix}", 0, settings)
@@ -121,7 +121,7 @@ def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Set
 
 @pytest.mark.parametrize("settings", [Settings(), RAW, PNG])
 def test_a_gif_is_refused_which_no_trainer_reads_though_our_opencv_does(settings: Settings) -> None:
-    with pytest.raises(ValueError, match="is a GIF, which Caffe's OpenCV does not read"):
+    with pytest.raises(ValueError, match="is a GIF, which Caffe's OpenCV cannot read"):
         convert(by_pillow("P", "GIF"), "x.gif", 0, settings)
 
 
@@ -142,9 +142,9 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
     (tmp_path / "a.jpg").write_bytes(encode(".jpg", 375, 500))
     call = (
         "import pathlib, resource, sys\n"
-        "from caffe_recipes.data.convert import Settings, convert, keep_memory\n"
+        "from caffe_recipes.data.convert import Settings, convert, keep_freed_memory\n"
         "data = pathlib.Path(sys.argv[1]).read_bytes()\n"
-        "keep_memory()\n"
+        "keep_freed_memory()\n"
         "for index in range(20):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    convert(data, 'a.jpg', 0, Settings(256, 256))\n"

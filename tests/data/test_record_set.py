@@ -11,7 +11,7 @@ import pytest
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.tfrecords import (
-    CheckedRecords,
+    RecordsReport,
     check_records,
     load_record_set,
     records_manifest_path,
@@ -38,7 +38,7 @@ def records(lmdb: Path) -> Path:
     return out
 
 
-def problems(seen: CheckedRecords) -> list[str]:
+def problems(seen: RecordsReport) -> list[str]:
     return [str(problem) for problem in seen.problems]
 
 
@@ -58,9 +58,9 @@ def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
     file = records / "train-00002-of-00004"
     spoil(file)
     seen = check_records(records, 5)
-    assert problems(seen) == [f"{file.name}: holds {left} of 10 records"]
+    assert problems(seen) == [f"{file.name}: has {left} of 10 records"]
     assert seen.hint == "copy the records again, or make them again"
-    assert problems(check_records(file, 5)) == [f"{file.name}: holds {left} of 10 records"]
+    assert problems(check_records(file, 5)) == [f"{file.name}: has {left} of 10 records"]
     size = file.stat().st_size
     with pytest.raises(DataError, match=rf"{file.name}: has {size:,} of [\d,]+ bytes; remove the folder"):
         write_tfrecords(lmdb, records, shards=4)
@@ -73,7 +73,7 @@ def test_without_a_manifest_a_file_may_be_empty_but_not_all_of_them(records: Pat
     assert check_records(records, 5).problems == ()
     for file in records.iterdir():
         empty(file)
-    assert problems(check_records(records, 5)) == ["the files hold no records"]
+    assert problems(check_records(records, 5)) == ["the files contain no records"]
 
 
 def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:
-    assert check_records(records, 4).hint == "fix what they were made from, and make them again"
+    assert check_records(records, 4).hint == "fix the source images, and make the records again"
 
 
 def test_a_damaged_file_is_told_of_once(records: Path) -> None:
@@ -97,7 +97,7 @@ def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:
     for path in sorted(records.iterdir()):
         path.rename(records / path.name.replace("train", "other"))
     assert problems(check_records(records, 5)) == [
-        "other-00000-of-00004: is not a file that the manifest lists, and 3 more like it"
+        "other-00000-of-00004: is not listed in the manifest, and 3 more like it"
     ]
 
 

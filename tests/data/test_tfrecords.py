@@ -178,7 +178,7 @@ def test_a_finished_folder_is_kept_and_another_refused(lmdb: Path) -> None:
     ):
         make(lmdb, seed=2)
     (out / "train-00003-of-00008").unlink()
-    what = "records: lacks 1 of its 8 files: train-00003-of-00008; remove the folder"
+    what = "records: is missing 1 of its 8 files, e.g. train-00003-of-00008; remove the folder"
     with pytest.raises(DataError, match=what):
         make(lmdb)
     (lmdb.parent / "taken").mkdir()
@@ -190,7 +190,7 @@ def test_a_finished_folder_is_kept_and_another_refused(lmdb: Path) -> None:
 
 def test_more_files_than_records_are_refused(lmdb: Path) -> None:
     with pytest.raises(
-        InputError, match="--shards: 401 files of 400 records: some would be empty; give fewer"
+        InputError, match="--shards: 401 files for 400 records: some would be empty; give fewer"
     ):
         make(lmdb, shards=401)
 
@@ -218,12 +218,12 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (pb.Datum(data=b"no image", label=0, encoded=True), "is not an image that OpenCV decodes"),
+        (pb.Datum(data=b"no image", label=0, encoded=True), "is not an image that OpenCV can decode"),
         (pb.Datum(data=jpeg(0), encoded=True), "has no label"),
         (pb.Datum(data=jpeg(0), label=-1, encoded=True), "has label -1"),
         (
             pb.Datum(channels=1, height=1, width=65_501, data=bytes(65_501), label=0),
-            "is 1 x 65501 pixels, and cannot be encoded as jpg",
+            "is 1 x 65501 pixels and cannot be encoded as jpg",
         ),
         (pb.Datum(channels=5, height=1, width=1, data=b"12345", label=0), "is raw with 5 channels"),
     ],
@@ -249,7 +249,7 @@ def test_decoders_say_nothing_of_a_damaged_image(tmp_path: Path, capfd: pytest.C
 
 def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:
     write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0)), ("b.jpg", datum(0, 2))])
-    what = r"lmdb: record '00000001_b.jpg' has label 2, but the class names end at 1; name all classes"
+    what = r"lmdb: record '00000001_b.jpg' has label 2, but there are only 2 class names; name all classes"
     with pytest.raises(DataError, match=what):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
@@ -301,7 +301,9 @@ def test_records_are_known_by_their_names(lmdb: Path) -> None:
     assert not is_records(lmdb)
     assert not is_records(lmdb / "data.mdb")
     assert not is_records(lmdb.parent / "nowhere")
-    with pytest.raises(DataError, match="lmdb: contains no TFRecords; their names are like train-00000-of"):
+    with pytest.raises(
+        DataError, match="lmdb: contains no TFRecords; file names must be like train-00000-of"
+    ):
         check_records(lmdb)
 
 

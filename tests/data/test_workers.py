@@ -36,7 +36,7 @@ def test_workers_have_one_thread_each_and_are_gone_with_their_work(
     pictures = [Picture("a.jpg", 0, 1, str(tmp_path / "a.jpg"))] * 200
     before = dict(os.environ)
     with closing(convert_all(pictures, Settings(8, 8), 2)) as converted:
-        assert not next(converted).wrong
+        assert not next(converted).error
         workers = multiprocessing.active_children()
         assert len(workers) == 2
         assert [len(list(Path(f"/proc/{worker.pid}/task").iterdir())) for worker in workers] == [1, 1]

@@ -12,7 +12,7 @@ import torch
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import Feed, RecordReader, record_order
+from caffe_recipes.engine.data import DataContext, RecordReader, record_order
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.transform import Transform
@@ -21,10 +21,10 @@ from caffe_recipes.errors import InputError
 QUIET = Log(enabled=False)
 
 
-def make_net(text: str, feed: Feed | None = None, phase: pb.Phase = pb.TRAIN) -> RunnableNet:
+def make_net(text: str, context: DataContext | None = None, phase: pb.Phase = pb.TRAIN) -> RunnableNet:
     param = parse_prototxt(text, pb.NetParameter)
     param.state.phase = phase
-    own = feed or Feed(0, 1, 0, 0, QUIET)
+    own = context or DataContext(0, 1, 0, 0, QUIET)
     return RunnableNet(param, "net.prototxt", own, torch.Generator().manual_seed(0), QUIET)
 
 
@@ -75,9 +75,9 @@ def test_two_ranks_of_half_a_batch_see_the_images_of_one(
     monkeypatch.chdir(tmp_path)
     raw(tmp_path / "lmdb", list(range(9)))
     shuffled = "shuffle: true"
-    whole = labels(make_net(data(f"batch_size: 4 {shuffled}"), Feed(0, 1, 5, 1, QUIET)), 6)
+    whole = labels(make_net(data(f"batch_size: 4 {shuffled}"), DataContext(0, 1, 5, 1, QUIET)), 6)
     halves = [
-        labels(make_net(data(f"batch_size: 2 {shuffled}"), Feed(rank, 2, 5, rank, QUIET)), 6)
+        labels(make_net(data(f"batch_size: 2 {shuffled}"), DataContext(rank, 2, 5, rank, QUIET)), 6)
         for rank in range(2)
     ]
     for together, first, second in zip(whole, *halves, strict=True):
@@ -92,7 +92,7 @@ def test_augmentation_differs_between_ranks_and_repeats_with_its_seed(
     text = data("batch_size: 2", "crop_size: 8 mirror: true")
 
     def first(seed: int) -> list[float]:
-        net = make_net(text, Feed(0, 1, 0, seed, QUIET))
+        net = make_net(text, DataContext(0, 1, 0, seed, QUIET))
         net.forward()
         net.close()
         return [v for output, v in net.scores() if output.name == "data"]
@@ -166,7 +166,7 @@ def test_images_of_several_sizes_are_taken_one_by_one(
     net.close()
     net = make_net(data("batch_size: 1") + IP)
     net.forward()
-    with pytest.raises(InputError, match="record '00000001_i1': layer 'ip' was set up for another size"):
+    with pytest.raises(InputError, match="record '00000001_i1': layer 'ip' was set up for a different size"):
         net.forward()
     net.close()
 
@@ -201,9 +201,11 @@ def test_whatever_goes_wrong_while_reading_ahead_reaches_the_reader(
     raw(tmp_path / "lmdb", [0, 1, 2])
     layer = parse_prototxt(data("batch_size: 2"), pb.NetParameter).layer[0]
     datums = open_datums("lmdb")
-    reader = RecordReader(layer, datums, Transform(layer.transform_param, pb.TEST), Feed(0, 1, 0, 0, QUIET))
+    reader = RecordReader(
+        layer, datums, Transform(layer.transform_param, pb.TEST), DataContext(0, 1, 0, 0, QUIET)
+    )
     datums.close()
-    with pytest.raises(ValueError, match="was closed"):
+    with pytest.raises(ValueError, match="is closed"):
         reader.next()
     reader.close()
 

@@ -19,7 +19,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
-from caffe_recipes.engine.main import COMMANDS, check_extra, parse_flags
+from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
 from caffe_recipes.engine.net import LAYERS
 from caffe_recipes.errors import InputError
 
@@ -95,12 +95,15 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("train", "-solver", "lmdb"), "lmdb"),
         (("train", "-solver", "solver.prototxt", "-gpu", "0"), "-gpu"),
         (("train", "-solver", "solver.prototxt", "-sigint_effect", "die"), "'die'"),
-        (("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"), "exclude each other"),
+        (
+            ("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"),
+            "are mutually exclusive",
+        ),
         (("train", "-solver", "solver.prototxt", "-weights", "none"), "none: no such file"),
         (("train", "-solver", "solver.prototxt", "-weights", "lmdb"), "is a folder"),
         (("train", "-solver", "solver.prototxt", "-snapshot", "none"), "none: no such file"),
         (("train", "-solver", "solver.prototxt", "-weights", ","), "-weights , has an empty name"),
-        (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers is for train with"),
+        (("train", "-solver", "solver.prototxt", "-new_layers", "ip"), "-new_layers works only with train"),
         (("test", "-model", "net.prototxt"), "no weights"),
         (("test", "-model", "net.prototxt", "-weights", "none"), "none: no such file"),
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
@@ -134,7 +137,7 @@ def test_bad_words_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, 
         ("max_iter: 6", "max_iter: 6 test_iter: 2", "no test_interval"),
         ("max_iter: 6", "max_iter: 6 test_iter: 0 test_interval: 1", "test_iter is below 1"),
         ("max_iter: 6", "max_iter: 6 lerning_rate: 1", "lerning_rate"),
-        ('net: "net.prototxt"', "", "names 0 train nets"),
+        ('net: "net.prototxt"', "", "specifies 0 train nets"),
         ('net: "net.prototxt"', 'net: "none.prototxt"', "none.prototxt"),
         ('snapshot_prefix: "run"', 'snapshot_prefix: "no/run"', "the folder no does not exist"),
         ('snapshot_prefix: "run"', "", "snapshot_prefix is missing"),
@@ -225,7 +228,7 @@ def test_weights_of_another_net_are_refused(case: Path, run: Run, change: Change
     change(case / "net.prototxt", ('name: "ip"', 'name: "other"'))
     code, log = run("train", "-solver", "solver.prototxt", "-weights", "run_iter_6.caffemodel")
     assert code == 2
-    assert "has no layer of net.prototxt" in only_line(log)
+    assert "has no layer in common with net.prototxt" in only_line(log)
 
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: Run, change: Change) -> None:
@@ -422,8 +425,10 @@ def test_help_and_version_exit_0(run: Run) -> None:
 
 @pytest.mark.parametrize("missing", ["torch", "mpi4py"])
 def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
-    with pytest.raises(InputError, match=f"needs {missing}; install this project's extra 'engine'"):
-        check_extra(lambda name: None if name == missing else name)
+    with pytest.raises(
+        InputError, match=f"{missing} is not installed; install this project's extra 'engine'"
+    ):
+        check_modules(lambda name: None if name == missing else name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")

@@ -8,16 +8,16 @@ import torch
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.engine.data import Feed
+from caffe_recipes.engine.data import DataContext
 from caffe_recipes.engine.fillers import fill
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet, filter_net, insert_splits
-from caffe_recipes.engine.updates import flatten
+from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from tests.engine.random_nets import random_net
 
 QUIET = Log(enabled=False)
-FEED = Feed(0, 1, 0, 0, QUIET)
+FEED = DataContext(0, 1, 0, 0, QUIET)
 
 
 def make(text: str, phase: pb.Phase = pb.TRAIN, shared: RunnableNet | None = None) -> RunnableNet:
@@ -130,7 +130,7 @@ def test_parameters_of_one_name_are_one_and_gather_both_gradients() -> None:
         "inner_product_param { num_output: 3 bias_term: false } }"
     )
     net = make(text)
-    flatten(net, pb.SolverParameter())
+    flatten_params(net, pb.SolverParameter())
     assert len(net.params) == 1
     assert net.params[0].lr_mult == 2
     assert net.blobs()["a"][0] is net.blobs()["b"][0]
@@ -157,7 +157,7 @@ def test_propagate_down_cuts_the_gradient() -> None:
             'inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }'
             + f'layer {{ name: "b" type: "Power" bottom: "a" top: "b" loss_weight: 1 {cut} }}'
         )
-        flatten(net, pb.SolverParameter())
+        flatten_params(net, pb.SolverParameter())
         return net.forward().requires_grad
 
     assert gradient("")
@@ -224,7 +224,7 @@ RELU_X = 'layer { name: "x" type: "ReLU" bottom: "a" top: "a3" }\n'
     "layers", [NAMED_X + RELU_X, RELU_X + NAMED_X, NAMED_X + NAMED_X.replace("a2", "a4")]
 )
 def test_a_net_whose_snapshots_could_not_be_loaded_is_refused(layers: str) -> None:
-    with pytest.raises(InputError, match=r"layer 'x' .* has the name of another layer"):
+    with pytest.raises(InputError, match=r"layer 'x' .* has the same name as another layer"):
         make(dummy("a", 4, 5) + layers)
 
 
@@ -299,7 +299,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             + dummy("b", 2, 3, 4, 4)
             + 'layer { name: "c" type: "Convolution" bottom: "a" bottom: "b" top: "c" '
             "convolution_param { num_output: 2 kernel_size: 1 } }",
-            "makes 2 tops, not 1",
+            "produces 2 tops, not 1",
         ),
         (SCORES + IP.replace('type: "xavier"', 'type: "gaussian" std: -1'), "gaussian filler of std -1"),
         (SCORES + LABELS + IP + loss('top: "l" top: "p"'), "no loss_weight and 2 tops"),
@@ -307,7 +307,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             dummy("data", 4, 5, 2, 2)
             + dummy("label", 16)
             + loss('top: "l"', 'bottom: "data" bottom: "label"'),
-            "one first dimension",
+            "the same first dimension",
         ),
         (dummy("x", 2, 3) + 'layer { name: "r" type: "ReLU" bottom: "x" }', "'r' .ReLU.: has no top"),
         (dummy("x", 3) + 'layer { name: "f" type: "Flatten" bottom: "x" top: "x" }', "over its bottom 'x'"),
@@ -320,7 +320,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
             + 'layer { name: "more" type: "Power" bottom: "l" top: "m" }',
             "clears its loss_weight",
         ),
-        (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO', the net's"),
+        (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO' of the net"),
     ],
 )
 def test_what_caffe_stops_at_or_torch_would_raise_is_refused_at_set_up(text: str, part: str) -> None:
@@ -377,7 +377,7 @@ READER = 'layer { name: "more" type: "Power" bottom: "l" top: "m" power_param { 
 
 def gradients(net: RunnableNet, passes: int) -> list[tuple[float, float]]:
     """Run passes; give each loss as it is printed, and the sum of the gradient's magnitudes."""
-    groups = flatten(net, pb.SolverParameter(lr_policy="fixed", type="SGD"))
+    groups = flatten_params(net, pb.SolverParameter(lr_policy="fixed", type="SGD"))
     found = []
     for _ in range(passes):
         for group in groups:
@@ -434,15 +434,15 @@ def shared(first: str, second: str, outputs: int = 3, trained: RunnableNet | Non
 def test_a_rate_written_where_a_param_is_shared_only_is_taken() -> None:
     [param] = shared("", "lr_mult: 3 decay_mult: 2").params
     assert (param.lr_mult, param.decay_mult) == (3, 2)
-    with pytest.raises(InputError, match="another lr_mult"):
+    with pytest.raises(InputError, match="with a different lr_mult"):
         shared("lr_mult: 1", "lr_mult: 3")
 
 
 def test_a_permissive_share_needs_the_same_count_only() -> None:
     net = shared("", "share_mode: PERMISSIVE", outputs=9)
-    flatten(net, pb.SolverParameter(type="SGD"))
+    flatten_params(net, pb.SolverParameter(type="SGD"))
     net.forward()
-    assert net.learned() == {"a": ((3, 6),), "b": ((9, 2),)}
+    assert net.learned_shapes() == {"a": ((3, 6),), "b": ((9, 2),)}
     a, b = (next(node for node in net.nodes if node.param.name == name) for name in "ab")
     x, got = (net.value(place) for place in (b.bottoms[0], b.tops[0]))
     assert torch.allclose(got, x @ a.blobs[0].detach().reshape(9, 2).T, atol=1e-6)
@@ -453,7 +453,7 @@ def test_a_permissive_share_needs_the_same_count_only() -> None:
 def test_a_test_net_shares_a_blob_in_the_shape_that_each_layer_sees() -> None:
     net = shared("", "share_mode: PERMISSIVE", outputs=9)
     test = shared("", "share_mode: PERMISSIVE", outputs=9, trained=net)
-    assert test.learned() == net.learned()
+    assert test.learned_shapes() == net.learned_shapes()
     test.forward()
 
 
@@ -468,7 +468,7 @@ layer { name: "l" type: "EuclideanLoss" bottom: "sc" bottom: "b" top: "l" }
 
 def test_a_scale_after_a_batch_norm_that_sends_no_gradient_down_sends_none() -> None:
     net = make(dummy("a", 4, 5) + dummy("b", 4, 3) + NORM)
-    flatten(net, pb.SolverParameter(type="SGD"))
+    flatten_params(net, pb.SolverParameter(type="SGD"))
     net.forward().backward()
     blobs = net.blobs()
     assert all(blob.grad is None or not blob.grad.any() for blob in blobs["ip"])
@@ -482,7 +482,7 @@ def test_random_nets_run_or_are_refused_in_one_line() -> None:
         param.state.phase = pb.TRAIN
         try:
             net = RunnableNet(param, "net.prototxt", FEED, torch.Generator().manual_seed(0), QUIET)
-            flatten(net, pb.SolverParameter(type="SGD"))
+            flatten_params(net, pb.SolverParameter(type="SGD"))
             for _ in range(2):
                 loss = net.forward()
                 if loss.requires_grad:

@@ -15,7 +15,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.engine.net import LAYERS
-from caffe_recipes.engine.ops import Forward, known_shapes
+from caffe_recipes.engine.ops import Forward, require_known_shapes
 from caffe_recipes.errors import InputError, PrototxtError
 
 Array = NDArray[np.float32]
@@ -34,7 +34,7 @@ def set_up(
         layer.bottom.append(f"b{i}")
     layer.top.extend(f"t{i}" for i in range(tops))
     net.layer.add().CopyFrom(layer)
-    shapes = known_shapes(infer_shapes(net, phase).layers[-1])
+    shapes = require_known_shapes(infer_shapes(net, phase).layers[-1])
     return LAYERS[layer.type](layer, shapes), list(shapes.learned)
 
 

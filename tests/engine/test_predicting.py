@@ -80,7 +80,7 @@ def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., N
         ((*PREDICT[:-1], "none/out.npz"), "the folder none does not exist"),
         ((*PREDICT[:-1], "lmdb"), "is a folder"),
         ((*PREDICT, "-source", "none"), "none: no such LMDB"),
-        (("test", *PREDICT[1:]), "-out is for predict"),
+        (("test", *PREDICT[1:]), "-out works only with predict"),
     ],
 )
 def test_bad_words_exit_2_with_one_line(trained: Path, run: Run, words: tuple[str, ...], part: str) -> None:
@@ -116,4 +116,4 @@ def test_a_net_without_a_softmax_is_refused(trained: Path, run: Run, change: Cha
     change(trained / "net.prototxt", ('"SoftmaxWithLoss"', '"HingeLoss"'))
     code, log = run(*PREDICT)
     assert code == 2
-    assert "no softmax in phase TEST" in only_line(log)
+    assert "has no softmax layer in phase TEST" in only_line(log)

@@ -44,7 +44,7 @@ opened = listening() - before
 import torch
 value = torch.full((2,), float(world.rank + 1))
 world.sum(value)()
-world.settle(None)
+world.raise_if_any_failed(None)
 line = json.dumps([sorted(opened), value.tolist(), world.entropy]) + "\\n"
 os.write(1, line.encode())  # at once: hydra mixes the ranks' pieces
 """
@@ -57,7 +57,7 @@ world = join_ranks(os.environ)
 if world.rank == 1:
     print("why: " + "x" * 3000, file=sys.stderr)
     world.abort(2)
-world.settle(None)
+world.raise_if_any_failed(None)
 """
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import Param
-from caffe_recipes.engine.updates import ParamGroup, flatten, update
+from caffe_recipes.engine.updates import ParamGroup, flatten_params, update
 
 Array = NDArray[np.float64]
 Model = Callable[[Array, Array, list[Array], float, pb.SolverParameter, int], Array]
@@ -27,7 +27,7 @@ class Params:
     def __init__(self, *params: Param) -> None:
         self.params = list(params)
 
-    def rebind(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def replace_blobs(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
         for param in self.params:
             param.tensor = moved(param.tensor)
 
@@ -80,7 +80,7 @@ def test_rmsprop_keeps_a_velocity_only_with_momentum(momentum: float, count: int
     solver = pb.SolverParameter(type="RMSProp", momentum=momentum, rms_decay=0.8, delta=1e-4)
     net = make((1, 1))
     start = net.params[0].tensor.numpy().astype(np.float64)
-    (group,) = flatten(net, solver)
+    (group,) = flatten_params(net, solver)
     group.grads.fill_(0.5)
     update([group], solver, 0.1, 0, QUIET)
     want = rmsprop(start, np.full_like(start, 0.5), [np.zeros_like(start)] * 2, 0.1, solver, 0)
@@ -108,7 +108,7 @@ def test_each_solver_type_follows_its_model(kind: str, regularization: str) -> N
     net = make((1, 1), (2, 0))
     models = [param.tensor.numpy().astype(np.float64) for param in net.params]
     history = [[np.zeros_like(w), np.zeros_like(w)] for w in models]
-    groups = flatten(net, solver)
+    groups = flatten_params(net, solver)
     random = np.random.default_rng(1)
     for iteration in range(5):
         for index, param in enumerate(net.params):
@@ -128,7 +128,7 @@ def test_each_solver_type_follows_its_model(kind: str, regularization: str) -> N
 def one_gradient(**fields: float) -> tuple[Params, list[ParamGroup], pb.SolverParameter]:
     solver = pb.SolverParameter(**fields)  # type: ignore[arg-type]
     net = make((1, 0), shape=(4,))
-    groups = flatten(net, solver)
+    groups = flatten_params(net, solver)
     net.params[0].tensor.detach().zero_()
     assert net.params[0].tensor.grad is not None
     net.params[0].tensor.grad.copy_(torch.tensor([3.0, 4.0, 0.0, 0.0]))
@@ -159,7 +159,7 @@ def test_a_parameter_without_rate_stays_and_has_no_gradient() -> None:
     net = make((0, 1), (1, 1))
     before = net.params[0].tensor.clone()
     solver = pb.SolverParameter(weight_decay=0.5, momentum=0.9)
-    groups = flatten(net, solver)
+    groups = flatten_params(net, solver)
     update(groups, solver, 0.1, 0, QUIET)
     assert torch.equal(net.params[0].tensor, before)
     assert not net.params[0].tensor.requires_grad
@@ -169,7 +169,7 @@ def test_a_parameter_without_rate_stays_and_has_no_gradient() -> None:
 def test_kernels_keep_their_values_when_they_move_to_channels_last() -> None:
     net = make((1, 1))
     before = net.params[0].tensor.clone()
-    flatten(net, pb.SolverParameter())
+    flatten_params(net, pb.SolverParameter())
     moved = net.params[0].tensor
     assert torch.equal(moved, before)
     assert moved.is_contiguous(memory_format=torch.channels_last)

@@ -200,7 +200,7 @@ def test_layers_of_the_old_format_are_refused(make_recipe: MakeRecipe, tmp_path:
 def test_a_bottom_that_nothing_makes_is_named(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = with_prototxt(make_recipe, tmp_path, REST.replace('bottom: "label"', 'bottom: "labels"'))
     with pytest.raises(
-        PrototxtError, match=r"reads blob 'labels', which no layer above it makes; .* 'label'"
+        PrototxtError, match=r"reads blob 'labels', which no layer above it produces; .* 'label'"
     ):
         build_net(recipe, "train_val")
 

@@ -217,7 +217,7 @@ def test_the_warm_up_of_others_is_named() -> None:
     recipe = load_recipe("digits-local")
     assert str(find_inexact(recipe, "nvcaffe")[0]) == (
         "phase 'init': warmup_iter: nvcaffe has no warmup_iter; "
-        "there the warm-up is rampup_interval, quadratic and not linear"
+        "there the warm-up is rampup_interval, which is quadratic, not linear"
     )
     assert "BVLC's Caffe trains in one process" in str(find_inexact(recipe, "bvlc")[-1])
 

@@ -263,7 +263,7 @@ def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_pa
 
 def test_a_bottom_that_no_layer_makes_is_told_before_an_input_that_changes_nothing(tmp_path: Path) -> None:
     for batch in (None, 2):
-        with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it makes"):
+        with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it produces"):
             summary_of(tmp_path, CONV, image=(3, 9, 9), batch=batch)
 
 

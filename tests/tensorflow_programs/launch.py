@@ -83,6 +83,16 @@ def run(command: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedP
     )
 
 
+def refuse(command: Sequence[str], env: dict[str, str], status: int = 2) -> str:
+    """Return the one line of our own that a refused program prints, on one rank of them."""
+    done = run(command, env)
+    assert done.returncode == status, done.stdout
+    assert "Traceback" not in done.stdout
+    lines = [line for line in done.stdout.splitlines() if re.match(r"resnet_\w+\.py: ", line)]
+    assert len(lines) == 1, done.stdout
+    return lines[0]
+
+
 def read_steps(log: str) -> dict[int, tuple[float, float]]:
     """Return the loss and the rate of each step in a log."""
     return {int(step): (float(loss), float(rate)) for step, loss, rate in _STEP.findall(log)}

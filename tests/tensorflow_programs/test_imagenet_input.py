@@ -105,3 +105,36 @@ def test_classes_are_counted_from_the_first_label_of_the_records(
 
 def test_a_label_beyond_the_classes_is_refused(digits: Digits) -> None:
     assert "label out of range" in ask(LABELS, digits.val, VAL_COUNT, 0, 10)
+
+
+# The crops (top, left, height, width) of an image of 240 x 320 pixels to train, and of three to evaluate.
+CROPS = """
+import json
+import tensorflow.compat.v1 as tf
+from imagenet_input import _center_crop, _random_crop
+
+def jpeg(height, width):
+    return tf.io.encode_jpeg(tf.zeros([height, width, 3], tf.uint8))
+
+wide = jpeg(240, 320)
+drawn = tf.data.Dataset.range(2000).map(lambda number: _random_crop(wide)).as_numpy_iterator()
+middle = [_center_crop(jpeg(*size)).numpy().tolist() for size in ((256, 256), (240, 320), (400, 256))]
+print(json.dumps([[crop.tolist() for crop in drawn], middle]))
+"""
+
+
+def test_random_crops_have_8_to_100_percent_of_the_area_and_sides_from_3_4_to_4_3() -> None:
+    crops, middle = ask(CROPS)
+    assert middle == [[16, 16, 224, 224], [15, 55, 210, 210], [88, 16, 224, 224]]
+    assert all(top >= 0 and left >= 0 for top, left, _, _ in crops)
+    assert all(top + height <= 240 and left + width <= 320 for top, left, height, width in crops)
+    areas = [height * width / (240 * 320) for _, _, height, width in crops]
+    assert 0.08 <= min(areas) < 0.12
+    assert 0.9 < max(areas) <= 1
+    # Sides are whole pixels.
+    assert all(
+        3 / 4 * (height - 1) <= width + 1 and width - 1 <= 4 / 3 * (height + 1) for *_, height, width in crops
+    )
+    ratios = [width / height for *_, height, width in crops]
+    assert min(ratios) < 0.77
+    assert max(ratios) > 1.31

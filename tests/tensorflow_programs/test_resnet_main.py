@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from tests.tensorflow_programs.launch import (
     ask,
     environment,
     read_steps,
+    refuse,
     run,
     train,
     train_command,
@@ -126,37 +128,82 @@ def started(command: Sequence[str], digits: Digits, log: Path) -> Iterator[subpr
         process.wait(30)
 
 
-def wait_for_step(step: int, log: Path, process: subprocess.Popen[bytes], timeout_s: float = 900) -> None:
+def wait_for_steps(count: int, log: Path, process: subprocess.Popen[bytes], timeout_s: float = 900) -> None:
     end = time.monotonic() + timeout_s
-    while max(read_steps(log.read_text()), default=-1) < step:
+    while len(read_steps(log.read_text())) < count:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.05)
 
 
-def test_killed_at_three_steps_a_run_has_the_losses_and_rates_of_one_that_was_not(
+# The program, which also writes down the images that its ranks read, in files beside the model.
+NOTING = f"""
+import sys
+sys.path[0] = {str(PROGRAMS)!r}
+import tensorflow.compat.v1 as tf
+import imagenet_input, resnet_main
+
+read_records = imagenet_input.train_records
+
+def note_records(share, first_step, train_steps):
+    path = f"{{resnet_main.FLAGS.model_dir}}.{{share.rank}}.{{first_step}}"
+    file = open(path, "w", buffering=1)
+
+    def note(record):
+        feature = tf.train.Example.FromString(record.numpy()).features.feature
+        print(feature["image/filename"].bytes_list.value[0].decode(), file=file)
+        return record
+
+    records = read_records(share, first_step, train_steps)
+    return records.map(lambda record: tf.ensure_shape(tf.py_function(note, [record], tf.string), []))
+
+imagenet_input.train_records = note_records
+resnet_main.run("resnet_main.py", resnet_main.train)
+"""
+LOCAL_BATCH = 32
+
+
+def read_images(model: Path, start: int, steps: range) -> list[list[str]]:
+    """Return the images that each of two ranks read for some steps, in a run that started at a step."""
+    files = [model.with_name(f"{model.name}.{rank}.{start}") for rank in range(2)]
+    part = slice((steps.start - start) * LOCAL_BATCH, (steps.stop - start) * LOCAL_BATCH)
+    return [file.read_text().splitlines()[part] for file in files]
+
+
+def test_killed_at_three_steps_a_run_has_the_losses_rates_and_images_of_one_that_was_not(
     digits: Digits, tmp_path: Path
 ) -> None:
-    steps = ("--train_steps=40", "--deterministic", "--save_checkpoints_steps=4")
-    whole = run(train_command(2, digits, tmp_path / "whole", *steps), environment(digits.rates))
-    assert whole.returncode == 0, whole.stdout
-    wanted = read_steps(whole.stdout)
-    assert list(wanted) == list(range(40))
-    command = train_command(2, digits, tmp_path / "killed", *steps)
-    stops = sorted(random.Random(os.environ.get("CI", "")).sample(range(5, 38), 3))
-    for number, stop in enumerate((*stops, 39)):
+    # Each resume has 20 steps at least before the next kill, or before the end.
+    kills = [random.randint(5, 12), random.randint(20, 27), random.randint(20, 27)]
+    print(f"killed after {kills} steps of each start")  # pytest shows it if the test fails
+    end = 100
+    (tmp_path / "resnet_main.py").write_text(NOTING)
+    options = (f"--train_steps={end}", "--deterministic", "--save_checkpoints_steps=4")
+    whole = train_command(2, digits, tmp_path / "whole", *options, programs=tmp_path)
+    done = run(whole, environment(digits.rates))
+    assert done.returncode == 0, done.stdout
+    wanted = read_steps(done.stdout)
+    assert list(wanted) == list(range(end))
+    command = train_command(2, digits, tmp_path / "killed", *options, programs=tmp_path)
+    for number, count in enumerate((*kills, 0)):
         log = tmp_path / f"{number}.log"
         with started(command, digits, log) as process:
-            wait_for_step(stop, log, process)
-            if stop < 39:
+            if count:
+                wait_for_steps(count, log, process)
                 for rank in ranks_of(process):
                     os.kill(rank, signal.SIGKILL)
-            process.wait(60)
+            process.wait(900)
         found = read_steps(log.read_text())
-        assert min(found) % 4 == 0
-        assert (min(found) > 0) == (number > 0)
+        steps = range(min(found), max(found) + 1)
+        assert list(found) == list(steps)
+        assert steps.start % 4 == 0
+        assert (steps.start > 0) == (number > 0)
+        assert number == 0 or len(steps) >= 20
         for step, (loss, rate) in found.items():
-            assert (loss, rate) == pytest.approx(wanted[step], abs=1e-5), (stops, step)
+            assert (loss, rate) == pytest.approx(wanted[step], abs=1e-5), step
+        images = read_images(tmp_path / "killed", steps.start, steps)
+        assert images == read_images(tmp_path / "whole", 0, steps)
+        assert [len(rank) for rank in images] == [len(steps) * LOCAL_BATCH] * 2
     assert process.returncode == 0, log.read_text()
 
 
@@ -173,25 +220,13 @@ def ranks_of(process: subprocess.Popen[bytes]) -> list[int]:
 def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(digits: Digits, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with started(train_command(2, digits, tmp_path / "model", "--train_steps=4000"), digits, log) as process:
-        wait_for_step(2, log, process)
+        wait_for_steps(3, log, process)
         ranks = ranks_of(process)
         assert len(ranks) == 2
         os.kill(ranks[-1], signal.SIGKILL)
         assert process.wait(30) != 0
         assert f"PID {ranks[-1]} RUNNING AT" in log.read_text()
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-
-
-def refuse(command: Sequence[str], env: dict[str, str], status: int = 2) -> str:
-    """Return the one line of our own that a refused program prints, on one rank of them."""
-    done = run(command, env)
-    assert done.returncode == status, done.stdout
-    assert "Traceback" not in done.stdout
-    lines = [
-        line for line in done.stdout.splitlines() if line.startswith(("resnet_main.py: ", "resnet_eval.py: "))
-    ]
-    assert len(lines) == 1, done.stdout
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +239,9 @@ def refuse(command: Sequence[str], env: dict[str, str], status: int = 2) -> str:
         ("--data_dir=nowhere", "nowhere.manifest.json: cannot be read"),
         ("--file_groups=3", "--file_groups 3 does not divide 2 ranks"),
         ("--file_groups=2 --deterministic", "--deterministic with --file_groups 2"),
+        ("--train_stesp=30", "Unknown command line flag 'train_stesp'"),
+        ("--resnet_depth=18", "--resnet_depth=18: value should be one of <14|50|101|152|200>"),
+        ("30", "'30' is not a flag"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_the_first_step(
@@ -255,7 +293,12 @@ def test_a_python_without_horovod_or_rates_is_named(digits: Digits, tmp_path: Pa
 
 def test_a_label_that_is_out_of_range_ends_the_run(digits: Digits, tmp_path: Path) -> None:
     command = train_command(1, digits, tmp_path / "model", "--train_steps=20", "--num_label_classes=5")
-    assert "label out of range" in refuse(command[3:], environment(digits.rates), status=3)
+    line = refuse(command[3:], environment(digits.rates), status=3)
+    assert re.fullmatch(
+        r"resnet_main.py: label out of range: ([6-9]|10) is not from 1 to 5; "
+        r"check --label_offset and --num_label_classes",
+        line,
+    )
 
 
 def test_a_checkpoint_of_another_model_or_one_that_is_missing_or_cut_short_is_refused(

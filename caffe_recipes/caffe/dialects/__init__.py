@@ -1,10 +1,11 @@
 """The differences between our Caffe and others: fields, enum values, layer types, lr policies, solver types.
 
-`surfsara` is ours; its messages are `caffe.proto`. The others are described by their differences from it, in
-`dialects.json`. An owner is a message (`SolverParameter`) or an enum (`PoolingParameter.RoundMode`).
+Our Caffe is the dialect `surfsara`, whose messages are in `caffe.proto`. `dialects.json` describes the others
+by their differences from it. An owner is a message (`SolverParameter`) or an enum
+(`PoolingParameter.RoundMode`).
 
-A counterpart is what a Caffe has in place of a field, value or type of another: a clause that follows "here"
-or "there". Anything that is not listed has no counterpart.
+A counterpart is what one Caffe has in place of a field, value or type of another: a clause to put after
+"here" or "there". Anything that is not listed has no counterpart.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from caffe_recipes.wording import did_you_mean, find_nearest
 
 _LONGEST_NAME = 100
 
-# The dialect of the target fork, whose messages `caffe.proto` holds.
+# The dialect of our Caffe, whose messages are in `caffe.proto`.
 OURS = "surfsara"
 
 
 class Definition(NamedTuple):
-    """A field as a dialect defines it; `default` is None if the dialect states none."""
+    """A field as a dialect defines it; `default` is None if it has no explicit default."""
 
     number: int
     label: str
@@ -40,8 +41,8 @@ class Definition(NamedTuple):
 class Dialect:
     """One Caffe, with the fields and enum values that it adds, lacks (`missing`), or defines differently.
 
-    An owner maps to {name: definition of the field, or number of the enum value}. In `missing`, an owner that
-    does not exist at all has None for its names.
+    `added` and `changed` map each owner to {name: definition of the field, or number of the enum value}.
+    `missing` maps it to the missing names, or to None if the whole owner is missing.
     """
 
     name: str
@@ -64,26 +65,26 @@ class Dialect:
 
 @functools.cache
 def load_dialects() -> Mapping[str, Dialect]:
-    """Return every dialect by its name, ours first."""
+    """Return all dialects by name, ours first."""
     data = json.loads(Path(__file__).with_name("dialects.json").read_bytes())
     return MappingProxyType({name: _dialect(name, entry) for name, entry in data.items()})
 
 
 def find_dialect(name: str) -> Dialect:
-    """Return a dialect by its name; raises InputError for an unknown name.
+    """Return the dialect with a given name. Raises InputError for an unknown name.
 
     >>> sorted(find_dialect("bvlc").layer_types - find_dialect("surfsara").layer_types)
     ['Clip', 'Swish']
     """
     known = load_dialects()
     if name not in known:
-        hint = did_you_mean(name, known, f"there are {', '.join(known)}")
+        hint = did_you_mean(name, known, f"choose from {', '.join(known)}")
         raise InputError("", f"unknown dialect '{name}'", hint)
     return known[name]
 
 
 def field_dialects(owner: str, name: str) -> tuple[str, ...]:
-    """Name the dialects that know a field of a message, or a value of an enum.
+    """Return the names of the dialects that have a field of a message, or a value of an enum.
 
     >>> field_dialects("SolverParameter", "rampup_interval"), field_dialects("SolverParameter", "lr_iter")
     (('nvcaffe',), ('surfsara',))
@@ -92,7 +93,7 @@ def field_dialects(owner: str, name: str) -> tuple[str, ...]:
 
 
 def layer_type_dialects(name: str) -> tuple[str, ...]:
-    """Name the dialects that have a layer type.
+    """Return the names of the dialects that have a layer type.
 
     >>> layer_type_dialects("Clip")
     ('bvlc',)
@@ -102,7 +103,9 @@ def layer_type_dialects(name: str) -> tuple[str, ...]:
 
 @functools.cache
 def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
-    """Return the layer type of a dialect, or of any, most similar to a name; one in other case comes first.
+    """Return the most similar layer type of one dialect, or of all dialects; None if no type is similar.
+
+    A type that differs only in case is preferred.
 
     >>> nearest_layer_type("Relu"), nearest_layer_type("Convolutoin"), nearest_layer_type("Attention")
     ('ReLU', 'Convolution', None)
@@ -110,12 +113,12 @@ def nearest_layer_type(name: str, dialect: str | None = None) -> str | None:
     chosen = [find_dialect(dialect)] if dialect else load_dialects().values()
     types = sorted(frozenset().union(*(each.layer_types for each in chosen)))
     same = next((known for known in types if known.lower() == name.lower()), None)
-    # Comparing takes time quadratic in a name's length, and no type has a long name.
+    # Comparing takes quadratic time in the length of a name, and no type has a long name.
     return same or (find_nearest(name, types) if len(name) <= _LONGEST_NAME else None)
 
 
 def lr_policy_dialects(name: str) -> tuple[str, ...]:
-    """Name the dialects that have an lr policy.
+    """Return the names of the dialects that have an lr policy.
 
     >>> lr_policy_dialects("poly_cyc"), lr_policy_dialects("multifixed")
     (('surfsara',), ('intel',))
@@ -124,7 +127,7 @@ def lr_policy_dialects(name: str) -> tuple[str, ...]:
 
 
 def solver_type_dialects(name: str) -> tuple[str, ...]:
-    """Name the dialects that have a solver type.
+    """Return the names of the dialects that have a solver type.
 
     >>> solver_type_dialects("SAG")
     ('nvcaffe',)
@@ -161,7 +164,7 @@ def _definitions(
 
 
 def _names(owner: str) -> Collection[str]:
-    """Return the names that our schema gives a message's fields or an enum's values."""
+    """Return the names of a message's fields or an enum's values in our schema."""
     outer, _, inner = owner.partition(".")
     message = pb.DESCRIPTOR.message_types_by_name.get(outer)
     if message is None:
@@ -173,13 +176,13 @@ def _names(owner: str) -> Collection[str]:
     return enum.values_by_name if enum else ()
 
 
-_SAME_RATE = "poly with max_iter at lr_iter's iteration, stopped early, has the same rate"
-_NO_WARMUP = "no warm-up is known"
+_SAME_RATE = "poly with max_iter set to lr_iter, stopped early, has the same rate"
+_NO_WARMUP = "there is no warm-up"
 _RELU_LAYER = "a ReLU layer after it does this"
 _SCALE_LAYER = "the Scale layer after it holds scale and shift, with their fillers"
 _RESIZED_BEFORE = "images are resized when the LMDB is built (convert_imageset -resize_height -resize_width)"
-_NO_ENGINE = "the engine is CAFFE, or is left out"
-_ARGUMENT = "weights are an argument, -weights"
+_NO_ENGINE = "the engine is CAFFE or unset"
+_ARGUMENT = "weights are given on the command line, by -weights"
 _VALUE_PER_AXIS = "kernel_size, pad and stride take one value per axis"
 
 _Fields = dict[tuple[str, str], str]
@@ -190,19 +193,19 @@ _RELU: _Fields = {
     for field in ("relu", "negative_slope")
 }
 
-# Of both Caffes of Intel's line.
+# Counterparts in both Caffes that descend from Intel's.
 _INTELS: _Fields = {
-    ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter, linear and not quadratic",
+    ("SolverParameter", "rampup_interval"): "the warm-up is warmup_iter, which is linear, not quadratic",
     ("SolverParameter", "rampup_lr"): "the warm-up starts at warmup_start_lr",
     ("SolverParameter", "weights"): _ARGUMENT,
-    ("SolverParameter", "larc"): "the rate by layer is local_lr_auto",
-    ("SolverParameter", "larc_eta"): "the rate by layer takes local_gw_ratio",
-    ("BatchNormParameter", "scale_filler"): "the scale's filler is filler",
-    ("BatchNormParameter", "scale_bias"): "the own scale and shift are use_weight_bias",
-    ("PoolingParameter", "round_mode"): "pooling rounds its output size up",
-    ("TransformationParameter", "img_rand_resize_lower"): "this is random_resize_param's min_size",
-    ("TransformationParameter", "img_rand_resize_upper"): "this is random_resize_param's max_size",
-    ("ImageDataParameter", "short_side"): "both sides are given, new_height and new_width",
+    ("SolverParameter", "larc"): "the per-layer rate is local_lr_auto",
+    ("SolverParameter", "larc_eta"): "the per-layer rate uses local_gw_ratio",
+    ("BatchNormParameter", "scale_filler"): "the filler of the scale is filler",
+    ("BatchNormParameter", "scale_bias"): "use_weight_bias adds scale and shift to the layer",
+    ("PoolingParameter", "round_mode"): "pooling always rounds its output size up",
+    ("TransformationParameter", "img_rand_resize_lower"): "this is min_size of random_resize_param",
+    ("TransformationParameter", "img_rand_resize_upper"): "this is max_size of random_resize_param",
+    ("ImageDataParameter", "short_side"): "new_height and new_width give both sides",
 }
 
 COUNTERPARTS: Mapping[str, _Fields] = {
@@ -210,7 +213,7 @@ COUNTERPARTS: Mapping[str, _Fields] = {
     | _INTELS
     | {
         ("SolverParameter", "stagelr"): "a chain of solvers with lr_policy fixed has the same rates",
-        ("SolverParameter", "stageiter"): "each solver of a chain has its max_iter",
+        ("SolverParameter", "stageiter"): "each solver of a chain has its own max_iter",
         ("PoolingParameter", "kernel_size_3d"): _VALUE_PER_AXIS,
         ("PoolingParameter", "pad_3d"): _VALUE_PER_AXIS,
         ("PoolingParameter", "stride_3d"): _VALUE_PER_AXIS,
@@ -239,25 +242,25 @@ COUNTERPARTS: Mapping[str, _Fields] = {
         ("TransformationParameter", "resize_param"): _RESIZED_BEFORE,
         ("TransformationParameter", "img_rand_resize_lower"): _RESIZED_BEFORE,
         ("TransformationParameter", "img_rand_resize_upper"): _RESIZED_BEFORE,
-        ("TransformationParameter", "crop_h"): "the crop is square, crop_size",
-        ("TransformationParameter", "crop_w"): "the crop is square, crop_size",
-        ("ImageDataParameter", "short_side"): "both sides are given, new_height and new_width",
+        ("TransformationParameter", "crop_h"): "the crop is a square of crop_size",
+        ("TransformationParameter", "crop_w"): "the crop is a square of crop_size",
+        ("ImageDataParameter", "short_side"): "new_height and new_width give both sides",
     },
     "nvcaffe": _RELU
     | {
         ("SolverParameter", "lr_iter"): _SAME_RATE,
-        ("SolverParameter", "warmup_iter"): "the warm-up is rampup_interval, quadratic and not linear",
+        ("SolverParameter", "warmup_iter"): "the warm-up is rampup_interval, which is quadratic, not linear",
         ("SolverParameter", "warmup_start_lr"): "the warm-up starts at rampup_lr",
-        ("SolverParameter", "local_lr_auto"): "the rate by layer is larc",
-        ("SolverParameter", "local_gw_ratio"): "the rate by layer takes larc_eta",
+        ("SolverParameter", "local_lr_auto"): "the per-layer rate is larc",
+        ("SolverParameter", "local_gw_ratio"): "the per-layer rate uses larc_eta",
         ("SolverParameter", "weights"): _ARGUMENT,
-        ("BatchNormParameter", "filler"): "the Scale layer after it holds the scale's filler",
-        ("BatchNormParameter", "use_weight_bias"): "the own scale and shift are scale_bias",
+        ("BatchNormParameter", "filler"): "the Scale layer after it holds the filler of the scale",
+        ("BatchNormParameter", "use_weight_bias"): "scale_bias adds scale and shift to the layer",
         ("TransformationParameter", "random_resize_param"): (
-            "the shorter side is drawn by img_rand_resize_lower and img_rand_resize_upper"
+            "the shorter side is drawn between img_rand_resize_lower and img_rand_resize_upper"
         ),
         ("TransformationParameter", "random_aspect_ratio_param"): (
-            "the nearest are rand_resize_ratio_lower and _upper with the stretches"
+            "the closest are rand_resize_ratio_lower and _upper, and the stretch fields"
         ),
     },
 }
@@ -283,12 +286,12 @@ LR_POLICIES: Mapping[str, _Policy] = {
 
 
 def find_counterpart(dialect: str, owner: str, name: str) -> str:
-    """Return what a dialect has in place of a field or enum value that it lacks; "" if it has nothing.
+    """Return what a dialect has in place of a field or enum value that it lacks; "" if nothing.
 
     >>> find_counterpart("bvlc", "SolverParameter", "warmup_iter")
-    'no warm-up is known'
+    'there is no warm-up'
     >>> find_counterpart("nvcaffe", "ConvolutionParameter.Engine", "MKLDNN")
-    'the engine is CAFFE, or is left out'
+    'the engine is CAFFE or unset'
     """
     if owner.endswith(".Engine"):
         return _NO_ENGINE
@@ -296,8 +299,7 @@ def find_counterpart(dialect: str, owner: str, name: str) -> str:
 
 
 def find_layer_counterpart(dialect: str, layer_type: str) -> str:
-    """Return the layer type that a dialect has in place of one that it lacks; "" if it has none.
-
+    """Return the layer type that a dialect has in place of one that it lacks; "" if none.
 
     >>> find_layer_counterpart("bvlc", "SpatialDropout"), find_layer_counterpart("bvlc", "PriorBox")
     ('Dropout', '')

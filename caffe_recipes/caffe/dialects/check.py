@@ -1,7 +1,7 @@
-"""Find what another Caffe would refuse in a message, or read with another meaning than ours does.
+"""Find what another Caffe would refuse in a message, or would interpret differently than ours does.
 
-The message may be of our schema, or of the schema of all Caffes (`schema.py`). With the document that it was
-read from, its text is checked too: lists, and enum values that are given by number.
+The message may be of our schema, or of the schema of all Caffes (`schema.py`). If the document that it was
+read from is given, its text is checked too: lists, and enum values that are given by number.
 
 Sources: `dialects.json` for the defaults; nvcaffe's `batch_norm_layer.cpp` for its running statistics.
 """
@@ -33,8 +33,11 @@ from caffe_recipes.wording import did_you_mean, join_names, plural
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A field that a dialect reads with another meaning: where, when it matters, and what to report."""
+class MeaningDifference:
+    """A field that a dialect interprets differently: where it is, when it matters, and what to report.
+
+    `texts` are what differs, its effect, and what to write.
+    """
 
     dialect: str
     owner: str
@@ -42,29 +45,29 @@ class Reading:
     rule: str
     name: str
     applies: Callable[[Message], bool]
-    words: tuple[str, str, str]
+    texts: tuple[str, str, str]
 
 
-def _given(message: Message, field: str) -> bool:
-    """Return whether a field is set and true; our schema lacks some fields of the others."""
+def _is_true(message: Message, field: str) -> bool:
+    """Return whether a field is set and true; it need not exist in the message's schema."""
     return bool(getattr(message, field, False))
 
 
-READINGS = (
-    Reading(
+MEANING_DIFFERENCES = (
+    MeaningDifference(
         "nvcaffe",
         "SolverParameter",
         "test_interval",
         "dialect-default",
         "SolverParameter.test_initialization",
-        lambda solver: _given(solver, "test_interval") and not solver.HasField("test_initialization"),
+        lambda solver: _is_true(solver, "test_interval") and not solver.HasField("test_initialization"),
         (
-            "test_initialization is left out: its default is false in nvcaffe, true in SURFsara's",
+            "test_initialization is not set: its default is false in nvcaffe, true in SURFsara's",
             "it does not test before the first iteration",
             "write test_initialization: true for the same tests",
         ),
     ),
-    Reading(
+    MeaningDifference(
         "nvcaffe",
         "DataParameter",
         "source",
@@ -72,25 +75,25 @@ READINGS = (
         "DataParameter.prefetch",
         lambda data: not data.HasField("prefetch"),
         (
-            "prefetch is left out: its default is 0 in nvcaffe, 4 in SURFsara's",
-            "it chooses by itself how far to read ahead; the images are the same",
-            "nothing, or the prefetch that you want",
+            "prefetch is not set: its default is 0 in nvcaffe, 4 in SURFsara's",
+            "it decides by itself how far to read ahead; the images are the same",
+            "nothing, or set prefetch",
         ),
     ),
-    Reading(
+    MeaningDifference(
         "nvcaffe",
         "DataParameter",
         "shuffle",
         "dialect-meaning",
         "DataParameter.shuffle",
-        lambda data: _given(data, "shuffle") and not _given(data, "cache"),
+        lambda data: _is_true(data, "shuffle") and not _is_true(data, "cache"),
         (
             "nvcaffe's shuffle differs: it shuffles only the records that it caches",
             "without cache: true the records come in the order of the LMDB in each epoch",
             "add cache: true, or shuffle when the LMDB is built (convert_imageset -shuffle)",
         ),
     ),
-    Reading(
+    MeaningDifference(
         "nvcaffe",
         "LayerParameter",
         "type",
@@ -99,28 +102,28 @@ READINGS = (
         lambda layer: getattr(layer, "type", "") == "BatchNorm",
         (
             "nvcaffe's BatchNorm keeps running means; SURFsara's keeps sums and the factor to divide them by",
-            "tests differ a little, and the statistics in a caffemodel of the other are misread",
+            "test results differ slightly, and each misreads the statistics in the other's caffemodels",
             "divide blobs 0 and 1 of each BatchNorm by blob 2 before you use its weights there",
         ),
     ),
 )
 
 
-def find_readings(message: Message, owner: str, dialect: str) -> Iterator[Reading]:
-    """Yield what a dialect reads with another meaning in one message, without those inside it."""
-    for reading in READINGS:
-        if (reading.dialect, reading.owner) == (dialect, owner) and reading.applies(message):
-            yield reading
+def find_meaning_differences(message: Message, owner: str, dialect: str) -> Iterator[MeaningDifference]:
+    """Yield what a dialect interprets differently in a message, without the messages inside it."""
+    for difference in MEANING_DIFFERENCES:
+        if (difference.dialect, difference.owner) == (dialect, owner) and difference.applies(message):
+            yield difference
 
 
 class DialectRule(NamedTuple):
-    """How severe a difference is, and what it is, in one line."""
+    """The severity of a kind of difference, and its description in one line."""
 
     severity: Literal["error", "warning", "note"]
     what: str
 
 
-# error: that Caffe refuses the message. warning: it reads another meaning. note: a harmless difference.
+# error: that Caffe refuses the message. warning: it interprets it differently. note: a harmless difference.
 DIFFERENCE_RULES: Mapping[str, DialectRule] = {
     "dialect-file": DialectRule("error", "a kind of file that the dialect does not read"),
     "dialect-field": DialectRule("error", "a field that the dialect does not have"),
@@ -130,10 +133,10 @@ DIFFERENCE_RULES: Mapping[str, DialectRule] = {
     "dialect-solver-type": DialectRule("error", "a solver type that the dialect does not have"),
     "dialect-lr-policy": DialectRule("error", "an lr policy that the dialect does not have"),
     "dialect-number": DialectRule(
-        "warning", "an enum value by its number, which is another value in the dialect"
+        "warning", "an enum value given by a number that is another value in the dialect"
     ),
-    "dialect-meaning": DialectRule("warning", "something that the dialect takes in another sense"),
-    "dialect-default": DialectRule("note", "a field left out whose default differs in the dialect"),
+    "dialect-meaning": DialectRule("warning", "a setting that the dialect interprets differently"),
+    "dialect-default": DialectRule("note", "an unset field whose default differs in the dialect"),
 }
 
 TITLES: Mapping[str, str] = {
@@ -143,7 +146,7 @@ TITLES: Mapping[str, str] = {
     "nvcaffe": "nvcaffe",
 }
 
-_REFUSED = "it stops where it reads the file, with exit code 134"
+_FILE_REFUSED = "it stops when it reads the file, with exit code 134"
 _UNKNOWN_POLICY = "Unknown learning rate policy"
 _WARMUPS = ("warmup_iter", "rampup_interval")
 _GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
@@ -153,8 +156,8 @@ _GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
 class DialectDifference:
     """One difference in a dialect: the rule, the field's path, what differs, its effect, and what to write.
 
-    `name` is `Message.field`, `Enum.VALUE` or a word such as `poly_cyc`; `count` is how often a message holds
-    it, and `field` the first place.
+    `name` is `Message.field`, `Enum.VALUE` or a string such as `poly_cyc`. `count` is how often it occurs in
+    the message, and `field` is the first occurrence.
     """
 
     rule: str
@@ -169,7 +172,10 @@ class DialectDifference:
 def check_message(
     message: Message, dialect: Dialect, document: Document[Message] | None = None
 ) -> list[DialectDifference]:
-    """Return the differences between a dialect and ours in a message, each once, in the order of the text."""
+    """Return the differences between a dialect and ours in a message, in the order of the text.
+
+    Each difference is returned once, with the number of its occurrences.
+    """
     found: dict[tuple[str, str], DialectDifference] = {}
     for difference in _differences(message, dialect, document):
         key = difference.rule, difference.name
@@ -182,63 +188,63 @@ def check_message(
 def _differences(
     message: Message, dialect: Dialect, document: Document[Message] | None
 ) -> Iterator[DialectDifference]:
-    name = _own_name(message.DESCRIPTOR.full_name)
+    name = _schema_name(message.DESCRIPTOR.full_name)
     if dialect.missing.get(name, "") is None:
         what = f"{TITLES[dialect.name]} has no {name}"
         others = [title for other, title in TITLES.items() if _has(other, message)]
-        yield DialectDifference("dialect-file", "", name, what, _REFUSED, _only(others))
+        yield DialectDifference("dialect-file", "", name, what, _FILE_REFUSED, _only_in(others))
         return
-    yield from _in_message(message, "", dialect, document)
+    yield from _field_differences(message, "", dialect, document)
 
 
 def _has(dialect: str, message: Message) -> bool:
     fields = message.DESCRIPTOR.fields
-    return dialect in field_dialects(_own_name(message.DESCRIPTOR.full_name), fields[0].name)
+    return dialect in field_dialects(_schema_name(message.DESCRIPTOR.full_name), fields[0].name)
 
 
-def _in_message(
+def _field_differences(
     message: Message, prefix: str, dialect: Dialect, document: Document[Message] | None
 ) -> Iterator[DialectDifference]:
-    owner = _own_name(message.DESCRIPTOR.full_name)
-    for reading in find_readings(message, owner, dialect.name):
-        yield DialectDifference(reading.rule, f"{prefix}{reading.field}", reading.name, *reading.words)
+    owner = _schema_name(message.DESCRIPTOR.full_name)
+    for found in find_meaning_differences(message, owner, dialect.name):
+        yield DialectDifference(found.rule, f"{prefix}{found.field}", found.name, *found.texts)
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         values = value if field.is_repeated else [value]
         first = f"{path}[0]" if field.is_repeated else path
         if not dialect.knows(owner, field.name):
-            yield _unknown("dialect-field", first, owner, field.name, dialect)
+            yield _missing_name("dialect-field", first, owner, field.name, dialect)
             continue
-        if field.is_repeated and _takes_one(owner, field.name, dialect):
-            yield from _more_than_one(first, owner, field.name, len(values), dialect, document)
+        if field.is_repeated and _takes_single_value(owner, field.name, dialect):
+            yield from _check_single_value(first, owner, field.name, len(values), dialect, document)
         if not isinstance(values[0], Message | str) and field.enum_type is None:
-            continue  # numbers: blobs hold millions
+            continue  # numbers need no check, and blobs hold millions of them
         for index, item in enumerate(values):
             at = f"{path}[{index}]" if field.is_repeated else path
             if isinstance(item, Message):
-                yield from _in_message(item, f"{at}.", dialect, document)
+                yield from _field_differences(item, f"{at}.", dialect, document)
             elif field.enum_type is not None:
-                yield from _enum_value(field.enum_type, item, at, dialect, document)
+                yield from _check_enum_value(field.enum_type, item, at, dialect, document)
             elif isinstance(item, str):
-                yield from _word(message, owner, field, item, at, dialect)
+                yield from _check_string(message, owner, field, item, at, dialect)
 
 
-def _unknown(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> DialectDifference:
+def _missing_name(rule: str, path: str, owner: str, name: str, dialect: Dialect) -> DialectDifference:
     title = TITLES[dialect.name]
     here = find_counterpart(dialect.name, owner, name)
     what = f"{title} has no {owner}.{name}"
     others = [TITLES[other] for other in field_dialects(owner, name)]
     place = "here" if dialect.name == OURS else "there"
-    write = f"remove it; {place} {here}" if here else f"remove it; {_only(others)}"
-    return DialectDifference(rule, path, f"{owner}.{name}", what, _REFUSED, write)
+    write = f"remove it; {place} {here}" if here else f"remove it; {_only_in(others)}"
+    return DialectDifference(rule, path, f"{owner}.{name}", what, _FILE_REFUSED, write)
 
 
-def _takes_one(owner: str, name: str, dialect: Dialect) -> bool:
+def _takes_single_value(owner: str, name: str, dialect: Dialect) -> bool:
     definition = dialect.changed.get(owner, {}).get(name)
     return isinstance(definition, Definition) and definition.label != "repeated"
 
 
-def _more_than_one(
+def _check_single_value(
     path: str, owner: str, name: str, count: int, dialect: Dialect, document: Document[Message] | None
 ) -> Iterator[DialectDifference]:
     title = TITLES[dialect.name]
@@ -254,16 +260,16 @@ def _more_than_one(
         "stride": "stride_h and stride_w",
     }
     write = f"write {sides[name]}, or one {name} for both" if name in sides else f"write one {name}"
-    yield DialectDifference("dialect-twice", path, f"{owner}.{name}", what, _REFUSED, write)
+    yield DialectDifference("dialect-twice", path, f"{owner}.{name}", what, _FILE_REFUSED, write)
 
 
-def _enum_value(
+def _check_enum_value(
     enum: EnumDescriptor, number: int, path: str, dialect: Dialect, document: Document[Message] | None
 ) -> Iterator[DialectDifference]:
-    owner, name = _own_name(enum.full_name), enum.values_by_number[number].name
+    owner, name = _schema_name(enum.full_name), enum.values_by_number[number].name
     if not _is_number(path, document):
         if not dialect.knows(owner, name):
-            yield _unknown("dialect-value", path, owner, name, dialect)
+            yield _missing_name("dialect-value", path, owner, name, dialect)
         return
     there = _names_by_number(enum, owner, dialect).get(number)
     title = TITLES[dialect.name]
@@ -276,13 +282,13 @@ def _enum_value(
             path,
             f"{owner}.{name}",
             what,
-            _REFUSED,
-            write or (f"by name: {here}" if here else "write a value that it has"),
+            _FILE_REFUSED,
+            write or (f"remove it; {here}" if here else "write a value that it has"),
         )
     elif there != name:
         what = f"{number} is {owner}.{there} in {title}, but {name} in SURFsara's"
         yield DialectDifference(
-            "dialect-number", path, f"{owner}.{name}", what, f"it takes {there}", "write the name"
+            "dialect-number", path, f"{owner}.{name}", what, f"it uses {there}", "write the name"
         )
 
 
@@ -300,17 +306,17 @@ def _names_by_number(enum: EnumDescriptor, owner: str, dialect: Dialect) -> dict
     return {number: name for name, number in numbers.items() if isinstance(number, int)}
 
 
-def _word(
+def _check_string(
     message: Message, owner: str, field: FieldDescriptor, word: str, path: str, dialect: Dialect
 ) -> Iterator[DialectDifference]:
-    """Check strings of which Caffe knows only some: types of layers and solvers, and lr policies."""
+    """Check strings that must be known to Caffe: layer types, solver types and lr policies."""
     title = TITLES[dialect.name]
     if (owner, field.name) == ("LayerParameter", "type") and word not in dialect.layer_types:
         hint = find_layer_counterpart(dialect.name, word)
         write = (
             f"{hint} is similar" if hint else _nearest(word, dialect.layer_types, layer_type_dialects(word))
         )
-        effect = f"it stops where it makes the net: Unknown layer type: {word}"
+        effect = f"it stops when it creates the net: Unknown layer type: {word}"
         yield DialectDifference(
             "dialect-layer-type", path, word, f"{title} has no layer type '{word}'", effect, write
         )
@@ -326,11 +332,12 @@ def _word(
         if lr_policy_dialects(word) and not policy:
             write = _nearest(word, dialect.lr_policies, lr_policy_dialects(word))
         what = f"{title} has no lr_policy '{word}'"
-        yield DialectDifference("dialect-lr-policy", path, word, what, _late(message, dialect), write)
+        effect = _describe_policy_failure(message, dialect)
+        yield DialectDifference("dialect-lr-policy", path, word, what, effect, write)
 
 
-def _late(solver: Message, dialect: Dialect) -> str:
-    """Say when training fails at an unknown lr policy: when the policy is first evaluated."""
+def _describe_policy_failure(solver: Message, dialect: Dialect) -> str:
+    """Describe when training fails at an unknown lr policy, which is when the policy is first evaluated."""
     fields = [name for name in _WARMUPS if dialect.knows("SolverParameter", name)]
     warmup = max((getattr(solver, name, 0) for name in fields), default=0)
     if warmup > 0:
@@ -339,15 +346,15 @@ def _late(solver: Message, dialect: Dialect) -> str:
 
 
 def _nearest(word: str, known: frozenset[str], others: tuple[str, ...]) -> str:
-    """Suggest a known word; if another Caffe has the word it is not misspelt, and that Caffe is named."""
+    """Suggest a similar known word; if other Caffes have the word, it is not misspelt, so name them."""
     if others:
-        return _only([TITLES[other] for other in others])
+        return _only_in([TITLES[other] for other in others])
     return did_you_mean(word, known, f"it has {', '.join(sorted(known))}")
 
 
-def _only(titles: Sequence[str]) -> str:
+def _only_in(titles: Sequence[str]) -> str:
     return f"only {join_names(titles)} {plural(len(titles), 'has', 'have')} it"
 
 
-def _own_name(full_name: str) -> str:
+def _schema_name(full_name: str) -> str:
     return full_name.removeprefix("caffe.")

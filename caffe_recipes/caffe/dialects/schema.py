@@ -1,9 +1,9 @@
-"""One schema for all Caffes: what any of them reads in a prototxt, this reads.
+"""One schema for all Caffes, which reads every prototxt that any of them can read.
 
-Our own schema refuses a file of nvcaffe's at its first `rampup_interval`. The schema here is ours with every
-field, message and enum value that another dialect adds, so that such a file can be read, shown and judged.
-Our fields keep their numbers, so a message goes over into ours by its bytes. Where another's number is taken
-it gets a free one: text names fields, it does not number them.
+Our own schema refuses a file for nvcaffe at its first `rampup_interval`. The schema here is ours plus every
+field, message and enum value that another dialect adds, so that such a file can be read, shown and checked.
+Our fields keep their numbers, so a message converts to ours through its binary form. An added field whose
+number is already used gets a free one, which is safe because text contains only the names of fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from caffe_recipes.caffe.dialects import Definition, load_dialects
 from caffe_recipes.caffe.prototxt import KINDS, Document, guess_class, parse_document
 
 _PACKAGE = "caffe"
-_FIRST_FREE = 100_000  # above every number of any Caffe's; protobuf keeps 19000 to 19999 for itself
+_FIRST_FREE = 100_000  # above all numbers of all Caffes; protobuf reserves 19000 to 19999
 _SCALARS = {
     name: FieldDescriptorProto.Type.Value(f"TYPE_{name.upper()}")
     for name in ("double", "float", "int64", "uint64", "int32", "bool", "string", "bytes", "uint32")
@@ -35,7 +35,7 @@ _SCALARS = {
 
 
 def parse_lenient(text: str, path: str | Path = "<text>") -> Document[Message]:
-    """Parse text of any Caffe's into the message of the schema of all; PrototxtError where none reads it.
+    """Parse text for any Caffe into a message of the schema of all. Raises PrototxtError if none reads it.
 
     >>> solver = parse_lenient("base_lr: 1 rampup_interval: 5 lr_iter: 9").message
     >>> solver.rampup_interval, solver.lr_iter
@@ -45,26 +45,26 @@ def parse_lenient(text: str, path: str | Path = "<text>") -> Document[Message]:
 
 
 def to_ours(message: Message) -> Message:
-    """Turn a message of the schema of all Caffes into ours, without what our Caffe does not have.
+    """Convert a message of the schema of all Caffes to ours, dropping what our Caffe does not have.
 
     >>> to_ours(parse_lenient("base_lr: 1 rampup_interval: 5").message) == pb.SolverParameter(base_lr=1)
     True
     """
     ours: Message = getattr(pb, message.DESCRIPTOR.name)()
     ours.MergeFromString(message.SerializePartialToString())
-    # Enum values that ours lacks are among the unknown: the schema is proto2's, whose enums are closed.
+    # Enum values that ours lacks become unknown fields, since enums are closed in proto2.
     ours.DiscardUnknownFields()
     return ours
 
 
 @functools.cache
 def lenient_schema() -> FileDescriptor:
-    """Return the schema of all Caffes, in a descriptor pool of its own."""
+    """Return the schema of all Caffes, in a private descriptor pool."""
     file = FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     owners = _owners(file)
     additions = _additions()
-    for name, added in sorted(additions.items()):  # outer ones before what is inside them
+    for name, added in sorted(additions.items()):  # outer owners before those nested in them
         if name not in owners:
             owners[name] = _new_owner(file, owners, name, is_enum=isinstance(next(iter(added.values())), int))
     for name, added in additions.items():
@@ -72,7 +72,7 @@ def lenient_schema() -> FileDescriptor:
         for key, definition in added.items():
             if isinstance(owner, EnumDescriptorProto):
                 assert isinstance(definition, int)
-                number = _free(definition, {value.number for value in owner.value})
+                number = _free_number(definition, {value.number for value in owner.value})
                 owner.value.add(name=key, number=number)
             else:
                 assert isinstance(definition, Definition)
@@ -91,7 +91,7 @@ def _lenient_kinds() -> Mapping[str, type[Message]]:
 
 
 def _additions() -> dict[str, dict[str, Definition | int]]:
-    """Gather what the dialects add; the first to name a field defines it."""
+    """Return what the dialects add; the first dialect that has a field defines it."""
     gathered: dict[str, dict[str, Definition | int]] = {}
     for dialect in load_dialects().values():
         for owner, added in dialect.added.items():
@@ -100,21 +100,21 @@ def _additions() -> dict[str, dict[str, Definition | int]]:
 
 
 def _owners(file: FileDescriptorProto) -> dict[str, DescriptorProto | EnumDescriptorProto]:
-    """Find messages and enums by the names that the dialects give them."""
+    """Return all messages and enums by the names that are used in `dialects.json`."""
     found: dict[str, DescriptorProto | EnumDescriptorProto] = {enum.name: enum for enum in file.enum_type}
     for message in file.message_type:
-        found |= dict(_with_inner(message, message.name))
+        found |= dict(_with_nested(message, message.name))
     return found
 
 
-def _with_inner(
+def _with_nested(
     message: DescriptorProto, name: str
 ) -> Iterator[tuple[str, DescriptorProto | EnumDescriptorProto]]:
     yield name, message
     for enum in message.enum_type:
         yield f"{name}.{enum.name}", enum
     for inner in message.nested_type:
-        yield from _with_inner(inner, f"{name}.{inner.name}")
+        yield from _with_nested(inner, f"{name}.{inner.name}")
 
 
 def _new_owner(
@@ -124,7 +124,7 @@ def _new_owner(
     *,
     is_enum: bool,
 ) -> DescriptorProto | EnumDescriptorProto:
-    """Add a message or an enum, inside its outer message if its name has one."""
+    """Add a message or an enum, nested in its outer message if its name has one."""
     outer, _, inner = name.rpartition(".")
     if not outer:
         return file.enum_type.add(name=name) if is_enum else file.message_type.add(name=name)
@@ -141,7 +141,7 @@ def _add_field(
 ) -> None:
     field = message.field.add(
         name=name,
-        number=_free(definition.number, {field.number for field in message.field}),
+        number=_free_number(definition.number, {field.number for field in message.field}),
         label=FieldDescriptorProto.Label.Value(f"LABEL_{definition.label.upper()}"),
     )
     if definition.type in _SCALARS:
@@ -154,8 +154,8 @@ def _add_field(
         field.default_value = definition.default
 
 
-def _free(number: int, taken: Container[int]) -> int:
-    """Return the number, or the first that is free above all Caffes' numbers."""
+def _free_number(number: int, taken: Container[int]) -> int:
+    """Return the number if it is free, or else the first free one above all numbers of all Caffes."""
     if number not in taken:
         return number
     free = _FIRST_FREE

@@ -1,1 +1,1 @@
-"""Protobuf's text format: tokens, parser, writer, comments. `prototxt.py` is the way in."""
+"""Protobuf's text format: tokens, parser, writer, comments. Other packages use it through `prototxt.py`."""

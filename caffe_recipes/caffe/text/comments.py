@@ -1,4 +1,4 @@
-"""The comments of a prototxt, and the field that each belongs to."""
+"""Collect the comments of a prototxt, with the field that each belongs to."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """What a person put around one field: comments, and how the field is laid out.
+    """The comments around one field, and how the author laid the field out.
 
-    Lines `above` it; text `beside` it, for a block beside its opening brace; lines `below` the last field of
-    its block; text beside the `closing` brace of its block; lines `after` it, which a blank line separates
-    from what follows. `is_apart`: a blank line stands before the field, one of the outermost. `is_inline`:
-    its block stands on one line.
+    Comments are lines `above` the field; text `beside` it (if it is a block, beside its opening brace); lines
+    `below` the last field of its block; text beside the `closing` brace of its block; and lines `after` it,
+    which a blank line separates from the next field. `is_apart` means that a blank line precedes the field,
+    which is an outermost one; `is_inline`, that its block is on one line.
 
-    The file itself has lines above (its header) and below, and `is_apart` where a blank line stands before
-    the latter. No text holds a line break or the `#`.
+    The file itself has lines above (its header) and below it; `is_apart` means that a blank line precedes the
+    latter. The texts contain neither line breaks nor the leading `#`.
     """
 
     above: tuple[str, ...] = ()
@@ -30,20 +30,20 @@ class Comment:
     is_inline: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse text that would not stay on its line."""
+        """Raise ValueError if a text has a line break."""
         for text in self.texts:
             if "\n" in text:
-                raise ValueError(f"a comment is one line, not {text!r}")
+                raise ValueError(f"a comment must be one line, not {text!r}")
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All its lines, in the order of the file."""
+        """All lines of comments, in the order of the file."""
         beside, closing = ((text,) if text else () for text in (self.beside, self.closing))
         return (*self.above, *beside, *self.below, *closing, *self.after)
 
 
 def comment_text(comment: str) -> str:
-    """Return what a comment says, without its `#` and one space; what is ruled with `#` keeps the space.
+    """Return the text of a comment without its `#` and one space; the space stays if another `#` follows.
 
     >>> comment_text("# 90 epochs"), comment_text("## 90 epochs"), comment_text("# # old")
     ('90 epochs', '# 90 epochs', ' # old')
@@ -53,7 +53,7 @@ def comment_text(comment: str) -> str:
 
 
 def comment_line(text: str) -> str:
-    """Write the comment that says `text`: the inverse of `comment_text`.
+    """Return a comment with the given text: the inverse of `comment_text`.
 
     >>> comment_line("90 epochs"), comment_line("# 90 epochs"), comment_line(" # old"), comment_line("")
     ('# 90 epochs', '## 90 epochs', '# # old', '#')
@@ -68,44 +68,45 @@ class CommentCollector:
     """Collects the comments that a parser finds, by the path of the field that each belongs to."""
 
     def __init__(self, text: str) -> None:
-        """Start with the text that the comments are found in."""
+        """Start without comments, for the text that is being parsed."""
         self.found: dict[str, Comment] = {}
-        self.waiting: list[re.Match[str]] = []
+        self.pending: list[re.Match[str]] = []
         self._text = text
-        self._taken_to = 0
+        self._attached_to = 0
 
-    def header(self, start: int) -> None:
-        """Put what a blank line separates from the first field, at `start`, into the file's header."""
-        ends = [comment.end() for comment in self.waiting]
-        starts = [comment.start("comment") for comment in self.waiting[1:]] + [start]
+    def attach_header(self, start: int) -> None:
+        """Attach the comments that a blank line separates from the first field, at `start`, to the file."""
+        ends = [comment.end() for comment in self.pending]
+        starts = [comment.start("comment") for comment in self.pending[1:]] + [start]
         breaks = [self._text.count("\n", end, start) > 1 for end, start in zip(ends, starts, strict=False)]
         if True not in breaks:
             return
         count = len(breaks) - breaks[::-1].index(True)
         lines: list[str] = []
-        for text, is_break in zip(self._take(count), breaks, strict=False):
+        for text, is_break in zip(self._pop(count), breaks, strict=False):
             lines += [text, ""] if is_break else [text]
         self._add("", Comment(above=tuple(lines[:-1])))
 
-    def above(self, path: str) -> None:
-        """Put all that wait above the field."""
-        self._add(path, Comment(above=self._take(len(self.waiting))))
+    def attach_above(self, path: str) -> None:
+        """Attach all pending comments above the field."""
+        self._add(path, Comment(above=self._pop(len(self.pending))))
 
-    def opening(self, path: str) -> None:
-        """Put what shares a line with the opening brace of a block beside it."""
-        if not self._is_alone(self.waiting[0]):
-            self._add(path, Comment(beside=self._take(1)[0]))
+    def attach_opening(self, path: str) -> None:
+        """Attach a comment on the same line as the opening brace of a block beside it."""
+        if not self._is_alone(self.pending[0]):
+            self._add(path, Comment(beside=self._pop(1)[0]))
 
-    def ending(self, path: str, opening: int | None, last: int, end: int) -> None:
-        """Put what stands within a field, or on the line where it ends, by that field.
+    def attach_inside(self, path: str, opening: int | None, last: int, end: int) -> None:
+        """Attach the comments that are inside a field, or on the line where it ends.
 
-        Its value ends at `last`, and starts at `opening` if it is a block; the field ends at `end`, behind a
-        bracket or comma. Within the value: above. On the line of its end: beside. Before the end: after.
+        The field's value ends at `last`, and starts at `opening` if it is a block; the field ends at `end`,
+        after a bracket or comma. Comments inside the value go above the field, one on the line where the
+        value ends goes beside it, and those before the field's end go after it.
         """
-        starts = [comment.start("comment") for comment in self.waiting]
+        starts = [comment.start("comment") for comment in self.pending]
         inside, within = sum(start < last for start in starts), sum(start < end for start in starts)
-        is_shared = inside < len(starts) and not self._is_alone(self.waiting[inside])
-        texts = self._take(max(within, inside + is_shared))
+        is_shared = inside < len(starts) and not self._is_alone(self.pending[inside])
+        texts = self._pop(max(within, inside + is_shared))
         above, after = texts[:inside], texts[inside:]
         is_closing = opening is not None and "\n" in self._text[opening:last]
         old = self.found.get(path, Comment())
@@ -116,39 +117,39 @@ class CommentCollector:
         else:
             self._add(path, Comment(above=above, beside=after[0], after=after[1:]))
 
-    def after(self, path: str, end: int, following: int | None) -> None:
-        """Put what stands directly below a field, and above a blank line, after it; it ends at `end`.
+    def attach_after(self, path: str, end: int, following: int | None) -> None:
+        """Attach the comments directly below a field, which ends at `end`, if a blank line follows them.
 
-        The next field starts at `following`, if the block does not end.
+        The next field starts at `following`, which is None at the end of the block.
         """
-        position, count = max(end, self._taken_to), 0
-        for comment in self.waiting:
+        position, count = max(end, self._attached_to), 0
+        for comment in self.pending:
             if self._text.count("\n", position, comment.start("comment")) > 1:
                 break
             position, count = comment.end(), count + 1
         else:
             if following is None or self._text.count("\n", position, following) < 2:
                 return
-        self._add(path, Comment(after=self._take(count)))
+        self._add(path, Comment(after=self._pop(count)))
 
-    def below(self, path: str) -> None:
-        """Put all that wait below the last field of the block."""
-        self._add(path, Comment(below=self._take(len(self.waiting))))
+    def attach_below(self, path: str) -> None:
+        """Attach all pending comments below the last field of the block."""
+        self._add(path, Comment(below=self._pop(len(self.pending))))
 
-    def apart(self, path: str, start: int, end: int) -> None:
-        """Note that a field is apart where a blank line stands between `start` and `end`."""
+    def note_apart(self, path: str, start: int, end: int) -> None:
+        """Record `is_apart` for a field if there is a blank line between `start` and `end`."""
         if _BLANK_LINE.search(self._text, start, end):
             self._add(path, _APART)
 
-    def inline(self, path: str, start: int, end: int) -> None:
-        """Note that a block is inline where no line ends between `start` and `end`."""
+    def note_inline(self, path: str, start: int, end: int) -> None:
+        """Record `is_inline` for a block if there is no line break between `start` and `end`."""
         if self._text.find("\n", start, end) < 0:
             self._add(path, _INLINE)
 
-    def _take(self, count: int) -> tuple[str, ...]:
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+    def _pop(self, count: int) -> tuple[str, ...]:
+        taken, self.pending = self.pending[:count], self.pending[count:]
         if taken:
-            self._taken_to = taken[-1].end()
+            self._attached_to = taken[-1].end()
         return tuple(comment_text(match["comment"]) for match in taken)
 
     def _is_alone(self, comment: re.Match[str]) -> bool:
@@ -161,7 +162,7 @@ class CommentCollector:
 
 
 def join_comments(first: Comment, second: Comment) -> Comment:
-    """Put two comments on one field; of two beside it, the second goes above."""
+    """Combine two comments of one field; of two texts beside it, or beside its brace, the second moves."""
     is_crowded = bool(first.beside and second.beside)
     beside = (second.beside,) if is_crowded else ()
     is_closed = bool(first.closing and second.closing)

@@ -1,11 +1,11 @@
-"""Parse protobuf's text format, with the place of each field and all comments.
+"""Parse protobuf's text format, with the position of each field and all comments.
 
 The parser accepts and refuses the same text as the C++ parsers of protobuf 3.10 to 3.21, so that a Caffe
-built with one of them reads whatever passes here. Exceptions: the schema has no extensions, so none are read;
-a string that is not UTF-8 is refused; a byte-order mark, which C++ refuses, is skipped (and gone after
-formatting). Protobuf 2.5 to 3.6, with which older Caffes were built, cannot read a few of the forms that
-pass: each is reported as a `NewerForm` with its place, and canonical text has none of them. Hexadecimal and
-octal floats, which only 2.5 reads, are refused.
+built with one of them can read whatever is accepted here. There are three exceptions: extensions are refused,
+since the schema has none; a string that is not UTF-8 is refused; and a byte-order mark, which C++ refuses,
+is skipped (and dropped by formatting). Protobuf 2.5 to 3.6, with which older Caffes were built, cannot read
+some of the accepted forms: each is reported as a `NewerForm` with its position, and canonical text contains
+none of them. Hexadecimal and octal floats, which only 2.5 reads, are refused.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _MOST_OWNERS = 3
 
 
 def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
-    """Return a hint for an unknown field: the Caffes that have it, a similar field, or messages that have it.
+    """Return a hint for an unknown field: Caffes that have it, a similar field, or messages that have it.
 
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "gama")
     "did you mean 'gamma'?"
     >>> hint_for_field("SolverParameter", ["net", "gamma"], "rampup_interval")
-    'it belongs to nvcaffe; here the warm-up is warmup_iter, linear and not quadratic'
+    'it belongs to nvcaffe; here the warm-up is warmup_iter, which is linear, not quadratic'
     """
     others = field_dialects(message, name)
     if others:
@@ -51,12 +51,12 @@ def hint_for_field(message: str, known: Iterable[str], name: str) -> str:
     if len(owners) > _MOST_OWNERS:
         owners = [*owners[:_MOST_OWNERS], "others"]
     if owners:
-        return f"it is a field of {join_names(owners)}: is a brace missing or too many?"
+        return f"it is a field of {join_names(owners)}; check for a missing or an extra brace"
     return f"the fields of {message} are in caffe.proto"
 
 
 def hint_for_value(enum: str, known: Sequence[str], name: str) -> str:
-    """Return a hint for an unknown enum value: the Caffes that have it, a similar value, or all values.
+    """Return a hint for an unknown enum value: Caffes that have it, a similar value, or all values.
 
     >>> hint_for_value("DataParameter.DB", ["LEVELDB", "LMDB"], "LMBD")
     "did you mean 'LMDB'?"
@@ -87,8 +87,8 @@ _FLOAT_OVERFLOW = (2 - 2.0**-24) * 2.0**127  # the least number that rounds to i
 class NewerForm:
     """A way of writing a field that a Caffe built with an old protobuf cannot read.
 
-    `offset` is the character where it starts, `field` the path of the field or list, `versions` the releases
-    of protobuf that do `effect` with it ("refuse the file"), and `write` what all of them read.
+    `offset` is the character where it starts, and `field` the path of the field or list. `effect` is what the
+    protobuf releases `versions` do ("refuse the file"), and `write` is a form that all releases read.
     """
 
     offset: int
@@ -100,7 +100,7 @@ class NewerForm:
 
 
 class ParsedText(NamedTuple):
-    """The comments of a text by field path, and the forms in it that old protobufs refuse."""
+    """The comments of a text by field path, and the forms in it that old protobufs cannot read."""
 
     comments: Mapping[str, Comment]
     newer_forms: tuple[NewerForm, ...]
@@ -109,9 +109,10 @@ class ParsedText(NamedTuple):
 def parse_text(
     text: str, message: Message, path: str | Path, offsets: dict[str, int] | None = None
 ) -> ParsedText:
-    """Fill a message from text; return its comments, and the first hundred forms that old protobufs refuse.
+    """Fill a message from text; return its comments, and the first 100 forms that old protobufs cannot read.
 
-    `offsets`, if given, is filled with the character where each field's name, or value in a list, starts.
+    `offsets`, if given, is filled with the offset of each field's name, or of each value in a list. Raises
+    PrototxtError, which names `path`, at the first mistake.
     """
     return _Parser(text.removeprefix("\ufeff"), path, offsets).parse(message)
 
@@ -127,7 +128,10 @@ def _required(message: Descriptor) -> tuple[str, ...]:
 
 
 class _Parser:
-    """Recursive descent with one token of lookahead. No message contains itself, so the depth is bounded."""
+    """A recursive-descent parser with one token of lookahead.
+
+    Its depth is bounded, since no message contains itself.
+    """
 
     def __init__(self, text: str, path: str | Path, offsets: dict[str, int] | None) -> None:
         self._text = text
@@ -143,11 +147,11 @@ class _Parser:
         self._read_token()
 
     def parse(self, message: Message) -> ParsedText:
-        self._comments.header(self._start)
+        self._comments.attach_header(self._start)
         self._body(message, "", 0)
-        if self._comments.waiting:
-            self._comments.apart("", self._end, self._comments.waiting[0].start("comment"))
-            self._comments.below("")
+        if self._comments.pending:
+            self._comments.note_apart("", self._end, self._comments.pending[0].start("comment"))
+            self._comments.attach_below("")
         return ParsedText(self._comments.found, tuple(self._newer))
 
     def _advance(self) -> None:
@@ -158,7 +162,7 @@ class _Parser:
         match = next(self._matches)
         kind = match.lastgroup
         while kind == "comment":
-            self._comments.waiting.append(match)
+            self._comments.pending.append(match)
             match = next(self._matches)
             kind = match.lastgroup
         assert kind
@@ -169,18 +173,18 @@ class _Parser:
         return self._match.start(self._kind)
 
     def _body(self, message: Message, closing: str, opening: int) -> None:
-        """Read fields up to `closing`, which is left for the caller; the end of the text closes the file."""
+        """Read fields up to the token `closing`, which is not consumed; "" is the end of the text."""
         schema = message.DESCRIPTOR
         known = _fields(schema)
         while self._kind == "name":
             if self._value not in known:
-                what = f"{schema.name} has no field {self._shown()}"
+                what = f"{schema.name} has no field {self._quote()}"
                 self._fail(what, hint_for_field(schema.name, known, self._value))
             self._field(message, known[self._value])
         if self._value != closing:
             if self._kind == "end":
                 self._fail("this block is never closed", f"add a '{closing}'", opening)
-            self._fail(f"expected a field of {schema.name}, not {self._shown()}", self._body_hint(closing))
+            self._fail(f"expected a field of {schema.name}, not {self._quote()}", self._body_hint(closing))
         for name in _required(schema):
             if not message.HasField(name):
                 self._fail(
@@ -197,22 +201,22 @@ class _Parser:
             self._fail(f"'{field.name}' is given twice", "Caffe refuses a second one; keep one of the two")
         name, before = self._start, self._end
         if before and not self._prefix and name - before > 1:
-            self._comments.apart(self._path_of(message, field, 0), before, name)
+            self._comments.note_apart(self._path_of(message, field, 0), before, name)
         self._advance()
         if self._value == ":":
             self._advance()
         elif field.message_type is None:
-            self._fail(f"expected ':' after '{field.name}', not {self._shown()}")
+            self._fail(f"expected ':' after '{field.name}', not {self._quote()}")
         opening = self._start
         if self._value == "[" and field.is_repeated:
             self._list(message, field)
         else:
-            self._element(message, field, name)
+            self._field_value(message, field, name)
         last = self._end
         if self._value in (",", ";"):
             self._advance()
-        if self._comments.waiting and (path := self._finish(message, field, opening, last)):
-            self._comments.after(path, self._end, self._start if self._kind == "name" else None)
+        if self._comments.pending and (path := self._attach_comments(message, field, opening, last)):
+            self._comments.attach_after(path, self._end, self._start if self._kind == "name" else None)
 
     def _list(self, message: Message, field: FieldDescriptor) -> None:
         start = self._start
@@ -225,34 +229,34 @@ class _Parser:
             self._note_newer(field, start, "a list of blocks", "2.5", f"{field.name} {{ ... }} for each")
         while True:
             opening = self._start
-            self._element(message, field, opening)
+            self._field_value(message, field, opening)
             if self._value not in (",", "]"):
-                self._fail(f"expected ',' or ']' in the list of '{field.name}', not {self._shown()}")
+                self._fail(f"expected ',' or ']' in the list of '{field.name}', not {self._quote()}")
             is_last, last = self._value == "]", self._end
             self._advance()
-            if self._comments.waiting:
-                self._finish(message, field, opening, last)
+            if self._comments.pending:
+                self._attach_comments(message, field, opening, last)
             if is_last:
                 return
 
-    def _element(self, message: Message, field: FieldDescriptor, start: int) -> None:
+    def _field_value(self, message: Message, field: FieldDescriptor, start: int) -> None:
         self._values += 1
         if self._values > self._most_values:
             self._fail(f"more than {self._most_values:,} fields", hint_at_limit("prototxt-values"))
         if self._offsets is not None:
             self._offsets[self._path_of(message, field, 0)] = start
-        if self._comments.waiting:
-            self._comments.above(self._path_of(message, field, 0))
+        if self._comments.pending:
+            self._comments.attach_above(self._path_of(message, field, 0))
         if field.message_type is not None:
             self._block(message, field)
         elif field.is_repeated:
-            getattr(message, field.name).append(_TAKE[field.type](self, field))
+            getattr(message, field.name).append(_READERS[field.type](self, field))
         else:
-            setattr(message, field.name, _TAKE[field.type](self, field))
+            setattr(message, field.name, _READERS[field.type](self, field))
 
     def _block(self, message: Message, field: FieldDescriptor) -> None:
         if self._value not in _CLOSING:
-            self._fail(f"expected '{{' after '{field.name}', not {self._shown()}")
+            self._fail(f"expected '{{' after '{field.name}', not {self._quote()}")
         opening, closing = self._start, _CLOSING[self._value]
         if field.is_repeated:
             children = getattr(message, field.name)
@@ -267,46 +271,46 @@ class _Parser:
         outer, path = self._prefix, self._path_of(message, field, 1)
         self._prefix = f"{path}."
         self._advance()
-        if self._comments.waiting:
-            self._comments.opening(path)
+        if self._comments.pending:
+            self._comments.attach_opening(path)
         self._body(child, closing, opening)
-        if self._comments.waiting:
-            self._comments.below(path)
-        self._comments.inline(path, opening, self._start)
+        if self._comments.pending:
+            self._comments.attach_below(path)
+        self._comments.note_inline(path, opening, self._start)
         self._advance()
         self._prefix = outer
 
-    def _finish(self, message: Message, field: FieldDescriptor, opening: int, last: int) -> str:
-        """Place the comments in and beside a field; return its path, or nothing for an empty list."""
+    def _attach_comments(self, message: Message, field: FieldDescriptor, opening: int, last: int) -> str:
+        """Attach the comments inside and beside a field; return its path, or "" for an empty list."""
         if field.is_repeated and not getattr(message, field.name):
             return ""
         path = self._path_of(message, field, 1)
         block = None if field.message_type is None else opening
-        self._comments.ending(path, block, last, self._end)
+        self._comments.attach_inside(path, block, last, self._end)
         return path
 
     def _path_of(self, message: Message, field: FieldDescriptor, back: int) -> str:
-        """Name the last element of a field (`back` 1), or the one to come (0)."""
+        """Return the path of the last element of a field (`back` is 1), or of the next one (0)."""
         index = f"[{len(getattr(message, field.name)) - back}]" if field.is_repeated else ""
         return f"{self._prefix}{field.name}{index}"
 
-    def _take_integer(self, field: FieldDescriptor) -> int:
+    def _read_integer(self, field: FieldDescriptor) -> int:
         kind, low, high = _INTEGERS[field.type]
         start, is_signed = self._start, self._value == "-"
         value = self._integer()
         if value is None or not low <= value <= high or (is_signed and low == 0):
-            what = f"'{field.name}' takes {kind}, {low} to {high}, not {self._shown(start)}"
+            what = f"'{field.name}' takes {kind}, {low} to {high}, not {self._quote(start)}"
             self._fail(what, self._number_hint(""), start)
         self._advance()
         return value
 
-    def _take_float(self, field: FieldDescriptor) -> float:
+    def _read_float(self, field: FieldDescriptor) -> float:
         start = self._start
         is_negative = self._is_negative()
         try:
             value = parse_float(self._value) if self._kind == "number" else _FLOATS[self._value.lower()]
         except (KeyError, ValueError):
-            what = f"'{field.name}' takes a number, not {self._shown(start)}"
+            what = f"'{field.name}' takes a number, not {self._quote(start)}"
             self._fail(what, self._number_hint("write it in decimal"), start)
         value = -value if is_negative else value
         if abs(value) >= 2.0**64:
@@ -319,21 +323,21 @@ class _Parser:
         if self._value.isdigit() and (len(self._value) > len(_UINT64_MAX) or self._value > _UINT64_MAX):
             what, versions, effect = "an integer beyond 64 bits", "2.5 to 3.6", "refuse the file"
         elif not is_double and FLOAT_MAX < abs(value) < _FLOAT_OVERFLOW:
-            what, versions, effect = "a number above the largest float", "3.0 to 3.6", "take it for inf"
+            what, versions, effect = "a number above the largest float", "3.0 to 3.6", "read it as inf"
         else:
             return
         self._note_newer(field, start, what, versions, float_text(value, is_double), effect)
 
-    def _take_bool(self, field: FieldDescriptor) -> bool:
+    def _read_bool(self, field: FieldDescriptor) -> bool:
         value = self._integer() if self._kind == "number" else _BOOLS.get(self._value)
         if value not in (0, 1):
-            self._fail(f"'{field.name}' takes true or false, not {self._shown()}")
+            self._fail(f"'{field.name}' takes true or false, not {self._quote()}")
         if self._value in ("True", "False"):
             self._note_newer(field, self._start, self._value, "2.5", self._value.lower())
         self._advance()
         return bool(value)
 
-    def _take_enum(self, field: FieldDescriptor) -> int:
+    def _read_enum(self, field: FieldDescriptor) -> int:
         enum = field.enum_type
         assert enum is not None
         start = self._start
@@ -347,34 +351,34 @@ class _Parser:
         if value is None:
             owner = enum.full_name.removeprefix("caffe.")
             hint = hint_for_value(owner, list(enum.values_by_name), self._value)
-            self._fail(f"'{field.name}' takes a value of {owner}, not {self._shown(start)}", hint, start)
+            self._fail(f"'{field.name}' takes a value of {owner}, not {self._quote(start)}", hint, start)
         self._advance()
         return value.number
 
-    def _take_bytes(self, field: FieldDescriptor) -> bytes:
+    def _read_bytes(self, field: FieldDescriptor) -> bytes:
         if self._kind != "string":
             hint = f'write "{self._value[:_MOST_SHOWN]}"' if self._kind in ("name", "number") else ""
-            self._fail(f"'{field.name}' takes a string in quotes, not {self._shown()}", hint)
+            self._fail(f"'{field.name}' takes a string in quotes, not {self._quote()}", hint)
         parts: list[bytes] = []
         while self._kind == "string":
             try:
                 parts.append(parse_string(self._value))
             except ValueError as error:
-                escape = str(error)  # the newest protobuf takes a capital X, and none before it
+                escape = str(error)  # only the newest protobuf accepts a capital X
                 hint = f"write {escape.lower()}" if escape.startswith(r"\X") else _BACKSLASH
-                self._fail(f"'{field.name}' cannot be read as text: {error}", hint)
+                self._fail(f"'{field.name}' contains the invalid escape {error}", hint)
             self._advance()
         return b"".join(parts)
 
-    def _take_str(self, field: FieldDescriptor) -> str:
+    def _read_str(self, field: FieldDescriptor) -> str:
         start = self._start
         try:
-            return self._take_bytes(field).decode()
+            return self._read_bytes(field).decode()
         except UnicodeDecodeError:
             self._fail(f"'{field.name}' takes text, but its escapes are not UTF-8", at=start)
 
     def _integer(self) -> int | None:
-        """Read a sign and the number after it, which stays the current token; None if there is neither."""
+        """Read an optional sign and an integer, whose token stays current; None if it is not an integer."""
         is_negative = self._is_negative()
         try:
             value = parse_int(self._value) if self._kind == "number" else None
@@ -384,7 +388,7 @@ class _Parser:
 
     def _number_hint(self, usual: str) -> str:
         return (
-            "write it without '_', or with a space behind the number"
+            "remove the '_', or put a space after the number"
             if "_" in self._value and self._kind == "number"
             else usual
         )
@@ -408,8 +412,8 @@ class _Parser:
             path = f"{self._prefix}{field.name}"
             self._newer.append(NewerForm(start, path, what, f"protobuf {versions}", effect, write))
 
-    def _shown(self, start: int | None = None) -> str:
-        """Quote the current token, or all from `start` to its end, on one line."""
+    def _quote(self, start: int | None = None) -> str:
+        """Quote the current token, or the text from `start` to its end, on one line."""
         if self._kind == "end":
             return "the end of the text"
         if self._value in ('"', "'"):
@@ -424,12 +428,12 @@ class _Parser:
         raise PrototxtError(f"{self._path}:{line}:{column}", what, hint)
 
 
-_TAKE: dict[int, Callable[[_Parser, FieldDescriptor], Any]] = {
-    **dict.fromkeys(_INTEGERS, _Parser._take_integer),
-    FieldDescriptor.TYPE_DOUBLE: _Parser._take_float,
-    FieldDescriptor.TYPE_FLOAT: _Parser._take_float,
-    FieldDescriptor.TYPE_BOOL: _Parser._take_bool,
-    FieldDescriptor.TYPE_ENUM: _Parser._take_enum,
-    FieldDescriptor.TYPE_STRING: _Parser._take_str,
-    FieldDescriptor.TYPE_BYTES: _Parser._take_bytes,
+_READERS: dict[int, Callable[[_Parser, FieldDescriptor], Any]] = {
+    **dict.fromkeys(_INTEGERS, _Parser._read_integer),
+    FieldDescriptor.TYPE_DOUBLE: _Parser._read_float,
+    FieldDescriptor.TYPE_FLOAT: _Parser._read_float,
+    FieldDescriptor.TYPE_BOOL: _Parser._read_bool,
+    FieldDescriptor.TYPE_ENUM: _Parser._read_enum,
+    FieldDescriptor.TYPE_STRING: _Parser._read_str,
+    FieldDescriptor.TYPE_BYTES: _Parser._read_bytes,
 }

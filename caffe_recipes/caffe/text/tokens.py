@@ -36,7 +36,7 @@ _LETTERS = dict(zip("abfnrtv\\?'\"", b"\a\b\f\n\r\t\v\\?'\"", strict=True))
 
 
 def line_column(text: str, offset: int) -> tuple[int, int]:
-    """Count line and column of a character, both from 1.
+    """Return the line and column of a character, both counted from 1.
 
     >>> line_column("net: 1\\ngama: 2", 7)
     (2, 1)
@@ -45,7 +45,7 @@ def line_column(text: str, offset: int) -> tuple[int, int]:
 
 
 def parse_int(literal: str) -> int:
-    """Read a decimal, hexadecimal (`0x1F`) or octal (`017`) integer; ValueError for anything else.
+    """Read a decimal, hexadecimal (`0x1F`) or octal (`017`) integer. Raises ValueError for anything else.
 
     >>> parse_int("0x1F"), parse_int("017"), parse_int("42")
     (31, 15, 42)
@@ -55,9 +55,9 @@ def parse_int(literal: str) -> int:
 
 
 def parse_float(literal: str) -> float:
-    """Read a decimal number, `1.`, `.5`, `1e-3`, with or without C's `f`; ValueError if it is none.
+    """Read a decimal number such as `1.`, `.5`, `1e-3` or `1f`. Raises ValueError if it is not one.
 
-    A leading zero, as in `010`, is refused: 8 to one version of protobuf, 10 to another, an error to most.
+    A leading zero is refused: some versions of protobuf read `010` as 8, others as 10, and most refuse it.
 
     >>> parse_float("1."), parse_float(".5f"), parse_float("1e-3")
     (1.0, 0.5, 0.001)
@@ -69,7 +69,7 @@ def parse_float(literal: str) -> float:
 
 
 def parse_string(literal: str) -> bytes:
-    """Read a quoted string with C's escapes into UTF-8 bytes; ValueError names a bad escape.
+    """Read a quoted string with C's escapes into UTF-8 bytes. Raises ValueError with the first bad escape.
 
     >>> parse_string(r'"\\x41\\102\\u00e9\\n"')
     b'AB\\xc3\\xa9\\n'
@@ -86,9 +86,9 @@ def parse_string(literal: str) -> bytes:
 
 
 def find_foreign_byte(text: str) -> int | None:
-    r"""Return the first character outside comments that stands for a byte which is not UTF-8.
+    r"""Return the offset of the first character outside comments that stands for a byte that is not UTF-8.
 
-    The text is decoded with `surrogateescape`.
+    The text must have been decoded with `surrogateescape`. Returns None if there is no such character.
 
     >>> find_foreign_byte("net: 'a' # \udce9"), find_foreign_byte("net: '\udce9'")
     (None, 6)

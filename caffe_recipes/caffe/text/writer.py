@@ -1,7 +1,4 @@
-"""The canonical text of a message: order of fields, numbers, strings, comments.
-
-The order in which a person writes the fields of a message.
-"""
+"""Write the canonical text of a message: order of fields, numbers, strings and comments."""
 
 from __future__ import annotations
 
@@ -20,8 +17,9 @@ from caffe_recipes.caffe.text.comments import Comment, comment_line
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.wording import did_you_mean
 
-# A star stands for every field that its row does not name, in the order of the schema.
-ORDERS = {
+# The order in which people usually write the fields of a message. A star stands for all fields that a row
+# does not name, in the order of the schema.
+FIELD_ORDERS = {
     "BlobProto": "shape num channels height width *",
     "ConvolutionParameter": "num_output bias_term kernel_size kernel_h kernel_w pad pad_h pad_w "
     "stride stride_h stride_w dilation group *",
@@ -49,8 +47,8 @@ ORDERS = {
 
 @functools.cache
 def ordered_fields(message: Descriptor) -> tuple[FieldDescriptor, ...]:
-    """Return every field of a message in the order of writing."""
-    row = ORDERS.get(message.name, "*").split()
+    """Return all fields of a message in the order in which they are written."""
+    row = FIELD_ORDERS.get(message.name, "*").split()
     star = row.index("*")
     rest = [field.name for field in message.fields if field.name not in row]
     names = [*row[:star], *rest, *row[star + 1 :]]
@@ -59,47 +57,49 @@ def ordered_fields(message: Descriptor) -> tuple[FieldDescriptor, ...]:
 
 @functools.cache
 def field_ranks(message: Descriptor) -> dict[int, int]:
-    """Return each field's place in the order of writing, by field number."""
+    """Return the position of each field in the order in which they are written, by field number."""
     return {field.number: rank for rank, field in enumerate(ordered_fields(message))}
 
 
-_PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # ASCII, and neither of the two that are escaped
+_PLAIN = re.compile(r"[ !#-\[\]-~]*").fullmatch  # printable ASCII that needs no escape
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _NO_COMMENT = Comment()
 _LARGE_KIND_BYTES = 1000
-_INLINE_WIDTH = 100  # characters of a block that stays on its line
+_INLINE_WIDTH = 100  # the longest block, in characters, that stays on one line
 FLOAT_MAX = (2 - 2.0**-23) * 2.0**127  # the largest float32
 
 
 def write_text(message: Message, comments: Mapping[str, Comment]) -> str:
-    """Write a message with its comments; PrototxtError where a comment has nothing to stand by."""
-    notes = _Notes(comments)
-    file = notes.take("")
+    """Write a message with its comments. Raises PrototxtError if a comment's field is not set."""
+    queue = _CommentQueue(comments)
+    file = queue.pop("")
     if file.beside or file.closing or file.after:
-        raise PrototxtError("", "a comment beside the file itself", "give it a field's path, or put it above")
-    body = _body(message, "", "", notes, file)
+        raise PrototxtError(
+            "", "a comment cannot be beside the file", "give it a field's path, or put it above"
+        )
+    body = _body(message, "", "", queue, file)
     head = [*_comment_lines(file.above, ""), *([""] if file.above and body else [])]
-    for path in notes.waiting:
-        hint = did_you_mean(path, _paths(message, ""), "comment a field that is set")
-        raise PrototxtError(path, f"a comment, but this {message.DESCRIPTOR.name} has no such field", hint)
+    for path in queue.pending:
+        hint = did_you_mean(path, _paths(message, ""), "attach it to a field that is set")
+        raise PrototxtError(path, f"has a comment, but is not set in this {message.DESCRIPTOR.name}", hint)
     return "\n".join([*head, *body, ""])
 
 
-class _Notes:
-    """The comments that are still to be written, and how many with text have been."""
+class _CommentQueue:
+    """The comments that are still to be written, and the number of comments with text already written."""
 
     def __init__(self, comments: Mapping[str, Comment]) -> None:
-        self.waiting = dict(comments)
+        self.pending = dict(comments)
         self.written = 0
 
-    def take(self, path: str) -> Comment:
-        comment = self.waiting.pop(path, _NO_COMMENT)
+    def pop(self, path: str) -> Comment:
+        comment = self.pending.pop(path, _NO_COMMENT)
         self.written += bool(comment.texts)
         return comment
 
 
 def float_text(value: float, is_double: bool = False) -> str:
-    """Write a float32 (or double) in the fewest digits that read back bit-equal, plainly down to 0.00001.
+    """Write a float32 (or double) in the fewest digits that read back bit-equal, without exponent from 1e-5.
 
     >>> [float_text(value) for value in (0.1, 5e-05, 1e-08, 1.0, 1281167.0, 0.0078125)]
     ['0.1', '0.00005', '1e-08', '1', '1281167', '0.0078125']
@@ -116,7 +116,7 @@ def float_text(value: float, is_double: bool = False) -> str:
 
 
 def string_text(value: str | bytes) -> str:
-    """Quote a string with only the escapes it needs; readable UTF-8 stays as it is, bytes become ASCII.
+    """Quote a string, escaping as little as possible; printable UTF-8 in a str stays, bytes become ASCII.
 
     >>> print(string_text('a "b" \\x00 é'), string_text(b"\\xe9"))
     "a \\"b\\" \\000 é" "\\351"
@@ -136,13 +136,13 @@ def _escape(char: str, is_byte: bool) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode("latin-1" if is_byte else "utf-8"))
 
 
-# The same few rates and fillers stand in every layer of a net. 0 is left out: it equals -0.
+# The same few rates and fillers are in every layer of a net. Never called with 0, which equals -0 as a key.
 @functools.lru_cache(maxsize=1024)
 def _shortest_float32(value: float) -> str:
     single = ctypes.c_float(value).value
-    if abs(single) == FLOAT_MAX:  # rounded up to fewer digits, protobuf 3.0 to 3.6 would read infinity
+    if abs(single) == FLOAT_MAX:  # protobuf 3.0 to 3.6 would read fewer digits, rounded up, as infinity
         return f"{'-' * (single < 0)}3.40282346e+38"
-    # Six digits survive the way through a normal float32 and back; a subnormal one keeps fewer.
+    # A normal float32 preserves six digits; a subnormal one preserves fewer.
     first = 6 if abs(single) >= 2.0**-126 else 1
     for digits in range(first, 9):
         text = f"{single:.{digits}g}"
@@ -151,13 +151,14 @@ def _shortest_float32(value: float) -> str:
     return f"{single:.9g}"
 
 
-# What writing a field takes: rank, name, whether it repeats, and what makes text of it, or lines of a block.
-_Row = tuple[int, str, bool, Callable[[Any], str] | None, Callable[[Any, str], list[str]]]
+# How to write a field: its rank, its name, whether it is repeated, and the functions that return the text of
+# a scalar (None for a message) and the lines of a message.
+_FieldFormat = tuple[int, str, bool, Callable[[Any], str] | None, Callable[[Any, str], list[str]]]
 
 
 @functools.cache
-def _rows(message: Descriptor) -> dict[int, _Row]:
-    """Return what writing each field of a message takes, by the field's number."""
+def _field_formats(message: Descriptor) -> dict[int, _FieldFormat]:
+    """Return how to write each field of a message, by field number."""
     ranks = field_ranks(message)
     return {
         field.number: (ranks[field.number], field.name, field.is_repeated, _text_of(field), _lines_of(field))
@@ -187,10 +188,11 @@ _TEXTS: dict[int, Callable[[Any], str]] = {
 }
 
 
-def _in_order(message: Message) -> list[tuple[_Row, Any]]:
-    """Return the fields that are set, in the order of writing; ranks differ, so values never compare."""
-    rows = _rows(message.DESCRIPTOR)
-    return sorted([(rows[field.number], value) for field, value in message.ListFields()])
+def _in_order(message: Message) -> list[tuple[_FieldFormat, Any]]:
+    """Return the fields that are set, in the order in which they are written."""
+    formats = _field_formats(message.DESCRIPTOR)
+    # Ranks are unique, so values are never compared.
+    return sorted([(formats[field.number], value) for field, value in message.ListFields()])
 
 
 def _paths(message: Message, prefix: str) -> Iterator[str]:
@@ -202,24 +204,26 @@ def _paths(message: Message, prefix: str) -> Iterator[str]:
                 yield from _paths(item, f"{path}.")
 
 
-def _body(message: Message, prefix: str, indent: str, notes: _Notes, around: Comment) -> list[str]:
-    """Return the lines of a message, taking from `notes` those that are written, and what stands below it.
+def _body(message: Message, prefix: str, indent: str, queue: _CommentQueue, around: Comment) -> list[str]:
+    """Return the lines of a message and the comments below them, removing what is written from `queue`.
 
-    `around` is the comment of the block, or of the file, that the message is.
+    `around` is the comment of the block or file that contains the message.
     """
-    lines = [] if notes.waiting else _plain_body(message, indent)
+    lines = [] if queue.pending else _plain_body(message, indent)
     after = False
-    for (_, name, is_repeated, text_of, _), value in _in_order(message) if notes.waiting else ():
+    for (_, name, is_repeated, text_of, _), value in _in_order(message) if queue.pending else ():
         for index, item in enumerate(value if is_repeated else (value,)):
             path = f"{prefix}{name}[{index}]" if is_repeated else f"{prefix}{name}"
-            comment = notes.take(path)
+            comment = queue.pop(path)
             if lines and (after or (comment.is_apart and not prefix)):
                 lines.append("")
             lines += _comment_lines(comment.above, indent)
             if text_of is None:
-                lines += _commented_block(name, item, path, indent, notes, comment)
+                lines += _commented_block(name, item, path, indent, queue, comment)
             elif comment.below or comment.closing:
-                raise PrototxtError(path, "a comment below a field that has no block", "put it above")
+                raise PrototxtError(
+                    path, "has a comment below it, but is not a block", "put the comment above"
+                )
             else:
                 lines.append(f"{indent}{name}: {text_of(item)}{_beside(comment.beside)}")
             lines += _comment_lines(comment.after, indent)
@@ -230,13 +234,13 @@ def _body(message: Message, prefix: str, indent: str, notes: _Notes, around: Com
 
 
 def _commented_block(
-    name: str, message: Message, path: str, indent: str, notes: _Notes, comment: Comment
+    name: str, message: Message, path: str, indent: str, queue: _CommentQueue, comment: Comment
 ) -> list[str]:
-    """Return a block with its comments: on one line where it stood so and fits, unless a comment is in it."""
-    before = notes.written
-    inner = _body(message, f"{path}.", f"{indent}  ", notes, comment)
+    """Return a block with its comments; it stays on one line if it fits and has no comment inside."""
+    before = queue.written
+    inner = _body(message, f"{path}.", f"{indent}  ", queue, comment)
     beside, closing = _beside(comment.beside), _beside(comment.closing)
-    if notes.written == before and not comment.below and not (beside and closing):
+    if queue.written == before and not comment.below and not (beside and closing):
         inline = f"{indent}{' '.join([name, '{', *(line.strip() for line in inner), '}'])}"
         if comment.is_inline and len(inline) <= _INLINE_WIDTH:
             return [f"{inline}{beside}{closing}"]
@@ -246,7 +250,7 @@ def _commented_block(
 
 
 def _plain_body(message: Message, indent: str) -> list[str]:
-    """Return the lines of a message without comments: the same, and most of the time is spent here."""
+    """Return the lines of a message without comments: a faster `_body`, where most of the time is spent."""
     lines: list[str] = []
     for (_, name, is_repeated, text_of, lines_of), value in _in_order(message):
         if text_of is None:
@@ -259,22 +263,23 @@ def _plain_body(message: Message, indent: str) -> list[str]:
     return lines
 
 
-# The fields of a layer that differ between layers of one kind, by the tags of their numbers, 1 to 4.
-_NAMES = {0x0A: "name", 0x12: "type", 0x1A: "bottom", 0x22: "top"}
+# The fields in which layers of one kind differ, by their tags on the wire (field numbers 1 to 4).
+_NAME_FIELDS = {0x0A: "name", 0x12: "type", 0x1A: "bottom", 0x22: "top"}
 
 
 def _layer_body(layer: Message, indent: str) -> list[str]:
-    """Return the lines of a layer: a net has few kinds of layers, which differ in their names alone.
+    """Return the lines of a layer, caching those that do not depend on its names.
 
-    In binary the names come first, each as tag, length and text; what is left is the kind. A name of more
-    than 127 bytes, whose length takes two, stays with the kind, and all that follows it.
+    A net has few kinds of layers, whose instances differ only in their names. In binary form the names come
+    first, each as a tag, a length and text; the rest is the kind. A name of more than 127 bytes, whose length
+    takes two bytes, counts as part of the kind, and so does everything after it.
     """
     data = layer.SerializePartialToString()
     lines: list[str] = []
     start, size = 0, len(data)
-    while start < size and data[start] in _NAMES and data[start + 1] < 0x80:
+    while start < size and data[start] in _NAME_FIELDS and data[start + 1] < 0x80:
         end = start + 2 + data[start + 1]
-        lines.append(f"{indent}{_NAMES[data[start]]}: {_name_text(data[start + 2 : end].decode())}")
+        lines.append(f"{indent}{_NAME_FIELDS[data[start]]}: {_name_text(data[start + 2 : end].decode())}")
         start = end
     if size - start > _LARGE_KIND_BYTES:
         return _plain_body(layer, indent)
@@ -293,7 +298,7 @@ def _kind_body(cls: Callable[[], Message], data: bytes, indent: str) -> list[str
 
 
 def _block(name: str, lines: list[str], indent: str) -> list[str]:
-    """Return a block around lines, on one line where it holds one scalar."""
+    """Return a block with the given lines, on one line if it holds a single scalar."""
     if not lines:
         return [f"{indent}{name} {{ }}"]
     if _is_one_scalar(lines):

@@ -14,6 +14,7 @@ from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
     Document,
     decode_prototxt,
+    empty_file_error,
     guess_class,
     parse_document,
 )
@@ -46,7 +47,7 @@ def read_message(data: bytes, path: str, max_bytes: int = MOST_BYTES) -> Message
     message = guess_class(text, path)()
     parse_text(text, message, path)
     if not message.ListFields():
-        raise PrototxtError(path, "holds no field at all", "was it copied whole?")
+        raise empty_file_error(path)
     try:
         return upgrade_document(Document(path, text, message, {}, {})).message
     except PrototxtError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import check_rates, lr_at, step_iters, telling_iters
+from caffe_recipes.caffe.rates import check_rates, key_iters, lr_at, step_iters
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
@@ -91,7 +91,7 @@ def diff_rates(
     both = _Schedule(old, scales[0]), _Schedule(new, scales[1])
     problems = find_rate_problem(old), find_rate_problem(new)
     found = []
-    places = [telling_iters(schedule.solver, schedule.iterations) for schedule in both]
+    places = [key_iters(schedule.solver, schedule.iterations) for schedule in both]
     for key, name in _NAMES.items():
         at = [place[key] for place in places]
         rates = [

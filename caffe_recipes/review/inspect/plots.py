@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caffe_recipes.caffe.rates import POLICIES, lr_at, step_iters, telling_rates
+from caffe_recipes.caffe.rates import POLICIES, key_rates, lr_at, step_iters
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
 
@@ -73,7 +73,7 @@ def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
 def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
     """Yield the jumps between finite rates in a schedule, from left to right within each stretch."""
     for stretch in schedule.stretches:
-        rates = telling_rates(stretch.solver, stretch.iterations)
+        rates = key_rates(stretch.solver, stretch.iterations)
         if rates is None:
             continue
         warmup_x = stretch.x_at(stretch.solver.warmup_iter)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, layer_type_dialects, nearest_layer_type
-from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, refuse_filler, refuse_layer
+from caffe_recipes.caffe.refusals import UNWEIGHTED, Refusal, find_filler_refusals, find_refusals
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import mean_values_misfit
 from caffe_recipes.review.lint.net_view import (
@@ -88,13 +88,13 @@ def check_refusals(view: NetView) -> Iterator[Finding]:
     for index, layer in enumerate(view.net.layer):
         unweighted = _check_loss_weight_missing(layer) if is_intels else ()
         own = (*_check_loss_weight(layer), *_check_input_ignored(layer), *_check_large_values(layer))
-        for refusal in (*refuse_layer(layer, view.net.engine), *own, *unweighted):
+        for refusal in (*find_refusals(layer, view.net.engine), *own, *unweighted):
             if is_intels or refusal.rule not in _CPU_ONLY_REFUSALS:
                 yield _refusal_finding(index, layer, refusal)
         for path, filler in filler_fields(layer):
             if not is_filler_used(view, layer, path):
                 continue
-            for refusal in refuse_filler(filler):
+            for refusal in find_filler_refusals(filler):
                 yield _refusal_finding(index, layer, refusal._replace(field=f"{path}.{refusal.field}"))
 
 

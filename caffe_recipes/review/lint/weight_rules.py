@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.refusals import closed_bottoms
+from caffe_recipes.caffe.refusals import bottoms_without_backward
 from caffe_recipes.caffe.shape_rules import product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
@@ -649,7 +649,7 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
 )
 def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
-        back = [b for b in closed_bottoms(layer) if (i, b) in phase.gradients]
+        back = [b for b in bottoms_without_backward(layer) if (i, b) in phase.gradients]
         if not back:
             continue
         # Another rule reports a computed label.

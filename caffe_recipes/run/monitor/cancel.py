@@ -15,6 +15,7 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.submit.submissions import (
@@ -59,10 +60,11 @@ class CancelEnv:
 def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None = None) -> None:
     """Stop a run in order, as Ctrl-C does, and wait until it has ended; cancel jobs that are still queued.
 
-    Raises InputError if there is nothing to cancel, or if the process is on another host, and RunFailed if
-    Slurm gives no answer.
+    Raises InputError if there is nothing to cancel, if the process is on another host, or if other users can
+    write in the Caffe root; RunFailed if Slurm gives no answer.
     """
     env = env or CancelEnv()
+    check_own_root(Path(options.root))  # its journals name the processes and jobs that are ended
     ask = slurm_of(env.host)
     status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
     away = next((job.away for job in status.jobs if job.away), "")

@@ -13,7 +13,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import Definition, Dialect, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import (
     DIFFERENCE_RULES,
-    READINGS,
+    MEANING_DIFFERENCES,
     TITLES,
     DialectDifference,
     check_message,
@@ -147,11 +147,11 @@ def test_an_unknown_policy_fails_where_the_warm_up_of_that_caffe_ends(
 @pytest.mark.parametrize(
     ("text", "dialect", "said"),
     [
-        ("lr_policy: 'poly_cyc'", "bvlc", "poly with max_iter at lr_iter's iteration, stopped early"),
+        ("lr_policy: 'poly_cyc'", "bvlc", "poly with max_iter set to lr_iter, stopped early"),
         ("lr_policy: 'plateau'", "bvlc", "multistep"),
         ("lr_policy: 'polly'", "bvlc", "did you mean 'poly'?"),
         ("lr_policy: 'zzz'", "bvlc", "it has exp, fixed, inv"),
-        ("warmup_iter: 1", "nvcaffe", "there the warm-up is rampup_interval, quadratic"),
+        ("warmup_iter: 1", "nvcaffe", "there the warm-up is rampup_interval, which is quadratic"),
         ("rampup_interval: 1", "surfsara", "here the warm-up is warmup_iter"),
         ("min_lr: 1", "surfsara", "remove it; only nvcaffe has it"),
         ("type: 'SGDD' base_lr: 1", "bvlc", "did you mean 'SGD'?"),
@@ -229,7 +229,7 @@ HARMLESS = {
 
 
 def test_every_default_that_differs_is_told_or_known_to_be_harmless() -> None:
-    told = {(reading.dialect, reading.name) for reading in READINGS}
+    told = {(reading.dialect, reading.name) for reading in MEANING_DIFFERENCES}
     seen = set()
     for dialect in load_dialects().values():
         for owner, names in dialect.changed.items():
@@ -321,12 +321,12 @@ def test_a_message_of_ours_is_judged_without_its_text() -> None:
 
 def test_every_rule_and_dialect_has_its_words() -> None:
     assert set(TITLES) == set(ALL)
-    assert {reading.rule for reading in READINGS} <= set(DIFFERENCE_RULES)
+    assert {reading.rule for reading in MEANING_DIFFERENCES} <= set(DIFFERENCE_RULES)
     assert {case[1] for case in CASES} <= set(DIFFERENCE_RULES)
 
 
 def test_an_unknown_dialect_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="unknown dialect 'nvcafe'; did you mean 'nvcaffe'"):
         find_dialect("nvcafe")
-    with pytest.raises(InputError, match="there are surfsara, intel, bvlc, nvcaffe"):
+    with pytest.raises(InputError, match="choose from surfsara, intel, bvlc, nvcaffe"):
         find_dialect("x")

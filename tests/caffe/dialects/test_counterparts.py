@@ -42,13 +42,13 @@ def test_layers_and_policies_are_answered_by_what_is_known_more_widely() -> None
 @pytest.mark.parametrize(
     ("dialect", "owner", "name", "said"),
     [
-        ("nvcaffe", "SolverParameter", "warmup_iter", "rampup_interval, quadratic and not linear"),
-        ("surfsara", "SolverParameter", "rampup_interval", "warmup_iter, linear and not quadratic"),
-        ("intel", "SolverParameter", "lr_iter", "poly with max_iter at lr_iter's iteration"),
+        ("nvcaffe", "SolverParameter", "warmup_iter", "rampup_interval, which is quadratic, not linear"),
+        ("surfsara", "SolverParameter", "rampup_interval", "warmup_iter, which is linear, not quadratic"),
+        ("intel", "SolverParameter", "lr_iter", "poly with max_iter set to lr_iter"),
         ("bvlc", "DataParameter", "shuffle", "convert_imageset -shuffle"),
         ("bvlc", "BatchNormParameter", "filler", "Scale layer"),
-        ("nvcaffe", "PoolingParameter.Engine", "MKLDNN", "CAFFE, or is left out"),
-        ("surfsara", "BatchNormParameter.Engine", "CUDNN", "CAFFE, or is left out"),
+        ("nvcaffe", "PoolingParameter.Engine", "MKLDNN", "CAFFE or unset"),
+        ("surfsara", "BatchNormParameter.Engine", "CUDNN", "CAFFE or unset"),
     ],
 )
 def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, said: str) -> None:

@@ -248,11 +248,19 @@ def test_comments_are_rendered_by_path() -> None:
 @pytest.mark.parametrize(
     ("path", "comment", "error"),
     [
-        ("max_itre", Comment(beside="x"), "max_itre: a comment, .* no such field; did you mean 'max_iter'."),
+        (
+            "max_itre",
+            Comment(beside="x"),
+            "max_itre: has a comment, but is not set .*; did you mean 'max_iter'.",
+        ),
         ("test_iter", Comment(beside="x"), "test_iter: .*; did you mean 'test_iter.0.'."),
-        ("momentum", Comment(beside="x"), "momentum: .* no such field; comment a field that is set"),
-        ("max_iter", Comment(below=("x",)), "max_iter: a comment below a field that has no block; .*"),
-        ("", Comment(beside="x"), "a comment beside the file itself; .*"),
+        (
+            "momentum",
+            Comment(beside="x"),
+            "momentum: .* is not set in this SolverParameter; attach it to a field that is set",
+        ),
+        ("max_iter", Comment(below=("x",)), "max_iter: has a comment below it, but is not a block; .*"),
+        ("", Comment(beside="x"), "a comment cannot be beside the file; .*"),
     ],
 )
 def test_a_comment_that_stands_by_nothing_is_refused(path: str, comment: Comment, error: str) -> None:
@@ -262,5 +270,5 @@ def test_a_comment_that_stands_by_nothing_is_refused(path: str, comment: Comment
 
 @pytest.mark.parametrize("comment", [{"above": ("a\nb",)}, {"beside": "a\n"}, {"below": ("\n",)}])
 def test_a_comment_of_several_lines_is_refused(comment: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a comment is one line"):
+    with pytest.raises(ValueError, match="a comment must be one line"):
         Comment(**comment)

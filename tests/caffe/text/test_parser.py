@@ -55,7 +55,7 @@ REFUSED = [
         S,
         "rampup_interval: 3",
         "1:1: SolverParameter has no field 'rampup_interval'; "
-        "it belongs to nvcaffe; here the warm-up is warmup_iter, linear and not quadratic",
+        "it belongs to nvcaffe; here the warm-up is warmup_iter, which is linear, not quadratic",
     ),
     (
         N,
@@ -66,7 +66,7 @@ REFUSED = [
         N,
         "layer { kernel_size: 3 }",
         "1:9: LayerParameter has no field 'kernel_size'; "
-        "it is a field of ConvolutionParameter and PoolingParameter: is a brace missing or too many?",
+        "it is a field of ConvolutionParameter and PoolingParameter; check for a missing or an extra brace",
     ),
     (S, "zzz: 1", "1:1: SolverParameter has no field 'zzz'; "
         "the fields of SolverParameter are in caffe.proto"),
@@ -117,13 +117,13 @@ REFUSED = [
         S,
         "max_iter: 1_000",
         "1:11: 'max_iter' takes an int32, -2147483648 to 2147483647, not '1_000'; "
-        "write it without '_', or with a space behind the number",
+        "remove the '_', or put a space after the number",
     ),
     (
         S,
         "base_lr: 1_0.5",
         "1:10: 'base_lr' takes a number, not '1_0.5'; "
-        "write it without '_', or with a space behind the number",
+        "remove the '_', or put a space after the number",
     ),
     (S, "debug_info: 0_1", "1:13: 'debug_info' takes true or false, not '0_1'"),
     (
@@ -134,8 +134,8 @@ REFUSED = [
     ),
     (S, "net: lenet", "1:6: 'net' takes a string in quotes, not 'lenet'; write \"lenet\""),
     (S, "net: 'a\nb'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
-    (S, r"net: 'C:\data'", r"1:6: 'net' cannot be read as text: \d; a backslash is written \\"),
-    (S, "net: '\\x'", "1:6: 'net' cannot be read as text: \\x; a backslash is written \\\\"),
+    (S, r"net: 'C:\data'", r"1:6: 'net' contains the invalid escape \d; a backslash is written \\"),
+    (S, "net: '\\x'", "1:6: 'net' contains the invalid escape \\x; a backslash is written \\\\"),
     (S, "net: '\0'", "1:6: 'net' takes a string in quotes, not a string that does not end on its line"),
     (S, "net 'a'", "1:5: expected ':' after 'net', not 'a'"),
     (S, "display: [1]", "1:10: 'display' takes an int32, -2147483648 to 2147483647, not '['"),
@@ -229,7 +229,7 @@ def test_a_string_that_is_no_utf8_is_refused_on_one_line(text: str) -> None:
 
 def test_an_escape_with_a_capital_x_is_refused_naming_the_small_one() -> None:
     """Of all protobufs only the newest takes it."""
-    with pytest.raises(PrototxtError, match=r"1:6: 'net' cannot be read as text: \\X4a; write \\x4a$"):
+    with pytest.raises(PrototxtError, match=r"1:6: 'net' contains the invalid escape \\X4a; write \\x4a$"):
         parse_prototxt(r"net: '\X4a'", S)
 
 
@@ -272,7 +272,7 @@ def test_a_form_that_old_protobufs_cannot_read_is_named_where_it_stands(
     [form] = document.newer_forms
     assert document.place(form.offset) == f"net.prototxt:{place}"
     assert (form.field, form.what, form.versions, form.write) == (field, what, f"protobuf {versions}", write)
-    assert form.effect == ("take it for inf" if versions == "3.0 to 3.6" else "refuse the file")
+    assert form.effect == ("read it as inf" if versions == "3.0 to 3.6" else "refuse the file")
 
 
 @pytest.mark.parametrize(("cls", "text"), [case[:2] for case in NEWER])

@@ -96,7 +96,7 @@ def test_a_net_of_2013_becomes_one_of_today() -> None:
     assert upgraded.message == net(ALEXNET_TODAY)
     assert upgraded.changes == (
         "10 V0 layers: types and parameters renamed",
-        "1 padding layer: now the pad of what is fed",
+        "1 padding layer: now the pad of the layers that they feed",
         "9 V1 layers: now `layer`",
     )
 
@@ -147,7 +147,7 @@ def test_what_caffe_drops_is_dropped_and_said() -> None:
     upgraded = upgrade(text)
     assert upgraded.message == net('name: "n" force_backward: true layer { name: "r" type: "ReLU" top: "r" }')
     assert upgraded.changes[1] == (
-        "dropped, as in Caffe's own upgrade: the net's debug_info, include beside the layer 'r', "
+        "dropped, as in Caffe's own upgrade: the net's debug_info, include outside the block of 'r', "
         "num_output of 'r' (type relu), new_num of 'r' (type relu)"
     )
 
@@ -204,7 +204,7 @@ def test_comments_of_a_padding_layer_go_to_the_layer_that_it_feeds() -> None:
         ('layers { layer { type: "cnov" } }',
          "old.prototxt:1:18: V0 layers have no type 'cnov'; did you mean 'conv'?"),
         ('layers { layer { type: "conv" }\n bottom: "x" }',
-         "old.prototxt:2:2: no layer above makes the bottom 'x'; Caffe refuses it"),
+         "old.prototxt:2:2: no layer above produces the bottom 'x'; Caffe refuses it"),
         ('layers { layer { type: "data" } top: "x" }\n'
          'layers { layer { type: "padding" name: "p" } bottom: "x" top: "p" }\n'
          'layers { layer { type: "relu" name: "r" } bottom: "p" }',
@@ -212,14 +212,14 @@ def test_comments_of_a_padding_layer_go_to_the_layer_that_it_feeds() -> None:
         ('layers { layer { type: "data" } top: "x" }\n'
          'layers { layer { type: "padding" name: "p" } bottom: "x" top: "p" top: "q" }\n'
          'layers { layer { type: "conv" name: "c" } bottom: "p" }',
-         "old.prototxt:3:43: 'p' pads for 'c', but not one blob from one; give each of the two one "
-         "bottom, and the padding layer one top"),
+         "old.prototxt:3:43: padding layer 'p' cannot be merged into 'c'; give both layers one bottom, "
+         "and the padding layer one top"),
         ('layers { layer { type: "conv" } }\nlayers { type: RELU }',
          "old.prototxt:2:1: is not a V0 layer, but other layers are; write all layers in one format"),
         ('layers { layer { type: "images" new_height: -1 } }',
-         "old.prototxt:1:33: -1 is out of range; give a number of pixels"),
+         "old.prototxt:1:33: -1 is out of range; give a size in pixels"),
         ('layers { layer { type: "conv" } }\nlayer { type: "ReLU" }',
-         "old.prototxt:1:1: `layers` stands beside `layer`; Caffe refuses both in one net"),
+         "old.prototxt:1:1: the net has both `layers` and `layer`; Caffe refuses it; use only `layer`"),
     ],
 )  # fmt: skip
 def test_what_caffe_gives_up_on_is_refused_with_its_place(text: str, error: str) -> None:

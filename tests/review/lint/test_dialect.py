@@ -84,7 +84,7 @@ def test_a_file_of_nvcaffe_s_is_read_and_its_own_caffe_takes_it() -> None:
     found = check_dialect("s.prototxt", text, "surfsara")
     assert [finding.where for finding in found] == [f"s.prototxt:{line}:1" for line in (4, 5, 6)]
     assert all(finding.severity == "error" for finding in found)
-    assert found[0].write == "remove it; here the warm-up is warmup_iter, linear and not quadratic"
+    assert found[0].write == "remove it; here the warm-up is warmup_iter, which is linear, not quadratic"
 
 
 def test_a_multi_phase_solver_is_no_file_of_bvlc_s() -> None:

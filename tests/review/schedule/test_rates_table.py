@@ -162,7 +162,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
             'base_lr: 1 max_iter: 3 lr_policy: "pol"',
             "a.prototxt:1:24: lr_policy 'pol' is unknown; did you mean 'poly'",
         ),
-        ("base_lr: 1 max_iter: 3", "a.prototxt: lr_policy is missing; there are fixed, "),
+        ("base_lr: 1 max_iter: 3", "a.prototxt: lr_policy is missing; choose from fixed, "),
         ('max_iter: 3 lr_policy: "step" gamma: 1', "lr_policy step needs stepsize above 0"),
         (
             'params_pair { solver_params { lr_policy: "fixed" max_iter: 2 } }\nparams_pair { batch_size: 8 }',
@@ -170,7 +170,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
         ),
         ('layer { name: "a" }', "a.prototxt: expected a solver, found a NetParameter; give a solver file"),
         ("max_iter: 3 lr_polcy: 1", "did you mean 'lr_policy'?"),
-        ("", "a.prototxt: holds no field"),
+        ("", "a.prototxt: is empty: it has no fields"),
     ],
 )
 def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, said: str, write: Write) -> None:

@@ -9,7 +9,7 @@ import pytest
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.caffe.rates import POLICY_NEEDS
-from caffe_recipes.engine.settings import _faults
+from caffe_recipes.engine.settings import _list_errors
 from caffe_recipes.review.lint.solver_rules import _POLICIES_READING
 from tests.review.conftest import LintSolvers, solver_text
 
@@ -133,7 +133,7 @@ def test_a_type_of_another_caffe_is_left_to_its_dialect(lint_solvers: LintSolver
 @pytest.mark.parametrize("field", ["iter_size", "average_loss", "display", "snapshot"])
 def test_what_our_engine_refuses_is_found(lint_solvers: LintSolvers, field: str) -> None:
     changes = {field: -1}
-    assert _faults(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
+    assert _list_errors(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
     assert lint_solvers({"a": changes})
 
 

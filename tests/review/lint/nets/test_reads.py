@@ -277,7 +277,7 @@ def test_an_engine_of_gpus_is_refused_by_a_build_for_cpus(check_text: CheckText)
     assert check_text(text)["engine-unknown"].where.startswith("net.prototxt:2:")
     assert check_text(text, dialect="bvlc") == {}
     assert check_text(CONV.replace("num_output", "engine: MKLDNN num_output")) == {}
-    assert "'FOO', the net's" in check_text(f'engine: "FOO"\n{CONV}')["engine-unknown"].what
+    assert "'FOO' of the net" in check_text(f'engine: "FOO"\n{CONV}')["engine-unknown"].what
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_misfit_stands_at_its_layer_and_names_those_that_made_the_blobs(check_
     found = check_text(text)["shape-misfit"]
     line = next(at for at, each in enumerate(text.splitlines(), 1) if "Eltwise" in each)
     assert found.where.startswith(f"net.prototxt:{line}:")
-    assert "layer 'sum' (Eltwise) needs bottoms of one shape" in found.what
+    assert "layer 'sum' (Eltwise) needs bottoms of the same shape" in found.what
     assert "'y' is 2x5x6x6 (from layer 'y')" in found.what
 
 
@@ -112,7 +112,7 @@ def test_a_misfit_of_both_phases_is_told_once() -> None:
 
 def test_a_dilated_kernel_is_as_wide_as_its_holes(check_text: CheckText) -> None:
     wrong = INPUT + conv("x", "a").replace("kernel_size", "dilation: 300 kernel_size")
-    assert "and dilation 300, together 601 wide" in check_text(wrong)["shape-misfit"].what
+    assert "with dilation 300 (601 wide)" in check_text(wrong)["shape-misfit"].what
 
 
 def test_a_layer_that_learns_nothing_has_no_params(check_text: CheckText) -> None:
