@@ -51,7 +51,7 @@ def test_a_spare_gets_the_files_of_the_host_that_it_replaces_and_the_run_resumes
     make_cluster: Callable[..., Cluster],
 ) -> None:
     cluster = make_cluster(3)
-    made = TensorFlowRoot(cluster, cluster.shared / "tf", steps=160)
+    made = TensorFlowRoot(cluster, cluster.shared / "tf", steps=100)
     (made.root / "hostfile").write_text("node1\nnode2\nnode3\n")
     process = start(made, "--on-failure", "replace")
     until = time.monotonic() + 300
@@ -65,4 +65,4 @@ def test_a_spare_gets_the_files_of_the_host_that_it_replaces_and_the_run_resumes
     assert "iterations from the checkpoint at" in said
     assert [made.files_on(node) for node in ("node1", "node3")] == [made.group(0), made.group(1)]
     assert len(made.events("launched")) == 2
-    made.check_finished(160)
+    made.check_finished(100)
