@@ -90,7 +90,7 @@ def read_folder(target: Path, script_file: Path | None, caffe_root: Path | None)
             where, other = solver.where("net"), nets[name].path
             raise InputError(where, f"net: {net.path} and {other} have the same name", "rename one of them")
         links.append(_link(solver, nets[name], script))
-    _refuse_resumed(links)
+    _refuse_resumed(links, script)
     starts = tuple(_phase_starts(links))
     notes += [f"{link.name} {start.why}" for link, start in zip(links, starts, strict=True) if start.why]
     path = script.trainings[0].where.rpartition(":")[0] if script.trainings else ""
@@ -176,15 +176,15 @@ def _link(solver: Solver, net: Net, script: Script) -> Link:
     return apply_command(replace(alone, net=net), find_training(script, solver.path))
 
 
-def _refuse_resumed(links: Sequence[Link]) -> None:
+def _refuse_resumed(links: Sequence[Link], script: Script) -> None:
     """Raise InputError for a chain that continues with `--snapshot`; the hint gives an equivalent solver."""
     for link in links:
         if link.resumes:
             what = f"{link.name} resumes {link.resumes}, but a recipe's phases start from weights"
-            hint = _as_one_solver([one.solver.message for one in links])
-            raise InputError(
-                link.weights_where, what, hint or "train it as one phase, or start it with --weights"
-            )
+            first = script.trainings[0].solver if script.trainings else "the solver that writes it"
+            fields = _as_one_solver([one.solver.message for one in links])
+            hint = f"adopt {first} alone, changed to {fields}" if fields else f"adopt {first} alone"
+            raise InputError(link.weights_where, what, hint)
 
 
 def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
@@ -193,7 +193,7 @@ def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
     >>> ends = {1000: 0.1, 1500: 0.01, 1800: 0.001}
     >>> make = pb.SolverParameter
     >>> _as_one_solver([make(lr_policy="fixed", base_lr=ends[end], max_iter=end) for end in ends])
-    'use one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 1000 stepvalue: 1500 max_iter: 1800'
+    'lr_policy: "multistep" gamma: 0.1 stepvalue: 1000 stepvalue: 1500 max_iter: 1800'
     """
     factors = {
         f"{after.base_lr / before.base_lr:.6g}" for before, after in pairwise(solvers) if before.base_lr
@@ -201,8 +201,7 @@ def _as_one_solver(solvers: Sequence[pb.SolverParameter]) -> str:
     if {solver.lr_policy for solver in solvers} != {"fixed"} or len(factors) != 1:
         return ""
     steps = " ".join(f"stepvalue: {solver.max_iter}" for solver in solvers[:-1])
-    fields = f'lr_policy: "multistep" gamma: {factors.pop()} {steps} max_iter: {solvers[-1].max_iter}'
-    return f"use one solver: {fields}"
+    return f'lr_policy: "multistep" gamma: {factors.pop()} {steps} max_iter: {solvers[-1].max_iter}'
 
 
 def _phase_starts(links: Sequence[Link]) -> Iterator[PhaseStart]:
@@ -251,7 +250,10 @@ def data_values(net: Net) -> dict[str, Any]:
     for index, layer in enumerate(net.message.layer):
         if layer.type in OTHER_READERS:
             what = f"layer '{layer.name}' reads {layer.type}, but recipes support only LMDBs"
-            raise InputError(net.where(f"layer[{index}].type"), what, "build an LMDB and write type Data")
+            images = layer.image_data_param.source
+            build = f" (`caffe-recipes data build --images {images} --out LMDB`)" if images else ""
+            hint = f"build an LMDB{build} and write type Data"
+            raise InputError(net.where(f"layer[{index}].type"), what, hint)
         if layer.type == "Data" and layer.data_param.backend == pb.DataParameter.LEVELDB:
             where, place = (
                 f"layer[{index}].data_param",

@@ -211,7 +211,7 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 @click.command(
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
-        "caffe-recipes rescale mine.yaml --batch 8192 --epochs 90 --smooth -o w.yaml",
+        "caffe-recipes rescale mine.yaml --batch 8192 --smooth --out wide.yaml",
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)

@@ -15,13 +15,14 @@ import click
 from click.core import ParameterSource
 
 from caffe_recipes.cli.options import PATH, Whole, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.data.check import check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
+from caffe_recipes.review.columns import wrap_line
 
 _REPORT_EVERY_S = 10
 _IN_SECONDS_S = 90  # shorter times are printed in seconds, since minutes would be too coarse
@@ -111,7 +112,8 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
 
     seen = check_records(path, classes, batch=batch, must_be_shuffled=shuffled)
     echo(
-        json.dumps(records_values(seen), indent=1) + "\n" if as_json else render_records_text(seen), nl=False
+        json.dumps(records_values(seen), indent=1) + "\n" if as_json else _fit(render_records_text(seen)),
+        nl=False,
     )
     if seen.problems:
         raise CheckFailed(path, str(seen.problems[0]), seen.hint)
@@ -390,7 +392,7 @@ def check(
     if as_json:
         click.echo(render_json(seen), nl=False)
     else:
-        echo(render_text(seen), nl=False)
+        echo(_fit(render_text(seen)), nl=False)
     if sheet is not None:
         from caffe_recipes.data.sheet import draw_sheet
 
@@ -398,6 +400,11 @@ def check(
         echo(f"wrote {sheet}", err=True)
     if seen.problems:
         raise CheckFailed(lmdb, str(seen.problems[0]), seen.hint)
+
+
+def _fit(text: str) -> str:
+    """Wrap the lines of a text to the terminal."""
+    return "".join(f"{part}\n" for line in text.splitlines() for part in wrap_line(line, terminal_width(), 7))
 
 
 def _check_sheet(sheet: Path) -> None:

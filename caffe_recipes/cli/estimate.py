@@ -11,7 +11,7 @@ import click
 
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import COUNT, NUMBER, PATH, RECIPE, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.pace import KINDS, Kind, shape_of
@@ -167,9 +167,9 @@ def estimate(
     if as_json:
         click.echo(json.dumps(estimate_values(estimates, start), indent=2))
     elif len(estimates) == 1:
-        echo(render_estimate(estimates[0], start))
+        echo(render_estimate(estimates[0], start, terminal_width()))
     else:
-        echo(render_sweep(estimates))
+        echo(render_sweep(estimates, terminal_width()))
 
 
 def _print_tables(*, as_json: bool) -> None:

@@ -31,13 +31,13 @@ _COUNT = Whole(min=1, max=2**31 - 1)
 
 def _show_rules(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        echo(render_rules())
+        echo(render_rules(terminal_width()))
         ctx.exit()
 
 
 def _explain(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None:
-        echo(explain_rule(name))
+        echo(explain_rule(name, terminal_width()))
         ctx.exit()
 
 
@@ -139,7 +139,13 @@ def lint(
     chains: list[str] = []
     found = find_all(targets, options, chains.append)
     if is_fixing:
-        rewrites, fixed = plan_fixes(found, options.max_bytes)
+        rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
+        for path in generated:
+            echo(
+                f"skipped {path}: it is generated; edit its recipe and run `caffe-recipes generate`", err=True
+            )
+        if not rewrites:
+            echo("no finding here that --fix can fix", err=True)
         if is_diff:
             for rewrite in rewrites:
                 print_text(render_diff(rewrite))

@@ -11,6 +11,7 @@ from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plots import format_of, render_plot
 from caffe_recipes.review.inspect.schedules import find_epochs_per_iter, load_schedules
+from caffe_recipes.review.lint.folders import find_chain
 
 _COUNT = Whole(1, 2**31 - 1)
 
@@ -19,11 +20,12 @@ _COUNT = Whole(1, 2**31 - 1)
     epilog=examples(
         "caffe-recipes plot stampede2-64n-72ep -o schedule.svg",
         "caffe-recipes plot init.prototxt cyc1.prototxt -o rates.png",
+        "caffe-recipes plot models/resnet50 -o rates.png",
     )
 )
 @click.argument(
     "names",
-    metavar="NAME|FILE.yaml|SOLVER.prototxt...",
+    metavar="NAME|FILE.yaml|FOLDER|SOLVER.prototxt...",
     nargs=-1,
     required=True,
     type=RECIPE_OR_PROTOTXT,
@@ -61,9 +63,17 @@ def plot(
 ) -> None:
     """Draw the learning rate and weight decay over epochs, with phases and jumps marked.
 
-    Solver files are drawn one after another, over iterations or, with --images, over epochs.
+    Solver files are drawn one after another, over iterations or, with --images, over epochs. A folder stands
+    for its solvers, in the order in which they are trained.
     """
     kind = format_of(out)
+    names = tuple(
+        file
+        for name in names
+        for file in (
+            find_chain(Path(name), max_bytes, is_ordered=not apart) if Path(name).is_dir() else [name]
+        )
+    )
     files = [name for name in names if Path(name).is_file() and not name.endswith((".yaml", ".yml"))]
     per_iter = find_epochs_per_iter(files, images, ranks, batch, max_bytes)
     picture = render_plot(load_schedules(names, per_iter, apart=apart, max_bytes=max_bytes), kind, log=log)

@@ -9,7 +9,7 @@ import click
 from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import NUMBER, RECIPE, examples
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, recipe_schema
 from caffe_recipes.render.dialect import translate_whole
@@ -24,7 +24,7 @@ from caffe_recipes.review.naming import recipe_named
 )
 def recipes() -> None:
     """List the shipped recipes; other commands accept these names."""
-    echo(render_list(map(load_any_recipe, shipped_recipes())))
+    echo(render_list(map(load_any_recipe, shipped_recipes()), terminal_width()))
 
 
 @click.command(
@@ -55,7 +55,8 @@ def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, di
     if as_json:
         click.echo(json.dumps([recipe_values(recipe, images_per_s) for recipe in loaded], indent=2))
         return
-    echo("\n\n\n".join(render_recipe(recipe, images_per_s) for recipe in loaded))
+    width = terminal_width()
+    echo("\n\n\n".join(render_recipe(recipe, images_per_s, width) for recipe in loaded))
 
 
 @click.command(

@@ -11,9 +11,10 @@ from click.shell_completion import get_completion_class
 
 from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH_TEXT, examples
-from caffe_recipes.cli.streams import echo, paint
+from caffe_recipes.cli.streams import echo, paint, terminal_width
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import find_shipped, load_profile, shipped_profiles
+from caffe_recipes.review.columns import align_columns, wrap_line
 from caffe_recipes.run.preflight.doctor import COMMANDS_WITH_NEEDS, Machine, examine
 
 SHELLS = ("bash", "zsh", "fish")
@@ -40,11 +41,15 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
             mark, colour = (
                 ("ok", "green") if symptom.is_found else ("missing", "red") if symptom.is_fatal else ("-", "")
             )
-            echo(f"{paint(f'{mark:7}', colour)} {symptom.name:{width}}  {symptom.what}")
+            only = f", for {symptom.only_for}" if symptom.only_for else ""
+            lines = [f"{mark:7} {symptom.name:{width}}  {symptom.what}"]
             if not symptom.is_found:
-                only = f", for {symptom.only_for}" if symptom.only_for else ""
-                echo(f"{'':{width + 10}}needed by: {', '.join(symptom.commands)}{only}")
-                echo(f"{'':{width + 10}}install:   {symptom.install}")
+                lines += [
+                    f"{'':{width + 10}}needed by: {', '.join(symptom.commands)}{only}",
+                    f"{'':{width + 10}}install:   {symptom.install}",
+                ]
+            first, *rest = (part for line in lines for part in wrap_line(line, terminal_width(), width + 10))
+            echo("\n".join([f"{paint(first[:7], colour)}{first[7:]}", *rest]))
     if commands and any(symptom.is_fatal for symptom in symptoms):
         sys.exit(1)
 
@@ -57,11 +62,12 @@ def profiles(name: str | None) -> None:
         echo(find_shipped(name).read_text("utf-8"), nl=False)
         return
     loaded = [load_profile(each) for each in shipped_profiles()]
-    width = max(len(profile.name) for profile in loaded)
-    for profile in loaded:
-        echo(f"{profile.name:{width}}  {profile.title}")
-        for note in profile.notes:
-            echo(f"{'':{width}}    {note}")
+    rows = [
+        (profile.name if text is profile.title else "", text)
+        for profile in loaded
+        for text in (profile.title, *(f"  {note}" for note in profile.notes))
+    ]
+    echo("\n".join(align_columns(rows, width=terminal_width())))
 
 
 @click.command(

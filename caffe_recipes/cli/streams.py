@@ -69,9 +69,13 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool |
     click.echo("".join(shown), err=err, nl=nl, color=color)
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal on standard output; None for a pipe or a file."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def terminal_width(*, in_pipes: bool = False) -> int | None:
+    """Return the columns of the terminal on standard output; None for a pipe or a file.
+
+    If `in_pipes`, a pipe or a file has the columns of $COLUMNS, if it is set.
+    """
+    is_known = sys.stdout.isatty() or (in_pipes and os.environ.get("COLUMNS", "").isdecimal())
+    return shutil.get_terminal_size().columns if is_known else None
 
 
 def print_text(text: str) -> None:

@@ -41,8 +41,8 @@ def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool)
         if not dry_run:
             raise
         known = load_profile(typed.profile).caffe_root if typed.profile else None
-        hint = "using the current folder as the Caffe root; give the cluster's path with --caffe-root"
-        return Path(known or "."), "" if known else hint
+        note = "" if known else "using the current folder as the Caffe root (--caffe-root)"
+        return Path(known or "."), note
 
 
 @dataclass(frozen=True)

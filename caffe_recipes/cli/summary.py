@@ -101,7 +101,7 @@ def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | N
     read = read_net(net, options)
     found = summarize(read)
     render = {"json": render_json, "csv": render_csv, "wide": render_wide_table}
-    text = render[form](found).rstrip("\n") if form else render_table(found, terminal_width())
+    text = render[form](found).rstrip("\n") if form else render_table(found, terminal_width(in_pipes=True))
     if graph is not None:
         from caffe_recipes.render.tree import write_file
         from caffe_recipes.review.graph.picture import render_graph

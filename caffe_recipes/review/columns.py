@@ -14,13 +14,32 @@ def keep_plain(text: str, colour: str) -> str:
     return text
 
 
-def align_columns(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+_LEAST = 15  # columns that the last column keeps before others are dropped
+
+
+def align_columns(
+    rows: Sequence[Sequence[str]],
+    right: Collection[str] = (),
+    width: int | None = None,
+    drop: Sequence[str] = (),
+) -> list[str]:
     """Pad each column to its widest cell; columns whose heading (first row) is in `right` are right-aligned.
+
+    Rows wider than `width` lose the columns headed `drop`, one by one; then the last column is wrapped.
 
     >>> align_columns([("phase", "epochs"), ("init", "9.5")], right={"epochs"})
     ['phase  epochs', 'init      9.5']
+    >>> align_columns([("net", "ResNet-50 of 1000 classes")], width=22)
+    ['net  ResNet-50 of 1000', '     classes']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None and rows and sum(widths) + 2 * (len(widths) - 1) > width:
+        before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+        if drop and before + min(widths[-1], _LEAST) > width:
+            at = list(rows[0]).index(drop[0])
+            return align_columns([[*row[:at], *row[at + 1 :]] for row in rows], right, width, drop[1:])
+        if rows[0][-1] not in right and width - before >= _LEAST:
+            rows = [part for row in rows for part in _wrap_last(row, width - before)]
     right_aligned = {index for index, heading in enumerate(rows[0] if rows else ()) if heading in right}
     return [
         "  ".join(
@@ -29,6 +48,13 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[str] = ()) ->
         ).rstrip()
         for row in rows
     ]
+
+
+def _wrap_last(row: Sequence[str], width: int) -> list[list[str]]:
+    """Return the row, and a row for each further line of its last cell."""
+    text = row[-1]
+    first, *rest = wrap_line(text, width, len(text) - len(text.lstrip()))
+    return [[*row[:-1], first], *([*[""] * (len(row) - 1), part] for part in rest)]
 
 
 def shorten_middle(text: str, width: int, mark: str = "...") -> str:

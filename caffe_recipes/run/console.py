@@ -32,7 +32,7 @@ from caffe_recipes.wording import printable
 
 # The shortest time between two progress lines where there is no terminal.
 PROGRESS_INTERVAL_S = 5.0
-_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red")}
+_MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "failed": ("failed", "red"), "-": ("-", "")}
 # The widths of the first two columns of a preflight finding.
 _MARK, _SUBJECT = 8, 15
 # The columns of the progress line that are dropped on a narrow terminal, in this order.
@@ -176,7 +176,7 @@ class Reporter:
         """Print the findings of the preflight, a row for each; wrapped text stays in its column."""
         indent = _MARK + _SUBJECT
         for finding in findings:
-            mark, colour = _MARKS[finding.mark]
+            mark, colour = _MARKS[finding.mark if finding.is_checked else "-"]
             row = self._wrap(f"{' ' * _MARK}{finding.subject:{_SUBJECT}}{printable(finding.message)}", indent)
             self._console.print(Text.assemble((f"{mark:{_MARK}}", colour), "\n".join(row)[_MARK:]))
 

@@ -125,7 +125,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     setting, data = view.setting, _data_of(view)
     source = setting.lmdb_source
     if source in setting.built_data and not records_manifest_path(source).exists():
-        return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built")]
+        return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built", is_checked=False)]
     if source is None:
         return _compare(view, view.hosts, data, _TRAIN)
     assert isinstance(setting.recipe, TensorFlowRecipe)  # only TensorFlow names these rows
@@ -144,9 +144,9 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
     data = run.data.validation
     folder = setting.root / (data.source or data.folder)
     if folder in setting.built_data and not records_manifest_path(folder).exists():
-        return [CheckResult(_TEST, f"{setting.show(folder)}: will be built")]
+        return [CheckResult(_TEST, f"{setting.show(folder)}: will be built", is_checked=False)]
     if not view.plan.testings:
-        return [CheckResult(_TEST, "not needed")]
+        return [CheckResult(_TEST, "not needed", is_checked=False)]
     made = _load_set(data, folder, setting.trainer.classes())
     return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {made.shards} files")]
 

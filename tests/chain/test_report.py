@@ -117,12 +117,23 @@ def test_a_check_that_is_wider_than_the_terminal_is_broken_between_words_under_i
     reporter = Reporter(console, Clock())
     reporter.show_findings([CheckResult("folders", "runs, snapshots and prototxt can be written to by all")])
     reporter.show_findings([CheckResult("clock", "within 0.1 s", warns=True)])
+    reporter.show_findings([CheckResult("test data", "will be built", is_checked=False)])
     assert output.getvalue() == (
         "ok      folders        runs, snapshots and\n"
         "                       prototxt can be written to\n"
         "                       by all\n"
         "warn    clock          within 0.1 s\n"
+        "-       test data      will be built\n"
     )
+
+
+def test_only_what_was_checked_is_green() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, color_system="standard", soft_wrap=True)
+    found = [CheckResult("disk", "10 GB free"), CheckResult("test data", "will be built", is_checked=False)]
+    Reporter(console, Clock()).show_findings(found)
+    assert ["\x1b[32m" in line for line in output.getvalue().splitlines()] == [True, False]
+    assert [finding.mark for finding in found] == ["ok", "ok"]  # in JSON, as ever
 
 
 def strip_controls(text: str) -> str:

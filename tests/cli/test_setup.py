@@ -28,7 +28,7 @@ def test_doctor_of_a_command_fails_where_that_cannot_work(monkeypatch: pytest.Mo
     assert done.exit_code == 1
     assert "missing Slurm  sbatch not found on PATH\n" in done.output
     assert "needed by: submit, cancel, status\n" in done.output
-    assert "install:   run on a login node" in done.output
+    assert "install:   module load slurm  # on a login node" in done.output
 
 
 def test_doctor_names_the_commands_that_it_knows() -> None:

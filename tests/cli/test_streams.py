@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -166,3 +170,44 @@ def test_commands_print_for_people_through_one_function() -> None:
                 "data",
                 "made.text.encode()",
             )
+
+
+SCREENS = (
+    "recipes",
+    "show digits-local",
+    "show stampede2-64n-72ep",
+    "show tf-256n-90ep",
+    "profiles",
+    "doctor",
+    "estimate stampede2-64n-72ep",
+    "estimate stampede2-64n-72ep --sweep nodes=64,128",
+    "lint --rules",
+    "lint --explain net-folder",
+    "data check digits/digits_train_lmdb",
+)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_screen_fits_a_terminal_of_80_columns(
+    screen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if screen.startswith("data"):
+        call("data", "build", "digits", "--out", "digits")
+    ours, theirs = os.openpty()
+    program = "from caffe_recipes.cli.main import main; main()"
+    environment = {**os.environ, "COLUMNS": "80"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *screen.split()], stdout=theirs, stderr=theirs, env=environment
+    ):
+        os.close(theirs)
+        shown = b""
+        with (
+            os.fdopen(ours, "rb", buffering=0) as terminal,
+            suppress(OSError),
+        ):  # raised when the child has ended
+            while piece := terminal.read(65536):
+                shown += piece
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if len(line) > 80] == []

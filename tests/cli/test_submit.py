@@ -24,7 +24,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def commands(shown: str) -> list[list[str]]:
     """Return the words of the commands that a dry run shows, behind its lines for people."""
-    lines = shown.replace(" \\\n", "").splitlines()
+    lines = shown.replace("\\\n", "").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
 
 
@@ -54,7 +54,7 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
         "nodes:        1 with 2 ranks each",
         "time:         1 h 30 min at most, 1.5 node-hours; from --time",
         "account:      your default, partition debug",
-        "at the limit: 9 min before it Caffe writes a snapshot; the job is requeued and resumes",
+        "at the limit: 9 min before, Caffe writes a snapshot; the requeued job resumes",
     ]
     script = (root / "jobs/small/chain.sbatch").read_text().strip()
     assert script not in done.stdout
@@ -76,8 +76,10 @@ def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> No
     (root / "site.yaml").write_text("name: site\ntitle: A site\ncaffe_root: /of/the/cluster\n")
     done = call(root, "small.yaml", "--dry-run", "--profile", "site.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    note = "note:         /of/the/cluster does not exist on this machine; paths are those of the cluster"
-    assert done.stdout.splitlines()[5] == note
+    assert done.stdout.splitlines()[5:7] == [
+        "note:         /of/the/cluster does not exist on this machine; paths are those of",
+        "              the cluster",
+    ]
     assert "CAFFE_ROOT=/of/the/cluster" in done.stdout
     done = call(root, "small.yaml", "--profile", "site.yaml")
     assert (done.returncode, done.stdout) == (2, "")
@@ -87,9 +89,25 @@ def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> No
 
 def test_a_command_of_a_dry_run_is_wrapped_between_its_words(root: Path) -> None:
     done = call(root, "small.yaml", "--dry-run", "--mail", "somebody@example.org")
-    lines = done.stdout.splitlines()[6:]
-    assert all(line.endswith(" \\") for line in lines[:-1])
-    assert all(len(line) <= 82 or len(shlex.split(line.removesuffix(" \\"))) == 1 for line in lines)
+    lines = done.stdout.partition("\n\n")[2].splitlines()
+    assert all(line.endswith("\\") for line in lines[:-1])
+    paths = ("--output=", "CAFFE_ROOT=", "env CAFFE_ROOT=", "CAFFE_RECIPES=", "RECIPE_FILE=")
+    assert all(line.lstrip().startswith(paths) for line in lines if len(line) > 80)
+    (words,) = commands(done.stdout)
+    name, digest = next(word for word in words if word.startswith("CAFFE_RECIPES_SUBMITTED=")).split()
+    assert (name.partition("=")[2] in " ".join(words[words.index("sbatch") :]), len(digest)) == (True, 64)
+
+
+@pytest.mark.parametrize("name", ["stampede2-64n-72ep", "stampede2-448n-90ep", "tf-256n-90ep"])
+def test_a_dry_run_works_in_an_empty_folder_and_fits_a_terminal(tmp_path: Path, name: str) -> None:
+    trainer = ["--trainer", "tensorflow"] if name.startswith("tf-") else []
+    done = call(tmp_path, name, "--dry-run", *trainer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"note:         jobs/{name}/chain.sbatch does not exist yet" in done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:5]] == ["jobs", "nodes", "time", "account", "at the limit"]
+    assert max(map(len, lines[: lines.index("")])) <= 80
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_run_is_told_can_be_told_here(root: Path) -> None:
@@ -100,7 +118,7 @@ def test_what_run_is_told_can_be_told_here(root: Path) -> None:
 
 
 def test_a_recipe_for_another_caffe_is_submitted_by_its_own_scripts(root: Path) -> None:
-    done = call(root, "small.yaml", "--dry-run", "--dialect", "intel")
+    done = call(root, "small.yaml", "--dialect", "intel")
     assert "small-intel/chain.sbatch: no such file; run: caffe-recipes generate small.yaml" in done.stderr
     assert done.stderr.endswith("--dialect intel\n")
     write_files(generate(translate_whole(load_recipe(root / "small.yaml"), "intel")), root)

@@ -112,6 +112,13 @@ def test_a_pipe_gets_the_columns_of_a_terminal_and_wide_gets_all(net: Path) -> N
     assert "bottoms -> tops" in summary(net, "--wide").stdout
 
 
+def test_columns_limits_the_lines_of_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, summary(RESNET50).stdout.splitlines())) > 80
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, summary(RESNET50).stdout.splitlines())) <= 80
+
+
 def test_a_graph_that_cannot_be_drawn_leaves_the_old_one(net: Path) -> None:
     graph = net.with_name("out.svg")
     graph.write_text("old")

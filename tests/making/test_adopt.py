@@ -436,8 +436,32 @@ def test_a_chain_of_solverstates_is_refused_with_the_one_solver_that_trains_the_
     with pytest.raises(CaffeRecipesError) as caught:
         adopt(folder, AdoptOptions(), home=tmp_path)
     what = "full_lr1 resumes zoo/full_solver_iter_600.solverstate, but a recipe's phases start from weights"
-    hint = 'use one solver: lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
+    fields = 'lr_policy: "multistep" gamma: 0.1 stepvalue: 600 stepvalue: 650 max_iter: 700'
+    hint = f"adopt zoo/full_solver.prototxt alone, changed to {fields}"
     assert str(caught.value).endswith(f"train_full.sh:2: {what}; {hint}")
+    with pytest.raises(CaffeRecipesError, match=r"; adopt zoo/full_solver\.prototxt alone$"):
+        adopt(folder / "full_solver_lr1.prototxt", AdoptOptions(), home=tmp_path)
+
+
+def test_the_one_solver_that_a_chain_of_solverstates_is_to_become_is_adopted(tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    write_zoo_net(folder)
+    more = "gamma: 0.1 stepvalue: 600 stepvalue: 650"
+    solver = write_zoo_solver(folder, "full_solver", 0.001, 700, more)
+    change(solver, "'fixed'", "'multistep'")
+    made = adopt(solver, AdoptOptions(), home=tmp_path)
+    assert generated(made, tmp_path)["solver_full.prototxt"] == messages(folder)["full_solver.prototxt"]
+
+
+def test_images_of_a_list_are_refused_with_the_command_that_builds_their_lmdb(tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    write_zoo_net(folder)
+    write_zoo_solver(folder, "solver")
+    net = folder / "train_test.prototxt"
+    change(net, '"Data"', '"ImageData" image_data_param { source: "flickr/train.txt" }')
+    build = "caffe-recipes data build --images flickr/train.txt --out LMDB"
+    with pytest.raises(CaffeRecipesError, match=rf"build an LMDB \(`{build}`\) and write type Data"):
+        adopt(folder, AdoptOptions(), home=tmp_path)
 
 
 def test_a_named_file_that_is_not_a_solver_is_refused(tmp_path: Path) -> None:

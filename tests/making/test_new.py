@@ -177,10 +177,10 @@ def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() ->
     assert made.notes == ("no warm-up: the peak rate is not above its start, 0.1",)
     assert "# No warm-up: the peak rate is not above its start, 0.1.\n" in made.text
     assert "Each rise" not in made.text
-    assert "the momentum history starts at 0 at the join, and" in made.text.replace("\n# ", " ")
+    assert "the momentum history is 0 at the start of the second phase, and" in made.text.replace("\n# ", " ")
     cyclic = make_new(RecipeRequest(50_000, 256, 60, cycles=1)).text
     assert "# No warm-up: " in cyclic
-    assert "# Each rise is a phase of its own" in cyclic
+    assert "# Each rise is a separate phase" in cyclic
 
 
 def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:

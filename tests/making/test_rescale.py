@@ -330,7 +330,7 @@ def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own:
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
     recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
-    with pytest.raises(InputError, match="4,096 images per rank need a blob of more than"):
+    with pytest.raises(InputError, match="4,096 images per rank need a blob in the ResNet of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 
+from caffe_recipes.review import columns
 from caffe_recipes.review.columns import align_columns
 from caffe_recipes.review.inspect import show
 
@@ -16,5 +17,20 @@ def test_no_line_ends_in_blanks() -> None:
     assert align_columns([("a", "long"), ("b", "")]) == ["a  long", "b"]
 
 
+def test_what_is_too_wide_loses_the_columns_to_drop_first_and_then_wraps_the_last() -> None:
+    rows = [("n", "epoch", "by"), ("1", "203.3", "the recipe's reported rate")]
+    assert align_columns(rows, width=24, drop=["epoch"]) == [
+        "n  by",
+        "1  the recipe's reported",
+        "   rate",
+    ]
+    assert align_columns(rows, width=28, drop=["epoch"])[1:] == [
+        "1  203.3  the recipe's",
+        "          reported rate",
+    ]
+    assert align_columns(rows, width=None, drop=["epoch"]) == align_columns(rows)
+
+
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(show).failed == 0
+    assert doctest.testmod(columns).failed == 0

@@ -110,6 +110,9 @@ def test_the_table_gives_each_layer_its_kernel_output_parameters_and_multiply_ad
 
 
 def test_a_net_without_kernels_has_no_line_that_explains_them(tmp_path: Path) -> None:
+    plain = L.conv("c", "data", num_output=4, kernel_size=3)
+    table = render_table(summary_of(tmp_path, input_of(2, 4, 9, 9), plain))
+    assert ("  3  " in table, "is size 7" in table) == (True, False)
     assert "is size 7" not in render_table(summary_of(tmp_path, input_of(2, 4)))
 
 

@@ -26,7 +26,7 @@ from caffe_recipes.recipe.pace import (
 )
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.columns import align_columns, wrap_line
 from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
 from caffe_recipes.review.inspect.show import describe_shape
 from caffe_recipes.units import LONGER, SECONDS, unit_of, write_number, write_time
@@ -65,17 +65,18 @@ def _pace_values(pace: Pace) -> dict[str, object]:
     return {"said" if name == "source" else name: value for name, value in asdict(pace).items()}
 
 
-def render_estimate(estimate: Estimate, start: datetime) -> str:
+def render_estimate(estimate: Estimate, start: datetime, width: int | None = None) -> str:
     """Return one estimate as text: the source of the speed, the parts, the cost, and when the run ends."""
     facts = [*_facts(estimate), ("epoch", f"{write_time(estimate.epoch_s)}, {estimate.images:,} images")]
     after = [*_costs(estimate), ("starts", _clock(start)), ("ends", _clock(_end(estimate, start)))]
     unit = unit_of(estimate.total_s)
     rows = [("part", "iterations", "epochs", unit.name, ""), *_parts(estimate, unit)]
-    parts = align_columns(rows, {"iterations", "epochs", unit.name})
-    return "\n\n".join("\n".join(block) for block in (align_columns(facts), parts, align_columns(after)))
+    parts = align_columns(rows, {"iterations", "epochs", unit.name}, width)
+    blocks = (align_columns(facts, width=width), parts, align_columns(after, width=width))
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def render_sweep(estimates: Sequence[Estimate]) -> str:
+def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> str:
     """Return a table with a line for each shape; `efficiency` is a node's speed relative to one node alone.
 
     That column is left out if no two shapes share a batch, or if the speed of one node is unknown.
@@ -94,8 +95,9 @@ def render_sweep(estimates: Sequence[Estimate]) -> str:
         notes.insert(
             0, f"efficiency is relative to one node with the same number of images: {scaling.reference}"
         )
-    table = align_columns(rows, {*head} - {"by"})
-    return "\n".join([estimates[0].recipe, *table, *_sweep_notes(estimates, notes)])
+    table = align_columns(rows, {*head} - {"by"}, width, (head[5], head[2], head[6]))
+    below = (part for note in _sweep_notes(estimates, notes) for part in wrap_line(note, width, 2))
+    return "\n".join([estimates[0].recipe, *table, *below])
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:

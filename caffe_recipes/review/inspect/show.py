@@ -22,7 +22,7 @@ from caffe_recipes.recipe.graph import (
 )
 from caffe_recipes.recipe.rules import REFERENCE_BATCH, REFERENCE_LR, scaled_lr
 from caffe_recipes.recipe.shipped import shipped_recipes
-from caffe_recipes.review.columns import align_columns
+from caffe_recipes.review.columns import align_columns, wrap_line
 from caffe_recipes.review.inspect.schedules import rate_before
 from caffe_recipes.wording import describe_count
 
@@ -218,7 +218,7 @@ class PhaseSummary:
     snapshots: tuple[SnapshotRow, ...]
 
 
-def render_list(recipes: Iterable[AnyRecipe]) -> str:
+def render_list(recipes: Iterable[AnyRecipe], width: int | None = None) -> str:
     """Return the names, titles and notes of recipes, a line each, with each family below its own title."""
     groups: dict[Family | None, list[AnyRecipe]] = {}
     for recipe in recipes:
@@ -226,10 +226,13 @@ def render_list(recipes: Iterable[AnyRecipe]) -> str:
     blocks = []
     for family, group in groups.items():
         rows = [(one.name, [one.title, *(f"  {note}" for note in one.notes)]) for one in group]
-        lines = align_columns(
-            [(name if text is texts[0] else "", text) for name, texts in rows for text in texts]
-        )
-        blocks.append([family.title, *(f"  {line}" for line in lines)] if family else lines)
+        cells = [(name if text is texts[0] else "", text) for name, texts in rows for text in texts]
+        if family:
+            title = wrap_line(family.title, width)
+            lines = align_columns(cells, width=width and width - 2)
+            blocks.append([*title, *(f"  {line}" for line in lines)])
+        else:
+            blocks.append(align_columns(cells, width=width))
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -307,19 +310,23 @@ def _phase_values(recipe: Recipe, speed: float | None) -> dict[str, object]:
     }
 
 
-def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None) -> str:
-    """Return a recipe's net, data, shape, phases and reported results as text, at most 120 columns wide."""
+def render_recipe(recipe: AnyRecipe, images_per_s: float | None = None, width: int | None = None) -> str:
+    """Return a recipe's net, data, shape, phases and reported results as text.
+
+    It is at most 120 columns wide, or `width`; then the rates may be in a table of their own.
+    """
     from caffe_recipes.recipe.model import Recipe  # pydantic
 
     speed = images_per_s or recipe.reported.images_per_s
     facts = _facts(recipe, speed) if isinstance(recipe, Recipe) else _tensorflow_facts(recipe, speed)
-    blocks = [[recipe.title], list(_wrap_facts([(name, text) for name, text in facts if text]))]
+    named = [(name, text) for name, text in facts if text]
+    blocks = [wrap_line(recipe.title, width), list(_wrap_facts(named, min(width or _WIDTH, _WIDTH)))]
     if isinstance(recipe, Recipe):
         phases = [summarize_phase(recipe, phase, speed) for phase in recipe.phases]
         blocks += [
-            align_columns(list(_rate_rows(recipe, phases)), _NUMBERS | _RATES),
-            align_columns(list(_net_rows(phases)), _RATES),
-            align_columns(list(_snapshot_rows(phases))),
+            *_rate_tables(list(_rate_rows(recipe, phases)), width),
+            align_columns(list(_net_rows(phases)), _RATES, width),
+            align_columns(list(_snapshot_rows(phases)), width=width, drop=["phase"]),
         ]
     return "\n\n".join("\n".join(block) for block in blocks)
 
@@ -429,12 +436,23 @@ def _format_reported(reported: Reported, before: str) -> str:
     return before + ", ".join(parts) if parts else ""
 
 
-def _wrap_facts(facts: list[tuple[str, str]]) -> Iterator[str]:
+def _rate_tables(rows: list[tuple[str, ...]], most: int | None) -> Iterator[list[str]]:
+    """Yield one table, or one of the counts and one of the rates if that is too wide."""
+    table = align_columns(rows, _NUMBERS | _RATES)
+    if most is None or max(map(len, table)) <= most:
+        yield table
+        return
+    for left_out, body in ((_RATES, rows), (_NUMBERS | {"policy"}, [row for row in rows if row[0] != "all"])):
+        kept = [index for index, heading in enumerate(rows[0]) if heading not in left_out]
+        yield align_columns([[row[index] for index in kept] for row in body], _NUMBERS | _RATES)
+
+
+def _wrap_facts(facts: list[tuple[str, str]], most: int) -> Iterator[str]:
     """Yield names and wrapped texts, with hanging indents; a name that repeats is printed once."""
     width, before = max(len(name) for name, _ in facts) + 2, ""
     for name, text in facts:
         head = "" if name == before else name
-        lines = textwrap.wrap(text, _WIDTH - width, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(text, most - width, break_long_words=False, break_on_hyphens=False)
         yield from (f"{head if not index else '':{width}}{line}" for index, line in enumerate(lines))
         before = name
 

@@ -273,9 +273,10 @@ def render_table(summary: Summary, width: int | None = None) -> str:
     rows = [_NARROW, _NARROW_UNITS, *(_narrow_row(layer, summary.batch) for layer in summary.layers)]
     if width is not None:
         rows = _shorten_columns(rows, width)
+    legend = _legend(summary.layers)
     lines = [
         *wrap_line(_title(summary), width),
-        *(wrap_line(_legend(summary.layers), width) if any(row[2] for row in rows[2:]) else ()),
+        *(wrap_line(legend, width) if legend else ()),
         "",
         *align_columns(rows, set(_NARROW[4:])),
         "",
@@ -345,8 +346,10 @@ def _shorten_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[
 
 def _legend(layers: Sequence[LayerCount]) -> str:
     kernels = " ".join(layer.kernel for layer in layers)
-    more = [words for mark, words in ((" d", "d2 dilation 2"), (" g", "g2 2 groups")) if mark in kernels]
-    return ", ".join(["kernel 7+3/2 is size 7, pad 3, stride 2", *more])
+    parts = [words for mark, words in ((" d", "d2 dilation 2"), (" g", "g2 2 groups")) if mark in kernels]
+    if "+" in kernels or "/" in kernels:
+        parts.insert(0, "kernel 7+3/2 is size 7, pad 3, stride 2")
+    return ", ".join(parts)
 
 
 def render_json(summary: Summary) -> str:

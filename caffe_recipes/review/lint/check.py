@@ -165,7 +165,7 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
 _WIDTH = 100
 
 
-def explain(name: str) -> str:
+def explain(name: str, width: int | None = None) -> str:
     """Explain a rule: the problem, what is checked, the effect, what to write, and how to accept a finding.
 
     >>> print(explain("weights-missing"))
@@ -196,5 +196,7 @@ def explain(name: str) -> str:
     article = "an" if rule.severity == "error" else "a"
     lines = [f"{name}: {article} {rule.severity}"]
     for head, text in rows.items():
-        lines += textwrap.wrap(text, _WIDTH, initial_indent=f"{head:9}", subsequent_indent=" " * 9)
+        lines += textwrap.wrap(
+            text, min(width or _WIDTH, _WIDTH), initial_indent=f"{head:9}", subsequent_indent=" " * 9
+        )
     return "\n".join(lines)

@@ -20,8 +20,10 @@ _Edit = tuple[int, int, str]  # start, end, new text
 
 def plan_fixes(
     findings: Sequence[Finding], max_bytes: int = MOST_BYTES
-) -> tuple[list[Rewrite], list[Finding]]:
-    """Return the fixed files and the fixed findings. Skips accepted findings and generated files.
+) -> tuple[list[Rewrite], list[Finding], list[str]]:
+    """Return the fixed files, the fixed findings, and generated files, whose findings only a recipe can fix.
+
+    Skips accepted findings.
 
     Raises InputError for a file that is not a regular file of this user, and PrototxtError if a fixed file
     could no longer be parsed.
@@ -30,10 +32,11 @@ def plan_fixes(
     for found in findings:
         if found.fixes and not found.accepted:
             by_path.setdefault(split_place(found.fixes[0].where)[0], []).append(found)
-    rewrites, fixed = [], []
+    rewrites, fixed, generated = [], [], []
     for path, wanted in by_path.items():
         text = read_prototxt(path, max_bytes)
         if is_generated(text):
+            generated.append(path)
             continue
         edits: set[_Edit] = set()
         for found in wanted:
@@ -44,7 +47,7 @@ def plan_fixes(
             _check_own(path)
             rewrites.append(Rewrite(path, text, _apply(text, edits)))
             parse_document(rewrites[-1].after, path)
-    return rewrites, fixed
+    return rewrites, fixed, generated
 
 
 def _check_own(path: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.review.lint.chain_rules import check_deploys
@@ -132,6 +133,30 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
     return [solvers[index] for _, index in pairs], "by their names"
 
 
+def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list[str]:
+    """Return the solver files below a folder in the order of their training, found as `lint` finds it.
+
+    Raises InputError for a folder without solvers, with several that have any, or, if `is_ordered`, in which
+    the order is unknown; and PrototxtError for a file that cannot be read.
+    """
+    found: dict[Path, list[Document[Any]]] = {}
+    for home, paths in _group_prototxts(folder).items():
+        documents: list[Document[Any]] = [load_document(path, max_bytes=max_bytes) for path in paths]
+        if solvers := [document for document in documents if is_solver(document)]:
+            found[home] = solvers
+    if not found:
+        raise InputError(folder, "contains no solver", "give a folder of solvers, or a recipe")
+    if len(found) > 1:
+        raise InputError(folder, f"has solvers in {', '.join(map(str, found))}", "give one of these folders")
+    ((home, solvers),) = found.items()
+    ordered = order_solvers(solvers, find_script(home, solvers))[0] if len(solvers) > 1 else solvers
+    if is_ordered and not ordered:
+        names = ", ".join(Path(solver.path).name for solver in solvers)
+        what = f"the order of its solvers is unknown: {names}"
+        raise InputError(folder, what, "name the files in their order, or give --apart")
+    return [solver.path for solver in ordered or solvers]
+
+
 def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
     """List the prototxts below a folder, by the folder that they are in; hidden folders are skipped."""
     groups: dict[Path, list[Path]] = {}
@@ -209,14 +234,14 @@ def is_at_least(found: Finding, severity: str) -> bool:
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
 
 
-def explain_rule(name: str) -> str:
+def explain_rule(name: str, width: int | None = None) -> str:
     """Explain a rule. Raises InputError, with the nearest id, for an unknown one."""
     if name not in RULES:
         near = difflib.get_close_matches(name, RULES, n=1)
         raise InputError(
             "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
         )
-    return explain(name)
+    return explain(name, width)
 
 
 def _lint_paths(

@@ -98,6 +98,7 @@ def inline_net(solver: Solver, field: str) -> Net:
     "error",
     "a net that does not exist at its path under the Caffe root",
     effect="Caffe stops with `File not found`",
+    fix="writes the path from the Caffe root of a net of this name that is beside the solver",
 )
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
     """Find the net that a solver's `field` names.
@@ -116,18 +117,11 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     where = solver.where(field)
     if caffe_root is not None:
         what = f"no file {given} under {caffe_root}"
-        return NetPlace(
-            beside_file,
-            (
-                finding(
-                    "net-missing",
-                    where,
-                    what,
-                    phase,
-                    write=f"{field}: the path of the net from the Caffe root",
-                ),
-            ),
-        )
+        existing = _path_from(caffe_root, beside_file)
+        write = f"{field}: {existing or 'the path of the net from the Caffe root'}"
+        fixes = _net_fixes(where, field, existing)
+        missing = finding("net-missing", where, what, phase, write=write, fixes=fixes)
+        return NetPlace(beside_file, (missing,))
     home = Path(solver.path).absolute().parent.name
     findings = () if is_generated else tuple(_check_net_folder(given, home, where, field, phase, beside_file))
     if beside_file is None:
@@ -155,7 +149,8 @@ def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
         "a folder was renamed.",
         "Correct the path, or give --caffe-root DIR to search for the net there.",
     ),
-    fix="writes the solver's folder, if it contains a net of this name",
+    fix="writes the path of a net of this name that is beside the solver, if it ends like the solver's own "
+    "folder or lies below the current one",
 )
 def _check_net_folder(
     given: str, home: str, where: str, field: str, phase: str, beside_file: Path | None
@@ -164,12 +159,29 @@ def _check_net_folder(
     folder = path.parent.name
     if folder and folder != ".." and folder != home:
         what = f"the net is in {folder}, but the solver is in {home}"
-        new = string_text(str(path.parent.with_name(home) / path.name))
-        fixes = (Fix(where, field.partition("[")[0], new),) if beside_file is not None else ()
-        write = (
-            f"{field}: {new}" if fixes else f"{field}: the path of the net; {home} has no net of this name"
-        )
+        renamed = path.parent.with_name(home) / path.name
+        existing = _path_from(None, beside_file, renamed)
+        fixes = _net_fixes(where, field, existing)
+        write = f"{field}: the path of the net; {home} has no net of this name"
+        if beside_file is not None:
+            write = f"{field}: {existing or string_text(str(renamed))}"
         yield finding("net-folder", where, what, phase, write=write, fixes=fixes, folder=folder, own=home)
+
+
+def _path_from(root: Path | None, file: Path | None, guess: PurePosixPath | None = None) -> str:
+    """Return the path of a file as a value of `net`: the guess if the file's path ends in it, or else from
+    the root or the current folder; empty if the file is not below it.
+    """
+    if file is None:
+        return ""
+    full, top = (Path(os.path.abspath(one)) for one in (file, root or ""))  # noqa: PTH100 - keeps links
+    if guess and full.parts[-len(guess.parts) :] == guess.parts:
+        return string_text(str(guess))
+    return string_text(full.relative_to(top).as_posix()) if full.is_relative_to(top) else ""
+
+
+def _net_fixes(where: str, field: str, path: str) -> tuple[Fix, ...]:
+    return (Fix(where, field.partition("[")[0], path),) if path else ()
 
 
 def find_datum(source: str, root: Path | None) -> pb.Datum | None:

@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from caffe_recipes.review.columns import Paint, keep_plain, wrap_line
+from caffe_recipes.review.columns import Paint, align_columns, keep_plain, wrap_line
 from caffe_recipes.wording import printable
 
 Severity = Literal["error", "warning", "note"]
@@ -229,14 +229,12 @@ def render_json(findings: Sequence[Finding]) -> str:
     return json.dumps([_to_json(found) for found in findings], indent=2)
 
 
-def render_rules() -> str:
+def render_rules(width: int | None = None) -> str:
     """List the rules, one per line, most severe first; `(--fix)` marks those that `--fix` can fix."""
     ordered = sorted(RULES, key=lambda name: (SEVERITIES.index(RULES[name].severity), name))
-    width = max(map(len, ordered), default=0)
     marks = {name: " (--fix)" if RULES[name].fix else "" for name in ordered}
-    return "\n".join(
-        f"{name:{width}}  {RULES[name].severity:7}  {RULES[name].summary}{marks[name]}" for name in ordered
-    )
+    rows = [(name, RULES[name].severity, f"{RULES[name].summary}{marks[name]}") for name in ordered]
+    return "\n".join(align_columns(rows, width=width))
 
 
 def _render_block(group: Sequence[Finding], paint: Paint, width: int | None) -> str:

@@ -131,17 +131,16 @@ def _tmp(machine: Machine) -> str | None:
     return f"{describe_bytes(free)} free in {machine.tmp}" if is_fit else None
 
 
-def _ssh(machine: Machine) -> str | None:
-    program = machine.find("ssh")
+def _ssh_key(machine: Machine) -> str | None:
     folder = machine.home / ".ssh"
     has_agent = bool(machine.environment.get("SSH_AUTH_SOCK"))
     try:
         keys = sorted(path.stem for path in folder.glob("id_*.pub"))
     except OSError:
         keys = []
-    if program is None or not (keys or has_agent):
+    if not (keys or has_agent):
         return None
-    return f"{program}; {'an agent' if has_agent else f'~/.ssh/{keys[0]}'}"
+    return "an agent" if has_agent else f"~/.ssh/{keys[0]}"
 
 
 _RUNS = ("run", "preflight")
@@ -151,7 +150,7 @@ _NEEDS = (
         _RUNS,
         _launcher,
         "mpiexec.hydra not found on PATH",
-        "pip install 'caffe-recipes[local]', or load your cluster's MPI module",
+        "pip install 'caffe-recipes[local]'  # on a cluster: module load its MPI",
     ),
     _Need(
         "mpi4py",
@@ -166,7 +165,7 @@ _NEEDS = (
         _RUNS,
         _caffe,
         "caffe not found on PATH or in $CAFFE_ROOT/build/tools",
-        "build SURFsara's Caffe, then export CAFFE_ROOT=its folder",
+        "export CAFFE_ROOT=DIR  # of a built sara-nl/caffe",
         "recipes trained by Caffe",
     ),
     _Need(
@@ -182,7 +181,7 @@ _NEEDS = (
         ("run", "caffe-torch"),
         _threads,
         f"one of {', '.join(_THREADS)} is above the number of cores",
-        "unset it; each recipe sets omp_num_threads",
+        f"unset {' '.join(_THREADS)}  # each recipe sets its own",
     ),
     _Need(
         "images",
@@ -211,14 +210,22 @@ _NEEDS = (
         ("run", "stage"),
         _tmp,
         f"cannot be written, or has less than {describe_bytes(_TMP_BYTES)} free",
-        "free space in /tmp",
+        "du -xh --max-depth=1 /tmp | sort -h  # remove what is not needed",
     ),
     _Need(
         "ssh",
         ("run", "stage"),
-        _ssh,
-        "ssh, or a key or an agent for it, not found",
-        "apt-get install openssh-client; ssh-keygen -t ed25519, and ssh-copy-id HOST",
+        _program("ssh", "-V"),
+        "ssh not found on PATH",
+        "apt-get install openssh-client",
+        "more than one host",
+    ),
+    _Need(
+        "ssh key",
+        ("run", "stage"),
+        _ssh_key,
+        "no key ~/.ssh/id_*.pub, and no agent in $SSH_AUTH_SOCK",
+        "ssh-keygen -t ed25519 && ssh-copy-id HOST",
         "more than one host",
     ),
     _Need(
@@ -226,7 +233,7 @@ _NEEDS = (
         ("submit", "cancel", "status"),
         _program("sbatch", "--version"),
         "sbatch not found on PATH",
-        "run on a login node of the cluster, or load its slurm module",
+        "module load slurm  # on a login node of the cluster",
     ),
     _Need(
         "git",

@@ -25,7 +25,7 @@ class CheckResult:
     """A finding: a `message`, which may be a warning, or an error.
 
     `hosts` are those on which the check fails; empty if it is not about particular hosts. If `unfit`, they
-    are spares that must not be used.
+    are spares that must not be used. `is_checked` is false if there was nothing to check.
     """
 
     subject: str
@@ -34,6 +34,7 @@ class CheckResult:
     warns: bool = False
     hosts: tuple[str, ...] = ()
     unfit: bool = False
+    is_checked: bool = True
 
     @property
     def mark(self) -> Literal["ok", "warn", "failed"]:

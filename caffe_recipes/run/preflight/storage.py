@@ -85,6 +85,8 @@ def check_start(view: NodeView) -> list[CheckResult]:
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
     problems = find_differing_files(view.hosts, [setting.path(path) for path in read])
+    if not given and not problems:
+        return [CheckResult("starts from", first or setting.trainer.initialization, is_checked=False)]
     return as_findings("starts from", problems, first or setting.trainer.initialization)
 
 
@@ -176,7 +178,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
         seen = _count_records(source, view, setting.recipe.train_images)
         return _plan_staging(view, source, f"{setting.show(source)}: {seen}")
     if source in setting.built_data and not source.exists():
-        return [CheckResult("training data", _builder(setting, source))]
+        return [CheckResult("training data", _builder(setting, source), is_checked=False)]
     return _compare_lmdbs(view)
 
 
@@ -186,12 +188,11 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     path = setting.root / recipe.data.test.lmdb
     phases = [recipe.phase(step.phase) for step in view.plan.trainings]
     if not view.plan.testings and not any(phase.test_iter for phase in phases):
-        records = "not needed"
-    elif path in setting.built_data and not path.exists():
-        records = _builder(setting, path)
-    else:
-        records = f"{setting.show(path)}: {_count_records(path, view, recipe.data.test.images)}"
-    return [CheckResult("test data", records)]
+        return [CheckResult("test data", "not needed", is_checked=False)]
+    if path in setting.built_data and not path.exists():
+        return [CheckResult("test data", _builder(setting, path), is_checked=False)]
+    records = _count_records(path, view, recipe.data.test.images)
+    return [CheckResult("test data", f"{setting.show(path)}: {records}")]
 
 
 def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResult]:

@@ -277,8 +277,10 @@ class PlannedJobs:
         return max((step.time_s for step in self.steps if step.time_s is not None), default=None)
 
 
-def plan_submission(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str] = ()) -> PlannedJobs:
-    """Return the jobs to submit, without the phases that are `done`.
+def plan_submission(
+    recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str] = (), *, is_dry: bool = False
+) -> PlannedJobs:
+    """Return the jobs to submit, without the phases that are `done`; a dry run needs no scripts on disk.
 
     Raises InputError if a script differs from what the recipe generates, if an option cannot be used by any
     job, or if the jobs do not meet the requirements or limits of the machine in its profile.
@@ -288,7 +290,7 @@ def plan_submission(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[st
     profile = find_profile(recipe, options.profile)
     batch, unwanted = _pop_excluded(_choose_batch(profile, options))
     nodes = recipe.cluster.nodes + options.spares
-    steps = _find_steps(recipe, options, done)
+    steps = _find_steps(recipe, options, done, is_dry=is_dry)
     times = [step.time_s for step in steps if step.time_s is not None]
     batch = choose_partition(profile, batch, nodes, max(times, default=None))
     return PlannedJobs(recipe, options, batch, profile, nodes, steps, unwanted)
@@ -363,7 +365,9 @@ def _pop_excluded(batch: SbatchDefaults) -> tuple[SbatchDefaults, tuple[str, ...
     return batch.model_copy(update={"options": rest}), parse_nodelist(given, "--exclude")
 
 
-def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) -> tuple[JobStep, ...]:
+def _find_steps(
+    recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str], *, is_dry: bool
+) -> tuple[JobStep, ...]:
     """Return the jobs with their scripts; raises InputError if these differ from the generated ones."""
     # The TensorFlow run of a recipe for Caffe has a script of its own.
     scripted = load_any_recipe(options.given) if "--trainer" in options.arguments else recipe
@@ -375,7 +379,7 @@ def _find_steps(recipe: AnyRecipe, options: SubmitOptions, done: Sequence[str]) 
     text = files[path]
     phases: Sequence[str | None] = [step.phase for step in plan_steps(recipe)] if options.split else [None]
     for difference in find_differences({path: text}, options.out):
-        if difference.what != "stale":
+        if difference.what != "stale" and not (is_dry and difference.what == "missing"):
             where = options.out / difference.path
             what = {"missing": "no such file"}.get(difference.what, "differs from what the recipe generates")
             dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"

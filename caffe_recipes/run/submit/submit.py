@@ -40,6 +40,7 @@ from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences
+from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import describe_changes
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
@@ -245,6 +246,7 @@ T = TypeVar("T")
 # The pauses between attempts to reach Slurm, long enough for its controller to restart. If sbatch gave no
 # answer, it is certain after these whether the controller has accepted the job.
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_WIDTH = 80  # of a dry run, for a terminal
 _RERUN_HINT = "run the same command again: it first checks what was submitted"
 
 
@@ -278,10 +280,13 @@ def describe_submission(
     status = None
     with suppress(InputError):  # there is no run, and nothing was submitted
         status = find_status(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
-    planned = plan_submission(recipe, options, _done(status))
+    planned = plan_submission(recipe, options, _done(status), is_dry=True)
     if not note and not options.root.is_dir():
         note = f"{options.root} does not exist on this machine; paths are those of the cluster"
-    lines = [*_summarize(planned), *([f"note:         {note}"] if note else [])]
+    missing = next((step.script for step in planned.steps if not step.script.is_file()), None)
+    notes = [note, f"{missing} does not exist yet; `caffe-recipes generate` writes it" if missing else ""]
+    summary = [*_summarize(planned), *(f"note:         {each}" for each in notes if each)]
+    lines = [part for line in summary for part in wrap_line(line, _WIDTH, indent=14)]
     group, before = choose_group(), None
     for step in planned.steps:
         dependency = options.after if before is None else 0
@@ -307,9 +312,9 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"nodes:        {planned.nodes:,} with {ranks}{spares}"
     times = [step.time_s for step in steps if step.time_s is not None]
     if len(times) < len(steps):
-        yield "time:         not known, using the default of the partition; give --time to change it"
+        yield "time:         not known; the partition's default, unless --time is given"
     else:
-        source = "from --time" if options.time_s is not None else "estimated from the recipe's images/s"
+        source = "from --time" if options.time_s is not None else "an estimate"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
@@ -318,17 +323,24 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
-    yield f"at the limit: {warning} before it {end}; the job is requeued and resumes"
+    yield f"at the limit: {warning} before, {end}; the requeued job resumes"
 
 
-def _wrap_command(words: Sequence[str], width: int = 80) -> str:
+def _wrap_command(words: Sequence[str]) -> str:
     """Return a command for a shell, wrapped to the width of a terminal if its words allow that."""
     lines = [""]
     for word in map(shlex.quote, words):
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > width:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > _WIDTH:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n".join(lines)
+    return " \\\n".join(map(_wrap_word, lines))
+
+
+def _wrap_word(line: str) -> str:
+    """Wrap a line with one quoted word that is too long: a shell joins parts that end in a backslash."""
+    start, _, rest = line.rpartition(" ")
+    is_long = len(line) > _WIDTH and line.endswith("'") and start.strip()
+    return f"{start} '\\\n'{rest}" if is_long else line
 
 
 def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:

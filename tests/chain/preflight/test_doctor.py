@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,13 +75,31 @@ def test_more_threads_than_cores_are_reported(machine: Machine) -> None:
     assert find(crowded, "threads").is_fatal
 
 
-def test_ssh_needs_a_key_or_an_agent(machine: Machine, tmp_path: Path) -> None:
+def test_ssh_and_a_key_or_an_agent_are_reported_apart(machine: Machine, tmp_path: Path) -> None:
+    assert find(machine, "ssh").what == "ssh not found on PATH"
     ssh = tmp_path / "bin" / "ssh"
-    ssh.touch(0o755)
-    assert not find(machine, "ssh").is_found
+    ssh.write_text("#!/bin/sh\necho OpenSSH_9.2p1\n")
+    ssh.chmod(0o755)
+    assert find(machine, "ssh").what == f"{ssh} 9.2p1"
+    key = find(machine, "ssh key")
+    assert (key.is_found, key.what) == (False, "no key ~/.ssh/id_*.pub, and no agent in $SSH_AUTH_SOCK")
     (machine.home / ".ssh").mkdir(parents=True)
     (machine.home / ".ssh" / "id_ed25519.pub").touch()
-    assert find(machine, "ssh").what == f"{ssh}; ~/.ssh/id_ed25519"
+    assert find(machine, "ssh key").what == "~/.ssh/id_ed25519"
+    with_agent = {**machine.environment, "SSH_AUTH_SOCK": "/run/agent"}
+    assert find(Machine(machine.host, with_agent, tmp_path, tmp_path), "ssh key").what == "an agent"
+
+
+def test_each_missing_thing_comes_with_a_line_that_a_shell_takes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "find", lambda *_: None)
+    lines = [symptom.install for symptom in examine(machine) if not symptom.is_found]
+    assert len(lines) >= 5
+    for line in lines:
+        subprocess.run(["bash", "-n", "-c", line], check=True)
+        program = line.split()[0]
+        assert program in ("export", "unset", "module", "pip", "apt-get") or shutil.which(program), line
 
 
 @pytest.mark.parametrize("command", COMMANDS_WITH_NEEDS)

@@ -481,7 +481,7 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     desk.slurm.is_there = False
     before = desk.files()
     said = desk.describe(split=True, time_s=600.0, mail_user="me@x.org", arguments=("--how", "sbcast"))
-    lines = said.replace(" \\\n", "").splitlines()
+    lines = said.replace("\\\n", "").splitlines()
     assert lines[0] == "jobs:         3 jobs, one for each phase, each after the one before"
     commands = [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
     assert ["--dependency=afterok:<job of init>" in words for words in commands] == [False, True, False]

@@ -171,7 +171,7 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
 def test_a_dry_run_prints_commands_and_scripts_where_there_is_no_slurm(chain: SubmittedChain) -> None:
     words = ("submit", "recipe.yaml", "--profile", "site.yaml", "--dry-run", "--time", "90", "--split")
     said = chain.call(*words, "--show-scripts", PATH="/nowhere")
-    lines = said.replace(" \\\n", "").splitlines()
+    lines = said.replace("\\\n", "").splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
     assert [argv[argv.index("--") + 1 :][:2] for argv in commands] == [
         ["jobs/small/phase.sbatch", phase] for phase in PHASES

@@ -184,6 +184,14 @@ def test_an_old_picture_stays_where_the_new_one_cannot_be_drawn(call: Call, tmp_
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
 
 
+def test_a_folder_is_drawn_as_its_solvers_in_their_order(call: Call, tmp_path: Path) -> None:
+    folder = ROOT / "prototxt" / "digits-local"
+    assert call(folder, "-o", "a.svg").exit_code == 0
+    phases = ("init", "cyc1", "cyc2", "cyc3", "collapse")
+    call(*(folder / f"solver_{phase}.prototxt" for phase in phases), "-o", "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
     program = f"import sys; sys.modules['matplotlib'] = None; {PROGRAM}"
     done = subprocess.run(

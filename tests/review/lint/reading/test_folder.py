@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from caffe_recipes.errors import InputError, PrototxtError
-from caffe_recipes.review.lint.folders import lint
+from caffe_recipes.review.lint.folders import find_chain, lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import Finding
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path, phase_order
@@ -170,3 +170,26 @@ def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> 
 def test_a_folder_without_prototxts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no \.prototxt file; give a folder with"):
         lint([str(tmp_path)], LintOptions())
+
+
+def test_the_solvers_of_a_folder_are_found_in_the_order_of_their_training(tmp_path: Path) -> None:
+    (tmp_path / "train_val.prototxt").write_text(net_text("TRAIN", "TEST"))
+    for name in ("solver_collapse", "solver_init", "solver_cyc1"):
+        (tmp_path / f"{name}.prototxt").write_text(solver_text(END))
+    names = [Path(file).stem for file in find_chain(tmp_path, 10**6)]
+    assert names == ["solver_init", "solver_cyc1", "solver_collapse"]
+
+
+def test_a_chain_of_a_folder_needs_an_order_and_one_folder_of_solvers(tmp_path: Path) -> None:
+    (tmp_path / "train_val.prototxt").write_text(net_text("TRAIN", "TEST"))
+    with pytest.raises(InputError, match="contains no solver"):
+        find_chain(tmp_path, 10**6)
+    for name in ("quick_solver", "solver"):
+        (tmp_path / f"{name}.prototxt").write_text(solver_text(END))
+    with pytest.raises(InputError, match="order of its solvers is unknown: quick_solver"):
+        find_chain(tmp_path, 10**6)
+    assert len(find_chain(tmp_path, 10**6, is_ordered=False)) == 2
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "solver.prototxt").write_text(solver_text(END))
+    with pytest.raises(InputError, match=r"has solvers in .*/b; give one of these folders"):
+        find_chain(tmp_path, 10**6)
