@@ -43,16 +43,20 @@ def names_of(
     return ask(NAMES, data, TRAIN_COUNT, BATCH, is_deterministic, groups, steps, text)
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (6, 2)])
-def test_every_record_is_read_by_one_rank_in_an_epoch(digits: Digits, ranks: int, groups: int) -> None:
-    (read,) = names_of(digits.train, [(ranks, 0)], steps=2 * STEPS, is_deterministic=False, groups=groups)
-    part = STEPS * BATCH // ranks
-    for start in (0, part):
-        epoch = [name for rank in read for name in rank[start : start + part]]
-        assert len(epoch) == STEPS * BATCH
-        assert set(Counter(epoch).values()) == {1}
-    assert all(len(rank) == 2 * part for rank in read)
-    assert all(rank[:part] != rank[part:] for rank in read)
+@pytest.mark.parametrize(("groups", "worlds"), [(1, (1, 2, 3, 4)), (2, (2, 4, 6))])
+def test_every_record_is_read_by_one_rank_in_an_epoch(
+    digits: Digits, groups: int, worlds: tuple[int, ...]
+) -> None:
+    cases = [(ranks, 0) for ranks in worlds]
+    found = names_of(digits.train, cases, steps=2 * STEPS, is_deterministic=False, groups=groups)
+    for ranks, read in zip(worlds, found, strict=True):
+        part = STEPS * BATCH // ranks
+        for start in (0, part):
+            epoch = [name for rank in read for name in rank[start : start + part]]
+            assert len(epoch) == STEPS * BATCH
+            assert set(Counter(epoch).values()) == {1}
+        assert [len(rank) for rank in read] == [2 * part] * ranks
+        assert all(rank[:part] != rank[part:] for rank in read)
 
 
 def test_a_deterministic_step_sees_the_same_images_for_any_number_of_ranks(digits: Digits) -> None:

@@ -60,9 +60,13 @@ def test_a_sound_checkpoint_is_read_back(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [
-        ("model", "--train_steps=21", "is of global step 20, not of 21"),
-        ("model", "--num_label_classes=11", "dense/kernel is of shape [512, 10], not of shape [512, 11]"),
-        ("fewer", "", "dense/bias is missing, not of shape [10]"),
+        ("model", "--train_steps=21", "global step is 20, not 21"),
+        (
+            "model",
+            "--num_label_classes=11",
+            "dense/kernel has shape [512, 10], but the model needs shape [512, 11]",
+        ),
+        ("fewer", "", "dense/bias is missing, but the model needs shape [10]"),
         ("infinite", "", "dense/bias has 1 of 10 values that are not finite"),
         ("nowhere", "", "cannot be read: "),
     ],
