@@ -60,7 +60,7 @@ def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
 
 def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
     words = ["log", write_log(tmp_path, 4680), "--recipe", "digits-local"]
-    with pytest.raises(InputError, match="digits-local: has no TensorFlow run; give one that has"):
+    with pytest.raises(InputError, match="digits-local: has no TensorFlow run; give a recipe that has one"):
         CliRunner().invoke(tf, words, catch_exceptions=False)
 
 
