@@ -71,7 +71,7 @@ def checkout(tmp_path: Path) -> Checkout:
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("python3.11", "Python 3.11 (name it with PYTHON311=...), its venv and headers (Debian: "),
+        ("python3.11", "Python 3.11 (set PYTHON311 to its path), its venv and headers (Debian: "),
         ("g++", "g++ (Debian: g++)"),
         ("make", "make (Debian: make)"),
         ("mpicxx", "MPI's headers (Debian: libmpich-dev)"),
