@@ -73,7 +73,7 @@ BOUNDS = {
     "journal: 4 GB that are watched": "journal-bytes",
     "journal: a pipe": "it is a pipe or a device",
     "log: a pipe that is watched": "it is a pipe or a device",
-    "log: a pipe": "it is a pipe that nobody writes to",
+    "log: a pipe": "it is a pipe without a writer",
     "log: /dev/zero": "it is a device",
     "generate: a solver that is /dev/zero": "it is a device",
     "generate: a solver of 4 GB": "is over 16,000,000 bytes",

@@ -202,7 +202,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "renamed": (weights("ip1"), "does not fit net tiny: layer 'ip' is missing, and 1 more"),
     "nan": (
         weights(value=float("nan")),
-        "layer 'ip', blob 0 has 12 of 12 values not finite, as nan, and 1 more",
+        "layer 'ip', blob 0 has 12 of 12 values that are not finite, such as nan, and 1 more",
     ),
     "shape": (weights(outputs=5), "layer 'ip', blob 0 is 5x3, not 4x3, and 1 more"),
 }
