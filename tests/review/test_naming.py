@@ -129,5 +129,5 @@ def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
 
 def test_what_stands_behind_a_recipe_without_rows_is_left_to_be_told_as_a_row(here: Path) -> None:
     (here / "mine.yaml").write_text("name: mine\n")
-    with pytest.raises(InputError, match=r"mine\.yaml: not a family, so it has no row 'big'"):
+    with pytest.raises(InputError, match=r"mine\.yaml: is not a family, so it has no row 'big'"):
         load_recipe(recipe_named("mine.yaml:big"))
