@@ -147,7 +147,7 @@ def test_a_host_that_does_not_see_what_is_kept_gets_it_put_and_a_full_one_is_nam
     free = phase.call("node3", "df", "--output=avail", "-B1", "/tmp").split()[-1]
     phase.call("node3", "fallocate", "-l", free, "/tmp/it is full")
     with pytest.raises(
-        ClusterError, match=r"^node3:/tmp: not enough space: 0 bytes free, 8,192 needed; make"
+        ClusterError, match=r"^node3:/tmp: not enough space: 0 bytes free, 8,192 needed; free"
     ):
         place_checkpoint(phase.hosts, tmp_path, checkpoint)
     assert [phase.files(node) for node in ("node2", "node4")] == [BOTH] * 2

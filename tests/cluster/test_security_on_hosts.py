@@ -339,7 +339,7 @@ def test_run_sh_names_the_host_whose_key_is_refused_and_the_step(
     assert done.returncode == 3, done.stderr
     assert "no answer from node2; check that " in done.stderr
     assert (
-        "`ssh-keyscan node2 >>~/.ssh/known_hosts` (an old one goes with `ssh-keygen -R node2`)" in done.stderr
+        "`ssh-keyscan node2 >>~/.ssh/known_hosts` (first `ssh-keygen -R node2` for an old key)" in done.stderr
     )
     assert known.read_text().splitlines() == [*kept, *other]
     assert not list(root.glob("*.caffemodel"))
