@@ -162,7 +162,7 @@ def test_a_full_disk_is_named_before_anything_is_sent_and_the_rest_are_staged(
     assert done.returncode == 3
     assert "node2: failed: not enough space: 2" in done.stderr
     assert "bytes free, 24,000,000 needed" in done.stderr
-    assert "Error: stage: 1 of 4 hosts lack the LMDB: node2" in done.stderr
+    assert "Error: stage: 1 of 4 hosts lack the training data: node2" in done.stderr
     assert staging.whole_on() == ["node1", "node3", "node4"]
     assert staging.on("node2", "ls -A /tmp") == "full\n"
 
