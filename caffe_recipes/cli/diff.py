@@ -44,6 +44,7 @@ def _read_ranks(context: click.Context, option: click.Parameter, text: str | Non
         "caffe-recipes diff old/solver.prototxt solver.prototxt",
         "caffe-recipes diff stampede2-64n-72ep mine.yaml",
         "caffe-recipes diff HEAD~1 HEAD -- prototxt/",
+        "caffe-recipes diff HEAD:./mine.yaml mine.yaml",
     ),
 )
 @click.argument("sides", metavar="A [B] [-- PATH...]", nargs=-1, type=RECIPE_OR_PROTOTXT)
@@ -75,7 +76,8 @@ def diff(
     """Compare prototxts, recipes, folders or git revisions by meaning; exit 1 if they differ.
 
     A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
-    comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs.
+    comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs. In
+    folders and revisions, recipes are compared by their values; two recipes, also by what they generate.
     """
     rest = ctx.meta[_REST]
     if git:

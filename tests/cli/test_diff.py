@@ -326,7 +326,7 @@ def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: py
     assert call("HEAD~1", "HEAD", "--", "net.prototxt") == (1, only)
     assert call("HEAD~1", "HEAD", "--", str(repo / "nets" / "net.prototxt")) == (1, only)
     code, output = call("HEAD~1", "HEAD", "--", "nat.prototxt")
-    assert (code, "neither side has a prototxt at this path" in output) == (2, True)
+    assert (code, "neither side has a prototxt or recipe at this path" in output) == (2, True)
 
 
 @needs_git
@@ -457,3 +457,91 @@ def test_folders_compare_their_pt_files_but_not_pytorch_s_weights(here: Path) ->
     assert code == 1
     assert "solver.pt" in output
     assert "weights.pt" not in output
+
+
+def commit_recipe(**changes: str) -> None:
+    """Commit mine.yaml, a copy of a shipped recipe, and replace words of it in the working tree."""
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    Path("mine.yaml").write_text(text)
+    git("add", "mine.yaml")
+    git("commit", "-q", "-m", "recipe")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    Path("mine.yaml").write_text(text)
+
+
+@needs_git
+def test_a_revision_s_recipes_are_compared_by_their_values(repo: Path) -> None:
+    commit_recipe(**{"ranks_per_node: 2": "ranks_per_node: 4", "momentum: 0.9": "momentum: 0.8"})
+    lines = [
+        "  cluster.ranks_per_node 2 -> 4",
+        "  solver.momentum 0.9 -> 0.8",
+        "  images an iteration 64 -> 128",
+    ]
+    assert call("HEAD") == (1, "\n".join(["mine.yaml:", *lines, ""]))
+    assert call("HEAD", "mine.yaml") == call("HEAD")
+    assert call("HEAD", "--", "nets") == (0, "no difference in meaning\n")
+    files = json.loads(call("HEAD", "--json")[1])["files"]
+    assert [(file["path"], file["kind"], len(file["changes"])) for file in files] == [
+        ("mine.yaml", "recipe", 3)
+    ]
+
+
+@needs_git
+def test_other_yaml_is_compared_only_if_it_is_named(repo: Path) -> None:
+    Path("ci.yaml").write_text("jobs: 1\n")
+    git("add", "ci.yaml")
+    assert call("HEAD") == (0, "no difference in meaning\n")
+    Path("ci.yaml").write_text("jobs: 1\n")
+    git("commit", "-q", "-m", "ci")
+    Path("ci.yaml").write_text("jobs: 2\n")
+    assert call("HEAD") == (0, "no difference in meaning\n")
+    code, output = call("HEAD", "--", "ci.yaml")
+    assert (code, "not compared ci.yaml: HEAD:ci.yaml:1: jobs: unknown key" in output) == (2, True)
+
+
+@needs_git
+def test_a_repository_cannot_have_a_program_started(repo: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\nexit 1\n")
+    trap.chmod(0o755)
+    git("config", "core.fsmonitor", str(trap))
+    blob = git("rev-parse", "HEAD:nets/net.prototxt").strip()
+    assert call("HEAD")[0] == 0
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": str(tmp_path),
+        "remote.origin.uploadpack": str(trap),
+    }.items():
+        git("config", name, value)
+    lost = repo / ".git" / "objects" / blob[:2] / blob[2:]
+    lost.chmod(0o644)
+    lost.unlink()
+    code, output = call("HEAD~1", "HEAD")
+    assert (code, output) == (2, f"{blob}: is missing from the repository; fetch it with git first")
+    assert not (tmp_path / "sprung").exists()
+
+
+@needs_git
+def test_a_tracked_folder_that_is_a_bare_repository_is_none(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git("clone", "-q", "--bare", ".", "planted")
+    git("-C", "planted", "config", "core.fsmonitor", f"touch {repo}/sprung; false")
+    git("-C", "planted", "config", "core.bare", "false")
+    git("-C", "planted", "config", "core.worktree", str(repo / "planted"))
+    monkeypatch.chdir(repo / "planted")
+    code, _ = call("HEAD~1", "HEAD")
+    assert code in (1, 2)
+    assert not (repo / "sprung").exists()
+
+
+@needs_git
+def test_a_file_of_a_revision_over_the_bound_is_not_read(repo: Path) -> None:
+    for sides in (["HEAD~1:nets/net.prototxt"], ["HEAD~1", "HEAD"]):
+        code, output = call(*sides, "--max-bytes", "9")
+        assert (code, "is over 9 bytes" in output) == (2, True)
+    code, output = call("HEAD~1", "HEAD", "--max-bytes", "170")
+    assert (code, "together" in output) == (1, False)

@@ -23,6 +23,7 @@ from caffe_recipes.review.diff.solvers import (
     EpochScale,
 )
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
+from caffe_recipes.review.naming import RECIPE_SUFFIXES
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.sources import Read, Sides
@@ -104,8 +105,12 @@ def compare_sides(sides: Sides, options: DiffOptions = DiffOptions()) -> Compari
 def compare_files(old: TextFile, new: TextFile, options: DiffOptions) -> FileDiff | None:
     """Return the difference of two files; None if they have the same meaning.
 
-    Raises PrototxtError if one is not a prototxt, InputError if they are of different kinds.
+    Raises PrototxtError or RecipeError if one cannot be read, InputError if they are of different kinds.
     """
+    if old.path.endswith(RECIPE_SUFFIXES):
+        from caffe_recipes.review.diff.recipes import compare_recipe_files  # pydantic: not for prototxts
+
+        return compare_recipe_files(old, new)
     before, after = (read_message(file.data, file.label, options.max_bytes) for file in (old, new))
     if type(before) is not type(after):
         what = f"'{old.label}' is a {kind_of(before)}, '{new.label}' a {kind_of(after)}"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.recipe.model import Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.source import parse_any_recipe
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, ShownValue
 from caffe_recipes.review.diff.solvers import (
     EpochScale,
 )
-from caffe_recipes.review.diff.sources import RecipeSide
+from caffe_recipes.review.diff.sources import RecipeSide, TextFile, decode_recipe
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import Json
@@ -76,29 +78,48 @@ def _scale(recipe: Recipe, path: str) -> EpochScale:
     return EpochScale(recipe.data.train.images, recipe.cluster.global_batch, trained.get(path))
 
 
-def _diff_values(old: Recipe, new: Recipe) -> Iterator[Change]:
-    before, after = dict(_own_values(old)), dict(_own_values(new))
+def compare_recipe_files(old: TextFile, new: TextFile) -> FileDiff | None:
+    """Return the difference of all values of two recipes, without building their nets; None if equal.
+
+    Nothing but the two texts is read, so that any revision can be compared. Raises RecipeError.
+    """
+    before, after = (
+        parse_any_recipe(decode_recipe(file.data, file.label), file.label, Path()) for file in (old, new)
+    )
+    changes = tuple(_diff_values(before, after, omitted=frozenset()))
+    return FileDiff(new.path, "changed", "recipe", changes) if changes else None
+
+
+def _diff_values(old: AnyRecipe, new: AnyRecipe, omitted: frozenset[str] = _IN_PROTOTXTS) -> Iterator[Change]:
+    before, after = (dict(_own_values(recipe, omitted)) for recipe in (old, new))
     for key in dict.fromkeys([*before, *after]):
+        inherited = f"solver.{key.rpartition('.')[2]}"
+        if key.startswith("phases.") and all(one.get(key) == one.get(inherited) for one in (before, after)):
+            continue  # reported once, under `solver`
         if before.get(key) != after.get(key):
             yield Change("changed", key, _given(before.get(key)), _given(after.get(key)))
 
 
-def _own_values(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    yield from _flatten(recipe.model_dump(mode="json", exclude={"derived", "differences", "notes"}), "", "")
-    yield "images an iteration", recipe.cluster.global_batch
+def _own_values(recipe: AnyRecipe, omitted: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    values = recipe.model_dump(mode="json", exclude={"derived", "differences", "notes"})
+    yield from _flatten(values, "", "", omitted)
+    if isinstance(recipe, Recipe):
+        yield "images an iteration", recipe.cluster.global_batch
 
 
-def _flatten(values: Mapping[str, Any], prefix: str, pattern: str) -> Iterator[tuple[str, Any]]:
+def _flatten(
+    values: Mapping[str, Any], prefix: str, pattern: str, omitted: frozenset[str]
+) -> Iterator[tuple[str, Any]]:
     """Yield the values that are set, by path; a phase is its name in the path, and `*` in the table above."""
     for key, value in values.items():
-        if f"{pattern}{key}" in _IN_PROTOTXTS:
+        if f"{pattern}{key}" in omitted:
             continue
         if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.", f"{pattern}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.", f"{pattern}{key}.", omitted)
         elif f"{pattern}{key}" == "phases":
             yield "phases", [phase["name"] for phase in value]
             for phase in value:
-                yield from _flatten(phase, f"phases.{phase['name']}.", "phases.*.")
+                yield from _flatten(phase, f"phases.{phase['name']}.", "phases.*.", omitted)
         elif value not in (None, []):
             yield f"{prefix}{key}", value
 

@@ -1,13 +1,14 @@
 """Open the two sides of a comparison: files, folders, recipes, their nets, or git revisions.
 
 Revisions are read object by object, without a checkout, so that filters, attributes, hooks and symbolic links
-have no effect.
+have no effect. Nothing that the repository's own configuration names is started.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
+from caffe_recipes.limits import limit as bound
 from caffe_recipes.review.naming import (
     RECIPE_SUFFIXES,
     find_named,
@@ -89,9 +91,11 @@ def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
     for line in _run_git("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
         if line:
             about, path = line.split(b"\t", 1)
-            mode, _, oid, size = about.split()
-            if mode.decode() in _FILES and _is_wanted(os.fsdecode(path), limits):
-                found[os.fsdecode(path)] = GitBlob(oid.decode(), int(size))
+            mode, _, oid, size = about.decode().split()
+            if mode in _FILES and _is_wanted(os.fsdecode(path), limits):
+                if not size.isdigit():
+                    raise _missing(oid)
+                found[os.fsdecode(path)] = GitBlob(oid, int(size))
     return found
 
 
@@ -103,23 +107,43 @@ def list_tracked(top: Path) -> list[str]:
 
 
 def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of objects by name, in one call of git."""
+    """Return the contents of objects by name, in one call of git; raises InputError if one is missing."""
     if not oids:
         return {}
     names = list(dict.fromkeys(oids))
     data = _run_git("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in names).encode())
     found, start = {}, 0
     for oid in names:
-        end = data.index(b"\n", start)
-        size = int(data[start:end].rsplit(b" ", 1)[1])
-        found[oid] = data[end + 1 : end + 1 + size]
-        start = end + size + 2
+        end = data.find(b"\n", start)
+        size = data[start : max(start, end)].rpartition(b" ")[2]
+        if not size.isdigit():
+            raise _missing(oid)
+        found[oid] = data[end + 1 : end + 1 + int(size)]
+        start = end + int(size) + 2
     return found
+
+
+def _missing(oid: str) -> InputError:
+    return InputError(oid, "is missing from the repository", "fetch it with git first")
+
+
+def read_blob(oid: str, name: str, max_bytes: int) -> bytes:
+    """Return the contents of one object. Raises PrototxtError for more than `max_bytes`."""
+    size = _run_git("cat-file", "-s", oid).strip()
+    if int(size) > max_bytes:
+        raise _too_large(name, max_bytes)
+    return read_blobs([oid])[oid]
+
+
+def _too_large(name: str, max_bytes: int) -> PrototxtError:
+    return PrototxtError(name, f"is over {max_bytes:,} bytes", "is it a prototxt?")
 
 
 def diff_as_text(old: str, new: str) -> str:
     """Return the hunks of git's line-by-line diff of two files."""
-    done = _start_git("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
+    # Without a repository, which could configure filters for these files.
+    words = ("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
+    done = _start_git(*words, environment={"GIT_DIR": os.devnull})
     text = done.stdout.decode(errors="replace")
     start = text.find("\n@@")
     return text[start + 1 :] if start >= 0 else "".join(text.splitlines(keepends=True)[-1:])
@@ -144,9 +168,23 @@ def _run_git(*arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-def _start_git(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+# A repository can configure programs to be started: a monitor of its files, or one that fetches a missing
+# object; and so can a folder of a clone that is a bare repository itself.
+_HARMLESS = ("-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
+_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+
+
+def _start_git(
+    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(["git", *arguments], input=stdin, capture_output=True, check=False)
+        return subprocess.run(
+            ["git", *_HARMLESS, *arguments],
+            input=stdin,
+            capture_output=True,
+            check=False,
+            env={**os.environ, **_NO_FETCH, **environment},
+        )
     except OSError as error:
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
 
@@ -154,6 +192,9 @@ def _start_git(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProce
 Kind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIXES = (".prototxt", ".pt")
+_RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
+# All the files of one side, as a multiple of the bound on one.
+_MOST_TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -220,7 +261,9 @@ def working_tree_file(old: Spec) -> Spec:
     """Return the file in the working tree that `REV:path` is compared with by default."""
     path = old.text.partition(":")[2]
     if not old.oid or not path:
-        raise InputError("", f"nothing to compare '{old.text}' with", "give two files, folders or recipes")
+        path = old.text if Path(old.text).is_absolute() else f"./{os.path.relpath(old.text)}"
+        hint = f"give two, or first its revision, as in HEAD:{path}"
+        raise InputError("", f"nothing to compare '{old.text}' with", hint)
     file = Path(path) if path.startswith(("./", "../")) else top_folder() / path
     return _classify(os.path.relpath(file))
 
@@ -242,7 +285,9 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Tree:
-    """The prototxts of one side by path: `files` has only those that may differ, `read` returns any of them.
+    """The prototxts and recipes of one side by path; `files` has only those that may differ.
+
+    `read` returns any file of that side, by its path.
 
     `prefix` precedes the path when a file is named in messages, as in `HEAD:net.prototxt`.
     """
@@ -298,9 +343,9 @@ def _open_file(spec: Spec, max_bytes: int) -> TextFile:
         return TextFile(spec.text, spec.text, _render_net(spec.net), lambda _: None)
     if spec.oid:
         rev = spec.text.partition(":")[0]
-        data = read_blobs([spec.oid])[spec.oid]
+        data = read_blob(spec.oid, spec.text, max_bytes)
         return TextFile(
-            spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name)
+            spec.text, spec.text, data, lambda name: _read_at(rev, name.partition(":")[2] or name, max_bytes)
         )
     return TextFile(
         spec.text, spec.text, _read_disk(spec.text, max_bytes), lambda path: read_if_exists(path, max_bytes)
@@ -315,9 +360,9 @@ def _render_net(named: Named) -> bytes:
     return render_net(recipe, named.net or next(iter(recipe.nets))).encode()
 
 
-def _read_at(rev: str, path: str) -> bytes | None:
+def _read_at(rev: str, path: str, max_bytes: int) -> bytes | None:
     found = find_object(f"{rev}:{path}")
-    return read_blobs([found[0]])[found[0]] if found and found[1] == "blob" else None
+    return read_blob(found[0], path, max_bytes) if found and found[1] == "blob" else None
 
 
 def _read_disk(path: str | Path, max_bytes: int) -> bytes:
@@ -337,7 +382,7 @@ def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:
 def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
     wanted = [posixpath.normpath(limit) for limit in limits]
     if spec.oid:
-        return _git_tree(spec, "/", list_files(spec.oid, wanted), max_bytes)
+        return _git_tree(spec, "/", list_files(spec.oid, wanted), wanted, max_bytes)
     root = Path(spec.text)
     paths = [
         (Path(folder) / name).relative_to(root).as_posix()
@@ -346,21 +391,35 @@ def _open_folder(spec: Spec, limits: Sequence[str], max_bytes: int) -> Tree:
         if ".git" not in Path(folder).relative_to(root).parts
     ]
     kept = [path for path in sorted(paths) if _is_wanted(path, wanted)]
-    return _disk_tree(spec.text, f"{root}/", root, kept, max_bytes)
+    return _disk_tree(spec.text, f"{root}/", root, kept, wanted, max_bytes)
 
 
-def _disk_tree(label: str, prefix: str, root: Path, paths: Sequence[str], max_bytes: int) -> Tree:
-    files = {path: _read_or_error(root / path, max_bytes) for path in paths}
-    return Tree(label, prefix, _drop_weights(files), lambda path: read_if_exists(root / path, max_bytes))
+def _disk_tree(
+    label: str, prefix: str, root: Path, paths: Sequence[str], limits: Sequence[str], max_bytes: int
+) -> Tree:
+    files, total = dict[str, bytes | PrototxtError](), 0
+    for path in paths:
+        data = _read_or_error(root / path, max_bytes)
+        if _is_compared(path, data, limits):
+            files[path] = data
+            total += 0 if isinstance(data, PrototxtError) else len(data)
+            _check_total(total, max_bytes)
+    return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes))
 
 
-def _drop_weights(files: Mapping[str, bytes | PrototxtError]) -> dict[str, bytes | PrototxtError]:
-    """Return the files without PyTorch weights, which also end in `.pt`."""
-    return {
-        path: data
-        for path, data in files.items()
-        if isinstance(data, PrototxtError) or not path.endswith(".pt") or is_prototxt(path, data)
-    }
+def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) -> bool:
+    """Return False for PyTorch weights, which also end in `.pt`, and for YAML that is not a recipe."""
+    if isinstance(data, PrototxtError) or path in limits:
+        return True
+    if path.endswith(RECIPE_SUFFIXES):
+        return _RECIPE.search(data) is not None
+    return not path.endswith(".pt") or is_prototxt(path, data)
+
+
+def _check_total(total: int, max_bytes: int) -> None:
+    if total > _MOST_TOGETHER * max_bytes:
+        what = f"the files to compare are over {_MOST_TOGETHER * max_bytes:,} bytes together"
+        raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
 
 
 def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
@@ -371,25 +430,28 @@ def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
 
 
 def _is_wanted(path: str, limits: Sequence[str]) -> bool:
-    """Return whether to compare a file: a prototxt at or below a limit, or a file that a limit names."""
-    if not limits:
-        return path.endswith(SUFFIXES)
-    below = any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
-    return path in limits or (below and path.endswith(SUFFIXES))
+    """Return whether to compare a file: a prototxt or YAML below a limit, or a file that a limit names."""
+    is_below = not limits or any(limit == "." or path.startswith(f"{limit}/") for limit in limits)
+    return path in limits or (is_below and path.endswith((*SUFFIXES, *RECIPE_SUFFIXES)))
 
 
-def _git_tree(spec: Spec, separator: str, blobs: Mapping[str, GitBlob], max_bytes: int) -> Tree:
+def _git_tree(
+    spec: Spec, separator: str, blobs: Mapping[str, GitBlob], limits: Sequence[str], max_bytes: int
+) -> Tree:
     """Return the files of a revision or of a folder in one; files that are too large become errors."""
-    small = [blob.oid for blob in blobs.values() if blob.size_bytes <= max_bytes]
+    small = {blob.oid: blob.size_bytes for blob in blobs.values() if blob.size_bytes <= max_bytes}
+    _check_total(sum(small.values()), max_bytes)
     data = read_blobs(small)
-    too_large = f"is over {max_bytes:,} bytes"
     files = {
-        path: data[blob.oid] if blob.oid in data else PrototxtError(path, too_large, "is it a prototxt?")
+        path: data[blob.oid] if blob.oid in data else _too_large(path, max_bytes)
         for path, blob in blobs.items()
-        if blob.oid in data or not path.endswith(".pt")
+        if blob.oid in data or path.endswith(".prototxt")
     }
     return Tree(
-        spec.text, f"{spec.text}{separator}", _drop_weights(files), lambda path: _read_at(spec.oid, path)
+        spec.text,
+        f"{spec.text}{separator}",
+        {path: each for path, each in files.items() if _is_compared(path, each, limits)},
+        lambda path: _read_at(spec.oid, path, max_bytes),
     )
 
 
@@ -401,7 +463,7 @@ def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int)
     before, after = (
         {path: blob for path, blob in blobs.items() if path not in same} for blobs in (before, after)
     )
-    return _git_tree(old, ":", before, max_bytes), _git_tree(new, ":", after, max_bytes)
+    return _git_tree(old, ":", before, wanted, max_bytes), _git_tree(new, ":", after, wanted, max_bytes)
 
 
 def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
@@ -411,8 +473,8 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
-    before = _git_tree(old, ":", blobs, max_bytes)
-    return before, _disk_tree(_WORKING_TREE, "", top, files, max_bytes)
+    before = _git_tree(old, ":", blobs, wanted, max_bytes)
+    return before, _disk_tree(_WORKING_TREE, "", top, files, wanted, max_bytes)
 
 
 def _from_top(limits: Sequence[str]) -> list[str]:
@@ -427,7 +489,7 @@ def _from_top(limits: Sequence[str]) -> list[str]:
 def _check_limits(limits: Sequence[str], paths: Sequence[str]) -> None:
     for limit in limits:
         if not any(_is_wanted(path, [limit]) for path in paths):
-            raise InputError(limit, "neither side has a prototxt at this path", "check the path")
+            raise InputError(limit, "neither side has a prototxt or recipe at this path", "check the path")
 
 
 def _open_recipe(spec: Spec) -> RecipeSide:
@@ -435,12 +497,17 @@ def _open_recipe(spec: Spec) -> RecipeSide:
 
     if not spec.oid:
         return RecipeSide(spec.text, load_recipe(spec.text))
-    try:
-        text = read_blobs([spec.oid])[spec.oid].decode()
-    except UnicodeDecodeError as error:
-        raise RecipeError(spec.text, "not UTF-8 text", "a recipe is a YAML file") from error
-    recipe = parse_recipe(text, spec.text, Path())
+    data = read_blob(spec.oid, spec.text, bound("yaml-bytes"))
+    recipe = parse_recipe(decode_recipe(data, spec.text), spec.text, Path())
     if recipe.net.builder is None:
         hint = "check out that revision and compare the folders"
         raise RecipeError(spec.text, "has a net of its own files, which can only be read from disk", hint)
     return RecipeSide(spec.text, recipe)
+
+
+def decode_recipe(data: bytes, label: str) -> str:
+    """Return the text of a recipe. Raises RecipeError."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RecipeError(label, "not UTF-8 text", "a recipe is a YAML file") from error
