@@ -13,6 +13,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 venv=.venv-tf
 lock=requirements-tensorflow.lock
 python=${PYTHON311:-python3.11}
+# The same MPI and Python whether or not .venv is active.
+PATH=:$PATH:
+PATH=${PATH//":$PWD/.venv/bin:"/:}
+PATH=${PATH#:} PATH=${PATH%:}
 
 missing=()
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
@@ -38,6 +42,11 @@ mpi() {
 digest=$({ cat "$lock"; echo "${horovod[@]}"; mpi; "$python" -VV; } | sha256sum)
 if [[ -e $venv/.installed && $(<"$venv/.installed") == "$digest" ]]; then
   exit 0
+fi
+if [[ -e $venv/.installed ]]; then
+  echo "$venv was built with other requirements, another MPI or another Python; building it again (about five minutes)"
+else
+  echo "building $venv (about five minutes)"
 fi
 
 "$python" -m venv --clear "$venv"

@@ -68,6 +68,26 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+def test_an_active_venv_changes_nothing(checkout: Checkout) -> None:
+    assert checkout.builds()
+    own = checkout.folder / ".venv" / "bin"
+    own.mkdir(parents=True)
+    for name, text in {
+        "mpicxx": MPICXX.replace("mpich", "other"),
+        "python3.11": "#!/bin/sh\nexit 1\n",
+    }.items():
+        (own / name).write_text(text)
+        (own / name).chmod(0o755)
+    assert not checkout.builds(PATH=f"{own}:{checkout.bin}")
+
+
+def test_why_it_builds_again_is_said(checkout: Checkout) -> None:
+    assert checkout.install().stdout == "building .venv-tf (about five minutes)\n"
+    assert checkout.install(BUILD="2").stdout.startswith(
+        ".venv-tf was built with other requirements, another MPI"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
