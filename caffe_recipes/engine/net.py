@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -255,6 +256,7 @@ class RunnableNet:
         self._forwards: dict[tuple[Shape, ...], list[Forward]] = {}
         self._elements = 0
         self.pass_name = ""  # e.g. 'iteration 7', for error messages
+        self.read_s = 0.0  # time spent waiting for the data layers
         try:
             self._build(param)
         except (LayerError, DataError) as error:
@@ -539,7 +541,9 @@ class RunnableNet:
         Sets up the other layers again if the size of a batch has changed.
         """
         sources = [node for node in self.nodes if node.source is not None]
+        start_s = time.perf_counter()
         read = [self._run(node, [], node.blobs) for node in sources]
+        self.read_s += time.perf_counter() - start_s
         changed = None
         for node, tops in zip(sources, read, strict=True):
             for index, top in zip(node.tops, tops, strict=True):

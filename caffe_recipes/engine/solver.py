@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -246,6 +248,8 @@ class Solver:
         self._smoothed = SmoothedLoss(param.average_loss)
         self._start = 0
         self._stopped = False
+        self._exchange_s = 0.0
+        self._displayed = (0.0, 0.0, 0.0)
 
     def solve(self) -> None:
         """Train from the current iteration to max_iter. Raises AgreedFailure if a rank cannot continue."""
@@ -253,6 +257,7 @@ class Solver:
         self._log.info("solver.cpp:397", f"Solving {self.net.name}")
         self._log.info("solver.cpp:398", f"Learning Rate Policy: {param.lr_policy}")
         self._start = self.iteration
+        self._displayed = self._times()
         while self.iteration < param.max_iter and not self._stopped:
             self._step()
         if param.snapshot_after_train and (not param.snapshot or self.iteration % param.snapshot):
@@ -285,6 +290,7 @@ class Solver:
         smoothed = self._smoothed.add(loss, self.iteration - self._start)
         if self._is_display_due:
             self._display(smoothed)
+            self._display_waits()
         if not param.disabled_update:
             rate = self.schedule.rate(self.iteration, smoothed)
             if self._is_display_due:
@@ -317,7 +323,8 @@ class Solver:
             self._averager.begin(last)
             if loss.requires_grad:
                 self._backward(loss)
-        self._averager.finish()
+        with self._exchanging():
+            self._averager.finish()
         return float32(total / self.param.iter_size), requests
 
     def _backward(self, loss: Tensor) -> None:
@@ -344,7 +351,8 @@ class Solver:
     def _average(self, own: Sequence[float]) -> list[float]:
         """Return the means over all ranks. All ranks must call it together."""
         values = torch.tensor(own, dtype=torch.float32)
-        self._ranks.sum(values)()
+        with self._exchanging():
+            self._ranks.sum(values)()
         averages: list[float] = (values / self._ranks.size).tolist()
         return averages
 
@@ -361,6 +369,26 @@ class Solver:
             self._log.info(
                 "solver.cpp:333", f"    Train net output #{number}: {format_output(output, value)}"
             )
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """Count the time of a block as waiting for the other ranks."""
+        start_s = time.perf_counter()
+        yield
+        self._exchange_s += time.perf_counter() - start_s
+
+    def _times(self) -> tuple[float, float, float]:
+        """Return the seconds on the clock, those spent waiting for data, and those for other ranks."""
+        return time.perf_counter(), self.net.read_s, self._exchange_s
+
+    def _display_waits(self) -> None:
+        """Log what rank 0 has waited for since the last display, as shares of the time; Caffe does not."""
+        now = self._times()
+        took_s, read_s, exchange_s = (new - old for new, old in zip(now, self._displayed, strict=True))
+        if self.iteration > self._start:
+            shares = f"{read_s / took_s:.0%} for data, {exchange_s / took_s:.0%} for other ranks"
+            self._log.info("caffe-torch:0", f"Iteration {self.iteration}, waited {shares}")
+        self._displayed = now
 
     def _test_all(self) -> None:
         for number, net in enumerate(self.test_nets):

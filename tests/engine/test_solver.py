@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.engine.data import RecordReader
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
 
@@ -44,6 +46,20 @@ def test_display_and_snapshot_come_at_their_iterations(case: Path, run: Run, cha
     assert messages(log, r"^Iteration (\d+), lr") == ["0", "2", "4"]
     names = sorted(path.name for path in case.glob("run_*"))
     assert names == [f"run_iter_{i}.{suffix}" for i in (4, 6) for suffix in ("caffemodel", "solverstate")]
+
+
+def test_what_slows_the_training_is_displayed(case: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = re.findall(r"Iteration (\d+), waited (\d+)% for data, (\d+)% for other ranks", train(run))
+    assert [int(iteration) for iteration, _, _ in quick] == [2, 4]
+    read = RecordReader._image
+
+    def read_slowly(reader: RecordReader, record: int) -> object:
+        time.sleep(0.02)
+        return read(reader, record)
+
+    monkeypatch.setattr(RecordReader, "_image", read_slowly)
+    slow = re.findall(r"Iteration \d+, waited (\d+)% for data", train(run))
+    assert min(map(int, slow)) > 50
 
 
 def test_snapshot_after_train_can_be_switched_off(case: Path, run: Run, change: Change) -> None:
