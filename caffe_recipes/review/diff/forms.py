@@ -36,15 +36,25 @@ def _without(*names: str) -> Callable[[Any], bool]:
     return lambda message: not any(message.HasField(name) for name in names)
 
 
-def _height_width(name: str) -> Spelling:
-    """Return the spelling `pad_h: 3 pad_w: 5` of `pad: 3 pad: 5` (base_conv_layer, pooling_layer)."""
+def _height_width(name: str, *, is_list: bool) -> Spelling:
+    """Return the spelling of a field by two others: its height and its width.
+
+    Of a list, it is `pad_h: 3 pad_w: 5` for `pad: 3 pad: 5` (base_conv_layer, pooling_layer); of a number,
+    `step_h: 8 step_w: 8` for `step: 8` (prior_box_layer).
+    """
     high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
 
     def is_used(message: Any) -> bool:  # noqa: ANN401 - a message
-        return bool(message.HasField(high) and message.HasField(wide) and not getattr(message, name))
+        both = message.HasField(high) and message.HasField(wide)
+        if is_list:
+            return bool(both and not getattr(message, name))
+        return bool(both and not message.HasField(name) and getattr(message, high) == getattr(message, wide))
 
     def normalize(message: Any) -> None:  # noqa: ANN401
-        getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
+        if is_list:
+            getattr(message, name).extend([getattr(message, high), getattr(message, wide)])
+        else:
+            setattr(message, name, getattr(message, high))
         message.ClearField(high)
         message.ClearField(wide)
 
@@ -60,22 +70,6 @@ def _repeated(name: str) -> Spelling:
             del values[1:]
 
     return Spelling(frozenset({name}), lambda message: len(getattr(message, name)), normalize)
-
-
-def _equal_height_width(name: str) -> Spelling:
-    """Return the spelling `step_h: 8 step_w: 8` of `step: 8` (prior_box_layer)."""
-    high, wide = f"{name.removesuffix('_size')}_h", f"{name.removesuffix('_size')}_w"
-
-    def is_used(message: Any) -> bool:  # noqa: ANN401
-        both = message.HasField(high) and message.HasField(wide) and not message.HasField(name)
-        return bool(both and getattr(message, high) == getattr(message, wide))
-
-    def normalize(message: Any) -> None:  # noqa: ANN401
-        setattr(message, name, getattr(message, high))
-        message.ClearField(high)
-        message.ClearField(wide)
-
-    return Spelling(frozenset({high, wide}), is_used, normalize, _without(high, wide))
 
 
 def _legacy(name: str) -> Spelling:
@@ -125,7 +119,7 @@ def _name_net_once(solver: Any) -> None:  # noqa: ANN401
 _SPELLINGS: Mapping[str, tuple[Spelling, ...]] = {
     "ConcatParameter": (_legacy("concat_dim"),),
     "ConvolutionParameter": (
-        *(_height_width(name) for name in ("kernel_size", "pad", "stride")),
+        *(_height_width(name, is_list=True) for name in ("kernel_size", "pad", "stride")),
         *(_repeated(name) for name in ("kernel_size", "pad", "stride", "dilation")),
     ),
     "LayerParameter": (
@@ -137,10 +131,10 @@ _SPELLINGS: Mapping[str, tuple[Spelling, ...]] = {
         ),
     ),
     "PoolingParameter": (
-        *(_height_width(name) for name in ("kernel_size", "pad", "stride")),
+        *(_height_width(name, is_list=True) for name in ("kernel_size", "pad", "stride")),
         *(_repeated(name) for name in ("kernel_size", "pad", "stride")),
     ),
-    "PriorBoxParameter": (_equal_height_width("img_size"), _equal_height_width("step")),
+    "PriorBoxParameter": tuple(_height_width(name, is_list=False) for name in ("img_size", "step")),
     "SliceParameter": (_legacy("slice_dim"),),
     "SolverParameter": (
         Spelling(
