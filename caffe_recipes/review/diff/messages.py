@@ -365,9 +365,9 @@ def _diff(old: Message, new: Message, context: _Context, skip: Collection[str], 
 
 def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
     """Return whether a field is a list or block that is equal on both sides: a quick test."""
-    if field.is_repeated:
-        return bool(getattr(old, field.name) == getattr(new, field.name))
-    if field.message_type is None or not old.HasField(field.name) or not new.HasField(field.name):
+    if not field.is_repeated and (
+        field.message_type is None or not old.HasField(field.name) or not new.HasField(field.name)
+    ):
         return False
     return bool(getattr(old, field.name) == getattr(new, field.name))
 
