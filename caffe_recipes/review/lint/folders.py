@@ -121,13 +121,12 @@ def order_solvers(solvers: Sequence[Document[Any]], script: Script) -> tuple[lis
     for training in script.trainings:
         trained = [solver for solver in solvers if find_training(script, solver.path) is training]
         by_command += [solver for solver in trained if solver not in by_command]
-    if len(by_command) > 1 and not script.unresolved:
-        return by_command, "by the commands of a script"
     orders = [phase_order(phase_name_from_path(solver.path)) for solver in solvers]
     is_plain = all(isinstance(solver.message, pb.SolverParameter) for solver in solvers)
-    if (None in orders or len(set(orders)) < len(orders) or not is_plain) and len(by_command) > 1:
+    is_unknown = None in orders or len(set(orders)) < len(orders) or not is_plain
+    if len(by_command) > 1 and (is_unknown or not script.unresolved):
         return by_command, "by the commands of a script"
-    if None in orders or len(set(orders)) < len(orders) or not is_plain:
+    if is_unknown:
         return [], ""
     pairs = sorted(zip(orders, range(len(orders)), strict=True), key=lambda pair: (pair[0] or 0, pair[1]))
     return [solvers[index] for _, index in pairs], "by their names"
