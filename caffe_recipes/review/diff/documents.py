@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,9 @@ from caffe_recipes.review.diff.solvers import (
     EpochScale,
     diff_rates,
     diff_solvers,
-    find_rate_problem,
     keeps_rate,
 )
+from caffe_recipes.review.lint.chain import Chain, find_rate_problem, read_links
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.changes import RateChange
@@ -70,18 +69,14 @@ def diff_documents(
 ) -> FileDiff | None:
     """Return the difference of two messages of the same kind; None if they have the same meaning."""
     changes: list[Change]
-    rates: list[RateChange] = []
+    rates = _diff_phase_rates(_read_chain(old, path), _read_chain(new, path), scales)
     if isinstance(old, pb.NetParameter) and isinstance(new, pb.NetParameter):
         changes = diff_nets(old, new, defaults=defaults)
     elif isinstance(old, pb.SolverParameter) and isinstance(new, pb.SolverParameter):
         changes = diff_solvers(old, new, defaults=defaults)
-        rates = diff_rates(old, new, scales)
         problems = _rate_problems(old, new, bool(changes))
         kept = _RATE_UNCHANGED if changes and not rates and keeps_rate(old, new, scales) else ""
         note = "; ".join(filter(None, [*problems, kept, note]))
-    elif isinstance(old, pb.MultiPhaseSolverParameter) and isinstance(new, pb.MultiPhaseSolverParameter):
-        changes = diff_messages(old, new, defaults=defaults)
-        rates = list(_phase_rates(old, new))
     else:
         changes = diff_messages(old, new, defaults=defaults)
     if not changes:
@@ -91,13 +86,18 @@ def diff_documents(
     return FileDiff(path, "changed", kind_of(new), tuple(changes), tuple(rates), note=note)
 
 
-def _phase_rates(
-    old: pb.MultiPhaseSolverParameter, new: pb.MultiPhaseSolverParameter
-) -> Iterator[RateChange]:
-    """Yield the rate changes of each phase that both sides have."""
-    for index, (a, b) in enumerate(zip(old.params_pair, new.params_pair, strict=False)):
-        for rate in diff_rates(a.solver_params, b.solver_params):
-            yield replace(rate, part=f"params_pair[{index}]")
+def _read_chain(message: Message, path: str) -> Chain:
+    """Return the solvers of a file, in order; none if it is a net."""
+    return Chain(tuple(read_links(Document(path, "", message, {}, {}), path)))
+
+
+def _diff_phase_rates(old: Chain, new: Chain, scales: tuple[EpochScale, EpochScale]) -> list[RateChange]:
+    """Return the rate changes of each solver that both sides have."""
+    return [
+        replace(rate, part=after.part)
+        for before, after in zip(old.links, new.links, strict=False)
+        for rate in diff_rates(before.solver.message, after.solver.message, scales)
+    ]
 
 
 def _rate_problems(old: pb.SolverParameter, new: pb.SolverParameter, is_changed: bool) -> list[str]:

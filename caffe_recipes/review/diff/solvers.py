@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caffe_recipes.caffe.rates import check_rates, key_iters, lr_at, step_iters
+from caffe_recipes.caffe.rates import key_iters, lr_at, step_iters
 from caffe_recipes.review.diff.changes import Change, RateChange
 from caffe_recipes.review.diff.messages import diff_messages
 from caffe_recipes.review.diff.nets import diff_nets
+from caffe_recipes.review.lint.chain import find_rate_problem
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe import pb
@@ -62,13 +63,6 @@ def diff_solvers(old: pb.SolverParameter, new: pb.SolverParameter, *, defaults: 
             layer = f"{name}: {change.layer}" if change.layer else name
             found.append(Change(change.kind, change.field, change.old, change.new, layer, change.note))
     return found
-
-
-def find_rate_problem(solver: pb.SolverParameter) -> str:
-    """Return why a solver's rate cannot be compared, or an empty string."""
-    if solver.lr_policy == "plateau":
-        return "the rate of lr_policy plateau depends on the losses"
-    return next(map(str, check_rates(solver)), "")
 
 
 def diff_rates(

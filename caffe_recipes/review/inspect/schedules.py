@@ -25,7 +25,7 @@ from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.recipe.graph import images_before, images_per_iter, line_to
 from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_exists
-from caffe_recipes.review.lint.chain import Chain, read_links
+from caffe_recipes.review.lint.chain import RATE_OF_LOSSES, Chain, read_links
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
 from caffe_recipes.review.naming import need_named
 
@@ -211,8 +211,7 @@ def _check_rate_known(document: Document[Message], link: Link) -> None:
         raise PrototxtError(document.where(f"{field}max_iter"), f"{given}, so no iteration is trained", hint)
     where = document.where(f"{field}lr_policy")
     if policy == "plateau":
-        what = "the rate of lr_policy plateau depends on the losses"
-        raise PrototxtError(where, what, "read the rate in the log")
+        raise PrototxtError(where, RATE_OF_LOSSES, "read the rate in the log")
     if policy not in POLICIES:
         what = f"lr_policy '{policy}' is unknown" if policy else "lr_policy is missing"
         raise PrototxtError(where, what, nearest(policy, POLICIES))

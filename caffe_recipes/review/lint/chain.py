@@ -255,9 +255,19 @@ def first_iter(link: Link) -> int:
     return split_weights(link.resumes)[1] or 0
 
 
+RATE_OF_LOSSES = "the rate of lr_policy plateau depends on the losses"
+
+
+def find_rate_problem(solver: pb.SolverParameter) -> str:
+    """Return why a solver's rate is not known or finite at every iteration, or an empty string."""
+    if solver.lr_policy == "plateau":
+        return RATE_OF_LOSSES
+    return next(map(str, check_rates(solver)), "")
+
+
 def has_known_rates(solver: pb.SolverParameter) -> bool:
     """Return whether the learning rate is known and finite at every iteration of the run."""
-    return solver.lr_policy != "plateau" and solver.max_iter > 0 and not check_rates(solver)
+    return solver.max_iter > 0 and not find_rate_problem(solver)
 
 
 def snapshot_rate(link: Link, iteration: int) -> float:
