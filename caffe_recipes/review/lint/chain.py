@@ -21,6 +21,7 @@ from caffe_recipes.caffe.layers import batch_size
 from caffe_recipes.caffe.prototxt import Document
 from caffe_recipes.caffe.rates import check_rates, lr_at
 from caffe_recipes.caffe.shapes import select_layers
+from caffe_recipes.review.lint.rules import Finding, finding
 
 _NEVER_INCLUDED = pb.NetStateRule(min_level=2**31 - 1)
 
@@ -129,6 +130,19 @@ class Link:
         return tuple(select_data_layers(self.net.message, state))
 
 
+def link_finding(
+    name: str,
+    link: Link,
+    field: str = "",
+    /,
+    what: str = "",
+    **others: Any,  # noqa: ANN401 - those of `finding`
+) -> Finding:
+    """Return a finding about a phase, at a field of its solver, or else at the command that trains it."""
+    where = link.solver.where(field) if field else link.weights_where or link.solver.path
+    return finding(name, where, what, link.name, **others)
+
+
 @dataclass(frozen=True)
 class ChainFacts:
     """Facts about a chain that its files do not contain; None means unknown."""
@@ -142,6 +156,16 @@ class ChainFacts:
     sockets_per_node: int | None = None
     cores_per_socket: int | None = None
     has_gpus: bool = False
+
+    @property
+    def threads_per_node(self) -> int:
+        """The OpenMP threads of all ranks on a node; 0 if unknown."""
+        return (self.ranks_per_node or 0) * (self.omp_num_threads or 0)
+
+    @property
+    def cores_per_node(self) -> int:
+        """The cores of a node; 0 if unknown."""
+        return (self.sockets_per_node or 0) * (self.cores_per_socket or 0)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from caffe_recipes.review.lint.chain import (
     first_iter,
     has_data,
     has_known_rates,
+    link_finding,
     plan_starts,
     select_data_layers,
     snapshot_rate,
@@ -100,19 +101,20 @@ def _is_augmented(link: Link) -> bool:
     "note",
     "a rate that jumps by more than 2 % where a phase resumes from a solverstate",
     write="nothing, if the jump is intended",
+    values=("before", "after", "iteration"),
 )
 @chain_rule(
     "join-jump",
     "warning",
     "a rate that jumps by more than 2 % from one phase to the next",
     effect="the momentum history also starts at 0 here, so the loss is unstable for a while",
+    values=("before", "after", "iteration"),
     explanation=Explanation(
         "A phase starts from the weights of the previous phase, but with its own rate and an empty "
         "momentum history. A jump between the two rates makes the loss unstable; a rise can undo "
         "what was learned.",
-        "Set base_lr to the previous phase's last rate, or warmup_start_lr if there is a warm-up. The rate "
-        "of "
-        "a warm restart rises on purpose: accept that.",
+        "Set base_lr to the previous phase's last rate, or warmup_start_lr if there is a "
+        "warm-up. The rate of a warm restart rises on purpose: accept that.",
     ),
 )
 def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
@@ -130,24 +132,23 @@ def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
     if start.is_guess:
         what += f" (the nearest of {start.candidates} snapshots)"
     key = "warmup_start_lr" if link.solver.message.warmup_iter > at_iter else "base_lr"
-    place = link.solver.where(key)
     if link.resumes:
-        yield finding(
+        yield link_finding(
             "resume-jump",
-            place,
+            link,
+            key,
             what,
-            link.name,
             effect=_resume_effect(link),
             before=last,
             after=first,
             iteration=start.iteration,
         )
     else:
-        yield finding(
+        yield link_finding(
             "join-jump",
-            place,
+            link,
+            key,
             what,
-            link.name,
             write=f"{key}: {last:.4g}, if the jump is not intended",
             before=last,
             after=first,
@@ -169,7 +170,10 @@ def _resume_effect(link: Link) -> str:
     "collapse-weight-decay",
     "warning",
     "a collapse whose weight decay is not twice that of the previous phase",
+    what="the collapse has {ratio:.4g} times the weight decay of {previous}, {before:.4g} to {after:.4g}",
     effect="the paper doubles it, so the results are not comparable with the paper's",
+    write="weight_decay: {least:.4g}",
+    values=("before", "after"),
     explanation=Explanation(
         "The collapse is the last phase, with a rate that decays fast and little augmentation. The paper "
         "doubles its weight decay.",
@@ -180,16 +184,15 @@ def _check_collapse(before: Link, link: Link) -> Iterator[Finding]:
     old, new = before.solver.message.weight_decay, link.solver.message.weight_decay
     if not is_collapse(before, link) or not old or abs(new / old / _COLLAPSE_DECAY_RATIO - 1) <= _ROUNDING:
         return
-    what = f"the collapse has {new / old:.4g} times the weight decay of {before.name}, {old:.4g} to {new:.4g}"
-    place = link.solver.where("weight_decay")
-    yield finding(
+    yield link_finding(
         "collapse-weight-decay",
-        place,
-        what,
-        link.name,
-        write=f"weight_decay: {_COLLAPSE_DECAY_RATIO * old:.4g}",
+        link,
+        "weight_decay",
         before=old,
         after=new,
+        ratio=new / old,
+        previous=before.name,
+        least=_COLLAPSE_DECAY_RATIO * old,
     )
 
 
@@ -244,7 +247,14 @@ def check_deploys(nets: Sequence[Net]) -> Iterator[Finding]:
     "warning",
     "a deploy net with layers that its train_val net lacks, or without some of its layers",
 )
-@path_rule("deploy-misfit", "error", "a deploy net whose layers do not fit the weights of its train_val net")
+@path_rule(
+    "deploy-misfit",
+    "error",
+    "a deploy net whose layers do not fit the weights of its train_val net",
+    what="layer '{name}' does not fit the weights of {trained}: {misfit}",
+    effect="Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
+    write="the layer as in {trained}",
+)
 def _check_deploy(
     net: Net, other: Net, phase: PhaseNet, ours: _Learned, theirs: _Learned
 ) -> Iterator[Finding]:
@@ -252,19 +262,9 @@ def _check_deploy(
     if norms and not norms & ours.keys():  # the batch norms are folded into the weights
         return
     trained = Path(other.path).name
-    for name, shapes in ours.items():
-        given = theirs.get(name)
-        misfit = show_misfit(shapes, given) if shapes and given else ""
-        if misfit:
-            what = f"layer '{name}' does not fit the weights of {trained}: {misfit}"
-            yield finding(
-                "deploy-misfit",
-                _layer_place(net, name),
-                what,
-                effect=f"Caffe stops with `Cannot copy param 0 weights from layer '{name}'; shape mismatch`",
-                write=f"the layer as in {trained}",
-            )
-    new = [name for name, shapes in ours.items() if shapes and name not in theirs]
+    for name, misfit in _misfits(ours, theirs).items():
+        yield finding("deploy-misfit", _layer_place(net, name), name=name, trained=trained, misfit=misfit)
+    new = _only_in(ours, theirs)
     if new:
         verb = "is" if len(new) == 1 else "are"
         what = f"{_name_layers(new)} of the deploy net {verb} not in {trained}"
@@ -286,6 +286,20 @@ def _check_deploy(
             "different net",
             write=f"the layers of {trained}",
         )
+
+
+def _misfits(ours: _Learned, theirs: _Learned) -> dict[str, str]:
+    """Return why the weights of layers of one name do not fit, by that name."""
+    return {
+        name: misfit
+        for name, shapes in ours.items()
+        if shapes and (given := theirs.get(name)) and (misfit := show_misfit(shapes, given))
+    }
+
+
+def _only_in(ours: _Learned, theirs: _Learned) -> list[str]:
+    """Return the names of the layers with weights that the other net lacks."""
+    return [name for name, shapes in ours.items() if shapes and name not in theirs]
 
 
 def _layers_before_last(phase: PhaseNet, ours: _Learned) -> list[str]:
@@ -331,14 +345,10 @@ def _learned_of_link(link: Link) -> _Learned | None:
     "error",
     "a layer whose weights have a different shape in the phase that it starts from",
     write="use the same shape in both nets, or another layer name to initialize it from its fillers",
+    values=("count",),
 )
 def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
-    unfit = {}
-    for name, shapes in ours.items():
-        given = theirs.get(name)
-        misfit = show_misfit(shapes, given) if shapes and given else ""
-        if misfit:
-            unfit[name] = misfit
+    unfit = _misfits(ours, theirs)
     if unfit:
         (first, misfit), *others = unfit.items()
         more = f"; neither do {show_names([name for name, _ in others])}" if others else ""
@@ -352,24 +362,30 @@ def _check_misfits(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
 
 
 @handover_rule(
-    "handover-missing", "warning", "a layer with weights that is missing in the phase that it starts from"
+    "handover-missing",
+    "warning",
+    "a layer with weights that is missing in the phase that it starts from",
+    what="{names} of {phase} {verb} not in the net of {previous}",
+    effect="{they_start} from the fillers, as if untrained, and Caffe prints no warning",
+    values=("count",),
 )
 def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
-    new = [name for name, shapes in ours.items() if shapes and name not in theirs]
+    new = _only_in(ours, theirs)
     if new:
         left = [name for name in theirs if name not in ours]
         near = difflib.get_close_matches(new[0], left, n=1, cutoff=0.3)
         verb = "has weights but is" if len(new) == 1 else "have weights but are"
-        what = f"{_name_layers(new)} of {link.name} {verb} not in the net of {before.name}"
-        pronoun = "it starts" if len(new) == 1 else "they start"
+        they_start = "it starts" if len(new) == 1 else "they start"
         yield finding(
             "handover-missing",
             _layer_place(net, new[0]),
-            what,
-            link.name,
-            effect=f"{pronoun} from the fillers, as if untrained, and Caffe prints no warning",
+            phase=link.name,
             write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if intended",
             count=len(new),
+            names=_name_layers(new),
+            verb=verb,
+            previous=before.name,
+            they_start=they_start,
         )
 
 
@@ -377,20 +393,24 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
     "handover-unused",
     "note",
     "a trained layer that is missing in the next phase's net",
+    what="{names} of {previous} {verb} not in the net of {phase}",
+    effect="Caffe prints `Ignoring source layer {first}` and drops its weights",
     write="use the same layer names in both nets to keep the weights",
+    values=("count",),
 )
 def _check_unused(before: Link, link: Link, net: Net, theirs: _Learned, ours: _Learned) -> Iterator[Finding]:
-    left = [name for name, shapes in theirs.items() if shapes and name not in ours]
+    left = _only_in(theirs, ours)
     if left:
         verb = "has weights but is" if len(left) == 1 else "have weights but are"
-        what = f"{_name_layers(left)} of {before.name} {verb} not in the net of {link.name}"
         yield finding(
             "handover-unused",
             _layer_place(net, left[0]),
-            what,
-            link.name,
-            effect=f"Caffe prints `Ignoring source layer {left[0]}` and drops its weights",
+            phase=link.name,
             count=len(left),
+            names=_name_layers(left),
+            previous=before.name,
+            verb=verb,
+            first=left[0],
         )
 
 
@@ -398,9 +418,9 @@ def _name_layers(names: list[str]) -> str:
     return f"layer '{names[0]}'" if len(names) == 1 else show_layers(names)
 
 
-def _layer_place(net: Net, name: str) -> str:
+def _layer_place(net: Net, name: str, field: str = "name") -> str:
     index = next(index for index, layer in enumerate(net.message.layer) if layer.name == name)
-    return net.where(f"layer[{index}].name")
+    return net.where(f"layer[{index}].{field}")
 
 
 _MAX_DECAY_RATIO = 4
@@ -464,6 +484,9 @@ solver_changes = handover_rule(
     "solver-changes",
     "warning",
     "a momentum, type, solver_mode or regularization_type that differs from the previous phase",
+    what="{field} is {new} in {phase}, but {old} in {previous}",
+    write="{field} as in {previous}, unless the change is intended",
+    values=("field",),
 )
 
 
@@ -475,16 +498,15 @@ def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         values = [setting.read(one.solver.message) for one in earlier]
         if new in values or None in (new, old) or str(new).upper() == str(old).upper():
             continue
-        what = f"{setting.field} is {new} in {link.name}, but {old} in {before.name}"
-        place = link.solver.where(setting.field)
-        yield finding(
+        yield link_finding(
             "solver-changes",
-            place,
-            what,
-            link.name,
+            link,
+            setting.field,
             effect=setting.effect,
-            write=f"{setting.field} as in {before.name}, unless the change is intended",
             field=setting.field,
+            new=new,
+            old=old,
+            previous=before.name,
         )
 
 
@@ -492,8 +514,11 @@ def _check_settings(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "batch-changes",
     "warning",
     "an iter_size or batch_size that differs from the previous phase while the rate does not",
+    what="{phase} uses {after} images per rank and update, but {previous} {before}, at the same rate",
     effect="the rate was chosen for another batch size, and the same iterations make a different number of "
     "epochs",
+    write="a rate {ratio:.3g} times as high, or {field} as in {previous}",
+    values=("before", "after"),
 )
 def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[Finding]:
     """Find phases that change the number of images per iteration but not the rate."""
@@ -508,16 +533,15 @@ def _check_batch(earlier: Sequence[Link], link: Link, start: Start) -> Iterator[
         return
     is_sub = link.solver.message.iter_size != before.solver.message.iter_size
     field = "iter_size" if is_sub else "batch_size"
-    what = f"{link.name} uses {ours} images per rank and update, but {before.name} {theirs}, at the same rate"
-    place = link.solver.where("iter_size" if is_sub else "base_lr")
-    yield finding(
+    yield link_finding(
         "batch-changes",
-        place,
-        what,
-        link.name,
-        write=f"a rate {ours / theirs:.3g} times as high, or {field} as in {before.name}",
+        link,
+        "iter_size" if is_sub else "base_lr",
         before=theirs,
         after=ours,
+        previous=before.name,
+        ratio=ours / theirs,
+        field=field,
     )
 
 
@@ -530,20 +554,20 @@ def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     if solver_type(solver).upper() != solver_type(before).upper():
         return
     shown = show_number(new) if solver.HasField("momentum") else "not set (default 0)"
-    what = f"momentum is {shown} in {link.name}, but {show_number(old)} in {earlier[-1].name}"
     effect = "the same rate makes different updates"
     if 0 <= new < 1 and 0 <= old < 1:
         times = (1 - old) / (1 - new)
         effect = f"the effective rate, rate / (1 - momentum), is {times:.3g} times as high at the same rate"
-    place = link.solver.where("momentum")
-    yield finding(
+    yield link_finding(
         "solver-changes",
-        place,
-        what,
-        link.name,
+        link,
+        "momentum",
         effect=effect,
         write=f"momentum: {show_number(old)}",
         field="momentum",
+        new=shown,
+        old=show_number(old),
+        previous=earlier[-1].name,
     )
 
 
@@ -551,6 +575,9 @@ def _check_momentum(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     "weight-decay-changes",
     "warning",
     "weight decay removed, or changed by a factor above 4, in a phase that is not a collapse",
+    what="weight_decay is {shown} in {phase}, but {before:.4g} in {previous}",
+    write="weight_decay: {before:.4g}, unless the change is intended",
+    values=("before", "after"),
 )
 def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     old, new = earlier[-1].solver.message.weight_decay, link.solver.message.weight_decay
@@ -561,20 +588,18 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
         return
     is_given = link.solver.message.HasField("weight_decay")
     shown = f"{new:.4g}" if is_given else "not set (default 0)"
-    what = f"weight_decay is {shown} in {link.name}, but {old:.4g} in {earlier[-1].name}"
     effect = "the weights shrink or grow to a new equilibrium, which changes the effective rate"
     if not new:
         effect = "the weights are no longer decayed: they grow, and the rate has less and less effect"
-    place = link.solver.where("weight_decay")
-    yield finding(
+    yield link_finding(
         "weight-decay-changes",
-        place,
-        what,
-        link.name,
+        link,
+        "weight_decay",
         effect=effect,
-        write=f"weight_decay: {old:.4g}, unless the change is intended",
         before=old,
         after=new,
+        shown=shown,
+        previous=earlier[-1].name,
     )
 
 
@@ -583,12 +608,15 @@ def _check_weight_decay(earlier: Sequence[Link], link: Link) -> Iterator[Finding
     "note",
     "a crop_size of the training data that differs from the previous phase",
     effect="objects appear at a different size than the one that the weights were trained on",
+    write="use the same {field} in both nets, unless the change is intended",
 )
 @handover_rule(
     "transforms-change",
     "warning",
     "a mean or scale of the training data that differs from the previous phase",
     effect="weights and batch norm statistics come from differently scaled inputs, so the loss jumps",
+    write="use the same {field} in both nets, unless the change is intended",
+    values=("field",),
 )
 def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     for field in ("mean_value", "mean_file", "scale", "force_color", "force_gray", "crop_size"):
@@ -598,12 +626,8 @@ def _check_transforms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
             continue
         other = earlier[-1].name
         what = f"{field} is {new} in the training data of {link.name}, but {old} in that of {other}"
-        write = f"use the same {field} in both nets, unless the change is intended"
-        place = _data_place(link, f"transform_param.{field}")
-        if field == "crop_size":
-            yield finding("crop-changes", place, what, link.name, write=write)
-        else:
-            yield finding("transforms-change", place, what, link.name, write=write, field=field)
+        place, is_crop = _data_place(link, f"transform_param.{field}"), field == "crop_size"
+        yield finding("crop-changes" if is_crop else "transforms-change", place, what, link.name, field=field)
 
 
 def _transform_values(link: Link, field: str) -> str:
@@ -618,6 +642,7 @@ def _transform_values(link: Link, field: str) -> str:
     "train-source-changes",
     "note",
     "a source of the training data that differs from the previous phase",
+    what="{phase} trains on {new}, but {previous} on {old}",
     effect="the length of an epoch, the classes and their order may differ",
     write="use the same source, unless the change is intended",
 )
@@ -625,15 +650,22 @@ def _check_source(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     known = [_source_paths(one.data_layers) for one in earlier]
     new, old = _source_paths(link.data_layers), known[-1]
     if new and old and _normalize_paths(new) not in map(_normalize_paths, known):
-        what = f"{link.name} trains on {', '.join(new)}, but {earlier[-1].name} on {', '.join(old)}"
         place = _data_place(link, "data_param.source")
-        yield finding("train-source-changes", place, what, link.name)
+        yield finding(
+            "train-source-changes",
+            place,
+            phase=link.name,
+            new=", ".join(new),
+            previous=earlier[-1].name,
+            old=", ".join(old),
+        )
 
 
 @handover_rule(
     "train-on-test",
     "warning",
     "a phase that trains on the records that another net of the chain is tested on",
+    what="{phase} trains on '{source}', which {net} is tested on",
     effect="the accuracy is measured on images that the net was trained on",
     write="set source to the training LMDB",
 )
@@ -652,9 +684,8 @@ def _check_test_sources(chain: Chain) -> Iterator[Finding]:
         others = [(net, one) for net, one in tests if link.net and net.path != link.net.path]
         for net, source in others:
             if normalize_path(source) in trained:
-                what = f"{link.name} trains on '{source}', which {net.path} is tested on"
                 place = _data_place(link, "data_param.source")
-                yield finding("train-on-test", place, what, link.name)
+                yield finding("train-on-test", place, phase=link.name, source=source, net=net.path)
                 break
 
 
@@ -682,6 +713,9 @@ def _data_place(link: Link, field: str) -> str:
     "norms-change",
     "warning",
     "a BatchNorm moving_average_fraction or eps that differs from the previous phase",
+    what="{field} of {names} is {change}",
+    write="{field}: {old}",
+    values=("field", "count"),
 )
 def _check_norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
     before = earlier[-1]
@@ -698,20 +732,18 @@ def _check_norms(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         changed = [name for name in values if name in old and values[name] != old[name]]
         if not changed or any(values == _norm_values(one.net, field) for one in earlier if one.net):
             continue
-        name, count = changed[0], len(changed)
+        name = changed[0]
         change = f"{show_number(values[name])} in {link.name}, but {show_number(old[name])} in {before.name}"
-        what = f"{field} of {_name_layers(changed)} is {change}"
-        index = next(i for i, layer in enumerate(link.net.message.layer) if layer.name == name)
-        place = link.net.where(f"layer[{index}].batch_norm_param.{field}")
         yield finding(
             "norms-change",
-            place,
-            what,
-            link.name,
+            _layer_place(link.net, name, f"batch_norm_param.{field}"),
+            phase=link.name,
             effect=effect,
-            write=f"{field}: {show_number(old[name])}",
             field=field,
-            count=count,
+            count=len(changed),
+            names=_name_layers(changed),
+            change=change,
+            old=show_number(old[name]),
         )
 
 
@@ -732,12 +764,13 @@ no_test_net = path_rule(
     "last-net-without-test",
     "warning",
     "a last phase whose net cannot be tested",
-    write="add a data layer with include { phase: TEST } to it, or test with a net that has one",
+    what="the last phase's net {net} has no data layer for TEST",
+    effect=f"`caffe test` on it fails with {_UNKNOWN_BLOB}",
+    write="add a data layer with include {{ phase: TEST }} to it, or test with a net that has one",
     explanation=Explanation(
         "`caffe test` needs a data layer for TEST. This net lacks one, so it cannot test the model.",
-        "Add a data layer with include { phase: TEST }, or give --script a file with a command that tests "
-        "with "
-        "another net.",
+        "Add a data layer with include { phase: TEST }, or give --script a file with a command "
+        "that tests with another net.",
     ),
 )
 @no_test_net
@@ -758,14 +791,7 @@ def check_steps(chain: Chain) -> Iterator[Finding]:
                 write="add a data layer with include { phase: TEST }",
             )
     if chain.is_whole and not chain.tested and last.net and not _can_be_tested(last, last.net):
-        what = f"the last phase's net {last.net.path} has no data layer for TEST"
-        yield finding(
-            "last-net-without-test",
-            last.solver.where("net"),
-            what,
-            last.name,
-            effect=f"`caffe test` on it fails with {_UNKNOWN_BLOB}",
-        )
+        yield link_finding("last-net-without-test", last, "net", net=last.net.path)
 
 
 def _can_be_tested(link: Link, net: Net) -> bool:
@@ -783,6 +809,7 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     "solver-mode-absent",
     "warning",
     "no solver_mode: the default is GPU",
+    what="solver_mode is not set, and the default is GPU",
     effect="a build without GPUs stops with `Cannot use GPU in CPU-only Caffe`",
     write="solver_mode: CPU",
     explanation=Explanation(
@@ -795,6 +822,7 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     "test-interval-alone",
     "warning",
     "a test_interval without test_iter: the solver never tests",
+    what="test_interval {test_interval} without test_iter",
     effect="Caffe creates no test net and never tests",
     write="test_iter: the number of test images / the test batch_size",
 )
@@ -802,35 +830,40 @@ def _has_test_nets(solver: pb.SolverParameter) -> bool:
     "test-iter-alone",
     "error",
     "a test_iter without test_interval: Caffe stops",
+    what="test_iter without test_interval",
     effect="Caffe stops with `Check failed: param_.test_interval() > 0`",
     write="test_interval: the number of iterations between tests",
 )
 def _check_solver_fields(link: Link, *, has_gpus: bool) -> Iterator[Finding]:
-    solver, where = link.solver.message, link.solver.where
+    solver = link.solver.message
     if not has_gpus and not solver.HasField("solver_mode"):
-        what = "solver_mode is not set, and the default is GPU"
-        yield finding("solver-mode-absent", link.solver.path, what, link.name)
+        yield finding("solver-mode-absent", link.solver.path, phase=link.name)
     if solver.test_interval and not solver.test_iter:
-        what = f"test_interval {solver.test_interval} without test_iter"
-        yield finding("test-interval-alone", where("test_interval"), what, link.name)
+        yield link_finding("test-interval-alone", link, "test_interval", test_interval=solver.test_interval)
     if solver.test_iter and not solver.test_interval:
-        what = "test_iter without test_interval"
-        yield finding("test-iter-alone", where("test_iter"), what, link.name)
+        yield link_finding("test-iter-alone", link, "test_iter")
 
 
 @path_rule(
     "no-train-net",
     "error",
     "a net without a data layer for TRAIN",
-    write="add a data layer with include { phase: TRAIN }",
+    what="{net} has no data layer for TRAIN{state}",
+    effect=f"Caffe stops with {_UNKNOWN_BLOB}",
+    write="add a data layer with include {{ phase: TRAIN }}",
 )
 def _check_data_layers(link: Link) -> Iterator[Finding]:
     solver, net = link.solver.message, link.net
     if net is None:
         return
     if not has_data(net.message, train_state(solver, net.message)):
-        what = f"{net.path} has no data layer for TRAIN{_show_state(solver.train_state)}"
-        yield finding("no-train-net", net.path, what, link.name, effect=f"Caffe stops with {_UNKNOWN_BLOB}")
+        yield finding(
+            "no-train-net",
+            net.path,
+            phase=link.name,
+            net=net.path,
+            state=_show_state(solver.train_state),
+        )
     if not (solver.test_iter or solver.test_interval):
         return
     for tested in link.test_nets if _has_test_nets(solver) else (net,):

@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
@@ -135,7 +136,7 @@ def _check_layers(
 
 # `caffe.dialects.check` defines the rules of dialects.
 for _name, _rule in DIFFERENCE_RULES.items():
-    dialect_rule(_name, _rule.severity, _rule.what)
+    dialect_rule(_name, _rule.severity, _rule.what, values=("name", "count"))
 
 
 def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
@@ -172,13 +173,14 @@ def explain(name: str, width: int | None = None) -> str:
     weights-missing: an error
     problem  a later phase that starts without weights
     checks   a chain of solvers, and the weights that each starts from
-    effect   see each finding
-    help     see each finding
+    effect   it starts from the net's fillers, so what the earlier phases have learned is lost
+    help     --weights=<folder><final>
     fix      by hand
     exit     1, unless accepted or with --fail-on never
     accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
     """
     rule = RULES[name]
+    effect, write = rule.explanation or map(_generalize, (rule.effect, rule.write))
     exits = {
         "error": "1, unless accepted or with --fail-on never",
         "warning": "1, unless accepted or with --fail-on error",
@@ -187,8 +189,8 @@ def explain(name: str, width: int | None = None) -> str:
     rows = {
         "problem": rule.summary,
         "checks": rule.subject,
-        "effect": rule.explanation.effect,
-        "help": rule.explanation.write,
+        "effect": effect,
+        "help": write,
         "fix": rule.fix or "by hand",
         "exit": exits[rule.severity],
         "accept": f"in a recipe: {{finding: {name}, reason: WHY IT IS INTENDED}}",
@@ -200,3 +202,13 @@ def explain(name: str, width: int | None = None) -> str:
             text, min(width or _WIDTH, _WIDTH), initial_indent=f"{head:9}", subsequent_indent=" " * 9
         )
     return "\n".join(lines)
+
+
+def _generalize(template: str) -> str:
+    """Return a text of a rule with the names of its values in their places.
+
+    >>> _generalize("power: {power:.4g}, or {{}}")
+    'power: <power>, or {}'
+    """
+    parts = Formatter().parse(template)
+    return "".join(f"{text}<{name}>" if name else text for text, name, _, _ in parts) or "see each finding"

@@ -16,6 +16,7 @@ from caffe_recipes.review.lint.net_view import (
     READERS,
     SOURCE_BLOCKS,
     layer_field,
+    layer_finding,
     show_number,
     title,
 )
@@ -44,20 +45,21 @@ def check_data(view: NetView) -> Iterator[Finding]:
         block = SOURCE_BLOCKS.get(layer.type)
         if block is None:
             continue
-        yield from _check_required_fields(index, layer, block)
+        yield from _check_required_fields(view, index, layer, block)
         if layer.type in _DATABASES:
-            yield from _check_backend(index, layer)
+            yield from _check_backend(view, index, layer)
         if layer.type == "ImageData":
-            yield from _check_image_size(index, layer)
+            yield from _check_image_size(view, index, layer)
 
 
 @data_rule(
     "train-batches-differ",
     "warning",
     "data layers of TRAIN that differ in batch_size",
-    effect="with MLSL Caffe stops, because it allows only one global batch size; without MLSL, images and "
-    "labels "
-    "no longer match",
+    what="{layer} has batch_size {size}, but {other} has {batch_size}",
+    effect="with MLSL Caffe stops, because it allows only one global batch size; without MLSL, "
+    "images and labels no longer match",
+    write="batch_size: {batch_size}",
 )
 def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     """Check the data layers of a training phase, for the fields of the view's dialect."""
@@ -72,11 +74,14 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
         size = getattr(getattr(layer, block), "batch_size", 0)
         other = next(iter(sizes.values()), None)
         if size and other is not None and size not in sizes:
-            yield finding(
+            yield layer_finding(
                 "train-batches-differ",
-                phase.where(i, f"{block}.batch_size"),
-                f"{title(layer)} has batch_size {size}, but {title(other)} has {next(iter(sizes))}",
-                write=f"batch_size: {next(iter(sizes))}",
+                phase,
+                i,
+                f"{block}.batch_size",
+                size=size,
+                other=title(other),
+                batch_size=next(iter(sizes)),
             )
         if size:
             sizes.setdefault(size, layer)
@@ -87,35 +92,32 @@ def check_train_data(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     "no-batch-size",
     "error",
     "a data layer without batch_size",
+    what="{layer} has no batch_size",
     effect="Caffe stops: a positive batch size is required",
+    write="{block} {{ batch_size: 32 }}: images per rank and iteration",
 )
 @data_rule(
     "no-source",
     "error",
     "a data layer without source",
+    what="{layer} has no source",
     effect="Caffe stops, because it has no source to open",
+    write='{block} {{ source: "path" }}',
 )
-def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> Iterator[Finding]:
+def _check_required_fields(
+    view: NetView, index: int, layer: pb.LayerParameter, block: str
+) -> Iterator[Finding]:
     if lacks_batch_size(layer):
-        yield finding(
-            "no-batch-size",
-            layer_field(index, f"{block}.batch_size"),
-            f"{title(layer)} has no batch_size",
-            write=f"{block} {{ batch_size: 32 }}: images per rank and iteration",
-        )
+        yield layer_finding("no-batch-size", view, index, f"{block}.batch_size", block=block)
     if layer.type not in _SOURCELESS and not getattr(getattr(layer, block), "source", "-"):
-        yield finding(
-            "no-source",
-            layer_field(index, f"{block}.source"),
-            f"{title(layer)} has no source",
-            write=f'{block} {{ source: "path" }}',
-        )
+        yield layer_finding("no-source", view, index, f"{block}.source", block=block)
 
 
 @data_rule(
     "backend-not-lmdb",
     "warning",
     "backend LEVELDB, set or by default, for a source named like an LMDB",
+    what="{layer} {written}, but its source is '{source}'",
     effect="if it is an LMDB, Caffe stops: Failed to open leveldb",
     write="backend: LMDB",
 )
@@ -123,51 +125,45 @@ def _check_required_fields(index: int, layer: pb.LayerParameter, block: str) -> 
     "shuffle-not-lmdb",
     "warning",
     "shuffle on a LEVELDB",
+    what="{layer} {written} and shuffle: true",
     effect="it has no effect: only LMDBs are shuffled",
     write="backend: LMDB",
 )
-def _check_backend(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_backend(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.data_param
     if param.backend == pb.DataParameter.LMDB:
         return
     written = "has backend: LEVELDB" if param.HasField("backend") else "has no backend (default LEVELDB)"
     if "lmdb" in param.source.lower() and "leveldb" not in param.source.lower():
-        yield finding(
-            "backend-not-lmdb",
-            layer_field(index, "data_param.backend"),
-            f"{title(layer)} {written}, but its source is '{param.source}'",
+        yield layer_finding(
+            "backend-not-lmdb", view, index, "data_param.backend", written=written, source=param.source
         )
     if param.shuffle:
-        yield finding(
-            "shuffle-not-lmdb",
-            layer_field(index, "data_param.shuffle"),
-            f"{title(layer)} {written} and shuffle: true",
-        )
+        yield layer_finding("shuffle-not-lmdb", view, index, "data_param.shuffle", written=written)
 
 
 @data_rule(
     "half-image-size",
     "error",
     "new_height without new_width, or new_width without new_height",
+    what="{layer} has only {given}",
     effect="Caffe stops: new_height and new_width must be set at the same time",
     write="set both",
 )
-def _check_image_size(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_image_size(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     param = layer.image_data_param
     if (param.new_height > 0) != (param.new_width > 0):
         given = "new_height" if param.new_height else "new_width"
-        yield finding(
-            "half-image-size",
-            layer_field(index, f"image_data_param.{given}"),
-            f"{title(layer)} has only {given}",
-        )
+        yield layer_finding("half-image-size", view, index, f"image_data_param.{given}", given=given)
 
 
 @data_rule(
     "train-shuffles-differ",
     "warning",
     "data layers of TRAIN of which only some are shuffled",
+    what="{shuffled} is shuffled in TRAIN, but {kept} is not",
     effect="if one layer reads the labels of the other's images, the labels no longer match the images",
+    write="set shuffle: false in {shuffled}, and shuffle both together when you build the LMDBs",
 )
 def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
     """Find the first data layer that is shuffled while the first one is not, or the reverse."""
@@ -180,9 +176,8 @@ def _check_shuffle_agrees(phase: PhaseNet) -> Iterator[Finding]:
         yield finding(
             "train-shuffles-differ",
             phase.where(i, SOURCE_BLOCKS[other.type]),
-            f"{title(shuffled)} is shuffled in TRAIN, but {title(kept)} is not",
-            write=f"set shuffle: false in {title(shuffled)}, and shuffle both together when you build the "
-            "LMDBs",
+            shuffled=title(shuffled),
+            kept=title(kept),
         )
         return
 
@@ -201,14 +196,14 @@ def _is_shuffled(layer: pb.LayerParameter) -> bool:
     "train-unshuffled",
     "note",
     "a training data layer that reads records in the order of the LMDB or list, without shuffling",
+    what="{layer} reads '{source}' in the stored order in every epoch",
     effect="every epoch has the same batches; if the records are sorted by class, each batch has only one "
     "class",
     explanation=Explanation(
         "Records are read in the order of the LMDB, which is the same in every epoch: batches never "
         "change, and have one class each if the LMDB is sorted by class.",
-        "Set shuffle: true if your Caffe supports it and TRAIN has one data layer; otherwise, build the "
-        "LMDB in "
-        "random order.",
+        "Set shuffle: true if your Caffe supports it and TRAIN has one data layer; otherwise, "
+        "build the LMDB in random order.",
     ),
 )
 def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Iterator[Finding]:
@@ -227,12 +222,7 @@ def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Ite
     write = "shuffle: true" if can_shuffle else "build the LMDB with convert_imageset --shuffle"
     if len(readers) > 1:
         write = "build the LMDBs of all data layers in the same random order; shuffle would separate them"
-    yield finding(
-        "train-unshuffled",
-        phase.where(i, block),
-        f"{title(layer)} reads '{getattr(layer, block).source}' in the stored order in every epoch",
-        write=write,
-    )
+    yield layer_finding("train-unshuffled", phase, i, block, write=write, source=getattr(layer, block).source)
 
 
 def check_transforms(view: NetView) -> Iterator[Finding]:
@@ -241,18 +231,19 @@ def check_transforms(view: NetView) -> Iterator[Finding]:
         if not layer.HasField("transform_param"):
             continue
         datum = view.datum_of(layer.data_param.source) if layer.data_param.source else None
-        yield from _check_means(index, layer, datum)
+        yield from _check_means(view, index, layer, datum)
         if view.dialect.knows("NetParameter", "engine"):
-            yield from _check_single_mean(index, layer, datum)
-        yield from _check_sizes(index, layer, datum)
-        yield from _check_aspect_ratio(index, layer)
-        yield from _check_raw_datums(index, layer, datum)
+            yield from _check_single_mean(view, index, layer, datum)
+        yield from _check_sizes(view, index, layer, datum)
+        yield from _check_aspect_ratio(view, index, layer)
+        yield from _check_raw_datums(view, index, layer, datum)
 
 
 @transform_rule(
     "test-random",
     "warning",
     "mirror or random resizing in TEST",
+    what="{layer} has {field} in TEST, where it is as random as in TRAIN",
     effect="each test sees different images, so the accuracy varies from test to test",
 )
 def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
@@ -269,14 +260,16 @@ def check_test_transforms(phase: PhaseNet) -> Iterator[Finding]:
             and resize.min_size != resize.max_size,
         }
         for field in (name for name, on in random.items() if on):
-            yield finding(
+            yield layer_finding(
                 "test-random",
-                phase.where(i, f"transform_param.{field}"),
-                f"{title(layer)} has {field} in TEST, where it is as random as in TRAIN",
+                phase,
+                i,
+                f"transform_param.{field}",
                 write={
                     "mirror": "mirror: false",
                     "random_resize_param": "min_size and max_size equal",
                 }.get(field, "random_resize_param { min_size: 256 max_size: 256 }"),
+                field=field,
             )
 
 
@@ -284,6 +277,7 @@ mean_values_misfit = transform_rule(
     "mean-values-misfit",
     "error",
     "a number of mean_value fields that is neither 1 nor the number of channels",
+    write="set 1 or {channels} mean_value fields",
 )
 
 
@@ -291,6 +285,7 @@ mean_values_misfit = transform_rule(
     "mean-twice",
     "error",
     "mean_file and mean_value in one layer",
+    what="{layer} has mean_file and mean_value",
     effect="Caffe stops: Cannot specify mean_file and mean_value at the same time",
     write="keep one of them",
 )
@@ -298,24 +293,19 @@ mean_values_misfit = transform_rule(
     "color-and-gray",
     "error",
     "force_color and force_gray in one layer",
+    what="{layer} has force_color and force_gray",
     effect="Caffe stops: cannot set both force_color and force_gray",
     write="keep one of them",
 )
 @mean_values_misfit
-def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_means(
+    view: NetView, index: int, layer: pb.LayerParameter, datum: pb.Datum | None
+) -> Iterator[Finding]:
     param, channels = layer.transform_param, _count_channels(layer, datum)
     if param.HasField("mean_file") and param.mean_value:
-        yield finding(
-            "mean-twice",
-            layer_field(index, "transform_param.mean_file"),
-            f"{title(layer)} has mean_file and mean_value",
-        )
+        yield layer_finding("mean-twice", view, index, "transform_param.mean_file")
     if param.force_color and param.force_gray:
-        yield finding(
-            "color-and-gray",
-            layer_field(index, "transform_param.force_gray"),
-            f"{title(layer)} has force_color and force_gray",
-        )
+        yield layer_finding("color-and-gray", view, index, "transform_param.force_gray")
     if channels and len(param.mean_value) not in (0, 1, channels):
         yield finding(
             "mean-values-misfit",
@@ -323,7 +313,7 @@ def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -
             f"{title(layer)} has {len(param.mean_value)} mean_value fields for images with {channels} "
             "channels",
             effect=f"Caffe stops: Specify either 1 mean_value or as many as channels: {channels}",
-            write=f"set 1 or {channels} mean_value fields",
+            channels=channels,
         )
 
 
@@ -331,18 +321,23 @@ def _check_means(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -
     "mean-value-alone",
     "warning",
     "one mean_value for several channels, which OpenMP threads expand without a lock",
+    what="{layer} has one mean_value for {channels} channels",
     effect="threads append to the same list at the same time, so Caffe sometimes stops with `Specify "
     "either 1 mean_value or as many as channels`",
 )
-def _check_single_mean(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_single_mean(
+    view: NetView, index: int, layer: pb.LayerParameter, datum: pb.Datum | None
+) -> Iterator[Finding]:
     param, channels = layer.transform_param, _count_channels(layer, datum) or 0
     if len(param.mean_value) == 1 and channels > 1:
         value = show_number(param.mean_value[0])
-        yield finding(
+        yield layer_finding(
             "mean-value-alone",
-            layer_field(index, "transform_param.mean_value[0]"),
-            f"{title(layer)} has one mean_value for {channels} channels",
+            view,
+            index,
+            "transform_param.mean_value[0]",
             write=" ".join([f"mean_value: {value}"] * channels),
+            channels=channels,
         )
 
 
@@ -360,24 +355,32 @@ def _count_channels(layer: pb.LayerParameter, datum: pb.Datum | None) -> int | N
     "crop-above-image",
     "error",
     "crop_size larger than the image",
+    what="{layer} crops to {crop_size} pixels, but {fault} is {smallest}",
     effect="Caffe stops at the first such image: Check failed: height >= crop_size",
+    write="crop_size: {smallest}, or larger images",
 )
 @transform_rule(
     "resize-range",
     "error",
     "random_resize_param with a max_size below its min_size",
+    what="{layer} resizes to between {min_size} and {max_size} pixels",
     effect="Caffe stops, or picks an arbitrary size",
+    write="min_size: {max_size} max_size: {min_size}",
 )
-def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_sizes(
+    view: NetView, index: int, layer: pb.LayerParameter, datum: pb.Datum | None
+) -> Iterator[Finding]:
     param = layer.transform_param
     resize = param.random_resize_param
     if param.HasField("random_resize_param"):
         if resize.max_size and resize.max_size < resize.min_size:
-            yield finding(
+            yield layer_finding(
                 "resize-range",
-                layer_field(index, "transform_param.random_resize_param.max_size"),
-                f"{title(layer)} resizes to between {resize.min_size} and {resize.max_size} pixels",
-                write=f"min_size: {resize.max_size} max_size: {resize.min_size}",
+                view,
+                index,
+                "transform_param.random_resize_param.max_size",
+                min_size=resize.min_size,
+                max_size=resize.max_size,
             )
         smallest, what = resize.min_size, "min_size"
     elif param.HasField("random_aspect_ratio_param"):  # random_aspect_ratio_param resizes to crop_size first
@@ -390,11 +393,14 @@ def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -
         smallest = min(datum.height, datum.width) if datum is not None and raw else 0
         what = "the height or width of the records"
     if smallest and param.crop_size > smallest:
-        yield finding(
+        yield layer_finding(
             "crop-above-image",
-            layer_field(index, "transform_param.crop_size"),
-            f"{title(layer)} crops to {param.crop_size} pixels, but {what} is {smallest}",
-            write=f"crop_size: {smallest}, or larger images",
+            view,
+            index,
+            "transform_param.crop_size",
+            crop_size=param.crop_size,
+            fault=what,
+            smallest=smallest,
         )
 
 
@@ -402,9 +408,10 @@ def _check_sizes(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -
     "aspect-ratio-range",
     "error",
     "random_aspect_ratio_param without crop_size, or with an empty range",
+    what="{layer} has random_aspect_ratio_param, {fault}",
     effect="Caffe stops at the first image, or produces empty images",
 )
-def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
+def _check_aspect_ratio(view: NetView, index: int, layer: pb.LayerParameter) -> Iterator[Finding]:
     if not layer.transform_param.HasField("random_aspect_ratio_param"):
         return
     param = layer.transform_param.random_aspect_ratio_param
@@ -420,13 +427,15 @@ def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Findin
     }
     for field, fault in faults.items():
         if fault:
-            yield finding(
+            yield layer_finding(
                 "aspect-ratio-range",
-                layer_field(index, f"transform_param.random_aspect_ratio_param{field}"),
-                f"{title(layer)} has random_aspect_ratio_param, {fault}",
+                view,
+                index,
+                f"transform_param.random_aspect_ratio_param{field}",
                 write="crop_size: 224"
                 if not field
                 else "min_area_ratio: 0.08 max_area_ratio: 1 aspect_ratio_change: 0.75",
+                fault=fault,
             )
 
 
@@ -434,18 +443,24 @@ def _check_aspect_ratio(index: int, layer: pb.LayerParameter) -> Iterator[Findin
     "raw-datums-scrambled",
     "error",
     "random_resize_param or random_aspect_ratio_param on Datums that are not encoded",
+    what="{layer} has {field}, but the records of '{source}' are not encoded",
     effect="Intel's Caffe scrambles the pixels of raw Datums when it resizes them",
     write="build the LMDB with convert_imageset --encoded, or resize the images when you build it",
 )
-def _check_raw_datums(index: int, layer: pb.LayerParameter, datum: pb.Datum | None) -> Iterator[Finding]:
+def _check_raw_datums(
+    view: NetView, index: int, layer: pb.LayerParameter, datum: pb.Datum | None
+) -> Iterator[Finding]:
     if datum is None or datum.encoded:
         return
     for field in ("random_resize_param", "random_aspect_ratio_param"):
         if layer.transform_param.HasField(field):
-            yield finding(
+            yield layer_finding(
                 "raw-datums-scrambled",
-                layer_field(index, f"transform_param.{field}"),
-                f"{title(layer)} has {field}, but the records of '{layer.data_param.source}' are not encoded",
+                view,
+                index,
+                f"transform_param.{field}",
+                field=field,
+                source=layer.data_param.source,
             )
             return
 
@@ -490,6 +505,7 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
     "single-output-softmax",
     "warning",
     "a softmax loss over a single output, which is always 0",
+    what="{layer} computes a softmax over a single output, '{name}'",
     effect="the softmax of one number is always 1 and the loss 0, so nothing is learned",
     write="set num_output: 2, or use a SigmoidCrossEntropyLoss",
 )
@@ -497,13 +513,17 @@ def outputs_of(phase: PhaseNet, i: int) -> int | None:
     "top-k-above-outputs",
     "error",
     "a top_k larger than the number of outputs",
+    what="{layer} has top_k {top_k}, but '{name}' has {count}",
     effect="Caffe stops: top_k must be less than or equal to the number of classes",
+    write="top_k: {lower}, or set num_output to the number of classes",
 )
 @label_rule(
     "top-k-all-outputs",
     "warning",
     "a top_k equal to the number of outputs",
+    what="{layer} has top_k {top_k}, and '{name}' has as many outputs",
     effect="the accuracy is always 1",
+    write="top_k: {lower}, or remove the layer",
 )
 def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     layer, outputs = phase.layers[i], outputs_of(phase, i)
@@ -512,47 +532,58 @@ def _check_outputs(view: NetView, phase: PhaseNet, i: int) -> Iterator[Finding]:
     name, top_k = layer.bottom[0], layer.accuracy_param.top_k
     if layer.type != "Accuracy":
         if outputs == 1:
-            yield finding(
-                "single-output-softmax",
-                phase.where(i, "bottom[0]"),
-                f"{title(layer)} computes a softmax over a single output, '{name}'",
-            )
+            yield layer_finding("single-output-softmax", phase, i, "bottom[0]", name=name)
     elif top_k > outputs:
-        yield finding(
+        yield layer_finding(
             "top-k-above-outputs",
-            phase.where(i, "accuracy_param.top_k"),
-            f"{title(layer)} has top_k {top_k}, but '{name}' has {describe_count(outputs, 'output')}",
-            write=f"top_k: {min(5, max(1, outputs - 1))}, or set num_output to the number of classes",
+            phase,
+            i,
+            "accuracy_param.top_k",
+            top_k=top_k,
+            name=name,
+            count=describe_count(outputs, "output"),
+            lower=min(5, max(1, outputs - 1)),
         )
     elif top_k == outputs:
-        yield finding(
+        yield layer_finding(
             "top-k-all-outputs",
-            phase.where(i, "accuracy_param.top_k" if layer.accuracy_param.HasField("top_k") else "bottom[0]"),
-            f"{title(layer)} has top_k {top_k}, and '{name}' has as many outputs",
-            write=f"top_k: {max(1, outputs // 2)}, or remove the layer",
+            phase,
+            i,
+            "accuracy_param.top_k" if layer.accuracy_param.HasField("top_k") else "bottom[0]",
+            top_k=top_k,
+            name=name,
+            lower=max(1, outputs // 2),
         )
     if view.classes is not None and outputs != view.classes and _reads_label(phase, i):
         yield _classes_differ(phase, i, outputs, view.classes)
 
 
-@label_rule("outputs-below-classes", "error", "fewer outputs than classes")
-@label_rule("outputs-above-classes", "note", "more outputs than classes")
+@label_rule(
+    "outputs-below-classes",
+    "error",
+    "fewer outputs than classes",
+    effect="labels from {outputs} on make Caffe read past the outputs and crash (SIGSEGV) after some "
+    "iterations",
+    write="num_output: {classes}",
+    values=("outputs", "classes"),
+)
+@label_rule(
+    "outputs-above-classes",
+    "note",
+    "more outputs than classes",
+    effect="outputs from {classes} on are never used, which is harmless",
+    write="num_output: {classes}",
+    values=("outputs", "classes"),
+)
 def _classes_differ(phase: PhaseNet, i: int, outputs: int, classes: int) -> Finding:
     layer = phase.layers[i]
-    below = outputs < classes
     producer = next(
         (k for k in phase.layers_above(i) if phase.layers[k].type in ("Convolution", "InnerProduct")), i
     )
-    what = f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for {classes} classes"
     return finding(
-        "outputs-below-classes" if below else "outputs-above-classes",
+        "outputs-below-classes" if outputs < classes else "outputs-above-classes",
         phase.where(producer, _output_field(phase.layers[producer])),
-        what,
-        effect=f"labels from {outputs} on make Caffe read past the outputs and crash (SIGSEGV) after some "
-        "iterations"
-        if below
-        else f"outputs from {classes} on are never used, which is harmless",
-        write=f"num_output: {classes}",
+        f"'{layer.bottom[0]}' of {title(layer)} has {outputs} outputs for {classes} classes",
         outputs=outputs,
         classes=classes,
     )
@@ -580,6 +611,7 @@ def _origin(phase: PhaseNet, i: int, b: int) -> tuple[int, int] | None:
     "label-not-label",
     "error",
     "a label bottom that is not a label, but computed or the images themselves",
+    what="{layer} reads '{bottom}' as the label, but that is {fault}",
     effect="Caffe stops, or uses these numbers as classes and reads past the outputs",
 )
 def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
@@ -596,13 +628,16 @@ def _check_label(phase: PhaseNet, i: int) -> Iterator[Finding]:
         )
         predictions = _origin(phase, i, 0)
         swapped = predictions is not None and phase.layers[predictions[0]].type in READERS
-        yield finding(
+        yield layer_finding(
             "label-not-label",
-            phase.where(i, "bottom[1]"),
-            f"{title(layer)} reads '{layer.bottom[1]}' as the label, but that is {what}",
+            phase,
+            i,
+            "bottom[1]",
             write=f'bottom: "{layer.bottom[1]}" bottom: "{layer.bottom[0]}": predictions first'
             if swapped
             else "use the label as the second bottom",
+            bottom=layer.bottom[1],
+            fault=what,
         )
 
 
@@ -616,6 +651,7 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     "relu-on-scores",
     "warning",
     "a ReLU on the scores that a softmax or sigmoid loss reads",
+    what="{loss} reads the output of {layer}, where scores below 0 become 0",
     effect="a class whose score is below 0 gets no gradient and may never be learned",
     write="remove the ReLU",
 )
@@ -623,6 +659,7 @@ def is_computed(phase: PhaseNet, i: int, b: int) -> bool:
     "activation-twice",
     "warning",
     "a loss that applies a softmax or sigmoid a second time",
+    what="{layer} reads the output of {producer}, but applies the {function} itself",
     effect="the gradients are far too small, and the loss hardly decreases",
 )
 def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
@@ -630,18 +667,17 @@ def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
     applied, replacement = _BUILT_IN_ACTIVATIONS[layer.type]
     if origin is not None and phase.layers[origin[0]].type == "ReLU":
         producer = phase.layers[origin[0]]
-        yield finding(
-            "relu-on-scores",
-            phase.where(origin[0], "type"),
-            f"{title(layer)} reads the output of {title(producer)}, where scores below 0 become 0",
-        )
+        yield layer_finding("relu-on-scores", phase, origin[0], "type", loss=title(layer))
     if origin is not None and phase.layers[origin[0]].type == applied:
         producer = phase.layers[origin[0]]
-        yield finding(
+        yield layer_finding(
             "activation-twice",
-            phase.where(i, "bottom[0]"),
-            f"{title(layer)} reads the output of {title(producer)}, but applies the {applied.lower()} itself",
+            phase,
+            i,
+            "bottom[0]",
             write=f'bottom: "{producer.bottom[0]}"' if producer.bottom else f"use {replacement}",
+            producer=title(producer),
+            function=applied.lower(),
         )
 
 
@@ -649,6 +685,7 @@ def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
     "ignored-labels-differ",
     "note",
     "a loss and an accuracy of the same label that differ in ignore_label",
+    what="{layer} ignores label {ours}, but {loss} ignores {theirs}",
     effect="the accuracy counts other images than the loss",
 )
 def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
@@ -662,13 +699,17 @@ def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
             continue
         ours, theirs = _show_ignored_label(layer.accuracy_param), _show_ignored_label(loss.loss_param)
         if ours != theirs:
-            yield finding(
+            yield layer_finding(
                 "ignored-labels-differ",
-                phase.where(i, "accuracy_param.ignore_label" if ours != "none" else "bottom[1]"),
-                f"{title(layer)} ignores label {ours}, but {title(loss)} ignores {theirs}",
+                phase,
+                i,
+                "accuracy_param.ignore_label" if ours != "none" else "bottom[1]",
                 write=f"accuracy_param {{ ignore_label: {theirs} }}"
                 if theirs != "none"
                 else "remove ignore_label from one, or set it in both",
+                ours=ours,
+                loss=title(loss),
+                theirs=theirs,
             )
 
 

@@ -90,6 +90,7 @@ def inline_net(solver: Solver, field: str) -> Net:
     "net-not-found",
     "note",
     "a net that was not found, and so not checked",
+    what="{given} was found neither in the current folder nor beside the solver",
     effect="the net and what it must have in common with its solver were not checked",
     write="give --caffe-root DIR, or put a copy of the net beside the solver",
 )
@@ -97,7 +98,9 @@ def inline_net(solver: Solver, field: str) -> Net:
     "net-missing",
     "error",
     "a net that does not exist at its path under the Caffe root",
+    what="no file {given} under {caffe_root}",
     effect="Caffe stops with `File not found`",
+    write="{field}: {path}",
     fix="writes the path from the Caffe root of a net of this name that is beside the solver",
 )
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
@@ -116,17 +119,23 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
     )
     where = solver.where(field)
     if caffe_root is not None:
-        what = f"no file {given} under {caffe_root}"
         existing = _path_from(caffe_root, beside_file)
-        write = f"{field}: {existing or 'the path of the net from the Caffe root'}"
         fixes = _net_fixes(where, field, existing)
-        missing = finding("net-missing", where, what, phase, write=write, fixes=fixes)
+        missing = finding(
+            "net-missing",
+            where,
+            phase=phase,
+            fixes=fixes,
+            given=given,
+            caffe_root=caffe_root,
+            field=field,
+            path=existing or "the path of the net from the Caffe root",
+        )
         return NetPlace(beside_file, (missing,))
     home = Path(solver.path).absolute().parent.name
     findings = () if is_generated else tuple(_check_net_folder(given, home, where, field, phase, beside_file))
     if beside_file is None:
-        what = f"{given} was found neither in the current folder nor beside the solver"
-        unread = finding("net-not-found", where, what, phase)
+        unread = finding("net-not-found", where, phase=phase, given=given)
         findings = (*findings, unread)
     return NetPlace(beside_file, findings)
 
@@ -143,6 +152,7 @@ def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
     "warning",
     "a net whose path names another folder than the solver's",
     effect="Caffe stops with `File not found` if that folder does not exist",
+    values=("folder", "own"),
     explanation=Explanation(
         "`net:` is a path from the folder that Caffe is started in, usually its root. Lint does not know "
         "that folder, and the name of the net's folder differs from that of the solver's, as it does after "
@@ -210,6 +220,7 @@ def count_records(source: str, root: Path | None) -> int:
     "lmdb-unreadable",
     "warning",
     "an LMDB that exists here but is empty or damaged",
+    what="{place} {fault}",
     effect="Caffe stops or reads no record; lint cannot check its images",
 )
 def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator[Finding]:
@@ -227,8 +238,9 @@ def check_records(net: Document[pb.NetParameter], root: Path | None) -> Iterator
             yield finding(
                 "lmdb-unreadable",
                 where,
-                f"{error.where} {error.what}",
                 write=error.hint or "build the LMDB again",
+                place=error.where,
+                fault=error.what,
             )
 
 
@@ -351,32 +363,40 @@ def parse_text(text: str, path: str | Path, dialect: str) -> Document[Any]:
     "byte-order-mark",
     "error",
     "a byte-order mark at the start of a file, which Caffe's parser rejects",
+    what="the file starts with a byte-order mark",
     effect="Caffe stops with `Error parsing text-format`",
     write="save the file as UTF-8 without a BOM, for example with `caffe-recipes fmt`",
 )
 def check_text(text: str, path: str | Path, dialect: str) -> Iterator[Finding]:
     """Find a byte-order mark, and what a dialect's Caffe would refuse or read differently."""
     if text.startswith("\ufeff"):
-        what = "the file starts with a byte-order mark"
-        yield finding("byte-order-mark", f"{path}:1:1", what)
+        yield finding("byte-order-mark", f"{path}:1:1")
     if dialect != OURS:
         yield from check_dialect(path, text, dialect)
 
 
-@file_rule("newer-text", "note", "text that a Caffe built with an old protobuf cannot read")
+@file_rule(
+    "newer-text",
+    "note",
+    "text that a Caffe built with an old protobuf cannot read",
+    what="{field}: {fault}",
+    effect="a Caffe built with {versions} would {outcome}",
+    write="{advice}; `caffe-recipes fmt` writes text that all versions read",
+)
 def check_newer_text(document: Document[Any]) -> Iterator[Finding]:
     """Find text that a Caffe built with an old protobuf cannot read; each kind once, at its first place."""
     seen: set[str] = set()
     for form in document.newer_forms:
         if form.what not in seen:
             seen.add(form.what)
-            what = f"{form.field.rpartition('.')[2]}: {form.what}"
             yield finding(
                 "newer-text",
                 document.place(form.offset),
-                what,
-                effect=f"a Caffe built with {form.versions} would {form.effect}",
-                write=f"{form.write}; `caffe-recipes fmt` writes text that all versions read",
+                field=form.field.rpartition(".")[2],
+                fault=form.what,
+                versions=form.versions,
+                outcome=form.effect,
+                advice=form.write,
             )
 
 
@@ -384,7 +404,9 @@ def check_newer_text(document: Document[Any]) -> Iterator[Finding]:
     "label-twice",
     "warning",
     "a label map with a duplicate label or name",
+    what="{key} {value!r} appears twice, in items {first} and {index}",
     effect="only the first or the last of the two is used",
+    write="keep one item for each {key}",
 )
 def check_labels(document: Document[pb.LabelMap]) -> Iterator[Finding]:
     """Find duplicate labels and names in a label map."""
@@ -396,9 +418,8 @@ def check_labels(document: Document[pb.LabelMap]) -> Iterator[Finding]:
             value = getattr(item, key)
             first = seen.setdefault(value, index)
             if first != index:
-                what = f"{key} {value!r} appears twice, in items {first} and {index}"
                 where = document.where(f"item[{index}].{key}")
-                yield finding("label-twice", where, what, write=f"keep one item for each {key}")
+                yield finding("label-twice", where, key=key, value=value, first=first, index=index)
 
 
 def lint_files(reader: Reader, paths: Iterable[Path], script: Script) -> Iterator[Finding]:
@@ -462,6 +483,7 @@ def _prefix_stem(solver: Document[Any], name: str) -> str:
     "taken-alone",
     "note",
     "solvers given together that do not look like one chain",
+    what="these solvers do not look like one chain; checked {parts}",
     effect="the transitions between chains were not checked",
     write="if they are one chain, give --script FILE with the commands that train it",
 )
@@ -473,8 +495,7 @@ def _report_separate_chains(chains: Sequence[Sequence[Document[Any]]]) -> Iterat
     each = "each " if len(alone) > 1 else ""
     parts = [*(f"{names} as one chain" for names in shown)]
     parts += [f"{', '.join(alone)} {each}by itself"] if alone else []
-    what = f"these solvers do not look like one chain; checked {'; '.join(parts)}"
-    yield finding("taken-alone", chains[0][0].path, what)
+    yield finding("taken-alone", chains[0][0].path, parts="; ".join(parts))
 
 
 def is_solver(document: Document[Any]) -> bool:
@@ -596,6 +617,7 @@ def apply_command(link: Link, training: TrainCommand | None, ranks: int | None =
     "net-not-named",
     "error",
     "a solver without a net",
+    what="the solver has no net",
     effect="Caffe stops with `SolverParameter must specify a train net`",
     write="net: the path of the net",
 )
@@ -603,8 +625,7 @@ def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetP
     """Yield the place and the content of each net of a solver: the training net first, then the test nets."""
     field = net_field(solver.message)
     if not field:
-        what = "the solver has no net"
-        yield NetPlace(None, (finding("net-not-named", solver.path, what, name),)), None
+        yield NetPlace(None, (finding("net-not-named", solver.path, phase=name),)), None
     else:
         # Solvers from 2014 had one net file per phase.
         phases = (pb.TRAIN,) if field.startswith("train") else (pb.TRAIN, pb.TEST)
@@ -620,6 +641,7 @@ def _read_nets(reader: Reader, solver: Solver, name: str) -> Iterator[tuple[NetP
     "inline-net-old",
     "error",
     "a net inside a solver, in the old format, which Caffe does not upgrade there",
+    what="the net in {field} has `{old}`, which Caffe upgrades only in a net's own file",
     effect="Caffe stops, because it sees an empty net",
     write="move the net to a file and set `net:` to its path; or use `layer`, and an Input layer",
 )
@@ -631,9 +653,8 @@ def _read_net(
         old = next((each for each in ("layers", "input") if getattr(net.message, each)), None)
         if old is None:
             return NetPlace(None), net
-        what = f"the net in {field} has `{old}`, which Caffe upgrades only in a net's own file"
         where = solver.where(f"{field}.{old}[0]")
-        return NetPlace(None, (finding("inline-net-old", where, what, name),)), None
+        return NetPlace(None, (finding("inline-net-old", where, phase=name, field=field, old=old),)), None
     place = find_net(solver, field, reader.options.caffe_root, name)
     if place.file is None:
         return place, None
@@ -653,7 +674,9 @@ def _display_path(path: Path, solver: Solver) -> Path:
     "solver-path",
     "warning",
     "a command whose --solver names another folder than the one that the file is in",
+    what="the command gives --solver={path}, but the file is in {home}",
     effect="Caffe stops with `File not found` if that folder does not exist",
+    write="--solver={renamed}",
 )
 def _check_script_path(reader: Reader, document: Document[Any], script: Script) -> Iterator[Finding]:
     """Find a command whose --solver names another folder than the one that the solver is in."""
@@ -665,13 +688,13 @@ def _check_script_path(reader: Reader, document: Document[Any], script: Script) 
     folder = theirs.parent.name
     is_right = is_file(root / training.solver) if root else folder in ("", "..", home)
     if not is_right:
-        what = f"the command gives --solver={training.solver}, but the file is in {home}"
         yield finding(
             "solver-path",
             training.where,
-            what,
-            phase_name_from_path(document.path),
-            write=f"--solver={theirs.parent.with_name(home) / Path(document.path).name}",
+            phase=phase_name_from_path(document.path),
+            path=training.solver,
+            home=home,
+            renamed=theirs.parent.with_name(home) / Path(document.path).name,
         )
 
 

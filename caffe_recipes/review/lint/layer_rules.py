@@ -23,6 +23,7 @@ from caffe_recipes.review.lint.net_view import (
     filler_fields,
     is_loss,
     layer_field,
+    layer_finding,
     normalize_path,
     shapes_fit,
     show_layers,
@@ -294,12 +295,14 @@ _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
     "warning",
     "a `*_param` block that belongs to another layer type",
     effect="it has no effect, although one was probably intended",
+    values=("layers",),
 )
 @read_rule(
     "field-unread",
     "warning",
     "a field that is set but has no effect",
     effect="it has no effect, although one was probably intended",
+    values=("layers",),
     fix="removes the field, if the finding says `remove it`",
 )
 @read_rule(
@@ -307,6 +310,7 @@ _ALWAYS_READ = frozenset(("type", "scale", "sparse"))
     "note",
     "a field that is set but has no effect, which is harmless",
     effect="it has no effect",
+    values=("layers",),
     fix="removes the field",
 )
 def check_reads(view: NetView) -> Iterator[Finding]:
@@ -365,7 +369,13 @@ def _filler_reading(field: str) -> str:
     return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
 
 
-@read_rule("unknown-layer-type", "error", "a layer type that this Caffe does not have")
+@read_rule(
+    "unknown-layer-type",
+    "error",
+    "a layer type that this Caffe does not have",
+    effect="Caffe stops: Unknown layer type: {type_}",
+    values=("layers",),
+)
 def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Finding:
     near = nearest_layer_type(type_, view.dialect.name)
     others = layer_type_dialects(type_)
@@ -387,9 +397,9 @@ def _unknown_layer_type(view: NetView, type_: str, layers: Sequence[int]) -> Fin
         "unknown-layer-type",
         layer_field(layers[0], "type"),
         what,
-        effect=f"Caffe stops: Unknown layer type: {type_}",
         write=write,
         layers=len(layers),
+        type_=type_,
     )
 
 
@@ -401,6 +411,7 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
     "include-and-exclude",
     "error",
     "a layer with both include and exclude rules",
+    what="{layer} has both include and exclude",
     effect="Caffe stops: Specify either include rules or exclude rules; not both",
     write="keep one of them",
 )
@@ -408,31 +419,25 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
     "phase-without-include",
     "warning",
     "`phase` set in a layer, which does not put the layer in that phase",
+    what="{layer} has phase: {name}, which does not put it in that phase only",
     effect="the layer is in both phases, and behaves in both as it should in that one",
+    write="include {{ phase: {name} }}",
 )
 def check_include_rules(view: NetView) -> Iterator[Finding]:
     """Check the include and exclude rules of each layer."""
     for index, layer in enumerate(view.net.layer):
         if layer.include and layer.exclude:
-            yield finding(
-                "include-and-exclude",
-                layer_field(index, "exclude[0]"),
-                f"{title(layer)} has both include and exclude",
-            )
+            yield layer_finding("include-and-exclude", view, index, "exclude[0]")
         if layer.HasField("phase"):
             name = pb.Phase.Name(layer.phase)
-            yield finding(
-                "phase-without-include",
-                layer_field(index, "phase"),
-                f"{title(layer)} has phase: {name}, which does not put it in that phase only",
-                write=f"include {{ phase: {name} }}",
-            )
+            yield layer_finding("phase-without-include", view, index, "phase", name=name)
 
 
 @phase_rule(
     "no-data",
     "error",
     "a net in which no layer produces data, in either phase",
+    what="no layer produces data: each has a bottom, and the net has no `input`",
     effect="Caffe stops: Unknown bottom blob",
     write="add a data layer for each phase, or an Input layer",
 )
@@ -440,21 +445,18 @@ def check_include_rules(view: NetView) -> Iterator[Finding]:
     "no-train-data",
     "warning",
     "a net with layers for TRAIN, none of which produces its data",
+    what="{layer} is for TRAIN, but no layer produces data for TRAIN",
     effect="the net can be tested but not trained: Caffe stops at the first bottom",
-    write="add a data layer with include { phase: TRAIN }",
+    write="add a data layer with include {{ phase: TRAIN }}",
 )
 def check_phases(view: NetView) -> Iterator[Finding]:
     """Check that each phase has data and a loss, and that TRAIN and TEST agree."""
     train, test = view.phase(pb.TRAIN), view.phase(pb.TEST)
     first = next((i for i, layer in enumerate(view.net.layer) if _is_train_only(layer)), None)
     if not view.phases:
-        yield finding("no-data", "", "no layer produces data: each has a bottom, and the net has no `input`")
+        yield finding("no-data", "")
     elif train is None and first is not None and not any(each.stages for each in view.phases):
-        yield finding(
-            "no-train-data",
-            layer_field(first, "include[0]"),
-            f"{title(view.net.layer[first])} is for TRAIN, but no layer produces data for TRAIN",
-        )
+        yield layer_finding("no-train-data", view, first, "include[0]")
     if train is not None:
         yield from _check_loss(train)
     if train is not None and test is not None:
@@ -478,19 +480,16 @@ def _is_train_only(layer: pb.LayerParameter) -> bool:
     "no-loss",
     "error",
     "a net with data for TRAIN, but no loss",
+    what="{layer} produces data for TRAIN, but TRAIN has no loss",
     effect="nothing is learned, and Caffe exits 0 at the end",
     write="add a loss, such as SoftmaxWithLoss",
 )
 def _check_loss(train: PhaseNet) -> Iterator[Finding]:
     if any(map(is_loss, train.layers)):
         return
-    for index, layer in zip(train.indexes, train.layers, strict=True):
+    for i, layer in enumerate(train.layers):
         if _is_train_only(layer) and not layer.bottom:
-            yield finding(
-                "no-loss",
-                layer_field(index, "include[0]"),
-                f"{title(layer)} produces data for TRAIN, but TRAIN has no loss",
-            )
+            yield layer_finding("no-loss", train, i, "include[0]")
             return
 
 
@@ -522,7 +521,7 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             phase.where(i, "transform_param.mean_value[0]"),
             f"{title(layer)} has {count} mean_value fields in {where}, but {other} in {there}",
             effect="Caffe stops: Specify either 1 mean_value or as many as channels",
-            write=f"set 1 or {other} mean_value fields",
+            channels=other,
         )
 
 
@@ -530,6 +529,7 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "test-on-train",
     "warning",
     "a TEST data layer that reads the records of TRAIN",
+    what="{layer} reads '{source}' in TEST, as in TRAIN",
     effect="the accuracy is measured on images that the net was trained on",
     write="set source to the LMDB of held-out images",
 )
@@ -537,8 +537,10 @@ def _check_mean_counts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "phase-transforms-differ",
     "warning",
     "a mean or scale that differs between TRAIN and TEST",
+    what="{layer} has {field} {ours} in TEST but {theirs} in TRAIN",
     effect="the net is tested on inputs that are scaled differently than in training, so the accuracy is "
     "wrong",
+    write="use the same {field} in both phases",
 )
 def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _data_layer_pairs(train, test):
@@ -549,11 +551,14 @@ def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             counts = len(layer.transform_param.mean_value), len(twin.transform_param.mean_value)
             is_known = field == "mean_value" and min(counts) > 1 and counts[0] != counts[1]
             if ours != theirs and not is_known:
-                yield finding(
+                yield layer_finding(
                     "phase-transforms-differ",
-                    test.where(in_test, f"transform_param.{field}"),
-                    f"{title(layer)} has {field} {ours} in TEST but {theirs} in TRAIN",
-                    write=f"use the same {field} in both phases",
+                    test,
+                    in_test,
+                    f"transform_param.{field}",
+                    field=field,
+                    ours=ours,
+                    theirs=theirs,
                 )
         source = layer.data_param.source
         if (
@@ -561,18 +566,16 @@ def _check_transforms(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
             and source
             and normalize_path(source) == normalize_path(twin.data_param.source)
         ):
-            yield finding(
-                "test-on-train",
-                test.where(in_test, "data_param.source"),
-                f"{title(layer)} reads '{source}' in TEST, as in TRAIN",
-            )
+            yield layer_finding("test-on-train", test, in_test, "data_param.source", source=source)
 
 
 @phase_rule(
     "phase-crops-differ",
     "warning",
     "a crop_size that differs between TRAIN and TEST",
+    what="{layer} has crop_size {ours} in TEST but {theirs} in TRAIN",
     effect="objects appear at a different size than in training, or the weights do not fit",
+    write="crop_size: {theirs}",
 )
 def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for in_train, in_test in _data_layer_pairs(train, test):
@@ -581,11 +584,8 @@ def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
         theirs = train.layers[in_train].transform_param.crop_size
         # Images that are not cropped may have that size already.
         if ours and theirs and ours != theirs:
-            yield finding(
-                "phase-crops-differ",
-                test.where(in_test, "transform_param.crop_size"),
-                f"{title(layer)} has crop_size {ours} in TEST but {theirs} in TRAIN",
-                write=f"crop_size: {theirs}",
+            yield layer_finding(
+                "phase-crops-differ", test, in_test, "transform_param.crop_size", ours=ours, theirs=theirs
             )
 
 
@@ -593,17 +593,14 @@ def _check_crops(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     "dropout-test-only",
     "warning",
     "a Dropout layer that is only in TEST",
+    what="{layer} is in TEST but not in TRAIN",
     effect="Dropout has no effect in TEST, and the net is trained without it",
     write="remove its include or exclude, so that it is in both phases",
 )
 def _check_dropouts(train: PhaseNet, test: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(test.layers):
         if layer.type == "Dropout" and layer.name not in {other.name for other in train.layers}:
-            yield finding(
-                "dropout-test-only",
-                test.where(i, "include[0]" if layer.include else "exclude[0]"),
-                f"{title(layer)} is in TEST but not in TRAIN",
-            )
+            yield layer_finding("dropout-test-only", test, i, "include[0]" if layer.include else "exclude[0]")
 
 
 @phase_rule("phase-weights-differ", "error", "a layer whose weights have different shapes in TEST and TRAIN")

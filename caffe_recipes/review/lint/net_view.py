@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import BATCH_BLOCKS
@@ -170,6 +170,15 @@ class NetView:
     datum_of: DatumOf
     dialect: Dialect
 
+    @property
+    def layers(self) -> Sequence[pb.LayerParameter]:
+        """The layers in the order of the file."""
+        return self.net.layer
+
+    def where(self, layer: int, field: str) -> str:
+        """Return the path of a field of one of the layers."""
+        return layer_field(layer, field)
+
     def phase(self, phase: int) -> PhaseNet | None:
         """Return a phase without stages; None if it has no data."""
         return next((each for each in self.phases if each.phase == phase and not each.stages), None)
@@ -301,6 +310,22 @@ def title(layer: pb.LayerParameter) -> str:
     return f"layer '{layer.name}' ({layer.type})"
 
 
+def layer_finding(
+    name: str,
+    net: NetView | PhaseNet,
+    index: int,
+    field: str,
+    /,
+    **others: Any,  # noqa: ANN401 - those of `finding`
+) -> Finding:
+    """Return a finding at a field of a layer.
+
+    In the texts of its rule, `{layer}` is the layer's title, and `{layer_name}` its name alone.
+    """
+    layer = net.layers[index]
+    return finding(name, net.where(index, field), layer=title(layer), layer_name=layer.name, **others)
+
+
 def show_names(names: Sequence[str], limit: int = 4) -> str:
     """List names, at most `limit` of them.
 
@@ -429,6 +454,7 @@ _OLD_LAYER = re.compile(r"layers\[(\d+)\]")
     "old-format",
     "note",
     "a net in the old format (`layers`)",
+    what="the net has {count} `layers` in the old format",
     effect="Caffe upgrades it whenever it reads it; lint checked the upgraded net",
     write="convert it with `caffe-recipes upgrade FILE`",
 )
@@ -444,7 +470,7 @@ def upgrade_old(document: Document[pb.NetParameter]) -> tuple[Document[pb.NetPar
     A net that Caffe cannot upgrade is returned without layers.
     """
     old = document.message.layers
-    note = finding("old-format", "layers[0]", f"the net has {len(old)} `layers` in the old format")
+    note = finding("old-format", "layers[0]", count=len(old))
     try:
         net = upgrade_net(document.message).message
     except PrototxtError as error:

@@ -21,6 +21,7 @@ from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
 from caffe_recipes.review.lint.chain import (
     batch_per_rank,
+    link_finding,
     parse_stop,
     planned_snapshots,
     select_data_layers,
@@ -103,8 +104,10 @@ def parse_epoch_size(text: str) -> EpochSize | None:
     "images-differ",
     "warning",
     "a number of images that the schedule was not made for",
+    what="the comments assume {assumed:,.0f} images, but there are {images:,}",
     effect="all epochs are shorter or longer than the schedule assumes",
     write="adapt the iterations and comments to this number of images",
+    values=("images",),
 )
 def check_epochs(chain: Chain) -> Iterator[Finding]:
     """Find comments with wrong epochs, and images or a global batch that the schedule was not made for.
@@ -119,16 +122,18 @@ def check_epochs(chain: Chain) -> Iterator[Finding]:
         if made_for:
             yield from _check_global_batch(chain, link, made_for)
     if made_for and chain.facts.images and _differ(chain.facts.images, made_for.images):
-        what = f"the comments assume {made_for.images:,.0f} images, but there are {chain.facts.images:,}"
         where = chain.links[0].solver.path
-        yield finding("images-differ", where, what, images=chain.facts.images)
+        yield finding("images-differ", where, images=chain.facts.images, assumed=made_for.images)
 
 
 @path_rule(
     "test-images-left",
     "warning",
     "a test_iter that does not cover the whole test set",
+    what="test_iter {count} x {batch} covers {tested:,} of {images:,.0f} images",
     effect="each test sees a different part of the LMDB, so the accuracy varies",
+    write="test_iter: {needed}",
+    values=("images",),
 )
 def check_tests(chain: Chain) -> Iterator[Finding]:
     """Find a test_iter that misses test images. The LMDB, an option or a comment gives their number."""
@@ -145,15 +150,15 @@ def check_tests(chain: Chain) -> Iterator[Finding]:
         images = chain.facts.test_images or link.tested_images or (claimed.images if claimed else 0)
         tested = solver.test_iter[0] * batch
         if images and tested < images * (1 - _TOLERANCE):
-            what = f"test_iter {solver.test_iter[0]} x {batch} covers {tested:,} of {images:,.0f} images"
-            where = link.solver.where("test_iter[0]")
-            yield finding(
+            yield link_finding(
                 "test-images-left",
-                where,
-                what,
-                link.name,
-                write=f"test_iter: {math.ceil(images / batch)}",
+                link,
+                "test_iter[0]",
                 images=images,
+                count=solver.test_iter[0],
+                batch=batch,
+                tested=tested,
+                needed=math.ceil(images / batch),
             )
 
 
@@ -173,6 +178,8 @@ def find_epoch_size(links: Iterable[Link]) -> EpochSize | None:
     "warning",
     "a recipe's title with a number of epochs that is more than 2 % off",
     effect="readers will compare the results with those of a different schedule",
+    write="correct the title to {whole:.0f} epochs, or change the length of the phases",
+    values=("claimed", "epochs", "model"),
 )
 def check_title(title: str, where: str, whole: float, model: float) -> Iterator[Finding]:
     """Find a title whose epochs are neither those of the `whole` chain nor those of its final `model`."""
@@ -181,15 +188,7 @@ def check_title(title: str, where: str, whole: float, model: float) -> Iterator[
             what = f"the title says {claim:g} epochs, but the phases add up to {whole:.2f}"
             if _differ(model, whole):
                 what += f", and the final model is trained for {model:.2f} of them"
-            yield finding(
-                "title-epochs",
-                where,
-                what,
-                write=f"correct the title to {whole:.0f} epochs, or change the length of the phases",
-                claimed=claim,
-                epochs=whole,
-                model=model,
-            )
+            yield finding("title-epochs", where, what, claimed=claim, epochs=whole, model=model, whole=whole)
 
 
 def _scale_epoch_size(basis: EpochSize, chain: Chain, link: Link) -> EpochSize:
@@ -227,6 +226,10 @@ def _iteration_count(solver: pb.SolverParameter, field: str) -> int:
     "epochs-claim",
     "warning",
     "a comment with a number of epochs that is more than 2 % off",
+    what="{field} {iterations} is {epochs:.4g} epochs, but the comment says {claim:g}",
+    effect="{claim:g} epochs of {images:,.0f} images at {batch:,.0f} are {intended} iterations",
+    write="{field}: {intended}, or correct the comment to {epochs:.3g} epochs",
+    values=("claimed", "epochs", "iterations", "meant"),
     explanation=Explanation(
         "The epochs in a comment do not match the solver's iterations, so readers get a wrong idea of the "
         "schedule. Lint takes the size of an epoch from images / batch in a comment, from a generated "
@@ -245,20 +248,20 @@ def _wrong_claim(
         return match[0].replace(match[1], f"{epochs:.4g}", 1) if _number(match[1]) == claim else match[0]
 
     where, name = link.solver.where(field), field.partition("[")[0]
-    what = f"{field} {iterations} is {epochs:.4g} epochs, but the comment says {claim:g}"
     return finding(
         "epochs-claim",
         where,
-        what,
-        link.name,
-        effect=f"{claim:g} epochs of {basis.images:,.0f} images at {basis.batch:,.0f} are "
-        f"{intended} iterations",
-        write=f"{field}: {intended}, or correct the comment to {epochs:.3g} epochs",
+        phase=link.name,
         fixes=(Fix(where, name, _CLAIM.sub(correct, text), comment=text),),
         claimed=claim,
         epochs=epochs,
         iterations=iterations,
         meant=intended,
+        field=field,
+        claim=claim,
+        images=basis.images,
+        batch=basis.batch,
+        intended=intended,
     )
 
 
@@ -268,6 +271,8 @@ def _wrong_claim(
     "a global batch that the schedule was not made for",
     effect="the rate was chosen for another batch size, and the same iterations make a different number of "
     "epochs",
+    write="use ranks x batch_size = {made_for:,.0f}, or adapt the schedule to this batch",
+    values=("batch", "made_for"),
     explanation=Explanation(
         "A rate is chosen for a global batch: batch_size x ranks x iter_size. With another one, the same "
         "iterations make a different number of epochs, and another rate is best.",
@@ -286,15 +291,7 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
         return
     what += f", but the schedule was made for {made_for.batch:,.0f}"
     where = _batch_place(link.net) or link.solver.path
-    yield finding(
-        "global-batch",
-        where,
-        what,
-        link.name,
-        write=f"use ranks x batch_size = {made_for.batch:,.0f}, or adapt the schedule to this batch",
-        batch=each * (ranks or 1),
-        made_for=made_for.batch,
-    )
+    yield finding("global-batch", where, what, link.name, batch=each * (ranks or 1), made_for=made_for.batch)
 
 
 def _batch_place(net: Net) -> str:
@@ -338,8 +335,7 @@ def busy_cores(facts: ChainFacts) -> Sequence[int]:
     >>> busy_cores(ChainFacts(ranks_per_node=2, omp_num_threads=22, mlsl_cores=(44, 45, 46, 47)))
     ()
     """
-    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
-    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
+    threads, cores = facts.threads_per_node, facts.cores_per_node
     return tuple(sorted({core for core in facts.mlsl_cores if (core % cores if cores else core) < threads}))
 
 
@@ -347,8 +343,10 @@ def busy_cores(facts: ChainFacts) -> Sequence[int]:
     "mlsl-on-openmp-cores",
     "note",
     "MLSL servers on cores that OpenMP threads also use",
+    what="MLSL servers are pinned to cores {listed}, and {shape} may use them too",
     effect="if core numbers alternate between sockets, a server and a thread share a core, unless MLSL keeps "
     "OpenMP off that core",
+    values=("cores", "threads"),
     explanation=Explanation(
         "MLSL servers run on the cores in MLSL_SERVER_AFFINITY, and OpenMP threads may run there too.",
         "Pin the servers to cores that no thread uses, or start fewer threads.",
@@ -359,23 +357,21 @@ def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     busy = busy_cores(facts)
     if not busy:
         return
-    ranks, threads = facts.ranks_per_node or 0, facts.omp_num_threads or 0
-    shape = f"{ranks} ranks x {threads} OpenMP threads per node"
+    first, last = facts.threads_per_node, facts.cores_per_node
+    shape = f"{facts.ranks_per_node or 0} ranks x {facts.omp_num_threads or 0} OpenMP threads per node"
     if facts.sockets_per_node and facts.cores_per_socket:
-        each = ranks * threads / facts.sockets_per_node
+        each = first / facts.sockets_per_node
         shape = f"{each:g} OpenMP threads on each socket of {facts.cores_per_socket} cores"
-    what = f"MLSL servers are pinned to cores {', '.join(map(str, busy))}, and {shape} may use them too"
-    first = ranks * threads
-    last = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
     spare = f"cores {first} and up" if not last else f"cores between {first} and {last - 1}"
     cores = ",".join(map(str, busy))
     yield finding(
         "mlsl-on-openmp-cores",
         where,
-        what,
         write=f"MLSL_SERVER_AFFINITY: {spare}" if not last or first < last else "fewer OpenMP threads",
         cores=cores,
         threads=first,
+        listed=", ".join(map(str, busy)),
+        shape=shape,
     )
 
 
@@ -383,22 +379,24 @@ def check_cores(facts: ChainFacts, where: str) -> Iterator[Finding]:
     "threads-above-cores",
     "warning",
     "more OpenMP threads on a node than it has cores",
+    what="{ranks} ranks x {omp_threads} OpenMP threads per node on {cores} cores",
     effect="threads wait for each other in every layer, so training is many times slower",
+    write="omp_num_threads: {fewer} or less",
+    values=("threads", "cores"),
 )
 def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     """Find more OpenMP threads on a node than it has cores."""
-    threads = (facts.ranks_per_node or 0) * (facts.omp_num_threads or 0)
-    cores = (facts.sockets_per_node or 0) * (facts.cores_per_socket or 0)
+    threads, cores = facts.threads_per_node, facts.cores_per_node
     if not 0 < cores < threads:
         return
-    what = f"{facts.ranks_per_node} ranks x {facts.omp_num_threads} OpenMP threads per node on {cores} cores"
     yield finding(
         "threads-above-cores",
         where,
-        what,
-        write=f"omp_num_threads: {max(cores // (facts.ranks_per_node or 1), 1)} or less",
         threads=threads,
         cores=cores,
+        ranks=facts.ranks_per_node,
+        omp_threads=facts.omp_num_threads,
+        fewer=max(cores // (facts.ranks_per_node or 1), 1),
     )
 
 
@@ -406,8 +404,11 @@ def check_threads(facts: ChainFacts, where: str) -> Iterator[Finding]:
     "tmp-too-small",
     "error",
     "an LMDB and snapshots that together do not fit into a node's /tmp",
+    what="/tmp has {tmp_gb:g} GB, but the LMDB needs {lmdb_gb:.1f} GB and the snapshots "
+    "{snapshots_gb:.1f} GB",
     effect="staging fails, or Caffe stops when it writes a snapshot",
     write="set snapshot_prefix to another disk, write fewer snapshots, or set `lmdb` to another disk",
+    values=("lmdb_gb", "snapshots_gb"),
 )
 def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float) -> Iterator[Finding]:
     """Find an LMDB and snapshots that do not fit into the first node's /tmp together."""
@@ -415,11 +416,13 @@ def check_tmp(chain: Chain, where: str, tmp_gb: float, lmdb: str, lmdb_gb: float
     snapshots = sum(_snapshot_bytes(chain)) if chain.links else 0
     if data + snapshots <= tmp_gb * 1e9:
         return
-    what = (
-        f"/tmp has {tmp_gb:g} GB, but the LMDB needs {data / 1e9:.1f} GB and the snapshots "
-        f"{snapshots / 1e9:.1f} GB"
+    yield finding(
+        "tmp-too-small",
+        where,
+        lmdb_gb=data / 1000000000.0,
+        snapshots_gb=snapshots / 1000000000.0,
+        tmp_gb=tmp_gb,
     )
-    yield finding("tmp-too-small", where, what, lmdb_gb=data / 1e9, snapshots_gb=snapshots / 1e9)
 
 
 def _snapshot_bytes(chain: Chain) -> Iterator[float]:
@@ -454,9 +457,18 @@ def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
     "evaluation-partial",
     "warning",
     "an evaluation that does not use all test images",
+    what="the evaluation tests only {tested:,} of {images:,} images",
     effect="the accuracy is measured on the first images of the test LMDB only",
+    write="iterations: {whole}",
+    values=("tested", "images"),
 )
-@recipe_rule("evaluation-repeats", "note", "an evaluation that counts test images twice")
+@recipe_rule(
+    "evaluation-repeats",
+    "note",
+    "an evaluation that counts test images twice",
+    effect="{extra:,} of them are counted twice",
+    values=("tested", "images"),
+)
 def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     if recipe.evaluation is None:
         return
@@ -464,10 +476,7 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
     tested, whole = iterations * test.batch_size, math.ceil(test.images / test.batch_size)
     images = f"{iterations} iterations of {test.batch_size} test {tested:,} images"
     if tested < test.images:
-        what = f"the evaluation tests only {tested:,} of {test.images:,} images"
-        yield finding(
-            "evaluation-partial", where, what, write=f"iterations: {whole}", tested=tested, images=test.images
-        )
+        yield finding("evaluation-partial", where, tested=tested, images=test.images, whole=whole)
     elif tested > test.images:
         what = f"{images}, but the test set has {test.images:,}"
         divisor = max(size for size in range(1, test.batch_size + 1) if test.images % size == 0)
@@ -479,44 +488,46 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
             "evaluation-repeats",
             where,
             what,
-            effect=f"{tested - test.images:,} of them are counted twice",
             write=write,
             tested=tested,
             images=test.images,
+            extra=tested - test.images,
         )
 
 
-@recipe_rule("classes-below-labels", "error", "fewer classes than the data set that `prepare` builds")
-@recipe_rule("classes-above-labels", "note", "more classes than the data set that `prepare` builds")
+@recipe_rule(
+    "classes-below-labels",
+    "error",
+    "fewer classes than the data set that `prepare` builds",
+    what="classes is {classes}, but the digits have {known}",
+    effect="labels from {classes} on make Caffe read past the outputs and crash (SIGSEGV)",
+    write="classes: {known}",
+    values=("classes",),
+)
+@recipe_rule(
+    "classes-above-labels",
+    "note",
+    "more classes than the data set that `prepare` builds",
+    what="classes is {classes}, but the digits have {known}",
+    effect="outputs from {known} on are never used, which is harmless",
+    write="classes: {known}",
+    values=("classes",),
+)
 def _check_classes(recipe: Recipe, where: str) -> Iterator[Finding]:
     classes = recipe.net.classes
     if classes < DIGITS_CLASSES:
-        what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
-        yield finding(
-            "classes-below-labels",
-            where,
-            what,
-            effect=f"labels from {classes} on make Caffe read past the outputs and crash (SIGSEGV)",
-            write=f"classes: {DIGITS_CLASSES}",
-            classes=classes,
-        )
+        yield finding("classes-below-labels", where, classes=classes, known=DIGITS_CLASSES)
     elif classes > DIGITS_CLASSES:
-        what = f"classes is {classes}, but the digits have {DIGITS_CLASSES}"
-        yield finding(
-            "classes-above-labels",
-            where,
-            what,
-            effect=f"outputs from {DIGITS_CLASSES} on are never used, which is harmless",
-            write=f"classes: {DIGITS_CLASSES}",
-            classes=classes,
-        )
+        yield finding("classes-above-labels", where, classes=classes, known=DIGITS_CLASSES)
 
 
 @recipe_rule(
     "crop-above-records",
     "error",
     "a crop_size larger than the images that `prepare` builds",
+    what="crop_size is {crop} in {field}, but the digits are {side_px}x{side_px} pixels",
     effect="the trainer stops at the first image: Check failed: height >= crop_size",
+    write="crop_size: {side_px} or less",
 )
 def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     crop = recipe.data.crop_size or 0
@@ -525,10 +536,7 @@ def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     tested = [name for name, net in recipe.nets.items() if net.test and not recipe.data.test.shorter_side_px]
     names = list(dict.fromkeys([*trained, *tested]))
     if crop > DIGITS_SIDE_PX and names:
-        what = (
-            f"crop_size is {crop} in {names[0]}, but the digits are {DIGITS_SIDE_PX}x{DIGITS_SIDE_PX} pixels"
-        )
-        yield finding("crop-above-records", where, what, write=f"crop_size: {DIGITS_SIDE_PX} or less")
+        yield finding("crop-above-records", where, crop=crop, field=names[0], side_px=DIGITS_SIDE_PX)
 
 
 @recipe_rule(
@@ -541,6 +549,7 @@ def _check_crop(recipe: Recipe, where: str) -> Iterator[Finding]:
     "unused-accept",
     "warning",
     "an `accept:` entry that matches no finding",
+    what="'{accepted}'{of_phase} is accepted, but matches no finding",
     effect="a later finding with this id would be accepted unnoticed",
     write="remove the entry, or correct its id or phase",
 )
@@ -561,8 +570,15 @@ def accept_findings(
             marked.append(finding("accept-unknown", locate(index), what, write=write))
         elif index not in used:
             of_phase = f" of phase '{one.phase}'" if one.phase else ""
-            what = f"'{one.finding}'{of_phase} is accepted, but matches no finding"
-            marked.append(finding("unused-accept", locate(index), what, one.phase or ""))
+            marked.append(
+                finding(
+                    "unused-accept",
+                    locate(index),
+                    phase=one.phase or "",
+                    accepted=one.finding,
+                    of_phase=of_phase,
+                )
+            )
     return marked
 
 

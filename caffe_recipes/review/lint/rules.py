@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -54,7 +54,7 @@ class Finding:
     what: str
     effect: str
     write: str
-    values: Mapping[str, float | str] = field(default_factory=lambda: MappingProxyType({}))
+    values: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     phase: str = ""
     accepted: str = ""
     fixes: tuple[Fix, ...] = ()
@@ -72,53 +72,45 @@ class Explanation(NamedTuple):
     write: str
 
 
-# For the rules whose findings explain themselves: most of them.
-UNEXPLAINED = Explanation("see each finding", "see each finding")
-
 Check = TypeVar("Check", bound=Callable[..., object])
+
+# Every rule of the imported modules, by id. Importing `inputs` registers all of them.
+RULES: dict[str, LintRule] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class LintRule:
-    """A rule: its severity, a one-line summary of what it reports, and what it checks (`subject`).
+    """A rule, registered by its id (`name`), which can be given only once.
 
-    `effect` and `write` are the defaults for its findings, or empty if each finding has its own. `fix` says
-    what `--fix` does, or is empty. Use the rule as a decorator on each check that reports it.
+    `subject` is what it checks, and `summary` one line on what it reports. `what`, `effect` and `write` are
+    the texts of its findings: templates (`str.format`) of their values, or empty if each finding has its
+    own. `values` names those values that the JSON holds, too. `explanation` replaces `effect` and `write` in
+    `--explain`. `fix` says what `--fix` does, or is empty. Use the rule as a decorator on each check that
+    reports it.
     """
 
+    subject: str
+    name: str
     severity: Severity
     summary: str
-    subject: str
-    effect: str
-    write: str
-    explanation: Explanation
-    fix: str
+    _: KW_ONLY
+    what: str = ""
+    effect: str = ""
+    write: str = ""
+    values: Sequence[str] = ()
+    explanation: Explanation | None = None
+    fix: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.name not in RULES, self.name
+        RULES[self.name] = self
 
     def __call__(self, check: Check) -> Check:
         """Return the check unchanged."""
         return check
 
 
-# Every rule of the imported modules, by id. Importing `inputs` registers all of them.
-RULES: dict[str, LintRule] = {}
-
-
-def rule(
-    subject: str,
-    name: str,
-    severity: Severity,
-    summary: str,
-    *,
-    effect: str = "",
-    write: str = "",
-    explanation: Explanation = UNEXPLAINED,
-    fix: str = "",
-) -> LintRule:
-    """Register a rule, and return it as a decorator for its checks. Each id can be registered only once."""
-    assert name not in RULES, name
-    RULES[name] = LintRule(severity, summary, subject, effect, write, explanation, fix)
-    return RULES[name]
-
+rule = LintRule  # lower case for decorators
 
 # What each kind of rule checks.
 file_rule = partial(rule, "a file by itself")
@@ -135,23 +127,27 @@ dialect_rule = partial(rule, "any prototxt, for the Caffe given by --dialect")
 def finding(
     name: str,
     where: str,
-    what: str,
-    phase: str = "",
     /,
+    what: str = "",
+    phase: str = "",
     *,
     effect: str = "",
     write: str = "",
     fixes: tuple[Fix, ...] = (),
-    **values: float | str,
+    **values: Any,  # noqa: ANN401 - numbers and text
 ) -> Finding:
-    """Return a finding of a rule, with the rule's `effect` and `write` unless others are given.
+    """Return a finding of a rule, whose texts are those of the rule, with these values, unless given here.
 
-    `values` holds the numbers and names in `what` for programs that read the JSON. Raises KeyError for an
-    unknown rule.
+    In the texts of the rule, `{phase}` is the phase. Raises KeyError for an unknown rule or a missing value.
     """
     rule = RULES[name]
-    effect, write = effect or rule.effect, write or rule.write
-    return Finding(name, rule.severity, where, what, effect, write, values, phase, fixes=fixes)
+
+    def fill(template: str) -> str:
+        return template.format(phase=phase, **values)
+
+    what, effect, write = what or fill(rule.what), effect or fill(rule.effect), write or fill(rule.write)
+    reported = {key: values[key] for key in rule.values if key in values}
+    return Finding(name, rule.severity, where, what, effect, write, reported, phase, fixes=fixes)
 
 
 # The colour of each severity.

@@ -16,6 +16,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.review.lint.chain import (
     find_writer,
     first_iter,
+    link_finding,
     plan_starts,
     planned_snapshots,
     prefix_name,
@@ -51,7 +52,13 @@ def check_snapshots(chain: Chain) -> Iterator[Finding]:
             yield from _check_start_weights(chain.links[:index], link, link.weights)
 
 
-@start_rule("no-final-snapshot", "error", "snapshot_after_train: false, and no snapshot at max_iter")
+@start_rule(
+    "no-final-snapshot",
+    "error",
+    "snapshot_after_train: false, and no snapshot at max_iter",
+    what="snapshot_after_train is false, and no snapshot is written at max_iter {max_iter}: {last}",
+    write="snapshot_after_train: true, or a `snapshot` that divides {max_iter}",
+)
 def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     solver = link.solver.message
     fired = planned_snapshots(link)
@@ -60,14 +67,13 @@ def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     if fired and fired[-1] == link.last_iter:
         return
     last = f"the last one is at iteration {fired[-1]}" if fired else "none is ever written"
-    what = f"snapshot_after_train is false, and no snapshot is written at max_iter {solver.max_iter}: {last}"
-    yield finding(
+    yield link_finding(
         "no-final-snapshot",
-        link.solver.where("snapshot_after_train"),
-        what,
-        link.name,
+        link,
+        "snapshot_after_train",
         effect="what is trained after it is lost" if fired else "the result of the training is lost",
-        write=f"snapshot_after_train: true, or a `snapshot` that divides {solver.max_iter}",
+        max_iter=solver.max_iter,
+        last=last,
     )
 
 
@@ -75,6 +81,8 @@ def _check_final_snapshot(link: Link, *, is_needed: bool) -> Iterator[Finding]:
     "snapshots-collide",
     "warning",
     "two phases that write snapshots with the same names",
+    what="{other} and {phase} both write {name}",
+    effect="{phase} overwrites the snapshot of {other}",
     write="set a different snapshot_prefix in each phase; if the phase resumes by --snapshot, give --script "
     "FILE",
 )
@@ -89,46 +97,33 @@ def _check_collisions(earlier: Sequence[Link], link: Link) -> Iterator[Finding]:
         )
         if shared:
             name = f"{prefix}_iter_{shared}.caffemodel"
-            what = f"{other.name} and {link.name} both write {name}"
-            where = link.solver.where("snapshot_prefix")
-            yield finding(
-                "snapshots-collide",
-                where,
-                what,
-                link.name,
-                effect=f"{link.name} overwrites the snapshot of {other.name}",
-            )
+            yield link_finding("snapshots-collide", link, "snapshot_prefix", other=other.name, name=name)
 
 
 @start_rule(
     "weights-missing",
     "error",
     "a later phase that starts without weights",
+    what="{phase} starts without --weights",
     effect="it starts from the net's fillers, so what the earlier phases have learned is lost",
+    write="--weights={folder}{final}",
 )
 @start_rule(
     "weights-no-caffemodel",
     "error",
     "starting weights whose file name does not end in .caffemodel",
+    what="{phase} starts from {weights}, whose name does not end in .caffemodel",
     effect="Caffe stops with `Failed to parse NetParameter file`, or `File not found`",
+    write="--weights={stem}.caffemodel",
 )
 def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
-    where = link.weights_where or link.solver.path
     if not weights:
-        what = f"{link.name} starts without --weights"
         folder = _folder_prefix(earlier[-1].solver.message.snapshot_prefix)
-        yield finding(
-            "weights-missing", where, what, link.name, write=f"--weights={folder}{final_name(earlier[-1])}"
-        )
+        yield link_finding("weights-missing", link, folder=folder, final=final_name(earlier[-1]))
         return
     if not weights.endswith(_MODELS):
-        what = f"{link.name} starts from {weights}, whose name does not end in .caffemodel"
-        yield finding(
-            "weights-no-caffemodel",
-            where,
-            what,
-            link.name,
-            write=f"--weights={weights.rpartition('.')[0] or weights}.caffemodel",
+        yield link_finding(
+            "weights-no-caffemodel", link, weights=weights, stem=weights.rpartition(".")[0] or weights
         )
     if earlier:
         yield from _check_weights_written(earlier, link, weights)
@@ -138,36 +133,39 @@ def _check_start_weights(earlier: Sequence[Link], link: Link, weights: str) -> I
     "weights-unknown",
     "warning",
     "starting weights that no earlier phase writes",
+    what="{phase} starts from {weights}, which no earlier phase writes",
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
+    write="--weights={folder}{nearest}",
 )
-@start_rule("weights-of-other-phase", "warning", "starting weights that are not those of the previous phase")
+@start_rule(
+    "weights-of-other-phase",
+    "warning",
+    "starting weights that are not those of the previous phase",
+    what="{phase} starts from {writer}, and skips {previous}",
+    effect="what {previous} has learned is lost",
+    write="--weights={folder}{final}",
+)
 def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) -> Iterator[Finding]:
-    where, iteration = link.weights_where or link.solver.path, split_weights(weights)[1]
+    iteration = split_weights(weights)[1]
     index, folder = find_writer(earlier, weights), _folder_prefix(weights)
     if index is None or iteration is None or not _matches_format(earlier[index], weights):
         names = [final_name(other) for other in earlier]
         alike = difflib.get_close_matches(weights.rpartition("/")[2], names, n=1)
-        what = f"{link.name} starts from {weights}, which no earlier phase writes"
-        yield finding(
-            "weights-unknown",
-            where,
-            what,
-            link.name,
-            write=f"--weights={folder}{alike[0] if alike else names[-1]}",
+        yield link_finding(
+            "weights-unknown", link, weights=weights, folder=folder, nearest=alike[0] if alike else names[-1]
         )
         return
     if iteration not in planned_snapshots(earlier[index]):
         yield from _snapshot_never_fires(earlier[index], link, iteration)
     elif index < len(earlier) - 1:
         writer = earlier[index].name
-        what = f"{link.name} starts from {writer}, and skips {earlier[-1].name}"
-        yield finding(
+        yield link_finding(
             "weights-of-other-phase",
-            where,
-            what,
-            link.name,
-            effect=f"what {earlier[-1].name} has learned is lost",
-            write=f"--weights={folder}{final_name(earlier[-1])}",
+            link,
+            writer=writer,
+            previous=earlier[-1].name,
+            folder=folder,
+            final=final_name(earlier[-1]),
         )
 
 
@@ -175,6 +173,7 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
     "weights-and-snapshot",
     "error",
     "a command with both --weights and --snapshot: Caffe stops",
+    what="{phase} is given both --weights and --snapshot",
     effect="Caffe stops with `Give a snapshot to resume training or weights to finetune but not both.`",
     write="give only --snapshot to resume with the momentum history, or only --weights to start without it",
 )
@@ -182,61 +181,58 @@ def _check_weights_written(earlier: Sequence[Link], link: Link, weights: str) ->
     "snapshot-no-solverstate",
     "error",
     "a --snapshot whose file name does not end in .solverstate",
+    what="{phase} resumes {state}, whose name does not end in .solverstate",
     effect="Caffe stops with `Failed to parse SolverState file`, or `File not found`",
+    write="--snapshot={stem}.solverstate",
 )
 @start_rule(
     "resumed-at-end",
     "error",
     "a solverstate at or past max_iter: nothing is trained",
+    what="{phase} resumes at iteration {iteration}, but its max_iter is {last_iter}",
     effect="Caffe trains nothing and exits 0: max_iter counts from iteration 0, not from the resumed "
     "iteration",
+    write="max_iter: {extended}; or give --weights and the caffemodel to count from 0",
+    values=("iteration",),
 )
 @start_rule(
     "snapshot-unknown",
     "warning",
     "a --snapshot that neither this nor an earlier phase writes",
+    what="{phase} resumes {state}, which neither it nor an earlier phase writes",
     effect="Caffe stops with `File not found`, or continues from a file that another run left there",
+    write="--snapshot={folder}{latest}",
 )
 def _check_resume(links: Sequence[Link], link: Link) -> Iterator[Finding]:
-    where, state = link.weights_where or link.solver.path, link.resumes
+    state = link.resumes
     if link.weights:
-        what = f"{link.name} is given both --weights and --snapshot"
-        yield finding("weights-and-snapshot", where, what, link.name)
+        yield link_finding("weights-and-snapshot", link)
         return
     if "$" in state:
         return
     if not state.endswith(_STATES):
-        what = f"{link.name} resumes {state}, whose name does not end in .solverstate"
-        yield finding(
-            "snapshot-no-solverstate",
-            where,
-            what,
-            link.name,
-            write=f"--snapshot={state.partition('.caffemodel')[0]}.solverstate",
+        yield link_finding(
+            "snapshot-no-solverstate", link, state=state, stem=state.partition(".caffemodel")[0]
         )
     index, iteration = _find_resumed_phase(links, state), split_weights(state)[1]
     if iteration is not None and _resumes_at_end(link):
-        what = f"{link.name} resumes at iteration {iteration}, but its max_iter is {link.last_iter}"
-        place = link.solver.where("max_iter")
-        yield finding(
+        yield link_finding(
             "resumed-at-end",
-            place,
-            what,
-            link.name,
-            write=f"max_iter: {iteration + link.last_iter}; or give --weights and the caffemodel "
-            "to count from 0",
+            link,
+            "max_iter",
             iteration=iteration,
+            last_iter=link.last_iter,
+            extended=iteration + link.last_iter,
         )
     if index is None or iteration is None or not _matches_format(links[index], state):
         # A first phase may resume any file: only earlier phases show which files exist.
         if len(links) > 1:
-            what = f"{link.name} resumes {state}, which neither it nor an earlier phase writes"
-            yield finding(
+            yield link_finding(
                 "snapshot-unknown",
-                where,
-                what,
-                link.name,
-                write=f"--snapshot={_folder_prefix(state)}{final_name(links[-2], 'solverstate')}",
+                link,
+                state=state,
+                folder=_folder_prefix(state),
+                latest=final_name(links[-2], "solverstate"),
             )
     # A phase that is stopped may write a snapshot at any iteration.
     elif index < len(links) - 1 and iteration not in planned_snapshots(links[index]):
@@ -255,20 +251,20 @@ def _find_resumed_phase(links: Sequence[Link], state: str) -> int | None:
     "snapshot-never-fires",
     "error",
     "starting weights from an iteration at which no snapshot is written",
+    what="{phase} starts from iteration {iteration} of {writer}, at which no snapshot is written",
     effect="Caffe stops with `File not found` after the earlier phases have been trained",
+    values=("iteration",),
 )
 def _snapshot_never_fires(writer: Link, link: Link, iteration: int) -> Iterator[Finding]:
     if _resumes_at_end(writer):  # another rule reports it, and after the fix there may be such a snapshot
         return
-    where, near = link.weights_where or link.solver.path, planned_snapshots(writer).nearest(iteration)
-    what = f"{link.name} starts from iteration {iteration} of {writer.name}, at which no snapshot is written"
-    yield finding(
+    near = planned_snapshots(writer).nearest(iteration)
+    yield link_finding(
         "snapshot-never-fires",
-        where,
-        what,
-        link.name,
+        link,
         write=f"start from iteration {near}, or change `snapshot`" if near else "snapshot: above 0",
         iteration=iteration,
+        writer=writer.name,
     )
 
 
@@ -317,6 +313,7 @@ _LAST_WORDS = {"coll": 10**9, "collapse": 10**9, "finetune": 10**9, "final": 10*
     "solver-untold",
     "note",
     "a command in a script whose solver only a shell can resolve",
+    what="{within}the solver of this command is unknown: {solver}",
     effect="the order and the starting weights of what it trains were not checked",
     write="write a command for each phase, with the literal path of its solver",
     explanation=Explanation(
@@ -331,14 +328,14 @@ def check_commands(script: Script) -> Iterator[Finding]:
     """Find training commands whose solver is unknown."""
     for command in script.unresolved:
         within = f"in the loop or function at line {command.begins}, " if command.begins else ""
-        what = f"{within}the solver of this command is unknown: {command.solver}"
-        yield finding("solver-untold", command.where, what)
+        yield finding("solver-untold", command.where, within=within, solver=command.solver)
 
 
 @path_rule(
     "not-started",
     "warning",
     "a solver that no command in the given script trains",
+    what="no command in the script trains {file}",
     effect="this phase is never trained, so a phase that starts from it finds no weights",
     write="add a command that trains it, or do not give this file to lint",
     explanation=Explanation(
@@ -349,14 +346,16 @@ def check_commands(script: Script) -> Iterator[Finding]:
 def check_untrained(untrained: Sequence[Document[Any]]) -> Iterator[Finding]:
     """Report each solver that no command trains."""
     for solver in untrained:
-        what = f"no command in the script trains {Path(solver.path).name}"
-        yield finding("not-started", solver.path, what, phase_name_from_path(solver.path))
+        yield finding(
+            "not-started", solver.path, phase=phase_name_from_path(solver.path), file=Path(solver.path).name
+        )
 
 
 @recipe_rule(
     "order-guessed",
     "note",
     "the order in which a folder's solvers were checked as one chain",
+    what="{count} solvers were checked as one chain, ordered {why}: {names}",
     effect="the transitions between phases were checked in this order",
     write="if it is wrong, list the solvers in the right order",
 )
@@ -364,6 +363,7 @@ def check_untrained(untrained: Sequence[Document[Any]]) -> Iterator[Finding]:
     "order-unknown",
     "note",
     "a folder's solvers whose order is unknown",
+    what="the order of {names} is unknown, so each was checked by itself",
     effect="the transitions between them were not checked",
     write="list the solvers in the right order, or give --script FILE",
 )
@@ -371,32 +371,25 @@ def check_order(home: Path, solvers: Sequence[Document[Any]], why: str) -> Itera
     """Report the assumed order of a folder's solvers and its reason, or that the order is unknown."""
     names = ", ".join(Path(solver.path).name for solver in solvers)
     if why:
-        what = f"{len(solvers)} solvers were checked as one chain, ordered {why}: {names}"
-        yield finding("order-guessed", str(home), what)
+        yield finding("order-guessed", str(home), count=len(solvers), why=why, names=names)
     else:
-        what = f"the order of {names} is unknown, so each was checked by itself"
-        yield finding("order-unknown", str(home), what)
+        yield finding("order-unknown", str(home), names=names)
 
 
 @path_rule(
     "test-without-weights",
     "error",
     "a `caffe test` without --weights: Caffe stops",
+    what="`caffe test` has no --weights",
     effect="Caffe stops with `Need model weights to score.`",
+    write="--weights={model}",
 )
 def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) -> Iterator[Finding]:
     """Find tests without weights; if `links` are all phases of the script, also tests of wrong weights."""
     for one in script.evaluations:
         if one.weights == "":
-            what = "`caffe test` has no --weights"
-            yield finding(
-                "test-without-weights",
-                one.where,
-                what,
-                write=f"--weights={final_name(links[-1])}"
-                if links and is_all
-                else "--weights=MODEL.caffemodel",
-            )
+            model = final_name(links[-1]) if links and is_all else "MODEL.caffemodel"
+            yield finding("test-without-weights", one.where, model=model)
     with_weights = [one for one in script.evaluations if one.weights]
     if not links or not is_all:
         return
@@ -409,26 +402,33 @@ def check_evaluations(links: Sequence[Link], script: Script, *, is_all: bool) ->
     "test-weights-unknown",
     "warning",
     "a `caffe test` of weights that no phase writes",
+    what="`caffe test` uses {weights}, which no phase writes",
     effect="Caffe stops with `File not found`, or tests a file that another run left there",
+    write="--weights={final}",
 )
 @path_rule(
     "test-weights-not-final",
     "warning",
     "a script that tests, but never the weights of the last phase",
+    what="`caffe test` uses {weights} of {writer}, but the last phase writes {final}",
     effect="what is trained after these weights is not tested",
+    write="--weights={final}",
 )
 def _check_tested_weights(links: Sequence[Link], one: TestCommand, *, has_final: bool) -> Iterator[Finding]:
     final, iteration = final_name(links[-1]), split_weights(_weights_name(one))[1]
     if _weights_name(one) == final:
         return
     index = find_writer(links, _weights_name(one))
-    write = f"--weights={final}"
     if index is None or iteration not in planned_snapshots(links[index]):
-        what = f"`caffe test` uses {one.weights}, which no phase writes"
-        yield finding("test-weights-unknown", one.where, what, write=write)
+        yield finding("test-weights-unknown", one.where, weights=one.weights, final=final)
     elif not has_final:
-        what = f"`caffe test` uses {one.weights} of {links[index].name}, but the last phase writes {final}"
-        yield finding("test-weights-not-final", one.where, what, write=write)
+        yield finding(
+            "test-weights-not-final",
+            one.where,
+            weights=one.weights,
+            writer=links[index].name,
+            final=final,
+        )
 
 
 def _weights_name(one: TestCommand) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,7 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     "base-lr-large",
     "warning",
     "a base_lr too large for any batch of this size",
+    what="base_lr is {base_lr:.4g}; training rarely works above {limit:.4g}",
     effect="the loss becomes NaN or saturates, but Caffe trains to the end",
     write="base_lr: for example 0.1 per 256 images of the global batch",
 )
@@ -94,6 +95,8 @@ def check_solver(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> It
     "power-missing",
     "warning",
     "poly, poly_cyc or inv without power: a constant rate",
+    what="lr_policy {policy} without power",
+    effect="the default is 0, so the rate stays at {base_lr:.4g}",
     write="power: 1, or another value",
 )
 def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) -> Iterator[Finding]:
@@ -103,17 +106,10 @@ def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) ->
         yield finding("max-iter-missing", "max_iter", what)
     limit = _max_rate(batch, is_warmed_up=solver.warmup_iter > 0)
     if solver.base_lr > limit:
-        what = f"base_lr is {solver.base_lr:.4g}; training rarely works above {limit:.4g}"
-        yield finding("base-lr-large", "base_lr", what)
+        yield finding("base-lr-large", "base_lr", base_lr=solver.base_lr, limit=limit)
     yield from _check_rate_faults(link)
     if solver.lr_policy in _POWER_POLICIES and not solver.HasField("power"):
-        what = f"lr_policy {solver.lr_policy} without power"
-        yield finding(
-            "power-missing",
-            "lr_policy",
-            what,
-            effect=f"the default is 0, so the rate stays at {solver.base_lr:.4g}",
-        )
+        yield finding("power-missing", "lr_policy", policy=solver.lr_policy, base_lr=solver.base_lr)
     yield from _check_warmup(link)
     if has_known_rates(solver):
         yield from _check_rate_zero(link)
@@ -122,31 +118,35 @@ def _check_schedule(link: Link, *, is_last: bool, is_alone: bool, batch: int) ->
             yield from _check_final_rate(link, is_alone=is_alone)
 
 
-@rate_rule("warmup-never-ends", "warning", "a warmup_iter beyond max_iter")
+@rate_rule(
+    "warmup-never-ends",
+    "warning",
+    "a warmup_iter beyond max_iter",
+    what="warmup_iter {warmup_iter} is beyond max_iter {max_iter}",
+    effect="the rate never reaches base_lr {base_lr:.4g}, and lr_policy is never used",
+    write="warmup_iter: below {max_iter}",
+)
 @rate_rule(
     "warmup-falls",
     "warning",
     "a warm-up that starts above base_lr",
+    what="the warm-up starts at {warmup_start_lr:.4g}, above base_lr {base_lr:.4g}",
     effect="the rate falls during the warm-up, and is highest at the first iteration",
+    write="warmup_start_lr: below {base_lr:.4g}",
 )
 def _check_warmup(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.warmup_iter > solver.max_iter > 0:
-        what = f"warmup_iter {solver.warmup_iter} is beyond max_iter {solver.max_iter}"
         yield finding(
             "warmup-never-ends",
             "warmup_iter",
-            what,
-            effect=f"the rate never reaches base_lr {solver.base_lr:.4g}, and lr_policy is never used",
-            write=f"warmup_iter: below {solver.max_iter}",
+            warmup_iter=solver.warmup_iter,
+            max_iter=solver.max_iter,
+            base_lr=solver.base_lr,
         )
     if solver.warmup_iter and solver.warmup_start_lr > solver.base_lr:
-        what = f"the warm-up starts at {solver.warmup_start_lr:.4g}, above base_lr {solver.base_lr:.4g}"
         yield finding(
-            "warmup-falls",
-            "warmup_start_lr",
-            what,
-            write=f"warmup_start_lr: below {solver.base_lr:.4g}",
+            "warmup-falls", "warmup_start_lr", warmup_start_lr=solver.warmup_start_lr, base_lr=solver.base_lr
         )
 
 
@@ -159,7 +159,13 @@ def _max_rate(batch: int, *, is_warmed_up: bool) -> float:
     return max(_MAX_RATE * (10 if is_warmed_up else 1), 0.4 * batch / 256)
 
 
-@rate_rule("lr-iter-passed", "error", "a poly_cyc policy that runs past its lr_iter")
+@rate_rule(
+    "lr-iter-passed",
+    "error",
+    "a poly_cyc policy that runs past its lr_iter",
+    what="poly_cyc runs to max_iter {max_iter}, past its lr_iter {lr_iter}",
+    write="lr_iter: {max_iter} or more",
+)
 @rate_rule(
     "base-lr-missing",
     "error",
@@ -198,17 +204,11 @@ def _max_rate(batch: int, *, is_warmed_up: bool) -> float:
 def _check_rate_faults(link: Link) -> Iterator[Finding]:
     solver = link.solver.message
     if solver.lr_policy == "poly_cyc" and 0 < solver.lr_iter < solver.max_iter:
+        effect = "past it Caffe takes the power of a negative number: NaN, or a negative rate"
         if solver.power == 2:
             effect = "past it the rate rises again"
-        else:
-            effect = "past it Caffe takes the power of a negative number: NaN, or a negative rate"
-        what = f"poly_cyc runs to max_iter {solver.max_iter}, past its lr_iter {solver.lr_iter}"
         yield finding(
-            "lr-iter-passed",
-            "lr_iter",
-            what,
-            effect=effect,
-            write=f"lr_iter: {solver.max_iter} or more",
+            "lr-iter-passed", "lr_iter", effect=effect, max_iter=solver.max_iter, lr_iter=solver.lr_iter
         )
         return
     is_zero = solver.HasField("base_lr") and solver.base_lr == 0
@@ -221,20 +221,26 @@ def _check_rate_faults(link: Link) -> Iterator[Finding]:
     "rate-zero",
     "warning",
     "a rate that is already 0 halfway through",
+    what="the rate is 0 at iteration {middle}, halfway through",
     effect="nothing is learned from there on",
     write="use a gamma closer to 1, fewer steps, or fewer iterations",
 )
 def _check_rate_zero(link: Link) -> Iterator[Finding]:
     solver, middle = link.solver.message, link.last_iter // 2
     if solver.base_lr and middle and lr_at(solver, middle) == 0:
-        what = f"the rate is 0 at iteration {middle}, halfway through"
-        yield finding("rate-zero", "lr_policy", what)
+        yield finding("rate-zero", "lr_policy", middle=middle)
 
 
 @rate_rule(
     "warmup-end-jump",
     "warning",
     "a rate that jumps by more than 2 % where the warm-up ends",
+    what="the rate {change} where the warm-up ends, {before:.4g} to {after:.4g} (iterations "
+    "{last} and {warmup})",
+    effect="warm-up iterations count as iterations of {policy}, which decays in the meantime",
+    write='if it is not intended, write a separate phase for the warm-up (lr_policy: "fixed", '
+    "max_iter: {warmup}), then one that starts at base_lr: {base_lr:.4g} without warmup_iter",
+    values=("before", "after"),
     explanation=Explanation(
         "Iterations of the warm-up count as iterations of the lr_policy. When the warm-up reaches "
         "base_lr, a decaying policy has already progressed, and the rate drops to it in one iteration.",
@@ -251,19 +257,16 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     # A short warm-up rises by more than 2 % per iteration; only a step away from its line is a jump.
     if not (is_jump(before, after) and is_jump(solver.base_lr, after)):
         return
-    what = (
-        f"the rate {compare_rates(before, after)} where the warm-up ends, "
-        f"{before:.4g} to {after:.4g} (iterations {warmup - 1} and {warmup})"
-    )
     yield finding(
         "warmup-end-jump",
         "warmup_iter",
-        what,
-        effect=f"warm-up iterations count as iterations of {solver.lr_policy}, which decays in the meantime",
-        write=f'if it is not intended, write a separate phase for the warm-up (lr_policy: "fixed", '
-        f"max_iter: {warmup}), then one that starts at base_lr: {solver.base_lr:.4g} without warmup_iter",
         before=before,
         after=after,
+        change=compare_rates(before, after),
+        last=warmup - 1,
+        warmup=warmup,
+        policy=solver.lr_policy,
+        base_lr=solver.base_lr,
     )
 
 
@@ -271,17 +274,20 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     "final-rate-kept",
     "note",
     "a single or resumed solver whose final rate is above 1e-5 of its base_lr",
+    effect="the noise of the last batches stays in the final model",
     write='nothing, if the schedule is known to work; lr_policy: "poly" decays to 0',
+    values=("end", "base_lr"),
 )
 @rate_rule(
     "final-rate-high",
     "warning",
     "a last phase whose final rate is above 1e-5 of its base_lr",
+    effect="the noise of the last batches stays in the final model",
     write='add a phase whose rate decays to 0, for example with lr_policy: "poly" and power: 2',
+    values=("end", "base_lr"),
     explanation=Explanation(
-        "At a rate that is not near 0, the last few batches still change the weights, and their noise stays "
-        "in "
-        "the model that is evaluated.",
+        "At a rate that is not near 0, the last few batches still change the weights, and their "
+        "noise stays in the model that is evaluated.",
         'Let the rate of the last phase decay to 0, for example with lr_policy "poly" and power 2.',
     ),
 )
@@ -293,12 +299,15 @@ def _check_final_rate(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
         return
     what = f"the last phase ends at a rate of {end:.4g}, which is {end / solver.base_lr:.2g} of its base_lr"
-    effect = "the noise of the last batches stays in the final model"
     # Classic schedules, of a single solver or of resumed ones, never reach 0.
-    if solver.lr_policy not in _POLICIES_TO_ZERO and (is_alone or link.resumes):
-        yield finding("final-rate-kept", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
-    else:
-        yield finding("final-rate-high", "max_iter", what, effect=effect, end=end, base_lr=solver.base_lr)
+    is_classic = solver.lr_policy not in _POLICIES_TO_ZERO and (is_alone or link.resumes)
+    yield finding(
+        "final-rate-kept" if is_classic else "final-rate-high",
+        "max_iter",
+        what,
+        end=end,
+        base_lr=solver.base_lr,
+    )
 
 
 # For each field that only some lr policies, or solver types, read: those that do.
@@ -324,8 +333,10 @@ _MAX_DECAY = 0.1 * (1 + 1e-6)  # 0.1 as a float32 is above 0.1
     "snapshot-folder-missing",
     "warning",
     "a snapshot_prefix in a folder that does not exist under the Caffe root",
+    what="snapshot_prefix is in {folder}, which does not exist under the Caffe root",
     effect="Caffe does not create it: it stops at the start, or with `snapshot: 0` at the end of the "
     "training",
+    write="run `mkdir -p {folder}` before training",
 )
 def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     """Find a snapshot_prefix whose folder does not exist under the Caffe root."""
@@ -337,35 +348,37 @@ def check_snapshot_folder(solver: Solver, root: Path) -> Iterator[Finding]:
     except (OSError, ValueError):  # a name that is too long, or contains a NUL
         exists = False
     if not exists:
-        what = f"snapshot_prefix is in {folder}, which does not exist under the Caffe root"
         place = solver.where("snapshot_prefix")
-        yield finding(
-            "snapshot-folder-missing", place, what, write=f"run `mkdir -p {folder}` before training"
-        )
+        yield finding("snapshot-folder-missing", place, folder=folder)
 
 
-@value_rule("solver-type-unknown", "error", "a solver type that does not exist")
-@value_rule("regularization-unknown", "error", "a regularization_type that is neither L1 nor L2")
+@value_rule(
+    "solver-type-unknown",
+    "error",
+    "a solver type that does not exist",
+    what="type '{type}' is not a solver type",
+    effect="Caffe stops with `Unknown solver type: {type}`",
+    write='type: "{nearest}"',
+)
+@value_rule(
+    "regularization-unknown",
+    "error",
+    "a regularization_type that is neither L1 nor L2",
+    what="regularization_type '{kind}' is neither L1 nor L2",
+    effect="Caffe stops with `Unknown regularization type: {kind}` at the first update",
+    write='regularization_type: "{nearest}"',
+)
 def _check_type_names(solver: pb.SolverParameter) -> Iterator[Finding]:
     known = sorted({name for dialect in load_dialects().values() for name in dialect.solver_types})
     if solver.type not in known:
-        what = f"type '{solver.type}' is not a solver type"
-        yield finding(
-            "solver-type-unknown",
-            "type",
-            what,
-            effect=f"Caffe stops with `Unknown solver type: {solver.type}`",
-            write=f'type: "{_nearest(solver.type, known)}"',
-        )
+        yield finding("solver-type-unknown", "type", type=solver.type, nearest=_nearest(solver.type, known))
     kind = solver.regularization_type
     if kind not in _REGULARIZATIONS:
-        what = f"regularization_type '{kind}' is neither L1 nor L2"
         yield finding(
             "regularization-unknown",
             "regularization_type",
-            what,
-            effect=f"Caffe stops with `Unknown regularization type: {kind}` at the first update",
-            write=f'regularization_type: "{_nearest(kind, _REGULARIZATIONS, "L2")}"',
+            kind=kind,
+            nearest=_nearest(kind, _REGULARIZATIONS, "L2"),
         )
 
 
@@ -410,24 +423,47 @@ solver_value_negative = value_rule(
 )
 
 
+# For each field that Caffe stops at or divides by: whether its value is one of these, the effect, and what to
+# write.
+_REFUSED_VALUES: Mapping[str, tuple[Callable[[pb.SolverParameter], bool], str, str]] = {
+    "iter_size": (
+        lambda solver: solver.iter_size < 1,
+        "Caffe computes no gradients and divides them by 0, so the weights become NaN",
+        "iter_size: 1, or remove it",
+    ),
+    "average_loss": (
+        lambda solver: solver.average_loss < 1,
+        "Caffe divides by it and crashes (SIGFPE) at the first iteration, or averages over all",
+        "average_loss: 1, or remove it",
+    ),
+    "test_interval": (
+        lambda solver: solver.test_interval < 0,
+        "Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests",
+        "test_interval: the number of iterations between tests",
+    ),
+    "clip_gradients": (
+        lambda solver: solver.clip_gradients == 0,
+        "gradients are scaled down to a norm of 0, so nothing is learned",
+        "clip_gradients: the largest allowed norm, or remove it",
+    ),
+    "delta": (
+        lambda solver: (
+            solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0
+        ),
+        "delta keeps a divisor above 0; without it, weights become NaN where a gradient is 0",
+        "delta: 1e-8",
+    ),
+}
+
+
 @solver_value_refused
 @solver_value_negative
-def _check_counts(solver: pb.SolverParameter) -> Iterator[Finding]:
-    least = {
-        "iter_size": "Caffe computes no gradients and divides them by 0, so the weights become NaN",
-        "average_loss": "Caffe divides by it and crashes (SIGFPE) at the first iteration, or averages over "
-        "all",
-    }
-    for field, effect in least.items():
-        value = getattr(solver, field)
-        if value < 1:
-            yield finding(
-                "solver-value-refused",
-                field,
-                f"{field} is {value}",
-                effect=effect,
-                write=f"{field}: 1, or remove it",
-            )
+def _check_values(solver: pb.SolverParameter) -> Iterator[Finding]:
+    for field, (is_refused, effect, write) in _REFUSED_VALUES.items():
+        if is_refused(solver):
+            value = getattr(solver, field)
+            what = f"{field} is {value if isinstance(value, int) else show_number(value)}"
+            yield finding("solver-value-refused", field, what, effect=effect, write=write)
     for field in ("display", "snapshot"):
         value = getattr(solver, field)
         if value < 0:
@@ -438,6 +474,15 @@ def _check_counts(solver: pb.SolverParameter) -> Iterator[Finding]:
                 effect=f"Caffe uses {-value}, and caffe-torch stops",
                 write=f"{field}: {-value}",
             )
+    norm = solver.clip_gradients
+    if norm < 0 and norm != -1:  # -1 is the default
+        yield finding(
+            "solver-value-negative",
+            "clip_gradients",
+            f"clip_gradients is {show_number(norm)}",
+            effect="a negative value disables clipping",
+            write=f"clip_gradients: {show_number(-norm)}, or remove it",
+        )
 
 
 @solver_value_refused
@@ -445,7 +490,9 @@ def _check_counts(solver: pb.SolverParameter) -> Iterator[Finding]:
     "test-never-fires",
     "warning",
     "a test_interval beyond max_iter",
+    what="test_interval {test_interval} is beyond max_iter {max_iter}",
     effect="Caffe tests before the first iteration and never again",
+    write="test_interval: {max_iter}, or less",
 )
 def _check_tests(solver: pb.SolverParameter) -> Iterator[Finding]:
     for index, count in enumerate(solver.test_iter):
@@ -457,34 +504,32 @@ def _check_tests(solver: pb.SolverParameter) -> Iterator[Finding]:
                 effect="the sums of the test are divided by it: the results are NaN or missing",
                 write="test_iter: the number of test images / the test batch_size",
             )
-    if solver.test_interval < 0:
-        yield finding(
-            "solver-value-refused",
-            "test_interval",
-            f"test_interval is {solver.test_interval}",
-            effect="Caffe stops with `Check failed: param_.test_interval() > 0`, or never tests",
-            write="test_interval: the number of iterations between tests",
-        )
     if solver.test_iter and solver.test_interval > solver.max_iter > 0:
-        what = f"test_interval {solver.test_interval} is beyond max_iter {solver.max_iter}"
         yield finding(
-            "test-never-fires", "test_interval", what, write=f"test_interval: {solver.max_iter}, or less"
+            "test-never-fires", "test_interval", test_interval=solver.test_interval, max_iter=solver.max_iter
         )
 
 
 @solver_value_refused
-@path_rule("tested-twice", "warning", "several test_iter fields for one net in the same state")
+@path_rule(
+    "tested-twice",
+    "warning",
+    "several test_iter fields for one net in the same state",
+    what="test_iter is set {count}, for {nets} and the net itself",
+    effect="Caffe sets up the net {times} times and repeats the same test",
+    write="keep {keep} test_iter, or add a test_state for each",
+)
 def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
     tests, named = len(solver.test_iter), len(solver.test_net) + len(solver.test_net_param)
     if tests - named > 1 and not solver.test_state:
         count = describe_count(tests, "time")
-        what = f"test_iter is set {count}, for {describe_count(named, 'test net')} and the net itself"
         yield finding(
             "tested-twice",
             f"test_iter[{named + 1}]",
-            what,
-            effect=f"Caffe sets up the net {tests - named} times and repeats the same test",
-            write=f"keep {named + 1} test_iter, or add a test_state for each",
+            count=count,
+            nets=describe_count(named, "test net"),
+            times=tests - named,
+            keep=named + 1,
         )
     is_shared = solver.HasField("net") or solver.HasField("net_param")
     if tests < named or (tests > named and not is_shared and named):
@@ -510,7 +555,13 @@ def _check_test_nets(solver: pb.SolverParameter) -> Iterator[Finding]:
 
 
 @solver_value_refused
-@value_rule("solver-share-range", "error", "momentum, momentum2 or rms_decay that is below 0, or 1 or above")
+@value_rule(
+    "solver-share-range",
+    "error",
+    "momentum, momentum2 or rms_decay that is below 0, or 1 or above",
+    what="{field} is {value}; it must be at least 0 and below 1",
+    write="{field}: {usual}",
+)
 def _check_factors(solver: pb.SolverParameter) -> Iterator[Finding]:
     if solver.type == "AdaGrad" and solver.momentum:
         what = f"AdaGrad with momentum {show_number(solver.momentum)}"
@@ -526,85 +577,55 @@ def _check_factors(solver: pb.SolverParameter) -> Iterator[Finding]:
         value = getattr(solver, field)
         is_read = solver.type in _TYPES_READING.get(field, (solver.type,))
         if is_read and solver.HasField(field) and not 0 <= value < 1:
-            what = f"{field} is {show_number(value)}; it must be at least 0 and below 1"
             yield finding(
                 "solver-share-range",
                 field,
-                what,
                 effect="earlier updates never fade, so the weights grow without bound"
                 if value >= 1
                 else "each update undoes part of the previous one",
-                write=f"{field}: {usual}",
+                field=field,
+                value=show_number(value),
+                usual=usual,
             )
 
 
-@solver_value_refused
-@solver_value_negative
-def _check_clipping(solver: pb.SolverParameter) -> Iterator[Finding]:
-    if solver.clip_gradients == 0:
-        yield finding(
-            "solver-value-refused",
-            "clip_gradients",
-            "clip_gradients is 0",
-            effect="gradients are scaled down to a norm of 0, so nothing is learned",
-            write="clip_gradients: the largest allowed norm, or remove it",
-        )
-    # -1 is the default.
-    if solver.clip_gradients < 0 and solver.clip_gradients != -1:
-        what = f"clip_gradients is {show_number(solver.clip_gradients)}"
-        yield finding(
-            "solver-value-negative",
-            "clip_gradients",
-            what,
-            effect="a negative value disables clipping",
-            write=f"clip_gradients: {show_number(-solver.clip_gradients)}, or remove it",
-        )
-
-
-@solver_value_refused
-def _check_delta(solver: pb.SolverParameter) -> Iterator[Finding]:
-    if solver.type in _TYPES_READING["delta"] and solver.HasField("delta") and solver.delta <= 0:
-        yield finding(
-            "solver-value-refused",
-            "delta",
-            f"delta is {show_number(solver.delta)}",
-            effect="delta keeps a divisor above 0; without it, weights become NaN where a gradient is 0",
-            write="delta: 1e-8",
-        )
-
-
 @value_rule(
-    "weight-decay-negative", "error", "a weight_decay below 0", effect="each update makes the weights larger"
+    "weight-decay-negative",
+    "error",
+    "a weight_decay below 0",
+    what="weight_decay is {decay}",
+    effect="each update makes the weights larger",
+    write="weight_decay: {opposite}",
 )
 @value_rule(
     "weight-decay-large",
     "warning",
     "a weight_decay above 0.1",
+    what="weight_decay is {decay}; usual values are 0.0001 to 0.001",
     effect="it outweighs the gradients, so the weights shrink to 0 and little is learned",
     write="weight_decay: for example 0.0001",
 )
 def _check_weight_decay(solver: pb.SolverParameter) -> Iterator[Finding]:
     decay = solver.weight_decay
     if decay < 0:
-        what = f"weight_decay is {show_number(decay)}"
         yield finding(
-            "weight-decay-negative", "weight_decay", what, write=f"weight_decay: {show_number(-decay)}"
+            "weight-decay-negative", "weight_decay", decay=show_number(decay), opposite=show_number(-decay)
         )
     elif decay > _MAX_DECAY:
-        what = f"weight_decay is {show_number(decay)}; usual values are 0.0001 to 0.001"
-        yield finding("weight-decay-large", "weight_decay", what)
+        yield finding("weight-decay-large", "weight_decay", decay=show_number(decay))
 
 
-@value_rule("rate-grows", "warning", "a gamma above 1, or a power below 0")
+@value_rule(
+    "rate-grows", "warning", "a gamma above 1, or a power below 0", effect="the rate grows until the end"
+)
 def _check_growth(solver: pb.SolverParameter) -> Iterator[Finding]:
-    policy, effect = solver.lr_policy, "the rate grows until the end"
+    policy = solver.lr_policy
     if policy in _MULTIPLYING_POLICIES and solver.gamma > 1:
         what = f"gamma is {show_number(solver.gamma)}, and lr_policy {policy} multiplies the rate by it"
         yield finding(
             "rate-grows",
             "gamma",
             what,
-            effect=effect,
             write=f"gamma: {show_number(1 / solver.gamma)}, or another value below 1",
         )
     if policy in _MULTIPLYING_POLICIES and solver.HasField("gamma") and solver.gamma == 1:
@@ -613,9 +634,7 @@ def _check_growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     if policy in _POLICIES_READING["power"] and solver.HasField("power"):
         if solver.power < 0:
             what = f"power is {show_number(solver.power)} under lr_policy {policy}"
-            yield finding(
-                "rate-grows", "power", what, effect=effect, write=f"power: {show_number(-solver.power)}"
-            )
+            yield finding("rate-grows", "power", what, write=f"power: {show_number(-solver.power)}")
         if solver.power == 0:
             yield _rate_constant(
                 "power", f"power is 0 under lr_policy {policy}", "power: 1, or another value above 0"
@@ -627,17 +646,28 @@ def _check_growth(solver: pb.SolverParameter) -> Iterator[Finding]:
     "warning",
     "an lr_policy whose rate never changes: power 0, gamma 1, or no step before max_iter",
     effect="the rate never changes",
+    write='{advice}; or lr_policy: "fixed"',
 )
 def _rate_constant(field: str, what: str, write: str) -> Finding:
-    return finding("rate-constant", field, what, write=f'{write}; or lr_policy: "fixed"')
+    return finding("rate-constant", field, what, advice=write)
 
 
-@value_rule("steps-disordered", "warning", "stepvalues that are not in increasing order")
+@value_rule(
+    "steps-disordered",
+    "warning",
+    "stepvalues that are not in increasing order",
+    what="stepvalue {step} comes after {earlier}",
+    effect="Caffe takes the steps in the given order: this one waits for {earlier}, then both are "
+    "taken at once",
+    write="move stepvalue: {step} before it, in increasing order",
+)
 @value_rule(
     "step-never-taken",
     "warning",
     "a stepvalue beyond max_iter",
+    what="stepvalue {step} is beyond max_iter {max_iter}",
     effect="the final rate is higher than the steps suggest",
+    write="stepvalue: below {max_iter}, or remove it",
 )
 def _check_steps(solver: pb.SolverParameter) -> Iterator[Finding]:
     max_iter, steps = solver.max_iter, list(solver.stepvalue)
@@ -648,33 +678,20 @@ def _check_steps(solver: pb.SolverParameter) -> Iterator[Finding]:
         return
     back = next((i for i in range(1, len(steps)) if steps[i] < steps[i - 1]), None)
     if back is not None:
-        what = f"stepvalue {steps[back]} comes after {steps[back - 1]}"
-        yield finding(
-            "steps-disordered",
-            f"stepvalue[{back}]",
-            what,
-            effect=f"Caffe takes the steps in the given order: this one waits for {steps[back - 1]}, "
-            "then both are taken at once",
-            write=f"move stepvalue: {steps[back]} before it, in increasing order",
-        )
+        yield finding("steps-disordered", f"stepvalue[{back}]", step=steps[back], earlier=steps[back - 1])
     late = [i for i, step in enumerate(steps) if step > max_iter > 0]
     if late and len(late) == len(steps):
         what = f"every stepvalue is beyond max_iter {max_iter}"
         yield _rate_constant(f"stepvalue[{late[0]}]", what, f"stepvalue: below {max_iter}")
     elif late:
-        what = f"stepvalue {steps[late[0]]} is beyond max_iter {max_iter}"
-        yield finding(
-            "step-never-taken",
-            f"stepvalue[{late[0]}]",
-            what,
-            write=f"stepvalue: below {max_iter}, or remove it",
-        )
+        yield finding("step-never-taken", f"stepvalue[{late[0]}]", step=steps[late[0]], max_iter=max_iter)
 
 
 @value_rule(
     "solver-field-unread",
     "warning",
     "a field that the lr_policy or the type never reads",
+    what="{name} is never read by {reader}",
     effect="it has no effect; was another policy, type or field intended?",
     write="remove it, or choose a policy or type that reads it",
     explanation=Explanation(
@@ -698,20 +715,17 @@ def _check_unread(solver: pb.SolverParameter) -> Iterator[Finding]:
             fields = (
                 [f"{name}[{index}]" for index in range(len(getattr(solver, name)))] if is_list else [name]
             )
-            what = f"{name} is never read by {reader}"
             fixes = tuple(Fix(field, name) for field in fields)
-            yield finding("solver-field-unread", fields[0], what, fixes=fixes)
+            yield finding("solver-field-unread", fields[0], fixes=fixes, name=name, reader=reader)
 
 
 _VALUE_CHECKS = (
     _check_type_names,
     _check_nets,
-    _check_counts,
+    _check_values,
     _check_tests,
     _check_test_nets,
     _check_factors,
-    _check_clipping,
-    _check_delta,
     _check_weight_decay,
     _check_growth,
     _check_steps,
@@ -719,21 +733,26 @@ _VALUE_CHECKS = (
 )
 
 
-@value_rule("snapshot-prefix-missing", "error", "snapshots without a snapshot_prefix")
+@value_rule(
+    "snapshot-prefix-missing",
+    "error",
+    "snapshots without a snapshot_prefix",
+    what="a snapshot is written at iteration {first}, but there is no snapshot_prefix",
+    write='snapshot_prefix: "{name}"',
+)
 def _check_prefix(link: Link) -> Iterator[Finding]:
     solver, fired = link.solver.message, planned_snapshots(link)
     if solver.snapshot_prefix or not fired:
         return
     name = f"_iter_{fired[0]}.caffemodel"
-    what = f"a snapshot is written at iteration {fired[0]}, but there is no snapshot_prefix"
     yield finding(
         "snapshot-prefix-missing",
         "snapshot",
-        what,
         effect="Caffe stops with `snapshot is specified but snapshot_prefix is not`"
         if solver.snapshot > 0
         else f"Caffe writes {name} into the current folder, and caffe-torch stops",
-        write=f'snapshot_prefix: "{link.name}"',
+        first=fired[0],
+        name=link.name,
     )
 
 
@@ -759,6 +778,7 @@ _JOIN_RULES = frozenset(("join-jump", "resume-jump"))
     "rates-not-judged",
     "note",
     "a rate that depends on fields of the dialect, and so was not checked",
+    what="{names} set a rate that only {dialect} computes",
     effect="the rules on the rate, its jumps and its end were skipped",
     write="nothing to change; check the rates in the log",
 )
@@ -773,8 +793,12 @@ def check_dialect_rates(document: Document[Message], dialect: str) -> Iterator[F
         if solver.lr_policy in _DIALECT_POLICIES and solver.lr_policy in known.lr_policies:
             fields.append("lr_policy")
         if fields:
-            what = f"{' and '.join(fields)} set a rate that only {dialect} computes"
-            yield finding("rates-not-judged", document.where(f"{path}{fields[0]}"), what)
+            yield finding(
+                "rates-not-judged",
+                document.where(f"{path}{fields[0]}"),
+                names=" and ".join(fields),
+                dialect=dialect,
+            )
 
 
 def drop_rate_findings(findings: Iterable[Finding], paths: Collection[str]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.refusals import bottoms_without_backward
@@ -20,7 +20,7 @@ from caffe_recipes.review.lint.net_view import (
     filler_fields,
     has_loss_top,
     is_loss,
-    layer_field,
+    layer_finding,
     show_layers,
     show_names,
     show_number,
@@ -57,10 +57,26 @@ _SPREADS = {
 }
 
 
-@filler_rule("unknown-filler", "error", "a filler type that Caffe does not have")
-@filler_rule("filler-misfit", "error", "a bilinear or sparse filler that does not fit its blob")
 @filler_rule(
-    "filler-default-spread", "warning", "a gaussian filler without std, or a uniform one without range"
+    "unknown-filler",
+    "error",
+    "a filler type that Caffe does not have",
+    what="{layer} has a filler of type '{type}'",
+    effect="Caffe stops: Unknown filler name: {type}",
+    write='type: "{nearest}"',
+)
+@filler_rule(
+    "filler-misfit",
+    "error",
+    "a bilinear or sparse filler that does not fit its blob",
+    what="{layer} has {fault}",
+)
+@filler_rule(
+    "filler-default-spread",
+    "warning",
+    "a gaussian filler without std, or a uniform one without range",
+    what="{layer} has a {type} filler without {field}",
+    effect="the default is {default}, so the loss is huge or NaN from the start",
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
     """Check the fillers of each layer."""
@@ -71,32 +87,27 @@ def check_fillers(view: NetView) -> Iterator[Finding]:
                 continue
             if filler.type not in known:
                 near = difflib.get_close_matches(filler.type, known, n=1, cutoff=0)
-                yield finding(
-                    "unknown-filler",
-                    layer_field(index, f"{path}.type"),
-                    f"{title(layer)} has a filler of type '{filler.type}'",
-                    effect=f"Caffe stops: Unknown filler name: {filler.type}",
-                    write=f'type: "{near[0]}"',
+                yield layer_finding(
+                    "unknown-filler", view, index, f"{path}.type", type=filler.type, nearest=near[0]
                 )
             elif path.endswith("weight_filler") and filler.type in _SPREADS:
                 field, default, write = _SPREADS[filler.type]
                 if not filler.HasField(field) and not (filler.type == "uniform" and filler.HasField("max")):
-                    yield finding(
+                    yield layer_finding(
                         "filler-default-spread",
-                        layer_field(index, path),
-                        f"{title(layer)} has a {filler.type} filler without {field}",
-                        effect=f"the default is {default}, so the loss is huge or NaN from the start",
+                        view,
+                        index,
+                        path,
                         write=write,
+                        type=filler.type,
+                        field=field,
+                        default=default,
                     )
             misfit = _filler_misfit(layer, path, filler)
             if misfit:
                 field, what, effect, write = misfit
-                yield finding(
-                    "filler-misfit",
-                    layer_field(index, f"{path}.{field}"),
-                    f"{title(layer)} has {what}",
-                    effect=effect,
-                    write=write,
+                yield layer_finding(
+                    "filler-misfit", view, index, f"{path}.{field}", effect=effect, write=write, fault=what
                 )
 
 
@@ -134,17 +145,20 @@ def _filler_misfit(
     "zero-weights",
     "warning",
     "a few layers without a weight_filler, whose weights start at 0",
-    effect="their weights start at 0 unless --weights sets them; all outputs stay equal, and the layers "
-    "below "
-    "get no gradient",
-    write='weight_filler { type: "msra" }',
+    what="{names} without a weight_filler, while others have one",
+    effect="their weights start at 0 unless --weights sets them; all outputs stay equal, and the "
+    "layers below get no gradient",
+    write='weight_filler {{ type: "msra" }}',
+    values=("layers",),
 )
 @filler_rule(
     "no-fillers",
     "note",
     "a net that needs --weights, because most layers have no weight_filler",
+    what="{names} without a weight_filler, out of {weighted} with weights",
     effect="without --weights these layers start at 0 and learn nothing",
-    write='add weight_filler { type: "msra" } to each to train from scratch',
+    write='add weight_filler {{ type: "msra" }} to each to train from scratch',
+    values=("layers",),
 )
 def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
     """Check that the weights that are trained have a filler."""
@@ -154,20 +168,9 @@ def check_zero_weights(phase: PhaseNet) -> Iterator[Finding]:
     empty = [i for i in weighted if _is_learned(phase.layers[i]) and not _has_filler(phase.layers[i])]
     if not empty:
         return
-    names = _name_layers(phase, empty)
-    if 2 * len(empty) > len(weighted):
-        yield finding(
-            "no-fillers",
-            phase.where(empty[0], "type"),
-            f"{names} without a weight_filler, out of {len(weighted)} with weights",
-            layers=len(empty),
-        )
-        return
-    yield finding(
-        "zero-weights",
-        phase.where(empty[0], "type"),
-        f"{names} without a weight_filler, while others have one",
-        layers=len(empty),
+    are_most = 2 * len(empty) > len(weighted)
+    yield _layers_finding(
+        "no-fillers" if are_most else "zero-weights", phase, empty, "type", weighted=len(weighted)
     )
 
 
@@ -212,21 +215,39 @@ def check_norms(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
     yield from _check_zero_start(phase)
 
 
-def _name_layers(phase: PhaseNet, layers: Sequence[int], kind: str = "") -> str:
-    return show_layers([phase.layers[i].name for i in layers], kind)
+def _layers_finding(
+    name: str,
+    phase: PhaseNet,
+    layers: Sequence[int],
+    field: str,
+    kind: str = "",
+    /,
+    **others: Any,  # noqa: ANN401 - those of `finding`
+) -> Finding:
+    """Return one finding for several layers, at a field of the first.
+
+    `{names}` in the texts of its rule are their names, with their type if it is `kind`, and `{layers}` is
+    their number.
+    """
+    names = show_layers([phase.layers[i].name for i in layers], kind)
+    return finding(name, phase.where(layers[0], field), names=names, layers=len(layers), **others)
 
 
 @norm_rule(
     "batch-norm-learned",
     "error",
     "a non-zero lr_mult for BatchNorm statistics",
-    write="write param { lr_mult: 0 } three times, or no param",
+    what="{layer} has lr_mult {value} for its statistics",
+    effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters",
+    write="write param {{ lr_mult: 0 }} three times, or no param",
 )
 @norm_rule(
     "batch-norm-multipliers",
     "warning",
     "a non-zero lr_mult for BatchNorm statistics, in an engine that does not check it",
-    write="write param { lr_mult: 0 } three times, or no param",
+    what="{layer} has lr_mult {value} for its statistics",
+    effect="the MKL engines stop; in the plain engine, weight decay changes the statistics",
+    write="write param {{ lr_mult: 0 }} three times, or no param",
 )
 def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Iterator[Finding]:
     layer = phase.layers[i]
@@ -236,13 +257,12 @@ def _check_statistics_rate(phase: PhaseNet, i: int, *, is_intels: bool) -> Itera
     is_refused = not is_intels or _engine_of(phase, layer) in _MKL_ENGINES
     for p, param in enumerate(layer.param[:_STATISTICS_BLOBS]):
         if param.lr_mult != 0:
-            yield finding(
+            yield layer_finding(
                 "batch-norm-learned" if is_refused else "batch-norm-multipliers",
-                phase.where(i, f"param[{p}].lr_mult" if param.HasField("lr_mult") else f"param[{p}]"),
-                f"{title(layer)} has lr_mult {show_number(param.lr_mult)} for its statistics",
-                effect="Caffe stops: Cannot configure batch normalization statistics as layer parameters"
-                if is_refused
-                else "the MKL engines stop; in the plain engine, weight decay changes the statistics",
+                phase,
+                i,
+                f"param[{p}].lr_mult" if param.HasField("lr_mult") else f"param[{p}]",
+                value=show_number(param.lr_mult),
             )
             return
 
@@ -293,12 +313,14 @@ def _only_reader(phase: PhaseNet, i: int) -> int | None:
     "fold-refused",
     "error",
     "a Scale that Caffe cannot fold into the Convolution before its BatchNorm",
+    what="{scale}, after {layer} and its BatchNorm, {fault}",
     effect="Caffe folds the three layers into one in TEST, and crashes (SIGSEGV) when it loads the weights",
 )
 @norm_rule(
     "folds-differ",
     "error",
     "a Convolution that Caffe folds differently in TEST and in TRAIN",
+    what="{layer} has a BatchNorm{scale} after it in TEST, but not in TRAIN",
     effect="the folded TEST net does not match the weights of TRAIN: the test is wrong, or Caffe stops",
     write="put the same layers, with the same readers, after it in both phases",
 )
@@ -311,8 +333,10 @@ def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             yield finding(
                 "fold-refused",
                 phase.where(scale, field),
-                f"{title(phase.layers[scale])}, after {title(phase.layers[i])} and its BatchNorm, {fault}",
                 write=write,
+                scale=title(phase.layers[scale]),
+                layer=title(phase.layers[i]),
+                fault=fault,
             )
     train = next((one for one in view.phases if one.phase == pb.TRAIN and one.stages == phase.stages), None)
     if train is None or not any(map(is_loss, train.layers)):
@@ -327,11 +351,8 @@ def _check_folds(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
             continue
         other = theirs.get(trained[name][0])
         if other is None or (other[1] is None) != (scale is None):
-            yield finding(
-                "folds-differ",
-                phase.where(i, "name"),
-                f"{title(phase.layers[i])} has a BatchNorm"
-                f"{' and a Scale' if scale is not None else ''} after it in TEST, but not in TRAIN",
+            yield layer_finding(
+                "folds-differ", phase, i, "name", scale=" and a Scale" if scale is not None else ""
             )
 
 
@@ -360,16 +381,20 @@ def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     "batch-norm-frozen",
     "note",
     "use_global_stats: true in TRAIN",
+    what="use_global_stats: true in TRAIN in {names}",
     effect="these layers normalize with the statistics from --weights; without --weights they do not "
     "normalize",
     write="remove it to train from scratch",
+    values=("layers",),
 )
 @norm_rule(
     "batch-norm-per-batch",
     "warning",
     "use_global_stats: false in TEST",
+    what="use_global_stats: false in TEST in {names}",
     effect="the accuracy depends on batch_size, and on which images share a batch",
     write="remove it: the default is true in TEST and false in TRAIN",
+    values=("layers",),
 )
 def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     train = phase.phase == pb.TRAIN
@@ -381,20 +406,13 @@ def _check_global_stats(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Findi
     ]
     if not wrong or phase.is_fed_by_code:
         return
-    if train:
-        yield finding(
-            "batch-norm-frozen",
-            phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: true in TRAIN in {_name_layers(phase, wrong, 'BatchNorm')}",
-            layers=len(wrong),
-        )
-    else:
-        yield finding(
-            "batch-norm-per-batch",
-            phase.where(wrong[0], "batch_norm_param.use_global_stats"),
-            f"use_global_stats: false in TEST in {_name_layers(phase, wrong, 'BatchNorm')}",
-            layers=len(wrong),
-        )
+    yield _layers_finding(
+        "batch-norm-frozen" if train else "batch-norm-per-batch",
+        phase,
+        wrong,
+        "batch_norm_param.use_global_stats",
+        "BatchNorm",
+    )
 
 
 def _scale_of(phase: PhaseNet, norm: int) -> int | None:
@@ -412,27 +430,32 @@ def _is_likely_mistake(odd: Sequence[int], all_of_them: Sequence[int]) -> bool:
     "batch-norm-scale-missing",
     "warning",
     "a few BatchNorms without a Scale, where many others have one",
+    what="{names} without a Scale after it; {others} others have one",
     effect="with the plain engine, the scale and shift of batch normalization are missing",
-    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
+    write='add layer {{ type: "Scale" scale_param {{ bias_term: true }} }} after each',
+    values=("layers",),
 )
 @norm_rule(
     "batch-norm-unscaled",
     "note",
     "BatchNorms without a Scale after them",
+    what="{names} without a Scale after it",
     effect="with the plain engine, the scale and shift of batch normalization are missing",
-    write='add layer { type: "Scale" scale_param { bias_term: true } } after each',
+    write='add layer {{ type: "Scale" scale_param {{ bias_term: true }} }} after each',
+    values=("layers",),
 )
 def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     alone = [i for i in norms if _scale_of(phase, i) is None]
     if not alone:
         return
     is_slip = _is_likely_mistake(alone, norms)
-    others = f"; {len(norms) - len(alone)} others have one" if is_slip else ""
-    yield finding(
+    yield _layers_finding(
         "batch-norm-scale-missing" if is_slip else "batch-norm-unscaled",
-        phase.where(alone[0], "type"),
-        f"{_name_layers(phase, alone, 'BatchNorm')} without a Scale after it{others}",
-        layers=len(alone),
+        phase,
+        alone,
+        "type",
+        "BatchNorm",
+        others=len(norms) - len(alone),
     )
 
 
@@ -440,24 +463,23 @@ def _check_scale_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Find
     "scale-bias-missing",
     "warning",
     "a few Scales after BatchNorm without a bias, where many others have one",
+    what="{names} after BatchNorm without a bias; {others} others have one",
     effect="their outputs keep a mean of 0: no shift is learned",
-    write="scale_param { bias_term: true }",
+    write="scale_param {{ bias_term: true }}",
+    values=("layers",),
 )
 def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     scales = [scale for i in norms if (scale := _scale_of(phase, i)) is not None]
     plain = [i for i in scales if not phase.layers[i].scale_param.bias_term]
     if plain and _is_likely_mistake(plain, scales):
-        yield finding(
+        is_set = phase.layers[plain[0]].scale_param.HasField("bias_term")
+        yield _layers_finding(
             "scale-bias-missing",
-            phase.where(
-                plain[0],
-                "scale_param.bias_term"
-                if phase.layers[plain[0]].scale_param.HasField("bias_term")
-                else "type",
-            ),
-            f"{_name_layers(phase, plain, 'Scale')} after BatchNorm without a bias; "
-            f"{len(scales) - len(plain)} others have one",
-            layers=len(plain),
+            phase,
+            plain,
+            "scale_param.bias_term" if is_set else "type",
+            "Scale",
+            others=len(scales) - len(plain),
         )
 
 
@@ -465,22 +487,26 @@ def _check_bias_missing(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Findi
     "moving-average-range",
     "error",
     "a moving_average_fraction that is 0 or less, or above 1",
+    what="{names} with moving_average_fraction {fraction}",
     write="moving_average_fraction: 0.95, or another value above 0 and at most 1",
+    values=("layers",),
 )
 def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     wrong = [i for i in norms if not 0 < phase.layers[i].batch_norm_param.moving_average_fraction <= 1]
     if wrong:
         fraction = phase.layers[wrong[0]].batch_norm_param.moving_average_fraction
-        yield finding(
+        yield _layers_finding(
             "moving-average-range",
-            phase.where(wrong[0], "batch_norm_param.moving_average_fraction"),
-            f"{_name_layers(phase, wrong, 'BatchNorm')} with moving_average_fraction {show_number(fraction)}",
+            phase,
+            wrong,
+            "batch_norm_param.moving_average_fraction",
+            "BatchNorm",
             effect="the sums of means and variances grow without bound, until they are NaN"
             if fraction > 1
             else "a test uses the statistics of the last batch only"
             if fraction == 0
             else "the sums change sign at every iteration, so tests are meaningless",
-            layers=len(wrong),
+            fraction=show_number(fraction),
         )
 
 
@@ -488,7 +514,10 @@ def _check_fraction(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     "batch-norms-differ",
     "note",
     "BatchNorms that differ in moving_average_fraction or eps",
+    what="BatchNorm has {field} {usual} in {usual_count} layers, {others} in {names}",
     effect="their statistics follow the weights at different speeds",
+    write="use the same {field} in all",
+    values=("layers",),
 )
 def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Iterator[Finding]:
     values = [getattr(phase.layers[i].batch_norm_param, field) for i in norms]
@@ -498,13 +527,15 @@ def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Ite
     usual = counts.most_common(1)[0][0]
     odd = [i for i, value in zip(norms, values, strict=True) if value != usual]
     others = ", ".join(show_number(value) for value in counts if value != usual)
-    yield finding(
+    yield _layers_finding(
         "batch-norms-differ",
-        phase.where(odd[0], f"batch_norm_param.{field}"),
-        f"BatchNorm has {field} {show_number(usual)} in {counts[usual]} layers, "
-        f"{others} in {_name_layers(phase, odd)}",
-        write=f"use the same {field} in all",
-        layers=len(odd),
+        phase,
+        odd,
+        f"batch_norm_param.{field}",
+        field=field,
+        usual=show_number(usual),
+        usual_count=counts[usual],
+        others=others,
     )
 
 
@@ -512,8 +543,10 @@ def _check_norms_agree(phase: PhaseNet, norms: Sequence[int], field: str) -> Ite
     "bias-before-norm",
     "note",
     "a bias directly before a BatchNorm, which subtracts it again",
+    what="{names} with a bias before BatchNorm, which subtracts it with the mean",
     effect="the bias is stored, communicated and updated, but has no effect",
     write="bias_term: false, unless the net must load weights that have a bias",
+    values=("layers",),
 )
 def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[Finding]:
     biased = []
@@ -524,27 +557,24 @@ def _check_bias_before_norm(phase: PhaseNet, norms: Sequence[int]) -> Iterator[F
             if block and getattr(phase.layers[blob[0]], block).bias_term:
                 biased.append(blob[0])
     if biased:
-        yield finding(
-            "bias-before-norm",
-            phase.where(biased[0], _LINEAR[phase.layers[biased[0]].type]),
-            f"{_name_layers(phase, biased)} with a bias before BatchNorm, which subtracts it with the mean",
-            layers=len(biased),
-        )
+        field = _LINEAR[phase.layers[biased[0]].type]
+        yield _layers_finding("bias-before-norm", phase, biased, field)
 
 
 @norm_rule(
     "zero-start-partly",
     "note",
     "a net in which only some residual blocks start as the identity",
-    effect="these blocks start as the identity, and the others do not; the plain engine reads only the "
-    "filler of "
-    "Scale, and MKL-DNN only that of BatchNorm",
-    write="if it is intended for all, set filler { value: 0 } in the last BatchNorm of every block",
+    what="{zero} of {blocks} residual blocks end in a BatchNorm or Scale whose filler is 0: "
+    "{zero_names}; not {other_names}",
+    effect="these blocks start as the identity, and the others do not; the plain engine reads only "
+    "the filler of Scale, and MKL-DNN only that of BatchNorm",
+    write="if it is intended for all, set filler {{ value: 0 }} in the last BatchNorm of every block",
+    values=("zero", "blocks"),
     explanation=Explanation(
-        "A residual block whose last normalization starts at 0 starts as the identity, which helps training "
-        "with large batches. The paper does this in every block, and the published files in the last block "
-        "of "
-        "each stage.",
+        "A residual block whose last normalization starts at 0 starts as the identity, which "
+        "helps training with large batches. The paper does this in every block, and the "
+        "published files in the last block of each stage.",
         "Set the filler in the last BatchNorm or Scale of every block, or accept the finding.",
     ),
 )
@@ -566,10 +596,10 @@ def _check_zero_start(phase: PhaseNet) -> Iterator[Finding]:
     yield finding(
         "zero-start-partly",
         phase.where(zero[0], "name"),
-        f"{len(zero)} of {blocks} residual blocks end in a BatchNorm or Scale whose filler is 0: "
-        f"{show(zero, 16)}; not {show(other, 4)}",
         zero=len(zero),
         blocks=blocks,
+        zero_names=show(zero, 16),
+        other_names=show(other, 4),
     )
 
 
@@ -600,9 +630,17 @@ _ORDER_KEEPING = frozenset(("Flatten", "LogSoftmax", "Reshape", "Softmax", "Spli
     "loss-weight-negative",
     "warning",
     "a negative loss_weight, which maximizes the loss",
+    what="{layer} has loss_weight {weight}",
     effect="training increases this loss without bound",
+    write="loss_weight: {opposite}",
 )
-@learning_rule("rate-negative", "warning", "a negative lr_mult or decay_mult")
+@learning_rule(
+    "rate-negative",
+    "warning",
+    "a negative lr_mult or decay_mult",
+    what="{layer} has {field} {value}",
+    write="{field}: {opposite}, or 0",
+)
 def check_multipliers(view: NetView) -> Iterator[Finding]:
     """Check the signs of each layer's rate multipliers and loss weights."""
     for index, layer in enumerate(view.net.layer):
@@ -610,22 +648,27 @@ def check_multipliers(view: NetView) -> Iterator[Finding]:
             for field in ("lr_mult", "decay_mult"):
                 value = getattr(param, field)
                 if value < 0:
-                    yield finding(
+                    yield layer_finding(
                         "rate-negative",
-                        layer_field(index, f"param[{p}].{field}"),
-                        f"{title(layer)} has {field} {show_number(value)}",
+                        view,
+                        index,
+                        f"param[{p}].{field}",
                         effect="its weights follow the gradient upwards, so the loss grows"
                         if field == "lr_mult"
                         else "each update makes its weights larger",
-                        write=f"{field}: {show_number(-value)}, or 0",
+                        field=field,
+                        value=show_number(value),
+                        opposite=show_number(-value),
                     )
         for t, weight in enumerate(layer.loss_weight):
             if weight < 0:
-                yield finding(
+                yield layer_finding(
                     "loss-weight-negative",
-                    layer_field(index, f"loss_weight[{t}]"),
-                    f"{title(layer)} has loss_weight {show_number(weight)}",
-                    write=f"loss_weight: {show_number(-weight)}",
+                    view,
+                    index,
+                    f"loss_weight[{t}]",
+                    weight=show_number(weight),
+                    opposite=show_number(-weight),
                 )
 
 
@@ -644,6 +687,7 @@ def check_learning(phase: PhaseNet) -> Iterator[Finding]:
     "no-backward",
     "error",
     "a layer without a backward pass between learned weights and the loss",
+    what="{layer} has no backward pass, but is between '{name}', which is learned, and the loss",
     effect="Caffe stops at the first backward pass: Not Implemented Yet, or Cannot backpropagate",
     write="move the layer out of the path to the loss, or set propagate_down: false for this bottom",
 )
@@ -656,18 +700,14 @@ def _check_backward(phase: PhaseNet) -> Iterator[Finding]:
         is_known = layer.type in CLASSIFIERS and layer.type != "Accuracy" and is_computed(phase, i, back[0])
         if not is_known:
             name = layer.bottom[back[0]]
-            yield finding(
-                "no-backward",
-                phase.where(i, f"bottom[{back[0]}]"),
-                f"{title(layer)} has no backward pass, but is between '{name}', which is learned, and the "
-                "loss",
-            )
+            yield layer_finding("no-backward", phase, i, f"bottom[{back[0]}]", name=name)
 
 
 @learning_rule(
     "scores-frozen",
     "warning",
     "lr_mult 0 in the layer that computes the scores, while others learn",
+    what="{layer} computes the scores of {reader}, but has lr_mult 0",
     effect="unless --weights sets its weights, they stay random, and the scores are meaningless",
     write="lr_mult: 10 for a new layer",
 )
@@ -683,11 +723,7 @@ def _check_scores_frozen(phase: PhaseNet) -> Iterator[Finding]:
         filler = getattr(producer, _LINEAR[producer.type]).weight_filler
         others = [k for k in range(len(phase.layers)) if k != blob[0] and _learns(phase, k)]
         if filler.type != "constant" and others and not _learns(phase, blob[0]):
-            yield finding(
-                "scores-frozen",
-                phase.where(blob[0], "param[0].lr_mult"),
-                f"{title(producer)} computes the scores of {title(layer)}, but has lr_mult 0",
-            )
+            yield layer_finding("scores-frozen", phase, blob[0], "param[0].lr_mult", reader=title(layer))
 
 
 def _learns(phase: PhaseNet, i: int) -> bool:
@@ -702,27 +738,25 @@ def _learns(phase: PhaseNet, i: int) -> bool:
     "loss-counted-twice",
     "note",
     "a loss with an explicit loss_weight whose top another layer reads",
-    effect="Caffe splits the top and gives the weight to a copy, while the layer gets the default 1: the "
-    "printed "
-    "loss includes both, the gradient only one",
+    what="{layer} has a loss_weight, but another layer reads its top",
+    effect="Caffe splits the top and gives the weight to a copy, while the layer gets the default "
+    "1: the printed loss includes both, the gradient only one",
     write="remove loss_weight: 1, or read this loss from the log",
 )
 def _check_loss_counted_twice(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         if has_loss_top(layer) and any(layer.loss_weight) and phase.flow.readers.get((i, 0)):
-            yield finding(
-                "loss-counted-twice",
-                phase.where(i, "loss_weight[0]"),
-                f"{title(layer)} has a loss_weight, but another layer reads its top",
-            )
+            yield layer_finding("loss-counted-twice", phase, i, "loss_weight[0]")
 
 
 @learning_rule(
     "nothing-learns",
     "warning",
     "a net with a loss, but lr_mult 0 in all layers that could learn",
+    what="all {layers} layers that could learn have lr_mult 0",
     effect="nothing is learned, but Caffe trains to the end and exits 0",
     write="lr_mult: 1 for the layers that should learn",
+    values=("layers",),
 )
 def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     learning = [
@@ -736,13 +770,7 @@ def _check_nothing_learns(phase: PhaseNet) -> Iterator[Finding]:
     rates = [rate for i in learning for rate in _lr_mults(phase.layers[i], len(phase.learned(i) or ()))]
     if any(rates) or any(layer.type == "Python" for layer in phase.layers):
         return
-    first = learning[0]
-    yield finding(
-        "nothing-learns",
-        phase.where(first, "param[0].lr_mult"),
-        f"all {len(learning)} layers that could learn have lr_mult 0",
-        layers=len(learning),
-    )
+    yield _layers_finding("nothing-learns", phase, learning, "param[0].lr_mult")
 
 
 def _lr_mults(layer: pb.LayerParameter, count: int) -> list[float]:
@@ -753,7 +781,9 @@ def _lr_mults(layer: pb.LayerParameter, count: int) -> list[float]:
     "accuracy-elsewhere",
     "warning",
     "an accuracy that does not read the scores that the loss on its label reads",
+    what="{layer} reads '{bottom}', but {loss} reads '{scores}'",
     effect="the accuracy is computed from values that are not class scores, so it stays at chance level",
+    write='bottom: "{scores}"',
 )
 def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[Blob | None, list[int]] = {}
@@ -777,11 +807,14 @@ def _check_accuracies(phase: PhaseNet) -> Iterator[Finding]:
             ours in ancestors[scores[j]] and outputs_of(phase, j) != outputs_of(phase, i) for j in of_label
         ):
             loss = phase.layers[of_label[0]]
-            yield finding(
+            yield layer_finding(
                 "accuracy-elsewhere",
-                phase.where(i, "bottom[0]"),
-                f"{title(layer)} reads '{layer.bottom[0]}', but {title(loss)} reads '{loss.bottom[0]}'",
-                write=f'bottom: "{loss.bottom[0]}"',
+                phase,
+                i,
+                "bottom[0]",
+                bottom=layer.bottom[0],
+                loss=title(loss),
+                scores=loss.bottom[0],
             )
 
 
@@ -794,23 +827,26 @@ def _score_source(phase: PhaseNet, i: int, b: int) -> Blob | None:
     "blob-too-large",
     "error",
     "a blob of more than 2,147,483,647 numbers",
+    what="{layer} {kind} a blob of shape {shape}, which has {count:,} numbers",
     effect="Caffe stops: blob size exceeds INT_MAX",
     write="a smaller batch_size, num_output or image",
 )
 def _check_blob_sizes(phase: PhaseNet) -> Iterator[Finding]:
-    for i, layer in enumerate(phase.layers):
-        shapes = phase.shapes[i] if phase.shapes else None
+    for i, shapes in enumerate(phase.shapes):
         if shapes is None:
             continue
         kinds: dict[str, tuple[Shape | None, ...]] = {"produces": shapes.tops, "learns": shapes.learned or ()}
         for kind, blobs in kinds.items():
             large = next((shape for shape in blobs if _is_large(shape)), None)
             if large is not None:
-                yield finding(
+                yield layer_finding(
                     "blob-too-large",
-                    phase.where(i, "type"),
-                    f"{title(layer)} {kind} a blob of shape {show_shape(large)}, which has "
-                    f"{product(large):,} numbers",
+                    phase,
+                    i,
+                    "type",
+                    kind=kind,
+                    shape=show_shape(large),
+                    count=product(large),
                 )
                 return  # the blobs after it are as large
 

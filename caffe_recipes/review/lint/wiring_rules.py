@@ -26,6 +26,7 @@ from caffe_recipes.review.lint.net_view import (
     has_loss_top,
     is_in_place,
     is_loss,
+    layer_finding,
     shapes_fit,
     show_layers,
     title,
@@ -74,7 +75,7 @@ def check_blobs(phase: PhaseNet) -> Iterator[Finding]:
     yield from _check_names(phase)
 
 
-@blob_rule("unknown-bottom", "error", "a bottom that no layer above produces")
+@blob_rule("unknown-bottom", "error", "a bottom that no layer above produces", values=("bottoms",))
 def _check_unknown_bottoms(phase: PhaseNet) -> Iterator[Finding]:
     shown = len(phase.flow.missing) if len(phase.flow.missing) <= _MAX_UNKNOWN else _MAX_UNKNOWN - 1
     for i, b in phase.flow.missing[:shown]:
@@ -115,6 +116,8 @@ def _suggest_bottom(phase: PhaseNet, index: int, name: str) -> str:
     "top-made-twice",
     "error",
     "a top that another layer already produces",
+    what="{layer} produces blob '{name}', which {producer} already produces",
+    effect="Caffe stops: Top blob '{name}' produced by multiple sources",
     write="rename one of the tops and the bottoms that read it",
 )
 def _check_duplicate_tops(phase: PhaseNet) -> Iterator[Finding]:
@@ -122,25 +125,24 @@ def _check_duplicate_tops(phase: PhaseNet) -> Iterator[Finding]:
         layer = phase.layers[i]
         name = layer.top[t]
         producer = "the net's input" if first < 0 else title(phase.layers[first])
-        yield finding(
-            "top-made-twice",
-            phase.where(i, f"top[{t}]"),
-            f"{title(layer)} produces blob '{name}', which {producer} already produces",
-            effect=f"Caffe stops: Top blob '{name}' produced by multiple sources",
-        )
+        yield layer_finding("top-made-twice", phase, i, f"top[{t}]", name=name, producer=producer)
 
 
 @blob_rule(
     "in-place-type",
     "error",
     "an in-place layer whose type cannot compute in place",
+    what="{layer} overwrites its bottom '{name}', but its type cannot compute in place",
     effect="Caffe stops, or computes wrong values",
+    write='top: "{layer_name}", and read that below',
 )
 @blob_rule(
     "in-place-gradient",
     "error",
     "an in-place layer whose backward pass needs the blob that it overwrote",
+    what="{layer} overwrites its bottom '{name}', which its backward pass needs",
     effect="Caffe trains with a wrong gradient, and exits 0",
+    write='top: "{layer_name}", and read that below',
 )
 def _check_in_place(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
@@ -149,21 +151,11 @@ def _check_in_place(phase: PhaseNet) -> Iterator[Finding]:
             if blob is None or not is_in_place(layer, t):
                 continue
             if layer.type not in IN_PLACE and layer_type_dialects(layer.type):
-                yield finding(
-                    "in-place-type",
-                    phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} overwrites its bottom '{name}', but its type cannot compute in place",
-                    write=f'top: "{layer.name}", and read that below',
-                )
+                yield layer_finding("in-place-type", phase, i, f"top[{t}]", name=name)
                 continue
             yield from _check_shared_blob(phase, i, t, blob)
             if (i, t) in phase.gradients and _loses_bottom(layer):
-                yield finding(
-                    "in-place-gradient",
-                    phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} overwrites its bottom '{name}', which its backward pass needs",
-                    write=f'top: "{layer.name}", and read that below',
-                )
+                yield layer_finding("in-place-gradient", phase, i, f"top[{t}]", name=name)
             yield from _check_overwrites(phase, i, t)
 
 
@@ -176,7 +168,15 @@ def _loses_bottom(layer: pb.LayerParameter) -> bool:
     return layer.type in _LOSES_BOTTOM or flipped or scaled
 
 
-@blob_rule("in-place-shared", "error", "an in-place layer on a blob that another layer also reads")
+@blob_rule(
+    "in-place-shared",
+    "error",
+    "an in-place layer on a blob that another layer also reads",
+    what="{layer} computes in place on blob '{name}', which {reader} also reads",
+    effect="Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
+    "multiple sources",
+    write='top: "{layer_name}", and read that below; or let both read the in-place result',
+)
 def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -> Iterator[Finding]:
     layer = phase.layers[i]
     name, (producer, top) = layer.top[t], blob
@@ -185,21 +185,16 @@ def _check_shared_blob(phase: PhaseNet, i: int, t: int, blob: tuple[int, int]) -
     # Caffe counts an explicit loss_weight as a reader.
     others += ["the loss"] if len(weights) > top and weights[top] else []
     if others:
-        yield finding(
-            "in-place-shared",
-            phase.where(i, f"top[{t}]"),
-            f"{title(layer)} computes in place on blob '{name}', which {others[0]} also reads",
-            effect=f"Caffe copies the blob for each reader, then stops: Top blob '{name}' produced by "
-            "multiple sources",
-            write=f'top: "{layer.name}", and read that below; or let both read the in-place result',
-        )
+        yield layer_finding("in-place-shared", phase, i, f"top[{t}]", name=name, reader=others[0])
 
 
 @blob_rule(
     "in-place-overwrites",
     "warning",
     "an in-place layer that overwrites values that the layer above needs for its backward pass",
+    what="{layer} overwrites the top of {producer}, whose backward pass reads it",
     effect="the gradients of the layers above are wrong, so they learn worse; Caffe prints no message",
+    write='top: "{layer_name}", and read that below',
 )
 def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     layer, above = phase.layers[i], phase.producer(i, t)
@@ -207,12 +202,7 @@ def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
         j, top = above
         producer = phase.layers[j]
         if producer.type in _READS_TOP and (j, 0) in phase.gradients:
-            yield finding(
-                "in-place-overwrites",
-                phase.where(i, f"top[{t}]"),
-                f"{title(layer)} overwrites the top of {title(producer)}, whose backward pass reads it",
-                write=f'top: "{layer.name}", and read that below',
-            )
+            yield layer_finding("in-place-overwrites", phase, i, f"top[{t}]", producer=title(producer))
             return
         above = phase.producer(j, top) if is_in_place(producer, top) else None
 
@@ -221,12 +211,15 @@ def _check_overwrites(phase: PhaseNet, i: int, t: int) -> Iterator[Finding]:
     "no-top",
     "error",
     "a layer without the top that its type needs",
+    what="{layer} has no top",
     effect="Caffe stops when it checks the number of tops",
+    write='top: "{layer_name}"',
 )
 @blob_rule(
     "unused-top",
     "warning",
     "a top that nothing reads, in a net with a loss or an accuracy",
+    what="{layer} produces blob '{name}', which nothing reads",
     effect="Caffe treats it as an output of the net and prints all its values at every display",
 )
 def _check_tops(phase: PhaseNet) -> Iterator[Finding]:
@@ -235,23 +228,15 @@ def _check_tops(phase: PhaseNet) -> Iterator[Finding]:
     for i, layer in enumerate(phase.layers):
         if not layer.top and (layer.type in READERS or layer.type in SHAPE_RULES):
             if layer.type not in _TOPLESS and not has_loss_top(layer):
-                yield finding(
-                    "no-top",
-                    phase.where(i, "type"),
-                    f"{title(layer)} has no top",
-                    write=f'top: "{layer.name}"',
-                )
+                yield layer_finding("no-top", phase, i, "type")
             continue
         # An unread top in one phase only is probably meant to be printed.
         if not ends or _is_end(layer) or layer.type in _OUTPUT_TYPES or (layer.bottom and layer.include):
             continue
         for t, name in enumerate(layer.top):
             if not phase.flow.readers[i, t]:
-                yield finding(
-                    "unused-top",
-                    phase.where(i, f"top[{t}]"),
-                    f"{title(layer)} produces blob '{name}', which nothing reads",
-                    write=_suggest_top(layer, name),
+                yield layer_finding(
+                    "unused-top", phase, i, f"top[{t}]", write=_suggest_top(layer, name), name=name
                 )
 
 
@@ -270,9 +255,16 @@ def _suggest_top(layer: pb.LayerParameter, name: str) -> str:
     "weights-name-twice",
     "error",
     "two layers with the same name in a phase, at least one of them with weights",
+    effect="weights are copied by name: from --weights and --snapshot, Caffe copies those of both to the "
+    "first, or stops: Incompatible number of blobs",
+    write='name: "{name}_2"',
 )
 @blob_rule(
-    "layer-name-twice", "note", "two layers with the same name in a phase, neither of them with weights"
+    "layer-name-twice",
+    "note",
+    "two layers with the same name in a phase, neither of them with weights",
+    effect="lines of the log do not distinguish them; a layer with weights must not have this name",
+    write='name: "{name}_2"',
 )
 def _check_names(phase: PhaseNet) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
@@ -288,12 +280,7 @@ def _check_names(phase: PhaseNet) -> Iterator[Finding]:
                 f"{title(pair[1])} has the same name as {title(pair[0])}"
                 if name
                 else f"{title(pair[1])} and {title(pair[0])} have no name",
-                effect="weights are copied by name: from --weights and --snapshot, Caffe copies those of "
-                "both to the "
-                "first, or stops: Incompatible number of blobs"
-                if learned
-                else "lines of the log do not distinguish them; a layer with weights must not have this name",
-                write=f'name: "{name or suggest_name(pair[1])}_2"',
+                name=name or suggest_name(pair[1]),
             )
 
 
@@ -415,7 +402,9 @@ def check_learned(phase: PhaseNet) -> Iterator[Finding]:
     "share-name-alone",
     "warning",
     "a param name that only one layer has, in a net that shares other params",
+    what="only {layer} has a param '{nearest}', and only {other} has '{name}'",
     effect="the two layers learn separate weights, unlike layers that share a name",
+    write='name: "{name}" in both, if they should share weights',
 )
 def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Finding]:
     """Find pairs of similar names that are each used once, in a net that shares others."""
@@ -430,16 +419,23 @@ def _check_lone_names(phase: PhaseNet, uses: Mapping[str, Sequence[tuple[int, in
         paired.add(near[0])
         (j, q), layer = alone[near[0]], phase.layers[i]
         if layer.type == phase.layers[j].type:
-            yield finding(
+            yield layer_finding(
                 "share-name-alone",
-                phase.where(j, f"param[{q}].name"),
-                f"only {title(phase.layers[j])} has a param '{near[0]}', and only {title(layer)} has "
-                f"'{name}'",
-                write=f'name: "{name}" in both, if they should share weights',
+                phase,
+                j,
+                f"param[{q}].name",
+                other=title(layer),
+                nearest=near[0],
+                name=name,
             )
 
 
-@shape_rule("too-many-params", "error", "more `param` blocks than learned blobs in a layer")
+@shape_rule(
+    "too-many-params",
+    "error",
+    "more `param` blocks than learned blobs in a layer",
+    effect="Caffe stops: Too many params specified for layer {layer_name}",
+)
 def _check_param_counts(phase: PhaseNet) -> Iterator[Finding]:
     """Find layers with too many `param` blocks; similar layers share one finding."""
     alike: dict[tuple[str, int, int], list[int]] = {}
@@ -457,8 +453,8 @@ def _check_param_counts(phase: PhaseNet) -> Iterator[Finding]:
             "too-many-params",
             phase.where(i, f"param[{limit}]"),
             what,
-            effect=f"Caffe stops: Too many params specified for layer {layer.name}",
             write=f"keep {limit}" if limit else "remove them",
+            layer_name=layer.name,
         )
 
 
@@ -474,9 +470,18 @@ def _max_blobs(phase: PhaseNet, i: int) -> int | None:
     "shared-shapes-differ",
     "error",
     "weights shared by name that differ in shape",
+    what="{second} shares '{param}', {theirs}, with {first}, where it is {ours}",
+    effect="Caffe stops: Cannot share param '{param}' owned by layer '{owner}'; shape mismatch",
     write="use the same shape in both layers, or another param name",
 )
-@shape_rule("shared-rates-differ", "error", "weights shared by name that differ in lr_mult or decay_mult")
+@shape_rule(
+    "shared-rates-differ",
+    "error",
+    "weights shared by name that differ in lr_mult or decay_mult",
+    what="{second} shares '{param}' with {first}, but has a different {field}",
+    effect="Caffe stops: Shared param '{param}' has mismatched {field}",
+    write="use the same {field} in both",
+)
 def _check_shared_weights(
     phase: PhaseNet, owner: tuple[int, int], other: tuple[int, int]
 ) -> Iterator[Finding]:
@@ -489,10 +494,12 @@ def _check_shared_weights(
         yield finding(
             "shared-shapes-differ",
             phase.where(j, f"param[{q}].name"),
-            f"{title(second)} shares '{param.name}', {show_shape(theirs)}, with {title(first)}, where it is "
-            f"{show_shape(ours)}",
-            effect=f"Caffe stops: Cannot share param '{param.name}' owned by layer '{first.name}'; "
-            "shape mismatch",
+            second=title(second),
+            param=param.name,
+            theirs=show_shape(theirs),
+            first=title(first),
+            ours=show_shape(ours),
+            owner=first.name,
         )
     for field in ("lr_mult", "decay_mult"):
         both = first.param[p].HasField(field) and param.HasField(field)
@@ -500,9 +507,10 @@ def _check_shared_weights(
             yield finding(
                 "shared-rates-differ",
                 phase.where(j, f"param[{q}].{field}"),
-                f"{title(second)} shares '{param.name}' with {title(first)}, but has a different {field}",
-                effect=f"Caffe stops: Shared param '{param.name}' has mismatched {field}",
-                write=f"use the same {field} in both",
+                second=title(second),
+                param=param.name,
+                first=title(first),
+                field=field,
             )
 
 

@@ -35,6 +35,11 @@ def test_a_note_fails_nothing_by_itself() -> None:
     assert "exit     0, or 1 with --fail-on note" in explain_rule("zero-start-partly")
 
 
+def test_the_texts_of_findings_are_shown_with_the_names_of_their_values() -> None:
+    assert "\nhelp     include { phase: <name> }\n" in explain_rule("phase-without-include")
+    assert "effect   see each finding\n" in explain_rule("solver-value-refused")
+
+
 def test_a_rule_says_what_fix_does_about_it() -> None:
     assert "fix      removes the field\n" in explain_rule("solver-field-unread")
     assert "fix      by hand\n" in explain_rule("join-jump")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -100,6 +101,21 @@ def test_a_rule_has_a_name_a_severity_and_one_line(name: str) -> None:
     assert 10 < len(one.summary) < 100
     assert "\n" not in one.summary and not one.summary.endswith(".")
     assert one.subject
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_texts_of_a_rule_name_each_value_and_compute_nothing(name: str) -> None:
+    one = RULES[name]
+    for template in (one.what, one.effect, one.write):
+        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+        assert all(field.isidentifier() for field in fields)
+
+
+def test_a_finding_fills_the_texts_of_its_rule_and_reports_the_values_that_the_rule_names() -> None:
+    one = finding("top-made-twice", "a", layer="layer 'b' (ReLU)", name="c", producer="layer 'd' (ReLU)")
+    assert (one.effect, one.values) == ("Caffe stops: Top blob 'c' produced by multiple sources", {})
+    with pytest.raises(KeyError, match="producer"):
+        finding("top-made-twice", "a", layer="layer 'b' (ReLU)", name="c")
 
 
 def test_a_finding_says_what_its_rule_says_unless_it_says_it_itself() -> None:
