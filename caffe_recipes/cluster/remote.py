@@ -82,12 +82,18 @@ def call(
 
 
 def call_to_end(
-    host: Host, program: Program, function: str, *words: str, timeout_s: float = COMMAND_S
+    host: Host,
+    program: Program,
+    function: str,
+    *words: str,
+    timeout_s: float = COMMAND_S,
+    place: str = "",
+    hint: str = "",
 ) -> list[str]:
-    """Call a function whose last record is `end`, and return the records before it. Raises HostFailed."""
-    *records, end = call(host, program, function, *words, timeout_s=timeout_s)
+    """Call a function whose last record is `end`, and return the records before it; raises as `call`."""
+    *records, end = call(host, program, function, *words, timeout_s=timeout_s, place=place, hint=hint)
     if end != "end":
-        raise unreadable(host.name, function, end)
+        raise unreadable(host.name, function, end, place)
     return records
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import digest, load_prototxt
-from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, hash_source, load_manifest
+from caffe_recipes.cluster.staging.manifest import cache_folder, find_source, known_digest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
@@ -119,9 +119,8 @@ def _find_tested(recipe: Recipe, place: PredictionEnv, lmdb: Path | None) -> Tes
         what = f"is not the net that {place.folder.name} was started with"
         raise InputError(place.root / path, what, "restore it")
     where = lmdb.absolute() if lmdb else place.root / recipe.data.test.lmdb
-    source = find_source(where)
-    manifest = load_manifest(source, cache_folder()) or hash_source(source, cache_folder())
-    return TestSet(place.root / path, message, found, where, manifest.digest)
+    data_digest = known_digest(find_source(where), cache_folder())
+    return TestSet(place.root / path, message, found, where, data_digest)
 
 
 def _tested_net(recipe: Recipe) -> str:

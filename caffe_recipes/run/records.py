@@ -111,8 +111,8 @@ def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
             what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
             raise DataError(seen.data, what, "copy the records again, or make them again")
         digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
-        files.append(SetFile(name, seen.data, size, digest))
-    manifest = SetFile(".manifest.json", path, path.stat().st_size, digest_of(path))
+        files.append(SetFile(name, seen, digest))
+    manifest = SetFile(".manifest.json", stat_source(path), digest_of(path))
     return _RecordFiles(files, manifest, made.seed)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +14,9 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
-from caffe_recipes.cluster.staging.plan import CopyRates, How, clean_node
+from caffe_recipes.cluster.staging.plan import CopyRates, How
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.cluster.staging.sets import FileSet, clean_set, stage_set
+from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
@@ -39,7 +38,6 @@ from caffe_recipes.run.process import describe_work
 from caffe_recipes.run.records import find_record_sets
 
 Say = Callable[[str], None]
-CleanHost = Callable[[Host, str], tuple[str, str]]
 T = TypeVar("T")
 
 
@@ -61,17 +59,19 @@ def stage_recipe(
     names, where, stale = find_staged_hosts(options)
     if stale:
         say(stale)
-    act: Callable[[Sequence[Host]], tuple[StagedHost, ...]]
     if isinstance(recipe, Recipe):
         source = root / (options.lmdb_source or recipe.data.train.source or "")
         _check_source(recipe, source, given=options.lmdb_source is not None)
-        act = partial(stage, lmdb=str(root / recipe.data.train.lmdb), folder=source, env=ways, say=say)
+        sets = [lmdb_set(str(root / recipe.data.train.lmdb), source, names)]
     else:
         sets = find_record_sets(recipe, root, names, source=options.lmdb_source, is_whole=options.is_whole)
-        act = partial(stage_sets, sets=sets, ways=ways, say=say)
     if len(names) < recipe.cluster.nodes:
         say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all of them")
-    return with_hosts(names, lambda name: connect(name, profile.copy_with), act)
+    return with_hosts(
+        names,
+        lambda name: connect(name, profile.copy_with),
+        lambda hosts: _stage_sets(hosts, sets, ways, say),
+    )
 
 
 def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
@@ -80,24 +80,27 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
     if source is None:
         return ()
     if isinstance(recipe, Recipe):
-        exists = (source / DATA).exists()
+        hosts = setting.lmdb_hosts
+        if not (source / DATA).exists():
+            return ()
         place = setting.path(recipe.data.train.lmdb)
-        return stage(setting.lmdb_hosts, place, source, ways, say) if exists else ()
-    names = [host.name for host in setting.hosts]
-    sets = find_record_sets(recipe, setting.root, names, source=source)
-    return stage_sets(setting.hosts, sets, ways, say)
+        sets = [lmdb_set(place, source, [host.name for host in hosts])]
+    else:
+        hosts = setting.hosts
+        sets = find_record_sets(recipe, setting.root, [host.name for host in hosts], source=source)
+    return _stage_sets(hosts, sets, ways, say)
 
 
 _OUTCOMES = ("there", "sent", "failed")
 
 
-def stage_sets(
+def _stage_sets(
     hosts: Sequence[Host], sets: Sequence[FileSet], ways: StagingEnv, say: Say
 ) -> tuple[StagedHost, ...]:
     """Stage the files of all sets; return the outcome for each host that needs any of them."""
     found: dict[str, StagedHost] = {}
     for files in sets:
-        for each in stage_set([host for host in hosts if host.name in files.wanted], files, ways, say):
+        for each in stage([host for host in hosts if host.name in files.wanted], files, ways, say):
             before = found.get(each.host, each)
             found[each.host] = max(before, each, key=lambda one: _OUTCOMES.index(one.outcome))
     return tuple(found[host.name] for host in hosts if host.name in found)
@@ -207,11 +210,11 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     Raises InputError, before any host is reached, if a run of the recipe is running here.
     """
     root = Path(os.path.realpath(options.root))
-    clean_host: CleanHost = clean_node
+    files: Sequence[str] = ()  # all that were staged
     if isinstance(recipe, Recipe):
-        folders = [recipe.data.train.lmdb]
+        folders, files = [recipe.data.train.lmdb], [DATA]
     else:
-        data, clean_host = recipe.tensorflow.data, clean_set
+        data = recipe.tensorflow.data
         folders = [part.folder for part in (data.train, data.validation) if part is data.train or part.source]
     places = [str(root / folder) for folder in folders]
     copy_with = find_profile(recipe, options.profile).copy_with
@@ -223,7 +226,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
         raise InputError(places[0], f"is in use: {work}", "wait for its end, or end it")
 
     def act(hosts: Sequence[Host]) -> list[Cleaned]:
-        done = [_clean(hosts, place, clean_host) for place in places]
+        done = [_clean(hosts, place, files) for place in places]
         return [
             Cleaned(
                 each[0].host,
@@ -236,7 +239,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     return with_hosts(names, lambda name: connect(name, copy_with), act)
 
 
-def _clean(hosts: Sequence[Host], place: str, clean_host: CleanHost) -> list[Cleaned]:
+def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Cleaned]:
     """Remove the data from hosts without ranks of any launch, since these may be about to open it.
 
     On this machine, ranks of another recipe do not matter. On any host, data that are open are kept.
@@ -248,7 +251,7 @@ def _clean(hosts: Sequence[Host], place: str, clean_host: CleanHost) -> list[Cle
         if answer.error or answer.value
     }
     free = [host for host in hosts if host.name not in busy]
-    cleaned = {each.host: each for each in clean(free, place, act=clean_host)}
+    cleaned = {each.host: each for each in clean(free, place, files)}
     return [
         cleaned.get(host.name) or Cleaned(host.name, f"not cleaned: {busy[host.name]}", failed=True)
         for host in hosts

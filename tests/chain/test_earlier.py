@@ -12,10 +12,10 @@ from rich.console import Console
 
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source
-from caffe_recipes.cluster.staging.plan import probe_node
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, RunInterrupted, attach
 from caffe_recipes.run.submit.submissions import load_submissions
+from tests.cluster.staging.conftest import probe_node
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -73,7 +73,7 @@ def test_its_staged_lmdb_is_used(begun: Place) -> None:
     seen = (staged / "data.mdb").stat()
     seconds, nanoseconds = divmod(seen.st_mtime_ns, 10**9)
     identity = f"{seen.st_size} {seconds}.{nanoseconds:09} {seen.st_ino}"
-    digest = hash_source(find_source(source.parent), begun.root / "cache").digest
+    digest = hash_source(find_source(source.parent), begun.root / "cache")
     (staged / ".caffe-recipes-staged").write_text(f"caffe-recipes-1 2 {digest} {identity}\n")
     found = probe_node(LocalHost("here"), str(staged), str(source), source.stat().st_size)
     assert (found.kind, found.digest) == ("present", digest)

@@ -22,8 +22,7 @@ from caffe_recipes.cluster.launcher import ssh_environment
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
-from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_manifest, staging_lock
-from caffe_recipes.cluster.staging.plan import clean_node, probe_node, reserve_part
+from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_digest, staging_lock
 from caffe_recipes.cluster.staging.relay import STAMP
 from caffe_recipes.errors import ClusterError, InputError, RecipeError
 from caffe_recipes.recipe.source import parse_recipe
@@ -31,6 +30,7 @@ from caffe_recipes.run.caffe import find_caffe
 from caffe_recipes.run.context import find_launcher
 from tests.cluster.harness.cluster import ROOT
 from tests.cluster.harness.keys import write_key
+from tests.cluster.staging.conftest import clean_node, probe_node, reserve_part
 from tests.jobs.conftest import definitions
 
 STRICT = "-oBatchMode=yes -oStrictHostKeyChecking=yes -oUpdateHostKeys=no -oForwardAgent=no"
@@ -277,12 +277,12 @@ def test_a_cache_that_others_can_write_in_is_neither_believed_nor_filled(open_to
     os.utime(disk / "data.mdb", (1, 1))
     source, cache = find_source(disk), disk / "cache"
     hash_source(source, cache)
-    assert load_manifest(source, cache) is not None
+    assert load_digest(source, cache) is not None
     if open_to == "everybody":
         cache.chmod(0o777)
     else:
         of_nobody(cache)
-    assert load_manifest(source, cache) is None
+    assert load_digest(source, cache) is None
     shutil.rmtree(cache / "manifests")
     hash_source(source, cache)
     with staging_lock("/tmp/lmdb", cache):

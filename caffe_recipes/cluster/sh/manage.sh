@@ -3,13 +3,6 @@
 
 manage() {
     case $verb in
-    set-*) manage_set "$@"; answer end ;;
-    digest) digest ;;
-    reserve) reserve "$@"; answer reserved ;;
-    take) take "$@"; answer taken ;;
-    commit) commit "$@"; answer committed ;;
-    abandon) abandon ;;
-    clean) clean ;;
     file-look) file_look ;;
     file-probe) file_probe "$@" ;;
     file-ready) file_ready "$1"; answer ready ;;
@@ -17,79 +10,34 @@ manage() {
     file-commit) file_commit "$@" ;;
     file-abandon) rm -f -- "$folder$1"*; answer abandoned ;;
     file-drop) file_drop "$@" ;;
+    *) manage_set "$@"; answer end ;;
     esac
 }
 
-digest() { answer "digest $(tree_digest "$data")"; }
-
-# PART BYTES: prepares an LMDB's folder for a copy.
-reserve() {
-    make_folder
-    make_part "$@"
-}
-
-# PART SPACE SOURCE SECONDS BYTES DIGEST: copies the source on this node; commits the copy if the digest is not `-`.
-take() {
-    reserve "$1" "$2"
-    copy "$1" "$3" "$4"
-    if [ "$6" != - ]; then commit "$1" "$5" "$6"; fi
-}
-
-abandon() {
-    undo
-    answer abandoned
-}
-
-# Refuses while a process has the file open, as far as we may see the open files of processes.
-check_unused() {
-    for file in /proc/[0-9]*/fd/*; do
-        # shellcheck disable=SC3013
-        [ "$file" -ef "$data" ] || continue
-        pid=${file#/proc/}
-        refuse "in use by process ${pid%%/*}"
-    done
-}
-
-# Removes the copy made by staging, and nothing else.
-clean() {
-    exists "$folder" || answer nothing
-    check_folder "$folder"
-    if ! read_stamp; then
-        exists "$data" && answer "kept it was not staged by caffe-recipes"
-        answer nothing
-    fi
-    size=0
-    if exists "$data"; then
-        if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes staged it"; fi
-        check_unused
-        size=$(stat -c %s -- "$data")
-        rm -f -- "$data"
-        if [ "$kind" = 'an LMDB' ] && [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi
-    fi
-    remove_ours
-    answer "cleaned $size"
-}
-
-# --- A set of files in one folder. Each is treated like the data.mdb of an LMDB, and has its own stamp. The folder has the
-# stamp of an unfinished LMDB: it records how many folders were made, and is removed with the last file.
+# --- A set of files in one folder; an LMDB is a set of one file, data.mdb. Each file has its own stamp. The folder of a set
+# has the stamp of an unfinished LMDB: it records how many folders were made, and is removed with the last file.
 # The arguments of a verb are "NAME WORD..." for each file; the records of the answer are in the same order.
+# `abandon` and `clean` take names, or find the files that have a stamp.
 
 # shellcheck disable=SC2086 # names of files have no spaces
 manage_set() {
     case $verb in
-    set-probe) from=$1; shift; check_folder "$folder"; each_file probe_file "$@" ;;
-    set-identify) each_file identify "$@" ;;
-    set-digest) each_file digest "$@" ;;
-    set-reserve) make_set; each_file reserve "$@" ;;
-    set-take) from=$1 seconds=$2; shift 2; make_set; each_file take_file "$@" ;;
-    set-commit) each_file commit "$@" ;;
-    set-abandon) find_stamps; each_file abandon $names; remove_empty_set ;;
-    set-clean) clean_set ;;
+    survey) from=$1; shift; check_folder "$folder"; each_file survey_file "$@" ;;
+    identify) each_file identify "$@" ;;
+    digest) each_file digest "$@" ;;
+    reserve) make_set "$1"; each_file reserve "$@" ;;
+    take) from=$1 seconds=$2; shift 2; make_set "$1"; each_file take "$@" ;;
+    commit) each_file commit_file "$@" ;;
+    abandon) name_files "$@"; each_file undo $names; remove_empty_set "$@" ;;
+    clean) clean_set "$@" ;;
     esac
 }
 
-# NAME: makes the functions above work on this file of the set.
-select_file() { name=$1 data=$folder/$1 kind='a file' parts=$folder/.$1.part- stamp=$folder/.$1.caffe-recipes-staged; }
+# NAME: makes the functions of node.sh work on this file of the set.
+select_file() {
+    name=$1 data=$folder/$1 kind='a file' parts=$folder/.$1.part- stamp=$folder/.$1.caffe-recipes-staged
+    if [ "$1" = data.mdb ]; then kind='an LMDB' stamp=$folder/.caffe-recipes-staged; fi
+}
 
 # FUNCTION "NAME WORD..."...: calls the function for each file, with the file's words.
 # shellcheck disable=SC2086 # names of files have no spaces
@@ -109,49 +57,97 @@ each_file() {
     done
 }
 
-# Reports attributes that change whenever the file is written.
-identify() { answer "$(identity "$data")"; }
-
 # BYTES
-probe_file() { probe "$from/$name" "$1"; }
+survey_file() { probe "$from/$name" "$1"; }
 
-# PART BYTES DIGEST
-take_file() { take "$1" "$2" "$from/$name" "$seconds" "$2" "$3"; }
+# Reports attributes that change whenever the file is written.
+identify() {
+    found=$(stat -L -c '%f %i %s %.9Y' -- "$data") || refuse "cannot be examined"
+    answer "$found"
+}
 
+digest() { answer "digest $(tree_digest "$data")"; }
+
+# PART SPACE...: prepares the folder for a copy.
+reserve() {
+    make_folder
+    make_part "$@"
+}
+
+# PART SPACE BYTES DIGEST: copies the file from $from on this node; commits the copy if the digest is not `-`.
+take() {
+    reserve "$1" "$2"
+    copy "$1" "$from/$name" "$seconds"
+    if [ "$4" != - ]; then commit "$1" "$3" "$4"; fi
+}
+
+# PART SPACE BYTES DIGEST
+commit_file() { commit "$1" "$3" "$4"; }
+
+# NAME...: makes the folder, and writes its stamp unless the set is an LMDB, which writes its own.
 make_set() {
+    case $1 in 'data.mdb '*) return ;; esac
     make_folder
     if read_stamp && [ "$new" = 0 ]; then return; fi
     read_stamp || ! exists "$stamp" || refuse "has a stamp that is not ours"
     message=$(write_stamp "$((made + new)) - - - -" 2>&1) || refuse "$message"
 }
 
-# Sets names to the files that have a stamp.
-find_stamps() {
-    names=''
+# [NAME...]: sets names to these files, or to those that have a stamp.
+name_files() {
+    names=$*
+    [ -z "$names" ] || return
     for file in "$folder"/.*.caffe-recipes-staged; do
         if [ -f "$file" ]; then file=${file##*/.} names="$names ${file%.caffe-recipes-staged}"; fi
     done
 }
 
-# Removes the folder if no staged file is left.
+# [NAME...]: without names, removes the folder if no staged file is left.
 remove_empty_set() {
-    find_stamps
+    name_files "$@"
+    select_file data.mdb
     if [ -z "$names" ]; then undo; fi
 }
 
-# Removes the staged files of a set, or none if a process is reading one of them.
+# Refuses while a process has the file open, as far as we may see the open files of processes.
+check_unused() {
+    for file in /proc/[0-9]*/fd/*; do
+        # shellcheck disable=SC3013
+        [ "$file" -ef "$data" ] || continue
+        pid=${file#/proc/}
+        refuse "in use by process ${pid%%/*}"
+    done
+}
+
+# [NAME...]: removes staged files, or none if a process is reading one of them.
 # shellcheck disable=SC2086 # names of files have no spaces
 clean_set() {
     exists "$folder" || return
     check_folder "$folder"
-    find_stamps
+    name_files "$@"
     for file in $names; do
         select_file "$file"
-        check_unused
+        if stamp_fits; then check_unused; fi
     done
     each_file clean $names
-    data=$folder/data.mdb parts=$folder/.data.mdb.part- stamp=$folder/.caffe-recipes-staged
-    remove_empty_set
+    remove_empty_set "$@"
+}
+
+# Removes the copy made by staging, and nothing else.
+clean() {
+    if ! read_stamp; then
+        exists "$data" && answer "kept it was not staged by caffe-recipes"
+        answer nothing
+    fi
+    size=0
+    if exists "$data"; then
+        if [ -L "$data" ] || ! stamp_fits; then answer "kept it has changed since caffe-recipes staged it"; fi
+        size=$(stat -c %s -- "$data")
+        rm -f -- "$data"
+        if [ "$kind" = 'an LMDB' ] && [ -f "$folder/lock.mdb" ]; then rm -f -- "$folder/lock.mdb"; fi
+    fi
+    remove_ours
+    answer "cleaned $size"
 }
 
 # DIGEST: does the file $target have it?

@@ -168,7 +168,6 @@ check_copy() {
 
 # SOURCE BYTES: reports the copy on this node, whether this node can read the source, and the source's size.
 probe() {
-    check_folder "$folder"
     source_bytes=$(size_of "$1") sees=0
     [ "$source_bytes" = "$2" ] && sees=1
     exists "$data" || answer "absent $(free_bytes "$folder") $sees $source_bytes"
@@ -344,7 +343,7 @@ node() {
     case $verb in
     trust) check_folder "$target"; answer trusted ;;
     manifest) manifest ;;
-    probe) probe "$@" ;;
+    probe) check_folder "$folder"; probe "$@" ;;
     stage) stage "$@" ;;
     file-expect) file_expect ;;
     file-sum) file_sum ;;

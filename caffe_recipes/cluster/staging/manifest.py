@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,14 +26,7 @@ from caffe_recipes.files import is_changed_by_group, lock, read_within, reading,
 
 # A file modified more recently may be written again without a change of its mtime, which has a coarse clock.
 _SETTLED_S = 2.0
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The size and digest of a complete copy."""
-
-    size_bytes: int
-    digest: str
+_SAVING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -68,31 +62,32 @@ def stat_source(path: Path) -> SourceFile:
     return SourceFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def load_manifest(source: SourceFile, cache: Path) -> Manifest | None:
-    """Return the cached manifest of a source; None if the source was never hashed, or has changed since."""
+def load_digest(source: SourceFile, cache: Path) -> str | None:
+    """Return the cached digest of a source; None if the source was never hashed, or has changed since."""
     try:
         known = json.loads(read_within(private_cache(cache) / _manifest_name(source), "json-bytes"))
     except (OSError, ValueError):
         return None
     if not isinstance(known, dict) or {**known, "digest": ""} != _identity(source, ""):
         return None
-    return Manifest(source.size_bytes, str(known["digest"]))
+    return str(known["digest"])
 
 
-def hash_source(source: SourceFile, cache: Path) -> Manifest:
-    """Hash a source, and cache and return its manifest. Raises DataError, also if the source changes."""
+def hash_source(source: SourceFile, cache: Path) -> str:
+    """Hash a source, and cache and return its digest. Raises DataError, also if the source changes."""
     with reading(source.data, DataError, "check its disk"):
         digest = digest_of(source.data)
-    return save_manifest(source, digest, cache)
+    save_digest(source, digest, cache)
+    return digest
 
 
 def known_digest(source: SourceFile, cache: Path) -> str:
     """Return the digest of a source, from the cache or by hashing it. Raises DataError."""
-    return (load_manifest(source, cache) or hash_source(source, cache)).digest
+    return load_digest(source, cache) or hash_source(source, cache)
 
 
-def save_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
-    """Cache the digest of a source, and return its manifest. Raises DataError if the source has changed."""
+def save_digest(source: SourceFile, digest: str, cache: Path) -> None:
+    """Cache the digest of a source. Raises DataError if the source has changed."""
     if stat_source(source.data) != source:
         raise DataError(
             source.data,
@@ -104,7 +99,6 @@ def save_manifest(source: SourceFile, digest: str, cache: Path) -> Manifest:
             write_cache_file(
                 private_cache(cache) / _manifest_name(source), json.dumps(_identity(source, digest))
             )
-    return Manifest(source.size_bytes, digest)
 
 
 @contextlib.contextmanager
@@ -171,9 +165,9 @@ def load_copies(lmdb: str, cache: Path) -> dict[str, Copy]:
 
 
 def save_copies(lmdb: str, found: Mapping[str, Copy], cache: Path) -> None:
-    """Add copies to the cache."""
-    copies = {**load_copies(lmdb, cache), **found}
-    with contextlib.suppress(OSError):  # without a cache they are hashed again next time
+    """Add copies to the cache; the hosts that have an LMDB share one file."""
+    with _SAVING, contextlib.suppress(OSError):  # without a cache they are hashed again next time
+        copies = {**load_copies(lmdb, cache), **found}
         write_cache_file(private_cache(cache) / _copies_name(lmdb), json.dumps(copies))
 
 

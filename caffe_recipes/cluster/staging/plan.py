@@ -1,21 +1,17 @@
-"""Plan staging: which hosts lack the LMDB, how long each way would take, and which way to use.
+"""Plan staging: which hosts lack files, how long each way would take, and which way to use.
 
 The plan is a value computed from the states of the hosts. The cost model is simple, and its results are
-printed, to explain the choice. The functions that call `node.sh` (`probe_node` to `clean_node`) are here too.
+printed, to explain the choice.
 """
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
-from caffe_recipes.cluster.commands import COMMAND_S, Host
-from caffe_recipes.cluster.hosts import ask_all
-from caffe_recipes.cluster.remote import NodeRefusal, ask_node, seconds_for
-from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError
+from caffe_recipes.cluster.staging.sets import FileSet, NodeState, SetFile
+from caffe_recipes.errors import ClusterError, InputError
 from caffe_recipes.wording import describe_count, plural
 
 How = Literal["copy", "chain", "sbcast", "ssh"]
@@ -97,119 +93,20 @@ def render_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
-T = TypeVar("T")
-
-_MAX_S = 86400.0
-
-
-@dataclass(frozen=True)
-class NodeState:
-    """What a host has at the path of the LMDB.
-
-    A `present` copy with a digest was verified by staging and has not changed since. For `refused`, `reason`
-    says why nothing can be copied there; for `unreachable`, why the host does not answer.
-    """
-
-    host: str
-    kind: Literal["absent", "present", "refused", "unreachable"]
-    size_bytes: int = 0
-    digest: str | None = None
-    free_bytes: int = 0
-    sees_source: bool = False
-    reason: str = ""
-
-
-def on_each(
-    hosts: Sequence[Host], act: Callable[[Host], T], timeout_s: float = _MAX_S
-) -> list[T | CaffeRecipesError | None]:
-    """Call `act` on all hosts in parallel; return the results or errors in the order of the hosts."""
-    return [answer.error or answer.value for answer in ask_all(hosts, act, timeout_s)]
-
-
-def probe_node(host: Host, lmdb: str, source: str, source_bytes: int) -> NodeState:
-    """Return what a host has at the path of an LMDB; never raises, since `unreachable` is a state, too."""
-    try:
-        words = ask_node(host, "probe", lmdb, source, str(source_bytes))
-    except NodeRefusal as refusal:
-        return NodeState(host.name, "refused", reason=refusal.what)
-    except ClusterError as error:
-        return NodeState(host.name, "unreachable", reason=error.what)
-    if words[0] == "absent":
-        return NodeState(host.name, "absent", free_bytes=int(words[1]), sees_source=words[2] == "1")
-    return NodeState(host.name, "present", int(words[1]), None if words[2] == "-" else words[2])
-
-
-def hash_node(host: Host, lmdb: str, size_bytes: int) -> str:
-    """Return the digest of the LMDB on a host. Raises ClusterError."""
-    return ask_node(host, "digest", lmdb, timeout_s=seconds_for(size_bytes))[1]
-
-
-def reserve_part(host: Host, lmdb: str, part: str, size_bytes: int) -> None:
-    """Create the folder and an empty file in it, if there is enough space. Raises ClusterError."""
-    ask_node(host, "reserve", lmdb, part, str(size_bytes))
-
-
-def pull_part(
-    host: Host, lmdb: str, part: str, source: str, size_bytes: int, *, room_bytes: int, digest: str | None
-) -> None:
-    """Reserve a part, and let the node itself copy the source to it; commit it if the digest is known.
-
-    This is a single command, since every command on 64 nodes takes time. Raises ClusterError.
-    """
-    limit_s = seconds_for(size_bytes)
-    words = (part, str(room_bytes), source, f"{limit_s:.0f}", str(size_bytes), digest or "-")
-    ask_node(host, "take", lmdb, *words, timeout_s=2 * limit_s + COMMAND_S)
-
-
-def commit_part(host: Host, lmdb: str, part: str, size_bytes: int, digest: str) -> None:
-    """Verify a part, and give it its final name. Raises ClusterError."""
-    ask_node(host, "commit", lmdb, part, str(size_bytes), digest, timeout_s=seconds_for(size_bytes))
-
-
-def abandon_part(host: Host, lmdb: str) -> None:
-    """Remove an unfinished copy. Raises ClusterError."""
-    ask_node(host, "abandon", lmdb)
-
-
-def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
-    """Remove the staged copy from a host; return `cleaned` with bytes, `kept` with a reason, or `nothing`."""
-    words = ask_node(host, "clean", lmdb)
-    return words[0], " ".join(words[1:])
-
-
-def normalize_lmdb(lmdb: str) -> str:
-    """Return an LMDB's path in normal form. Raises InputError unless it is the absolute path of a folder.
-
-    >>> normalize_lmdb("/tmp//lmdb/")
-    '/tmp/lmdb'
-    """
-    if not lmdb.startswith("/") or ".." in lmdb.split("/") or "\0" in lmdb:
-        raise InputError(
-            lmdb, "is not an absolute path", "give the full path of the folder on the nodes, without `..`"
-        )
-    path = "/" + posixpath.normpath(lmdb).lstrip("/")
-    if path == "/":
-        raise InputError(lmdb, "is not a folder for an LMDB", "give one, e.g. /tmp/train_lmdb")
-    return path
-
-
 @dataclass(frozen=True)
 class StagingPlan:
-    """Which hosts have the LMDB, which lack it, and the chosen way; `how` is None if there is nothing to do.
+    """Which hosts have their files, which lack some, and the chosen way; `how` is None if none is needed.
 
-    `refused` holds the hosts that cannot be staged to, with reasons. `size_bytes` is per host, or the total
-    if files are split among the hosts.
+    `refused` holds the hosts that cannot be staged to, with reasons. `size_bytes` is the total to send.
     """
 
-    lmdb: str
-    source: str
+    files: FileSet
     size_bytes: int
     present: tuple[str, ...]
     missing: tuple[NodeState, ...]
     refused: tuple[tuple[str, str], ...]
     options: tuple[Option, ...]
     how: How | None
-    is_split: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,11 +121,8 @@ class ChainOrder:
 
 def plan_staging(
     states: Sequence[NodeState],
+    files: FileSet,
     *,
-    lmdb: str,
-    source: str,
-    size_bytes: int,
-    digest: str | None,
     rates: CopyRates = CopyRates(),
     how: How | None = None,
     unavailable: Mapping[How, str] | None = None,
@@ -238,19 +132,25 @@ def plan_staging(
     `unavailable` holds the ways that are not available here, with reasons. Raises InputError if the requested
     way is not available, and ClusterError if none is.
     """
-    judged = [(state, _refusal(state, size_bytes, digest)) for state in states]
+    judged = [(state, _refusal(state, files)) for state in states]
     missing = tuple(state for state, reason in judged if state.kind == "absent" and not reason)
-    options = estimate_ways(missing, size_bytes, rates, unavailable or {}) if missing else ()
+    size_bytes = sum(file.size_bytes for state in missing for file in lacking_files(state, files))
+    each_bytes = -(-size_bytes // max(1, len(missing)))
+    options = _estimate_ways(missing, each_bytes, rates, unavailable or {}) if missing else ()
     return StagingPlan(
-        lmdb=lmdb,
-        source=source,
+        files=files,
         size_bytes=size_bytes,
         present=tuple(state.host for state, reason in judged if state.kind == "present" and not reason),
         missing=missing,
         refused=tuple((state.host, reason) for state, reason in judged if reason),
         options=options,
-        how=choose_way(options, how) if missing else None,
+        how=_choose_way(options, how) if missing else None,
     )
+
+
+def lacking_files(state: NodeState, files: FileSet) -> list[SetFile]:
+    """Return the files of the set that a host lacks."""
+    return [file for file in files.wanted[state.host] if file.name not in state.found]
 
 
 def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> StagingPlan | None:
@@ -265,28 +165,22 @@ def plan_without(plan: StagingPlan, hosts: Collection[str], why: str) -> Staging
         present=(*plan.present, *arrived),
         missing=missing,
         options=options,
-        how=choose_way(options, None),
+        how=_choose_way(options, None),
     )
 
 
 def plan_chain(
-    missing: Sequence[NodeState],
-    present: Sequence[str],
-    *,
-    lmdb: str,
-    source: str,
-    size_bytes: int,
-    here: str,
+    files: FileSet, lmdb: SetFile, missing: Sequence[NodeState], present: Sequence[str], here: str
 ) -> ChainOrder:
     """Return the order of a chain. It starts at a node that sees the source, or has a copy, or else here."""
-    names = tuple(state.host for state in missing)
+    names, source = tuple(state.host for state in missing), str(lmdb.source.data)
     reader = next((state.host for state in missing if state.sees_source), None)
-    chunk = chunk_bytes(size_bytes, len(names) + 1)
+    chunk = chunk_bytes(lmdb.size_bytes, len(names) + 1)
     if reader is not None:
         rest = tuple(name for name in names if name != reader)
         return ChainOrder((reader, *rest), source, False, chunk)
     if present:
-        return ChainOrder((present[0], *names), f"{lmdb}/{DATA}", True, chunk)
+        return ChainOrder((present[0], *names), f"{files.folder}/{lmdb.name}", True, chunk)
     return ChainOrder((here, *names), source, True, chunk)
 
 
@@ -295,9 +189,11 @@ def render_plan(plan: StagingPlan) -> list[str]:
     lines = [f"{host}: {reason}" for host, reason in plan.refused]
     if plan.how is None:
         rest = f"{len(plan.refused)} cannot be staged to" if plan.refused else "nothing to send"
-        return [*lines, f"{plan.lmdb} is on {describe_count(len(plan.present), 'host')}, {rest}"]
+        return [*lines, f"{plan.files.folder} is on {describe_count(len(plan.present), 'host')}, {rest}"]
+    lmdb = plan.files.lmdb
+    size = f"{lmdb.size_bytes / 1e9:.3g} GB" if lmdb else f"{plan.size_bytes / 1e9:.3g} GB in total"
     lines.append(
-        f"{plan.size_bytes / 1e9:.3g} GB{' in total' if plan.is_split else ''} to {plan.lmdb} on "
+        f"{size} to {plan.files.folder} on "
         f"{describe_count(len(plan.missing), 'host')}; "
         f"{len(plan.present)} {plural(len(plan.present), 'has', 'have')} it"
     )
@@ -308,22 +204,24 @@ def render_plan(plan: StagingPlan) -> list[str]:
     return lines
 
 
-def _refusal(state: NodeState, size_bytes: int, digest: str | None) -> str:
+def _refusal(state: NodeState, files: FileSet) -> str:
     """Return why a host cannot be staged to, or "" if it can."""
-    if state.kind in ("refused", "unreachable"):
+    if state.reason:
         return state.reason
-    if state.kind == "absent":
-        if state.free_bytes < size_bytes:
-            return f"not enough space: {state.free_bytes:,} bytes free, {size_bytes:,} needed"
-        return ""
-    if state.size_bytes != size_bytes:
-        return f"has a different LMDB ({state.size_bytes:,} bytes; the source has {size_bytes:,})"
-    if digest is None or state.digest != digest:
-        return "has a different LMDB (same size as the source, but different content)"
+    for file in files.wanted[state.host]:
+        found = state.found.get(file.name)
+        what = "has a different LMDB" if files.lmdb else f"{file.name} is a different file"
+        if found and found.size_bytes != file.size_bytes:
+            return f"{what} ({found.size_bytes:,} bytes; the source has {file.size_bytes:,})"
+        if found and (file.digest is None or found.digest != file.digest):
+            return f"{what} (same size as the source, but different content)"
+    needed = sum(file.size_bytes for file in lacking_files(state, files))
+    if state.free_bytes < needed:
+        return f"not enough space: {state.free_bytes:,} bytes free, {needed:,} needed"
     return ""
 
 
-def estimate_ways(
+def _estimate_ways(
     missing: Sequence[NodeState], size_bytes: int, rates: CopyRates, unavailable: Mapping[How, str]
 ) -> tuple[Option, ...]:
     """Return every way with its estimated seconds; `unavailable` holds the others, with reasons."""
@@ -350,7 +248,7 @@ def estimate_ways(
     )
 
 
-def choose_way(options: Sequence[Option], how: How | None) -> How:
+def _choose_way(options: Sequence[Option], how: How | None) -> How:
     """Return the requested way, or the fastest. Raises InputError or ClusterError if it is not available."""
     if how is not None:
         requested = next(option for option in options if option.how == how)

@@ -1,53 +1,49 @@
-"""Stage a set of files: each host gets its own files of the set, in one folder.
+"""Sets of files to stage, and what `manage.sh` does with them on a host.
 
-On a host, each file is treated like the data.mdb of an LMDB, by the same functions: it is verified before it
-gets its final name, never replaces another file, and has its own stamp. So an interrupted staging resumes
-with the missing files.
+Each host gets its own files of a set, in one folder. An LMDB is a set of one file, data.mdb, for all hosts.
+On a host, each file is verified before it gets its final name, never replaces another file, and has its own
+stamp. So an interrupted staging resumes with the missing files.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from caffe_recipes.cluster.commands import COMMAND_S, Host
-from caffe_recipes.cluster.remote import NodeRefusal, ask_node, call, seconds_for, unreadable
-from caffe_recipes.cluster.staging.manifest import Copy, cache_folder, load_copies, save_copies, staging_lock
-from caffe_recipes.cluster.staging.plan import (
-    How,
-    NodeState,
-    StagingPlan,
-    choose_way,
-    estimate_ways,
-    normalize_lmdb,
-    on_each,
-    render_plan,
-)
-from caffe_recipes.cluster.staging.stage import Say, StagedHost, StagingEnv, host_results
-from caffe_recipes.cluster.staging.ways import find_failures
-from caffe_recipes.errors import DataError
+from caffe_recipes.cluster.hosts import Answer, ask_all
+from caffe_recipes.cluster.remote import NodeRefusal, call_to_end, seconds_for, unreadable
+from caffe_recipes.cluster.staging.manifest import SourceFile, find_source
+from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.wording import describe_count
 
 # Each file is an argument of the command, and the system limits their total length.
 _FILES_PER_COMMAND = 64
-_ABANDON_S = 15.0
+# Space besides the data, for the stamp and for the lock file that every reader of an LMDB creates.
+_OVERHEAD_BYTES = 1 << 20
 _CLEAN_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _HINT = "have it removed, or stage to another folder"
-_ONE_FILE = "sends the same file to every host, and these differ"
 
 
 @dataclass(frozen=True)
 class SetFile:
-    """A file to stage under `name`; `path` is our copy of it, and `digest` is computed as in `relay`."""
+    """A file to stage under `name`; its `digest`, computed as in `relay`, is None until it is needed."""
 
     name: str
-    path: Path
-    size_bytes: int
-    digest: str
+    source: SourceFile
+    digest: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the file."""
+        return self.source.size_bytes
 
 
 @dataclass(frozen=True)
@@ -60,202 +56,193 @@ class FileSet:
 
     def __post_init__(self) -> None:
         """Raise InputError unless the folder is absolute, and DataError if a file name is not portable."""
-        object.__setattr__(self, "folder", normalize_lmdb(self.folder))
-        for file in dict.fromkeys(file for each in self.wanted.values() for file in each):
+        object.__setattr__(self, "folder", normalize_folder(self.folder))
+        for file in self._all:
             if not _NAME.fullmatch(file.name):
                 what = (
                     f"{file.name!r} has characters other than letters, digits, dots, dashes and underscores"
                 )
                 raise DataError(self.source, what, "rename the files of the set")
 
+    @cached_property
+    def _all(self) -> Sequence[SetFile]:
+        return tuple(dict.fromkeys(file for each in self.wanted.values() for file in each))
+
+    @cached_property
+    def lmdb(self) -> SetFile | None:
+        """Return the data.mdb of an LMDB, which every host gets; None if the set is not an LMDB."""
+        return self._all[0] if [file.name for file in self._all] == [DATA] else None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the name of an LMDB's file; other sets are found on a host by the stamps of their files."""
+        return (DATA,) if self.lmdb else ()
+
     def is_read_by_nodes(self, file: SetFile) -> bool:
         """Return whether nodes may read the file themselves: it is in the source folder, under its name."""
-        return file.path == self.source / file.name
+        return file.source.data == self.source / file.name
+
+    def with_digest(self, digest: str | None) -> FileSet:
+        """Return the set of an LMDB with its digest."""
+        wanted = {host: [replace(file, digest=digest) for file in each] for host, each in self.wanted.items()}
+        return replace(self, wanted=wanted)
+
+
+def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str]) -> FileSet:
+    """Return the set to stage the LMDB in a folder. Raises DataError if there is none, and InputError."""
+    data = SetFile(DATA, find_source(folder))
+    return FileSet(lmdb, data.source.data.parent, dict.fromkeys(hosts, (data,)))
+
+
+def normalize_folder(folder: str) -> str:
+    """Return a folder's path in normal form. Raises InputError unless it is the absolute path of a folder.
+
+    >>> normalize_folder("/tmp//lmdb/")
+    '/tmp/lmdb'
+    """
+    if not folder.startswith("/") or ".." in folder.split("/") or "\0" in folder:
+        raise InputError(
+            folder, "is not an absolute path", "give the full path of the folder on the nodes, without `..`"
+        )
+    path = "/" + posixpath.normpath(folder).lstrip("/")
+    if path == "/":
+        raise InputError(folder, "is not a folder for an LMDB", "give one, e.g. /tmp/train_lmdb")
+    return path
 
 
 @dataclass(frozen=True)
-class _Probe:
-    """The state of a host, and the files that it lacks."""
+class FoundFile:
+    """A file that is on a host; one with a digest was verified by staging and has not changed since."""
 
-    state: NodeState
-    lacking: tuple[SetFile, ...] = ()
+    size_bytes: int
+    digest: str | None
 
 
-def stage_set(
-    hosts: Sequence[Host], files: FileSet, env: StagingEnv, say: Say = lambda line: None
-) -> tuple[StagedHost, ...]:
-    """Send every host the files that it lacks, each atomically; return the outcome of each host.
+@dataclass(frozen=True)
+class NodeState:
+    """Which files of a set are on a host; `absent` if it lacks any of them.
 
-    Raises ClusterError if another process is staging to the same folder, and InputError if the requested way
-    is not available. If a host fails, its outcome says so, and the others are still staged.
+    For `refused`, `reason` says why nothing can be copied there; for `unreachable`, why the host does not
+    answer. `sees_source` is true if the host can read all files that it lacks.
     """
-    cache = env.cache or cache_folder()
-    with staging_lock(files.folder, cache):
-        probes = [
-            probe
-            if isinstance(probe, _Probe)
-            else _Probe(NodeState(host.name, "unreachable", reason=probe.what))
-            for host, probe in zip(
-                hosts, on_each(hosts, lambda host: _probe(host, files, cache)), strict=True
-            )
-            if probe is not None
-        ]
-        plan = _plan(files, probes, env)
-        for line in render_plan(plan):
-            say(line)
-        lacking = {probe.state.host: probe.lacking for probe in probes}
-        missing = {state.host for state in plan.missing}
-        busy = [host for host in hosts if host.name in missing]
-        try:
-            done = on_each(busy, lambda host: _send(host, files, lacking[host.name], plan.how))
-        except BaseException:
-            _abandon(busy, files.folder)
-            raise
-        failed = find_failures(busy, done)
-        _abandon([host for host in busy if host.name in failed], files.folder)
-        return host_results(hosts, plan, failed)
+
+    host: str
+    kind: Literal["absent", "present", "refused", "unreachable"]
+    found: Mapping[str, FoundFile] = field(default_factory=dict)
+    free_bytes: int = 0
+    sees_source: bool = False
+    reason: str = ""
 
 
-def clean_set(host: Host, folder: str) -> tuple[str, str]:
-    """Remove the files that `stage_set` put on a host; the result is that of `clean_node`.
-
-    Raises ClusterError, or its subclass NodeRefusal if a process is reading one of the files.
-    """
-    *records, _ = call(host, "node", "set-clean", folder, timeout_s=_CLEAN_S, place=folder)
-    answers = [record.split() for record in records]
-    kept = [" ".join(why) for word, *why in answers if word != "cleaned"]
-    if kept:
-        return "kept", f"{describe_count(len(kept), 'file')}: {kept[0]}"
-    return ("cleaned", str(sum(int(size) for _, size in answers))) if answers else ("nothing", "")
+def survey_hosts(hosts: Sequence[Host], files: FileSet, timeout_s: float) -> list[NodeState]:
+    """Return which files each host has, in the order of the hosts."""
+    answers = ask_all(hosts, lambda host: _survey_host(host, files), timeout_s)
+    return [to_state(answer) for answer in answers]
 
 
-def _probe(host: Host, files: FileSet, cache: Path) -> _Probe:
-    try:
-        return _compare(host, files, cache)
-    except NodeRefusal as refusal:
-        return _Probe(NodeState(host.name, "refused", reason=refusal.what))
+def to_state(answer: Answer[NodeState]) -> NodeState:
+    """Return the state that a host reported; an error is a state, too."""
+    if answer.value is not None:
+        return answer.value
+    reason = answer.error.what if answer.error else ""
+    is_refused = isinstance(answer.error, NodeRefusal)
+    return NodeState(answer.host.name, "refused" if is_refused else "unreachable", reason=reason)
 
 
-def _compare(host: Host, files: FileSet, cache: Path) -> _Probe:
-    """Compare the files on a host with those that it should have. Raises NodeRefusal if one differs."""
-    lacking, unsure, free_bytes, sees = list[SetFile](), list[SetFile](), 0, True
-    for file, (kind, *words) in _ask_each(
-        host, "set-probe", files, files.wanted[host.name], [str(files.source)], lambda file: [file.size_bytes]
-    ):
-        if kind == "absent":
-            lacking.append(file)
+def _survey_host(host: Host, files: FileSet) -> NodeState:
+    """Return which files a host has. Raises ClusterError."""
+    wanted, found, free_bytes, sees = files.wanted[host.name], dict[str, FoundFile](), 0, True
+    answers = ask_files(host, "survey", files, wanted, lambda file: [file.size_bytes], [str(files.source)])
+    for file, (kind, *words) in zip(wanted, answers, strict=True):
+        if kind == "present":
+            found[file.name] = FoundFile(int(words[0]), None if words[1] == "-" else words[1])
+        else:
             free_bytes = int(words[0])
             sees = sees and (words[1] == "1" or not files.is_read_by_nodes(file))
-        elif int(words[0]) != file.size_bytes:
-            sizes = f"{int(words[0]):,} bytes; the source has {file.size_bytes:,}"
-            what = f"{file.name} is a different file ({sizes})"
-            raise NodeRefusal(host.name, what, _HINT, files.folder)
-        elif words[1] != file.digest:
-            unsure.append(file)
-    for file, digest in _digests(host, files, unsure, cache).items():
-        if digest != file.digest:
-            what = f"{file.name} is a different file (same size as the source, but different content)"
-            raise NodeRefusal(host.name, what, _HINT, files.folder)
-    needed = sum(file.size_bytes for file in lacking)
-    if lacking and free_bytes < needed:
-        what = f"not enough space: {free_bytes:,} bytes free, {needed:,} needed"
-        raise NodeRefusal(host.name, what, "free space there", files.folder)
-    if not lacking:
-        return _Probe(NodeState(host.name, "present"))
-    return _Probe(NodeState(host.name, "absent", free_bytes=free_bytes, sees_source=sees), tuple(lacking))
+    if len(found) == len(wanted):
+        return NodeState(host.name, "present", found)
+    return NodeState(host.name, "absent", found, free_bytes, sees)
 
 
-def _digests(host: Host, files: FileSet, unsure: Sequence[SetFile], cache: Path) -> dict[SetFile, str]:
-    """Return the digests of files on a host without our stamp, from the cache or by hashing them."""
-    place = f"{host.name}:{files.folder}"
-    known = load_copies(place, cache) if unsure else {}
-    stamps = {file: " ".join(words) for file, words in _ask_each(host, "set-identify", files, unsure)}
-    found = {
-        file: copy.digest for file in unsure if (copy := known.get(file.name)) and copy.stamp == stamps[file]
-    }
-    rest = [file for file in unsure if file not in found]
-    new = {file: digest for file, (_, digest) in _ask_each(host, "set-digest", files, rest)}
-    if new:
-        save_copies(place, {file.name: Copy(stamps[file], digest) for file, digest in new.items()}, cache)
-    return found | new
+def part_name(file: SetFile, token: str) -> str:
+    """Return the name of a file while it arrives on a host; `token` is that of the staging.
+
+    >>> part_name(SetFile("data.mdb", SourceFile(Path("/shared/data.mdb"), 7, 0, 0)), "1")
+    '.data.mdb.part-1'
+    """
+    return f".{file.name}.part-{token}"
 
 
-def _plan(files: FileSet, probes: Sequence[_Probe], env: StagingEnv) -> StagingPlan:
-    """Return the plan. Raises InputError if the requested way is not available."""
-    states = [probe.state for probe in probes]
-    missing = tuple(state for state in states if state.kind == "absent")
-    size_bytes = sum(file.size_bytes for probe in probes for file in probe.lacking)
-    each = -(-size_bytes // max(1, len(missing)))
-    unavailable: dict[How, str] = {"chain": _ONE_FILE, "sbcast": _ONE_FILE}
-    options = estimate_ways(missing, each, env.rates, unavailable) if missing else ()
-    return StagingPlan(
-        lmdb=files.folder,
-        source=str(files.source),
-        size_bytes=size_bytes,
-        present=tuple(state.host for state in states if state.kind == "present"),
-        missing=missing,
-        refused=tuple((state.host, state.reason) for state in states if state.reason),
-        options=options,
-        how=choose_way(options, env.how) if missing else None,
-        is_split=True,
-    )
+PartVerb = Literal["reserve", "take", "commit"]
 
 
-def _send(host: Host, files: FileSet, lacking: Sequence[SetFile], how: How | None) -> None:
-    """Let a host copy the files that it can read, and send it the others. Raises ClusterError."""
-    part = uuid.uuid4().hex[:12]
+def ask_parts(host: Host, verb: PartVerb, files: FileSet, some: Sequence[SetFile], token: str) -> None:
+    """Reserve space for files, let the host take them from the source, or commit them. Raises ClusterError.
+
+    `reserve` creates an empty part. `take` reserves and fills it, and commits it if the digest is known.
+    `commit` verifies a part, and gives it its final name. Every command on 64 nodes takes time, so that one
+    command does this for many files.
+    """
+    slowest_s = seconds_for(max((file.size_bytes for file in some), default=0))
+    common = [str(files.source), f"{slowest_s:.0f}"] if verb == "take" else []
+    passes = {"reserve": 0, "take": 2, "commit": 1}[verb]
 
     def words(file: SetFile) -> list[object]:
-        return [f".{file.name}.part-{part}", file.size_bytes, file.digest]
+        size_bytes = file.size_bytes
+        return [part_name(file, token), size_bytes + _OVERHEAD_BYTES, size_bytes, file.digest or "-"]
 
-    pulled = [file for file in lacking if how == "copy" and files.is_read_by_nodes(file)]
-    limit_s = seconds_for(max((file.size_bytes for file in pulled), default=0))
-    for _ in _ask_each(host, "set-take", files, pulled, [str(files.source), f"{limit_s:.0f}"], words):
-        pass
-    for file in lacking:
-        if file not in pulled:
-            for _ in _ask_each(host, "set-reserve", files, [file], (), words):
-                host.put(file.path, f"{files.folder}/{words(file)[0]}")
-            for _ in _ask_each(host, "set-commit", files, [file], (), words):
-                pass
+    ask_files(host, verb, files, some, words, common, passes)
 
 
-def _abandon(hosts: Sequence[Host], folder: str) -> None:
-    """Remove unfinished copies; on a dead host they remain until the next staging removes them."""
-    on_each(hosts, lambda host: ask_node(host, "set-abandon", folder), _ABANDON_S)
-
-
-def _ask_each(
+def ask_files(
     host: Host,
     verb: str,
     files: FileSet,
     some: Sequence[SetFile],
-    common: Sequence[str] = (),
     words: Callable[[SetFile], Sequence[object]] = lambda file: (),
-) -> Iterator[tuple[SetFile, list[str]]]:
-    """Call a verb of manage.sh for many files at a time; yield each file with the words of its answer.
+    common: Sequence[str] = (),
+    passes: int = 0,
+) -> list[list[str]]:
+    """Call a verb of manage.sh for many files at a time; return the words of the answer for each file.
 
-    Raises NodeRefusal, which names the file, if the host refuses one, and HostFailed if there is no answer.
+    `passes` is how often the host reads or writes the files. Raises NodeRefusal, which names the file unless
+    it is an LMDB's, if the host refuses one, and HostFailed if there is no answer.
     """
+    answers = []
     for start in range(0, len(some), _FILES_PER_COMMAND):
         batch = some[start : start + _FILES_PER_COMMAND]
         lines = [" ".join(map(str, (file.name, *words(file)))) for file in batch]
-        limit_s = 2 * seconds_for(sum(file.size_bytes for file in batch)) + COMMAND_S
-        *records, _ = call(
-            host,
-            "node",
-            verb,
-            files.folder,
-            *common,
-            *lines,
-            timeout_s=limit_s,
-            place=files.folder,
-            hint=_HINT,
-        )
+        limit_s = COMMAND_S + passes * seconds_for(sum(file.size_bytes for file in batch))
+        records = _call(host, verb, files.folder, *common, *lines, limit_s=limit_s)
         if len(records) != len(batch):
             raise unreadable(host.name, verb, " ".join(records), files.folder)
         for file, record in zip(batch, records, strict=True):
-            kind, _, rest = record.partition(" ")
+            kind, _, reason = record.partition(" ")
             if kind == "refused":
-                raise NodeRefusal(host.name, f"{file.name}: {rest.strip()}", _HINT, files.folder)
-            yield file, record.split()
+                what = reason.strip() if files.lmdb else f"{file.name}: {reason.strip()}"
+                raise NodeRefusal(host.name, what, _HINT, files.folder)
+            answers.append(record.split())
+    return answers
+
+
+def abandon_parts(host: Host, files: FileSet) -> None:
+    """Remove unfinished copies. Raises ClusterError."""
+    _call(host, "abandon", files.folder, *files.names)
+
+
+def clean_host(host: Host, folder: str, names: Sequence[str] = ()) -> tuple[str, str]:
+    """Remove the files that staging put on a host: those with these names, or all that have a stamp.
+
+    Returns `cleaned` with bytes, `kept` with a reason, or `nothing`. Raises ClusterError, or its subclass
+    NodeRefusal if a process is reading one of the files.
+    """
+    answers = [record.split() for record in _call(host, "clean", folder, *names, limit_s=_CLEAN_S)]
+    kept = [" ".join(why) for word, *why in answers if word == "kept"]
+    sizes = [int(size) for word, *rest in answers if word == "cleaned" for size in rest]
+    if kept:
+        return "kept", kept[0] if names else f"{describe_count(len(kept), 'file')}: {kept[0]}"
+    return ("cleaned", str(sum(sizes))) if sizes else ("nothing", "")
+
+
+def _call(host: Host, verb: str, folder: str, *words: str, limit_s: float = COMMAND_S) -> list[str]:
+    return call_to_end(host, "node", verb, folder, *words, timeout_s=limit_s, place=folder, hint=_HINT)

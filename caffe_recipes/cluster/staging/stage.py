@@ -1,4 +1,4 @@
-"""Stage an LMDB: probe the hosts, plan, send and verify. Also remove staged copies."""
+"""Stage a set of files or an LMDB: survey the hosts, plan, send and verify. Also remove staged files."""
 
 from __future__ import annotations
 
@@ -6,58 +6,57 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import file_stamp
+from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.staging.manifest import (
     Copy,
-    Manifest,
-    SourceFile,
     cache_folder,
-    find_source,
-    hash_source,
+    known_digest,
     load_copies,
-    load_manifest,
+    load_digest,
     save_copies,
-    save_manifest,
+    save_digest,
     staging_lock,
 )
 from caffe_recipes.cluster.staging.plan import (
     CopyRates,
     How,
-    NodeState,
     StagingPlan,
-    abandon_part,
-    clean_node,
-    hash_node,
-    normalize_lmdb,
-    on_each,
     plan_staging,
     plan_without,
-    probe_node,
     render_plan,
 )
-from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.sets import (
+    FileSet,
+    FoundFile,
+    NodeState,
+    SetFile,
+    ask_files,
+    clean_host,
+    normalize_folder,
+    survey_hosts,
+    to_state,
+)
 from caffe_recipes.cluster.staging.ways import (
     ChainEnv,
     Sent,
     StagingJob,
+    abandon,
     send_by_chain,
     send_by_sbcast,
     send_to_each,
 )
-from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.wording import describe_count
 
 Say = Callable[[str], None]
-T = TypeVar("T")
-# On a dead host unfinished copies remain; the next staging removes them.
-_ABANDON_S = 15.0
+_MAX_S = 86400.0
+_ONE_FILE = "sends the same file to every host, and these differ"
 
 
 @dataclass(frozen=True)
@@ -85,182 +84,154 @@ class StagingEnv:
     rates: CopyRates = field(default_factory=CopyRates)
     how: How | None = None
     chain: ChainEnv | None = None
-    cache: Path | None = None
+    cache: Path = field(default_factory=cache_folder)
     here: str = ""
 
 
 def stage(
-    hosts: Sequence[Host], lmdb: str, folder: Path, env: StagingEnv, say: Say = lambda line: None
+    hosts: Sequence[Host], files: FileSet, env: StagingEnv, say: Say = lambda line: None
 ) -> tuple[StagedHost, ...]:
-    """Copy the LMDB in a folder atomically to every host that lacks it; return the outcome of each host.
+    """Send every host the files that it lacks, each atomically; return the outcome of each host.
 
-    Raises DataError if the source is not valid, ClusterError if another process is staging to the same path
+    Raises DataError if the source is not valid, ClusterError if another process is staging to the same folder
     or no way is available, and InputError if the requested way is not. If a host fails, its outcome says so,
     and the others are still staged.
     """
-    lmdb, source = normalize_lmdb(lmdb), find_source(folder)
-    cache = env.cache or cache_folder()
-    with staging_lock(lmdb, cache):
-        states, manifest = survey(hosts, lmdb, source, cache)
-        plan = plan_from(states, lmdb, source, manifest, env)
+    with staging_lock(files.folder, env.cache):
+        states, files = survey(hosts, files, env.cache)
+        plan = plan_from(states, files, env)
         for line in render_plan(plan):
             say(line)
         if plan.how is None:
-            return host_results(hosts, plan, {})
-        failed = _send_with_fallback(hosts, plan, source, manifest, replace(env, cache=cache), say)
-        return host_results(hosts, plan, failed)
+            return _host_results(hosts, plan, {})
+        job = StagingJob(
+            hosts={host.name: host for host in hosts},
+            plan=plan,
+            token=uuid.uuid4().hex[:12],
+            here=env.here or socket.gethostname(),
+            say=say,
+        )
+        return _host_results(hosts, plan, _send_with_fallback(job, env))
 
 
-def survey(
-    hosts: Sequence[Host], lmdb: str, source: SourceFile, cache: Path
-) -> tuple[list[NodeState], Manifest | None]:
-    """Return the state of every host, and the manifest if it is known or needed.
+def survey(hosts: Sequence[Host], files: FileSet, cache: Path) -> tuple[list[NodeState], FileSet]:
+    """Return the state of every host, and the files; an LMDB's digest is added if it is known or needed.
 
-    Copies without one of our stamps are hashed.
+    Copies without one of our stamps are hashed. Raises DataError if the source cannot be hashed.
     """
-    seen = on_each(hosts, lambda host: probe_node(host, lmdb, str(source.data), source.size_bytes))
-    states = [_state(host, state) for host, state in zip(hosts, seen, strict=True)]
-    alike = {
-        state.host for state in states if state.kind == "present" and state.size_bytes == source.size_bytes
+    lmdb, states = files.lmdb, survey_hosts(hosts, files, _MAX_S)
+    alike = {state.host: _find_alike(state, files) for state in states}
+    unsure = {
+        state.host: [file for file in alike[state.host] if state.found[file.name].digest is None]
+        for state in states
     }
-    manifest = load_manifest(source, cache)
-    if not alike:
-        return states, manifest
-    unsure = [
-        host for host, state in zip(hosts, states, strict=True) if host.name in alike and not state.digest
-    ]
+    known = {state.host: state for state in states}
     with ThreadPoolExecutor(1) as pool:
-        known = _completed_future(manifest) if manifest else pool.submit(hash_source, source, cache)
-        digests = _digests(unsure, lmdb, source.size_bytes, cache)
-        return [_with_digest(state, digests.get(state.host)) for state in states], known.result()
+        find_digest = known_digest if any(alike.values()) else load_digest
+        digest = pool.submit(find_digest, lmdb.source, cache) if lmdb else None
+        for answer in ask_all(
+            [host for host in hosts if unsure.get(host.name)],
+            lambda host: _hash_copies(host, known[host.name], files, unsure[host.name], cache),
+            _MAX_S,
+        ):
+            known[answer.host.name] = to_state(answer)
+        return list(known.values()), files.with_digest(digest.result()) if digest else files
 
 
-def _digests(
-    hosts: Sequence[Host], lmdb: str, size_bytes: int, cache: Path
-) -> dict[str, str | CaffeRecipesError | None]:
-    """Return the digest of each host's copy, from the cache or by hashing it."""
-    stamps = _by_name(hosts, on_each(hosts, lambda host: file_stamp(host, f"{lmdb}/{DATA}")))
-    copies = load_copies(lmdb, cache)
-    known = {name: copy.digest for name, copy in copies.items() if stamps.get(name) == copy.stamp}
-    rest = [host for host in hosts if host.name not in known]
-    found = _by_name(rest, on_each(rest, lambda host: hash_node(host, lmdb, size_bytes)))
-    new = {
-        name: Copy(stamp, digest)
-        for name, digest in found.items()
-        if isinstance(digest, str) and isinstance(stamp := stamps[name], str)
-    }
-    if new:
-        save_copies(lmdb, new, cache)
-    return {**known, **found}
+def _find_alike(state: NodeState, files: FileSet) -> list[SetFile]:
+    """Return the files on a host that may be right by their sizes; none if any of the sizes is wrong."""
+    there = [file for file in files.wanted[state.host] if file.name in state.found]
+    is_alike = all(state.found[file.name].size_bytes == file.size_bytes for file in there)
+    return there if is_alike else []
 
 
-def _by_name(hosts: Sequence[Host], answers: Sequence[T]) -> dict[str, T]:
-    return dict(zip((host.name for host in hosts), answers, strict=True))
+def _hash_copies(
+    host: Host, state: NodeState, files: FileSet, some: Sequence[SetFile], cache: Path
+) -> NodeState:
+    """Return the state of a host with the digests of some files, from the cache or by hashing them.
+
+    One cache holds the copies of an LMDB by host, or the files of a set on one host by name.
+    """
+    place = files.folder if files.lmdb else f"{host.name}:{files.folder}"
+    keys = {file: host.name if files.lmdb else file.name for file in some}
+    known = load_copies(place, cache)
+    stamps = dict(zip(some, map(" ".join, ask_files(host, "identify", files, some)), strict=True))
+    copies = {f: copy for f in some if (copy := known.get(keys[f])) and copy.stamp == stamps[f]}
+    rest = [file for file in some if file not in copies]
+    for file, (_, digest) in zip(rest, ask_files(host, "digest", files, rest, passes=1), strict=True):
+        copies[file] = Copy(stamps[file], digest)
+    if rest:
+        save_copies(place, {keys[file]: copies[file] for file in rest}, cache)
+    found = {file.name: FoundFile(file.size_bytes, copy.digest) for file, copy in copies.items()}
+    return replace(state, found={**state.found, **found})
 
 
-def plan_from(
-    states: Sequence[NodeState], lmdb: str, source: SourceFile, manifest: Manifest | None, env: StagingEnv
-) -> StagingPlan:
+def plan_from(states: Sequence[NodeState], files: FileSet, env: StagingEnv) -> StagingPlan:
     """Return the plan, without the ways that this machine does not support; raises as `plan_staging`."""
     unavailable: dict[How, str] = {}
     if env.chain is None:
         unavailable["chain"] = "no launcher or no mpi4py"
     if "SLURM_JOB_ID" not in os.environ:
         unavailable["sbcast"] = "not inside a Slurm allocation"
-    return plan_staging(
-        states,
-        lmdb=lmdb,
-        source=str(source.data),
-        size_bytes=source.size_bytes,
-        digest=manifest.digest if manifest else None,
-        rates=env.rates,
-        how=env.how,
-        unavailable=unavailable,
-    )
+    if files.lmdb is None:
+        unavailable = {"chain": _ONE_FILE, "sbcast": _ONE_FILE}
+    return plan_staging(states, files, rates=env.rates, how=env.how, unavailable=unavailable)
 
 
 def clean(
-    hosts: Sequence[Host],
-    lmdb: str,
-    cache: Path | None = None,
-    act: Callable[[Host, str], tuple[str, str]] = clean_node,
+    hosts: Sequence[Host], folder: str, names: Sequence[str] = (), cache: Path | None = None
 ) -> list[Cleaned]:
-    """Remove the staged copies from all hosts, and nothing else; return the outcome of each host.
+    """Remove what was staged to a folder from all hosts, and nothing else; return the outcome of each host.
 
-    `act` cleans one host: `clean_node` for an LMDB, or `clean_set` for a set of files.
+    Without `names`, all files that were staged are removed.
     """
-    lmdb = normalize_lmdb(lmdb)
-    with staging_lock(lmdb, cache or cache_folder()):
-        done = on_each(hosts, lambda host: act(host, lmdb))
-    return [_cleaned(host.name, lmdb, result) for host, result in zip(hosts, done, strict=True)]
+    folder = normalize_folder(folder)
+    with staging_lock(folder, cache or cache_folder()):
+        answers = ask_all(hosts, lambda host: clean_host(host, folder, names), _MAX_S)
+    return [_cleaned(answer, folder) for answer in answers]
 
 
-def _send_with_fallback(
-    hosts: Sequence[Host],
-    plan: StagingPlan,
-    source: SourceFile,
-    manifest: Manifest | None,
-    env: StagingEnv,
-    say: Say,
-) -> Mapping[str, str]:
-    """Send the LMDB to the hosts that lack it; return reasons by host for those that failed.
+def _send_with_fallback(job: StagingJob, env: StagingEnv) -> Mapping[str, str]:
+    """Send the files to the hosts that lack them; return reasons by host for those that failed.
 
     If a chain does not start, e.g. because a node lacks our Python, the next best way is used, unless a way
     was requested.
     """
-    sent = _send(hosts, plan, source, manifest, env, say)
+    sent = _send(job, env)
     if not sent.unstarted or env.how is not None:
         return sent.failed
     why = next(iter(sent.unstarted.values()))
-    fallback = plan_without(plan, sent.unstarted.keys(), why)
+    fallback = plan_without(job.plan, sent.unstarted.keys(), why)
     if fallback is None:
         return sent.failed
     hosts_left = describe_count(len(fallback.missing), "host")
-    say(f"the {plan.how} did not start ({why}); using {fallback.how} for {hosts_left}")
-    rest = _send_with_fallback(hosts, fallback, source, manifest, env, say)
+    job.say(f"the {job.plan.how} did not start ({why}); using {fallback.how} for {hosts_left}")
+    rest = _send_with_fallback(replace(job, plan=fallback), env)
     return {**{host: why for host, why in sent.failed.items() if host not in sent.unstarted}, **rest}
 
 
-def _send(
-    hosts: Sequence[Host],
-    plan: StagingPlan,
-    source: SourceFile,
-    manifest: Manifest | None,
-    env: StagingEnv,
-    say: Say,
-) -> Sent:
-    """Send the LMDB to the hosts that lack it, by the plan's way, and remove unfinished copies."""
-    cache = env.cache or cache_folder()
-    job = StagingJob(
-        hosts={host.name: host for host in hosts},
-        plan=plan,
-        part=f".data.mdb.part-{uuid.uuid4().hex[:12]}",
-        here=env.here or socket.gethostname(),
-        say=say,
-    )
+def _send(job: StagingJob, env: StagingEnv) -> Sent:
+    """Send the files to the hosts that lack them, by the plan's way, and remove unfinished copies."""
+    lmdb, how = job.plan.files.lmdb, job.plan.how
+    unknown = lmdb if lmdb and lmdb.digest is None else None
     try:
-        if plan.how == "chain" and env.chain is not None:
-            digest = manifest.digest if manifest else None
-            sent = send_by_chain(job, env.chain, digest, is_requested=env.how is not None)
-            if sent.digest and manifest is None:
-                save_manifest(source, sent.digest, cache)
+        if how == "chain" and env.chain is not None:
+            sent = send_by_chain(job, env.chain, is_requested=env.how is not None)
+            if sent.digest and unknown:
+                save_digest(unknown.source, sent.digest, env.cache)
         else:
-            send = send_by_sbcast if plan.how == "sbcast" else send_to_each
+            send = send_by_sbcast if how == "sbcast" else send_to_each
             with ThreadPoolExecutor(1) as pool:  # while the nodes are busy
-                known = _completed_future(manifest) if manifest else pool.submit(hash_source, source, cache)
-                sent = Sent(send(job, known))
+                hashing = {unknown: pool.submit(known_digest, unknown.source, env.cache)} if unknown else {}
+                sent = Sent(send(replace(job, hashing=hashing)))
     except BaseException:
-        _abandon(job, [state.host for state in plan.missing])
+        abandon(job, [state.host for state in job.plan.missing])
         raise
-    _abandon(job, [name for name in sent.failed if name not in sent.dead])
+    abandon(job, [name for name in sent.failed if name not in sent.dead])
     return sent
 
 
-def _abandon(job: StagingJob, names: Sequence[str]) -> None:
-    on_each([job.hosts[name] for name in names], lambda host: abandon_part(host, job.plan.lmdb), _ABANDON_S)
-
-
-def host_results(
+def _host_results(
     hosts: Sequence[Host], plan: StagingPlan, failed: Mapping[str, str]
 ) -> tuple[StagedHost, ...]:
     """Return the outcome of each host of a plan; `failed` holds reasons by host that failed."""
@@ -273,32 +244,12 @@ def host_results(
     )
 
 
-def _completed_future(manifest: Manifest) -> Future[Manifest]:
-    future: Future[Manifest] = Future()
-    future.set_result(manifest)
-    return future
-
-
-def _state(host: Host, seen: NodeState | CaffeRecipesError | None) -> NodeState:
-    if isinstance(seen, NodeState):
-        return seen
-    return NodeState(host.name, "unreachable", reason=seen.what if seen else "")
-
-
-def _with_digest(state: NodeState, found: str | CaffeRecipesError | None) -> NodeState:
-    if found is None:
-        return state
-    if isinstance(found, CaffeRecipesError):
-        return NodeState(state.host, "refused", reason=found.what)
-    return replace(state, digest=found)
-
-
-def _cleaned(host: str, lmdb: str, result: tuple[str, str] | CaffeRecipesError | None) -> Cleaned:
-    if isinstance(result, NodeRefusal):
-        return Cleaned(host, f"not cleaned: {lmdb}: {result.what}", failed=True)
-    if isinstance(result, CaffeRecipesError):
-        return Cleaned(host, f"not cleaned: {result.what}", failed=True)
-    word, rest = result or ("nothing", "")
+def _cleaned(answer: Answer[tuple[str, str]], folder: str) -> Cleaned:
+    host, error = answer.host.name, answer.error
+    if error is not None:
+        place = f"{folder}: " if isinstance(error, NodeRefusal) else ""
+        return Cleaned(host, f"not cleaned: {place}{error.what}", failed=True)
+    word, rest = answer.value or ("nothing", "")
     if word == "cleaned":
         return Cleaned(host, f"removed {int(rest):,} bytes")
     return Cleaned(host, f"kept: {rest}" if word == "kept" else "nothing to remove")

@@ -1,7 +1,7 @@
-"""The ways to send an LMDB to nodes; each fills a reserved part, verifies it, and gives it its final name.
+"""The ways to send files to nodes; each fills a reserved part, verifies it, and gives it its final name.
 
 `copy`, `ssh` and `sbcast` are simple commands. For `chain`, the cluster's launcher starts the relay on all
-hosts, and this module monitors and ends it.
+hosts, and this module monitors and ends it. `sbcast` and `chain` send one file to all hosts: that of an LMDB.
 """
 
 from __future__ import annotations
@@ -16,29 +16,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from caffe_recipes.cluster.commands import Completed, Host
+from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
 from caffe_recipes.cluster.remote import SLOWEST_BYTES_PER_S, seconds_for
-from caffe_recipes.cluster.staging.manifest import Manifest
-from caffe_recipes.cluster.staging.plan import (
-    ChainOrder,
+from caffe_recipes.cluster.staging.plan import ChainOrder, StagingPlan, lacking_files, plan_chain
+from caffe_recipes.cluster.staging.sets import (
     NodeState,
-    StagingPlan,
-    abandon_part,
-    commit_part,
-    on_each,
-    plan_chain,
-    probe_node,
-    pull_part,
-    reserve_part,
+    SetFile,
+    abandon_parts,
+    ask_parts,
+    part_name,
+    survey_hosts,
 )
-from caffe_recipes.errors import CaffeRecipesError, ClusterError
+from caffe_recipes.errors import ClusterError
 from caffe_recipes.wording import describe_count
 
 RELAY = "caffe_recipes.cluster.staging.relay"
@@ -80,29 +77,6 @@ class ChainEnv:
     needs: tuple[str, ...] = ()
     stall_s: float = STALL_S
     start_s: float = START_S
-
-
-def relay_command(
-    order: ChainOrder, env: ChainEnv, *, lmdb: str, part: str, size_bytes: int, digest: str | None
-) -> tuple[str, ...]:
-    """Return the command that each rank of a chain runs."""
-    words = [
-        env.python,
-        "-P",
-        "-m",
-        RELAY,
-        f"--folder={lmdb}",
-        f"--part={part}",
-        f"--source={order.source}",
-    ]
-    words += [
-        f"--ranks={len(order.hosts)}",
-        f"--bytes={size_bytes}",
-        f"--chunk={order.chunk_bytes}",
-        f"--stall-s={env.stall_s:g}",
-    ]
-    words += [f"--digest={digest}"] if digest else []
-    return (*words, "--read-only") if order.read_only else tuple(words)
 
 
 def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_bytes: int) -> ChainEnd:
@@ -220,12 +194,11 @@ def _end(process: subprocess.Popen[bytes], logins: _Logins) -> None:
 
 
 _FIRST_MISSING = 'for file do test -r "$file" || { echo "$file"; exit 1; }; done'
-# Space besides the data, for the stamp and for the lock file that every reader of an LMDB creates.
-_OVERHEAD_BYTES = 1 << 20
 # A chain that breaks although no host is dead or full is started once more.
 _MAX_FRUITLESS = 2
-# How long to wait for the answer of a host.
+# How long to wait for the answer of a host. On a dead host unfinished copies remain until the next staging.
 _PROBE_S = 15.0
+_SEND_S = 86400.0
 # Waiting this long for the digest may save a command per node. It is not worth waiting longer: hashing 42 GB
 # takes as long as the copies.
 _DIGEST_WAIT_S = 0.5
@@ -233,17 +206,28 @@ _DIGEST_WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class StagingJob:
-    """A staging in progress: hosts by name, plan, name of the part, this machine's name, and output."""
+    """A staging in progress: hosts by name, plan, token of the parts, this machine's name, and output.
+
+    `hashing` holds the digests that are being computed.
+    """
 
     hosts: Mapping[str, Host]
     plan: StagingPlan
-    part: str
+    token: str
     here: str
     say: Callable[[str], None]
+    hashing: Mapping[SetFile, Future[str]] = field(default_factory=dict)
 
     def lacking(self) -> list[Host]:
-        """Return the hosts that lack a copy, in the order of the hostfile."""
+        """Return the hosts that lack a file, in the order of the hostfile."""
         return [self.hosts[state.host] for state in self.plan.missing]
+
+    @property
+    def lmdb(self) -> SetFile:
+        """Return the file that all hosts get."""
+        lmdb = self.plan.files.lmdb
+        assert lmdb is not None  # other sets are sent by other ways
+        return lmdb
 
 
 @dataclass(frozen=True)
@@ -260,25 +244,31 @@ class Sent:
     unstarted: Mapping[str, str] = field(default_factory=dict)
 
 
-def send_to_each(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
-    """Let every node copy the source, or send it over ssh; return reasons by failed host."""
-    act = {"copy": _pull, "ssh": _put}[str(job.plan.how)]
-    return find_failures(job.lacking(), on_each(job.lacking(), lambda host: act(job, host, known)))
+def send_to_each(job: StagingJob) -> dict[str, str]:
+    """Let every node copy the files that it lacks, or send them over ssh; return reasons by failed host."""
+    lacking = {state.host: lacking_files(state, job.plan.files) for state in job.plan.missing}
+    return _find_failures(job.lacking(), lambda host: _send_files(job, host, lacking[host.name]))
 
 
-def send_by_sbcast(job: StagingJob, known: Future[Manifest]) -> dict[str, str]:
+def send_by_sbcast(job: StagingJob) -> dict[str, str]:
     """Let sbcast send the LMDB to all nodes of the job, and verify it; return reasons by failed host."""
-    plan, hosts = job.plan, job.lacking()
-    failed = find_failures(hosts, on_each(hosts, lambda host: _reserve(job, host)))
-    limit_s = seconds_for(plan.size_bytes * len(job.hosts))
-    stderr = _call(sbcast_argv(plan.source, f"{plan.lmdb}/{job.part}"), limit_s)
+    plan, lmdb, hosts = job.plan, job.lmdb, job.lacking()
+    failed = _reserve(job)
+    limit_s = seconds_for(lmdb.size_bytes * len(job.hosts))
+    target = f"{plan.files.folder}/{part_name(lmdb, job.token)}"
+    stderr = _call(sbcast_argv(str(lmdb.source.data), target), limit_s)
     rest = [host for host in hosts if host.name not in failed]
-    lost = find_failures(rest, on_each(rest, lambda host: _commit(job, host, known)))
+    lost = _find_failures(rest, lambda host: _commit(job, host, [lmdb]))
     # sbcast sends to all nodes, so those that already had the LMDB got another copy.
-    on_each([job.hosts[name] for name in plan.present], lambda host: abandon_part(host, plan.lmdb))
+    abandon(job, plan.present)
     return failed | {
         name: f"{why}; sbcast printed: {stderr}" if stderr else why for name, why in lost.items()
     }
+
+
+def abandon(job: StagingJob, names: Iterable[str]) -> None:
+    """Remove unfinished copies from hosts; errors are ignored."""
+    ask_all([job.hosts[name] for name in names], lambda host: abandon_parts(host, job.plan.files), _PROBE_S)
 
 
 def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
@@ -290,27 +280,28 @@ def sbcast_argv(source: str, target: str) -> tuple[str, ...]:
     return ("sbcast", "--force", "--size=8m", source, target)
 
 
-def send_by_chain(job: StagingJob, env: ChainEnv, digest: str | None, *, is_requested: bool = True) -> Sent:
+def send_by_chain(job: StagingJob, env: ChainEnv, *, is_requested: bool = True) -> Sent:
     """Pass the file through all nodes; if one dies, a new chain continues where the old one stopped.
 
     If the user requested a chain (`is_requested`), one that does not start is tried again, and a launcher
     that does not start raises ClusterError.
     """
-    failed = find_failures(job.lacking(), on_each(job.lacking(), lambda host: _reserve(job, host)))
+    failed, digest = _reserve(job), job.lmdb.digest
     unfit = _find_unfit(env, [job.hosts[name] for name in _all_hosts(job) if name not in failed])
     missing = [state for state in job.plan.missing if state.host not in failed and state.host not in unfit]
     landed, moved = [name for name in job.plan.present if name not in unfit], False
     unstarted = {state.host: unfit[state.host] for state in job.plan.missing if state.host in unfit}
     dead, fruitless = set[str](), 0
     while missing:
-        order = _order(job, missing, landed)
+        order = plan_chain(job.plan.files, job.lmdb, missing, landed, job.here)
         end = _launch(job, env, order, digest, is_requested=is_requested)
         moved = moved or end.moved
-        states = on_each([job.hosts[each.host] for each in missing], lambda host: _probe(job, host), _PROBE_S)
-        digest = digest or next((state.digest for state in _answered(states) if state.digest), None)
-        lost = _find_lost(missing, states, order, end)
-        dead |= _find_silent(missing, states)
-        arrived = {state.host for state in _answered(states) if state.digest and state.digest == digest}
+        states = survey_hosts([job.hosts[each.host] for each in missing], job.plan.files, _PROBE_S)
+        copies = {state.host: state.found[job.lmdb.name].digest for state in states if state.found}
+        digest = digest or next(filter(None, copies.values()), None)
+        lost = _find_lost(states, order, end)
+        dead |= {state.host for state in states if state.kind == "unreachable"}
+        arrived = {host for host, found in copies.items() if found and found == digest}
         left = [state for state in missing if state.host not in arrived and state.host not in lost]
         fruitless = fruitless + 1 if len(left) == len(missing) else 0
         failed |= lost
@@ -337,71 +328,54 @@ def _find_unfit(env: ChainEnv, hosts: Sequence[Host]) -> dict[str, str]:
     """Return reasons by host that lacks a file needed by the ranks; unresponsive hosts are skipped."""
     if not env.needs:
         return {}
-    answers = on_each(hosts, lambda host: host.run(["sh", "-c", _FIRST_MISSING, "sh", *env.needs]), _PROBE_S)
+    argv = ["sh", "-c", _FIRST_MISSING, "sh", *env.needs]
     return {
-        host.name: f"{host.name} lacks {' '.join(done.stdout.split())[-200:] or env.needs[0]}"
-        for host, done in zip(hosts, answers, strict=True)
-        if isinstance(done, Completed) and done.returncode != 0
+        answer.host.name: f"{answer.host.name} lacks {' '.join(done.stdout.split())[-200:] or env.needs[0]}"
+        for answer in ask_all(hosts, lambda host: host.run(argv), _PROBE_S)
+        if (done := answer.value) and done.returncode != 0
     }
 
 
-def _order(job: StagingJob, missing: Sequence[NodeState], landed: Sequence[str]) -> ChainOrder:
-    plan = job.plan
-    return plan_chain(
-        missing, landed, lmdb=plan.lmdb, source=plan.source, size_bytes=plan.size_bytes, here=job.here
-    )
+def _relay_command(job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None) -> tuple[str, ...]:
+    """Return the command that each rank of a chain runs."""
+    words = [
+        env.python,
+        "-P",
+        "-m",
+        RELAY,
+        f"--folder={job.plan.files.folder}",
+        f"--part={part_name(job.lmdb, job.token)}",
+        f"--source={order.source}",
+        f"--ranks={len(order.hosts)}",
+        f"--bytes={job.lmdb.size_bytes}",
+        f"--chunk={order.chunk_bytes}",
+        f"--stall-s={env.stall_s:g}",
+    ]
+    words += [f"--digest={digest}"] if digest else []
+    return (*words, "--read-only") if order.read_only else tuple(words)
 
 
 def _launch(
     job: StagingJob, env: ChainEnv, order: ChainOrder, digest: str | None, *, is_requested: bool
 ) -> ChainEnd:
-    size_bytes = job.plan.size_bytes
-    command = relay_command(
-        order, env, lmdb=job.plan.lmdb, part=job.part, size_bytes=size_bytes, digest=digest
-    )
     try:
-        return run_chain(order, env, command, size_bytes)
+        return run_chain(order, env, _relay_command(job, env, order, digest), job.lmdb.size_bytes)
     except ClusterError as error:
         if is_requested:
             raise
         return ChainEnd(last_line=error.without_hint)
 
 
-def _probe(job: StagingJob, host: Host) -> NodeState:
-    return probe_node(host, job.plan.lmdb, job.plan.source, job.plan.size_bytes)
-
-
-def _answered(states: Sequence[NodeState | CaffeRecipesError | None]) -> list[NodeState]:
-    return [state for state in states if isinstance(state, NodeState)]
-
-
-def _find_lost(
-    missing: Sequence[NodeState],
-    states: Sequence[NodeState | CaffeRecipesError | None],
-    order: ChainOrder,
-    end: ChainEnd,
-) -> dict[str, str]:
+def _find_lost(states: Sequence[NodeState], order: ChainOrder, end: ChainEnd) -> dict[str, str]:
     """Return reasons by host that the next chain must exclude: dead hosts, and those that could not write."""
     reasons = {order.hosts[rank]: why for rank, why in end.failed.items() if rank < len(order.hosts)}
-    lost = {host.host: reasons[host.host] for host in missing if host.host in reasons}
-    for host, state in zip(missing, states, strict=True):
-        if not isinstance(state, NodeState):
-            lost[host.host] = f"failed during the chain: {state.what if state else 'no answer'}"
-        elif state.kind == "unreachable":
-            lost[host.host] = f"failed during the chain: {state.reason}"
+    lost = {state.host: reasons[state.host] for state in states if state.host in reasons}
+    for state in states:
+        if state.kind == "unreachable":
+            lost[state.host] = f"failed during the chain: {state.reason}"
         elif state.kind == "refused":
-            lost[host.host] = state.reason
+            lost[state.host] = state.reason
     return lost
-
-
-def _find_silent(
-    missing: Sequence[NodeState], states: Sequence[NodeState | CaffeRecipesError | None]
-) -> set[str]:
-    return {
-        host.host
-        for host, state in zip(missing, states, strict=True)
-        if not isinstance(state, NodeState) or state.kind == "unreachable"
-    }
 
 
 def _why(end: ChainEnd, order: ChainOrder) -> str:
@@ -416,46 +390,40 @@ def _why(end: ChainEnd, order: ChainOrder) -> str:
     return f"{names.get(rank, rank)}: {reason}"
 
 
-def _reserve(job: StagingJob, host: Host) -> None:
-    reserve_part(host, job.plan.lmdb, job.part, _required_bytes(job))
-
-
-def _required_bytes(job: StagingJob) -> int:
-    return job.plan.size_bytes + _OVERHEAD_BYTES
-
-
-def _pull(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
-    wait([known], _DIGEST_WAIT_S)
-    digest, plan = known.result().digest if known.done() else None, job.plan
-    pull_part(
-        host,
-        plan.lmdb,
-        job.part,
-        plan.source,
-        plan.size_bytes,
-        room_bytes=_required_bytes(job),
-        digest=digest,
+def _reserve(job: StagingJob) -> dict[str, str]:
+    """Reserve space for the LMDB on all hosts that lack it; return reasons by failed host."""
+    return _find_failures(
+        job.lacking(), lambda host: ask_parts(host, "reserve", job.plan.files, [job.lmdb], job.token)
     )
-    if digest is None:
-        _commit(job, host, known)
 
 
-def _put(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
-    _reserve(job, host)
-    host.put(Path(job.plan.source), f"{job.plan.lmdb}/{job.part}")
-    _commit(job, host, known)
+def _send_files(job: StagingJob, host: Host, lacking: Sequence[SetFile]) -> None:
+    """Let a host copy the files that it can read, and send it the others. Raises ClusterError."""
+    files, is_copy = job.plan.files, job.plan.how == "copy"
+    wait(job.hashing.values(), _DIGEST_WAIT_S)
+    known = {file: future.result() for file, future in job.hashing.items() if future.done()}
+    pulled = [file for file in lacking if is_copy and files.is_read_by_nodes(file)]
+    ask_parts(host, "take", files, [replace(f, digest=f.digest or known.get(f)) for f in pulled], job.token)
+    _commit(job, host, [file for file in pulled if not (file.digest or file in known)])
+    for file in lacking:
+        if file not in pulled:
+            ask_parts(host, "reserve", files, [file], job.token)
+            host.put(file.source.data, f"{files.folder}/{part_name(file, job.token)}")
+            _commit(job, host, [file])
 
 
-def _commit(job: StagingJob, host: Host, known: Future[Manifest]) -> None:
-    commit_part(host, job.plan.lmdb, job.part, job.plan.size_bytes, known.result().digest)
+def _commit(job: StagingJob, host: Host, some: Sequence[SetFile]) -> None:
+    """Verify parts, and give them their final names, once their digests are known. Raises ClusterError."""
+    known = [replace(file, digest=file.digest or job.hashing[file].result()) for file in some]
+    ask_parts(host, "commit", job.plan.files, known, job.token)
 
 
-def find_failures(hosts: Sequence[Host], results: Sequence[object]) -> dict[str, str]:
-    """Return reasons by name of the hosts whose result is an error."""
+def _find_failures(hosts: Sequence[Host], act: Callable[[Host], None]) -> dict[str, str]:
+    """Call `act` on all hosts; return reasons by name of the hosts where it failed."""
     return {
-        host.name: result.what
-        for host, result in zip(hosts, results, strict=True)
-        if isinstance(result, CaffeRecipesError)
+        answer.host.name: answer.error.what
+        for answer in ask_all(hosts, act, _SEND_S)
+        if answer.error is not None
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from caffe_recipes.caffe.datums import check_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
-from caffe_recipes.cluster.staging.manifest import cache_folder, find_source
+from caffe_recipes.cluster.staging.sets import lmdb_set
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
@@ -200,9 +200,10 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
     setting, hosts = view.setting, view.answered(view.setting.lmdb_hosts)
     if not hosts:
         return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
-    lmdb, source = setting.path(setting.trainer.data_folder), find_source(folder)
-    states, manifest = survey(hosts, lmdb, source, cache_folder())
-    plan = plan_from(states, lmdb, source, manifest, find_staging_env(setting.profile, setting.how))
+    lmdb = setting.path(setting.trainer.data_folder)
+    files = lmdb_set(lmdb, folder, [host.name for host in hosts])
+    env = find_staging_env(setting.profile, setting.how)
+    plan = plan_from(*survey(hosts, files, env.cache), env)
     chosen = next((option for option in plan.options if option.how == plan.how), None)
     if chosen is None:
         staged = "staged"
@@ -210,7 +211,7 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
         takes = (
             f", about {describe_duration(chosen.seconds)}" if chosen.seconds and chosen.seconds >= 1 else ""
         )
-        staged = f"to be staged on {len(plan.missing)} of {len(states)} hosts by {chosen.how}{takes}"
+        staged = f"to be staged on {len(plan.missing)} of {len(hosts)} hosts by {chosen.how}{takes}"
     problems = [HostProblem(host, reason, STAGING_HINT, lmdb) for host, reason in plan.refused]
     return as_findings("training data", problems, f"{records}; {staged}")
 

@@ -10,11 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.launcher import RankLaunch
+from caffe_recipes.cluster.staging.manifest import SourceFile
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES
-from caffe_recipes.cluster.staging.stage import StagingEnv
+from caffe_recipes.cluster.staging.sets import (
+    FileSet,
+    SetFile,
+    abandon_parts,
+    ask_files,
+    clean_host,
+    lmdb_set,
+    survey_hosts,
+)
+from caffe_recipes.cluster.staging.stage import StagedHost, StagingEnv, stage
 from caffe_recipes.cluster.staging.ways import ChainEnv
 from caffe_recipes.errors import HostFailed
 
@@ -52,7 +62,7 @@ class FolderHost(LocalHost):
             raise HostFailed(self.name, "cannot be reached by ssh", "")
         words = [f"{self.folder}{word}" if word.startswith("/node/") else word for word in argv]
         if self.blind:
-            words = [f"/nowhere{word}" if word.endswith("/shared/data.mdb") else word for word in words]
+            words = [f"/nowhere{word}" if word.endswith("/shared") else word for word in words]
         return super().run(words, timeout_s)
 
     def put(self, path: Path, to: str) -> None:
@@ -104,3 +114,60 @@ def local_chain(root: Path, command: Sequence[str] = ()) -> ChainEnv:
         return [mpiexec, "-n", str(len(hosts)), *rank]
 
     return ChainEnv(LocalLaunch(start=argv), stall_s=20)
+
+
+def stage_lmdb(
+    hosts: Sequence[Host], lmdb: str, source: Path, env: StagingEnv, say: Callable[[str], None] = print
+) -> tuple[StagedHost, ...]:
+    return stage(hosts, lmdb_set(lmdb, source, [host.name for host in hosts]), env, say)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a host has at the path of an LMDB."""
+
+    kind: str
+    digest: str | None
+    sees_source: bool
+    reason: str
+
+
+def lmdb_on(host: Host, lmdb: str, source: str = "/none/data.mdb", size_bytes: int = 0) -> FileSet:
+    file = SetFile("data.mdb", SourceFile(Path(source), size_bytes, 0, 0))
+    return FileSet(lmdb, Path(source).parent, {host.name: [file]})
+
+
+def probe_node(host: Host, lmdb: str, source: str, size_bytes: int) -> Probe:
+    (state,) = survey_hosts([host], lmdb_on(host, lmdb, source, size_bytes), COMMAND_S)
+    found = state.found.get("data.mdb")
+    return Probe(state.kind, found.digest if found else None, state.sees_source, state.reason)
+
+
+def hash_node(host: Host, lmdb: str, size_bytes: int) -> str:
+    files = lmdb_on(host, lmdb, size_bytes=size_bytes)
+    return ask_files(host, "digest", files, files.wanted[host.name])[0][1]
+
+
+def reserve_part(host: Host, lmdb: str, part: str, size_bytes: int) -> None:
+    files = lmdb_on(host, lmdb)
+    ask_files(host, "reserve", files, files.wanted[host.name], lambda file: [part, size_bytes])
+
+
+def pull_part(
+    host: Host, lmdb: str, part: str, source: str, size_bytes: int, *, room_bytes: int, digest: str | None
+) -> None:
+    files, words = lmdb_on(host, lmdb, source), [part, room_bytes, size_bytes, digest or "-"]
+    ask_files(host, "take", files, files.wanted[host.name], lambda file: words, [str(files.source), "60"])
+
+
+def commit_part(host: Host, lmdb: str, part: str, size_bytes: int, digest: str) -> None:
+    files, words = lmdb_on(host, lmdb), [part, size_bytes, size_bytes, digest]
+    ask_files(host, "commit", files, files.wanted[host.name], lambda file: words)
+
+
+def abandon_part(host: Host, lmdb: str) -> None:
+    abandon_parts(host, lmdb_on(host, lmdb))
+
+
+def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
+    return clean_host(host, lmdb, ["data.mdb"])

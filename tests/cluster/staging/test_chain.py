@@ -11,10 +11,10 @@ import pytest
 
 from caffe_recipes.cluster.staging.plan import CopyRates
 from caffe_recipes.cluster.staging.relay import STAMP
-from caffe_recipes.cluster.staging.stage import StagedHost, stage
+from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.cluster.staging.ways import ChainEnv
 from caffe_recipes.errors import ClusterError
-from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, local_chain
+from tests.cluster.staging.conftest import CONTENT, LMDB, LocalLaunch, World, local_chain, stage_lmdb
 
 # On such a cluster a chain is the quickest, and sending from here the slowest.
 QUICK = CopyRates(link=1e7, shared=1e7, disk=1e9)
@@ -38,7 +38,7 @@ def staged(world: World) -> list[str]:
 
 def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
     world = through(world, "ulimit -f 20000")  # blocks of 512 bytes
-    placed = stage(world.hosts, LMDB, world.source, world.env)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert placed[2] == StagedHost("n2", "failed", "File too large")
     assert staged(world) == ["n0", "n1", "n3"]
     assert list((world.hosts[2].folder / "node").iterdir()) == []
@@ -47,7 +47,7 @@ def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
 def test_a_chain_that_breaks_once_goes_on(world: World, tmp_path: Path) -> None:
     world = through(world, f"mkdir {tmp_path}/broke 2>/dev/null && kill -9 $$")
     said: list[str] = []
-    placed = stage(world.hosts, LMDB, world.source, world.env, said.append)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
     assert {each.outcome for each in placed} == {"sent"}
     assert "the chain broke" in said[-1]
     assert staged(world) == ["n0", "n1", "n2", "n3"]
@@ -55,7 +55,7 @@ def test_a_chain_that_breaks_once_goes_on(world: World, tmp_path: Path) -> None:
 
 def test_a_chain_that_always_breaks_is_given_up_and_leaves_nothing(world: World) -> None:
     world = through(world, "kill -9 $$")
-    placed = stage(world.hosts, LMDB, world.source, world.env)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert {each.outcome for each in placed} == {"failed"}
     assert all(each.reason.startswith("the chain broke: ") for each in placed)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
@@ -63,7 +63,7 @@ def test_a_chain_that_always_breaks_is_given_up_and_leaves_nothing(world: World)
 
 def test_a_rank_that_hangs_is_not_waited_for_for_ever(world: World) -> None:
     world = through(world, "sleep 600", start_s=3)
-    placed = stage(world.hosts, LMDB, world.source, world.env)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert {each.outcome for each in placed} == {"failed"}
     assert placed[0].reason == "the chain broke: no progress for 3 s"
 
@@ -71,7 +71,7 @@ def test_a_rank_that_hangs_is_not_waited_for_for_ever(world: World) -> None:
 def test_a_source_that_gets_shorter_is_said_by_the_one_who_reads(world: World) -> None:
     cut = f"truncate -s 1000 {world.source}/data.mdb"
     chain = local_chain(world.source.parent, ["/bin/sh", "-c", f'{cut}; exec "$@"', "sh"])
-    placed = stage(world.hosts, LMDB, world.source, replace(world.env, chain=chain, how="chain"))
+    placed = stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, chain=chain, how="chain"))
     assert {each.outcome for each in placed} == {"failed"}
     assert "data.mdb has 1000 bytes" in placed[0].reason
 
@@ -81,7 +81,7 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
         return [word.replace("=/node/", f"={world.hosts[0].folder}/node/") for word in words]
 
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=alone)), how="chain")
-    placed = stage(world.hosts, LMDB, world.source, env)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, env)
     assert placed[0].reason.endswith(
         "1 ranks were started, not 4: mpi4py and the launcher use different MPIs"
     )
@@ -90,7 +90,7 @@ def test_a_launcher_of_another_mpi_is_named(world: World) -> None:
 def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: World) -> None:
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), how="chain")
     with pytest.raises(ClusterError, match="/none/mpiexec: does not start: No such file or directory"):
-        stage(world.hosts, LMDB, world.source, env)
+        stage_lmdb(world.hosts, LMDB, world.source, env)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
 
 
@@ -98,7 +98,9 @@ def test_a_chain_that_does_not_begin_gives_way_to_the_next_best_way(world: World
     """Where it is not what was asked for; why is said once, and it is not tried again."""
     world = through(world, "exec /none/python")
     said: list[str] = []
-    placed = stage(world.hosts, LMDB, world.source, replace(world.env, how=None, rates=QUICK), said.append)
+    placed = stage_lmdb(
+        world.hosts, LMDB, world.source, replace(world.env, how=None, rates=QUICK), said.append
+    )
     assert {each.outcome for each in placed} == {"sent"}
     assert staged(world) == ["n0", "n1", "n2", "n3"]
     (line,) = [line for line in said if "did not start" in line]
@@ -115,20 +117,22 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
         (host.folder / "node/lib/mpi4py").touch()
     said: list[str] = []
     env = replace(world.env, chain=chain, rates=QUICK)
-    assert {each.outcome for each in stage(world.hosts, LMDB, world.source, env, said.append)} == {"sent"}
+    assert {each.outcome for each in stage_lmdb(world.hosts, LMDB, world.source, env, said.append)} == {
+        "sent"
+    }
     assert staged(world) == ["n0", "n1", "n2", "n3"]
     lacks = f"n0 lacks {world.hosts[0].folder}/node/lib/mpi4py"
     assert said[-1] == f"the chain did not start ({lacks}); using copy for 1 host"
 
     (world.hosts[0].lmdb / "data.mdb").unlink()
-    placed = stage(world.hosts, LMDB, world.source, replace(env, how="chain"))
+    placed = stage_lmdb(world.hosts, LMDB, world.source, replace(env, how="chain"))
     assert placed[0] == StagedHost("n0", "failed", lacks)
 
 
 def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), rates=QUICK)
     said: list[str] = []
-    placed = stage(world.hosts, LMDB, world.source, env, said.append)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, env, said.append)
     assert {each.outcome for each in placed} == {"sent"}
     assert said[-1] == (
         "the chain did not start (/none/mpiexec: does not start: No such file or directory); "

@@ -16,7 +16,9 @@ from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source
-from caffe_recipes.cluster.staging.plan import (
+from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
+from caffe_recipes.errors import ClusterError
+from tests.cluster.staging.conftest import (
     abandon_part,
     clean_node,
     commit_part,
@@ -25,8 +27,6 @@ from caffe_recipes.cluster.staging.plan import (
     pull_part,
     reserve_part,
 )
-from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
-from caffe_recipes.errors import ClusterError
 
 PART = ".data.mdb.part-1"
 HOST = LocalHost("here")
@@ -57,7 +57,7 @@ def take(lmdb: Path, source: Path, digest: str | None, room_bytes: int = 0) -> N
 
 
 def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
+    source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     take(lmdb, source, digest_of(source))
     assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, "data.mdb"]
@@ -66,7 +66,7 @@ def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: P
 
 
 def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
+    source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     digest = digest_of(source)
     with pytest.raises(NodeRefusal, match="digest of the copy differs"):
@@ -79,13 +79,13 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
 
 
 def test_what_cannot_be_taken_is_told_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
+    source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     with pytest.raises(NodeRefusal, match="not enough space: "):
         take(lmdb, source, digest_of(source), room_bytes=1 << 60)
     assert not lmdb.exists()
     with pytest.raises(NodeRefusal, match=r"cannot be copied: cp: .*none"):
-        pull_part(HOST, str(lmdb), PART, "/none", 7, room_bytes=7, digest=digest_of(source))
+        pull_part(HOST, str(lmdb), PART, "/none/data.mdb", 7, room_bytes=7, digest=digest_of(source))
 
 
 @pytest.mark.parametrize("size", [1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
@@ -265,7 +265,8 @@ def test_in_any_shell_the_whole_of_a_staging_is_the_same(
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             return LocalHost().run([*shell, *argv[1:]], timeout_s)
 
-    host, source = Host("here"), tmp_path / "source"
+    host, source = Host("here"), tmp_path / "source" / "data.mdb"
+    source.parent.mkdir()
     source.write_bytes(bytes(range(256)) * 100)
     digest = digest_of(source)
     assert probe_node(host, str(lmdb), str(source), 25_600).sees_source
@@ -362,7 +363,7 @@ def test_the_digest_of_a_source_is_the_one_that_was_kept_for_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
     kept = hash_source(find_source(data.parent), cache / "caffe-recipes")
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]
     (cache / "caffe-recipes").chmod(0o777)  # anybody could have written it
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
     (cache / "caffe-recipes").chmod(0o700)
@@ -380,7 +381,7 @@ def test_a_digest_that_a_group_could_have_planted_is_not_believed(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     kept = hash_source(find_source(tmp_path), cache / "caffe-recipes")
     (cache / "caffe-recipes").chmod(0o770)
-    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]  # root's group is root's alone
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]  # root's group is root's alone
     os.chown(cache / "caffe-recipes", 0, 65534)
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
 

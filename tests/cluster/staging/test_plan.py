@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from caffe_recipes.cluster.staging.manifest import SourceFile
 from caffe_recipes.cluster.staging.plan import (
     ChainOrder,
     CopyRates,
     How,
-    NodeState,
     StagingPlan,
     plan_chain,
     plan_staging,
     render_plan,
 )
+from caffe_recipes.cluster.staging.sets import FileSet, FoundFile, NodeState, SetFile
 from caffe_recipes.errors import InputError
 
 GB = 10**9
@@ -19,8 +22,19 @@ SIZE = 42 * GB
 DIGEST = "d" * 64
 
 
+DATA = SetFile("data.mdb", SourceFile(Path("/scratch/lmdb/data.mdb"), SIZE, 0, 0), DIGEST)
+
+
 def absent(number: int, *, free_bytes: int = 144 * GB, sees_source: bool = True) -> NodeState:
     return NodeState(f"n{number}", "absent", free_bytes=free_bytes, sees_source=sees_source)
+
+
+def present(number: int, size_bytes: int = SIZE, digest: str | None = DIGEST) -> NodeState:
+    return NodeState(f"n{number}", "present", {"data.mdb": FoundFile(size_bytes, digest)})
+
+
+def lmdb_on(*states: NodeState) -> FileSet:
+    return FileSet("/tmp/lmdb", Path("/scratch/lmdb"), {state.host: [DATA] for state in states})
 
 
 def plan(
@@ -31,10 +45,7 @@ def plan(
 ) -> StagingPlan:
     return plan_staging(
         states,
-        lmdb="/tmp/lmdb",
-        source="/scratch/lmdb/data.mdb",
-        size_bytes=SIZE,
-        digest=DIGEST,
+        lmdb_on(*states),
         rates=rates or CopyRates(),
         how=how,
         unavailable=unavailable,
@@ -76,13 +87,13 @@ def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None
             absent(1, free_bytes=SIZE - 1),
             "not enough space: 41,999,999,999 bytes free, 42,000,000,000 needed",
         ),
-        (NodeState("n1", "present", 5, "x"), "has a different LMDB (5 bytes; the source has 42,000,000,000)"),
+        (present(1, 5, "x"), "has a different LMDB (5 bytes; the source has 42,000,000,000)"),
         (
-            NodeState("n1", "present", SIZE, "x"),
+            present(1, digest="x"),
             "has a different LMDB (same size as the source, but different content)",
         ),
         (
-            NodeState("n1", "present", SIZE),
+            present(1, digest=None),
             "has a different LMDB (same size as the source, but different content)",
         ),
         (NodeState("n1", "refused", reason="others can write in it"), "others can write in it"),
@@ -97,15 +108,13 @@ def test_a_host_where_nothing_can_be_done_is_left_out_with_its_reason(state: Nod
 
 
 def test_where_every_host_has_it_there_is_nothing_to_do() -> None:
-    planned = plan(NodeState("n0", "present", SIZE, DIGEST), NodeState("n1", "present", SIZE, DIGEST))
+    planned = plan(present(0), present(1))
     assert (planned.how, planned.missing, planned.options) == (None, (), ())
     assert render_plan(planned) == ["/tmp/lmdb is on 2 hosts, nothing to send"]
 
 
 def test_a_plan_for_one_host_speaks_of_one() -> None:
-    assert render_plan(
-        plan(absent(0), NodeState("n1", "present", SIZE, DIGEST), unavailable={"sbcast": "no"})
-    ) == [
+    assert render_plan(plan(absent(0), present(1), unavailable={"sbcast": "no"})) == [
         "42 GB to /tmp/lmdb on 1 host; 1 has it",
         "  copy        84 s  1 reader of a shared file system at 5 GB/s  <- chosen",
         "  chain       86 s  one node reads, 1 host passes it on at 1.25 GB/s",
@@ -126,19 +135,17 @@ def test_the_plan_is_printed_with_the_model_and_the_choice() -> None:
     ]
 
 
-def order(missing: list[NodeState], present: tuple[str, ...] = ()) -> ChainOrder:
-    return plan_chain(
-        missing, present, lmdb="/tmp/lmdb", source="/scratch/data.mdb", size_bytes=SIZE, here="head"
-    )
+def order(missing: list[NodeState], landed: tuple[str, ...] = ()) -> ChainOrder:
+    return plan_chain(lmdb_on(*missing), DATA, missing, landed, "head")
 
 
 def test_the_chain_keeps_the_hostfiles_order_behind_the_first_host_that_sees_the_source() -> None:
     assert order([absent(0), absent(1)]).hosts == ("n0", "n1")
     blind = [absent(0, sees_source=False), absent(1), absent(2)]
-    assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/scratch/data.mdb", False, 4 << 20)
+    assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/scratch/lmdb/data.mdb", False, 4 << 20)
 
 
 def test_where_no_host_sees_the_source_one_that_has_a_copy_reads_it_else_this_machine() -> None:
     blind = [absent(0, sees_source=False), absent(1, sees_source=False)]
     assert order(blind, ("n7", "n8")) == ChainOrder(("n7", "n0", "n1"), "/tmp/lmdb/data.mdb", True, 4 << 20)
-    assert order(blind) == ChainOrder(("head", "n0", "n1"), "/scratch/data.mdb", True, 4 << 20)
+    assert order(blind) == ChainOrder(("head", "n0", "n1"), "/scratch/lmdb/data.mdb", True, 4 << 20)

@@ -12,11 +12,11 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import staging_lock
+from caffe_recipes.cluster.staging.manifest import staging_lock, stat_source
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_set, stage_set
-from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_host
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from tests.cluster.staging.conftest import FolderHost
 
@@ -39,8 +39,7 @@ class SetHost(FolderHost):
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         self.verbs.append(argv[5])
-        words = [f"/nowhere{word}" if self.blind and word.endswith("/shared") else word for word in argv[1:]]
-        return super().run([*self.shell, *words], timeout_s)
+        return super().run([*self.shell, *argv[1:]], timeout_s)
 
     def put(self, path: Path, to: str) -> None:
         if len(list(Path(f"{self.folder}{FOLDER}").glob("train-*"))) >= self.fails_at:
@@ -68,10 +67,10 @@ class Place:
     def stage(
         self, how: How | None = "copy", hosts: Sequence[SetHost] | None = None
     ) -> tuple[StagedHost, ...]:
-        return stage_set(hosts or self.hosts, self.files, replace(self.env, how=how))
+        return stage(hosts or self.hosts, self.files, replace(self.env, how=how))
 
     def clean(self) -> list[Cleaned]:
-        return clean(self.hosts, FOLDER, self.env.cache, clean_set)
+        return clean(self.hosts, FOLDER, cache=self.env.cache)
 
 
 @pytest.fixture
@@ -81,11 +80,10 @@ def place(tmp_path: Path) -> Place:
     files = []
     for number, name in enumerate(NAMES):
         (source / name).write_bytes(os.urandom(1000 + number))
-        files.append(SetFile(name, source / name, 1000 + number, digest_of(source / name)))
-    (tmp_path / "train.manifest.json").write_text("{}")
-    listed = SetFile(
-        ".manifest.json", tmp_path / "train.manifest.json", 2, digest_of(tmp_path / "train.manifest.json")
-    )
+        files.append(SetFile(name, stat_source(source / name), digest_of(source / name)))
+    manifest = tmp_path / "train.manifest.json"
+    manifest.write_text("{}")
+    listed = SetFile(".manifest.json", stat_source(manifest), digest_of(manifest))
     hosts = tuple(SetHost(f"n{number}", root=tmp_path) for number in range(3))
     for host in hosts:
         (host.folder / "node").mkdir(parents=True)
@@ -98,7 +96,7 @@ def assert_whole(place: Place) -> None:
         wanted = place.files.wanted[host.name]
         assert host.names() == sorted(file.name for file in wanted)
         for file in wanted:
-            assert (host.records / file.name).read_bytes() == file.path.read_bytes()
+            assert (host.records / file.name).read_bytes() == file.source.data.read_bytes()
 
 
 @pytest.mark.parametrize("how", ["copy", "ssh"])
@@ -126,7 +124,7 @@ def test_a_host_that_takes_anothers_place_gets_its_files(place: Place) -> None:
     (spare.folder / "node").mkdir(parents=True)
     wanted = {**place.files.wanted, "spare": place.files.wanted["n1"]}
     hosts = (place.hosts[0], spare, place.hosts[2])
-    placed = stage_set(hosts, replace(place.files, wanted=wanted), place.env)
+    placed = stage(hosts, replace(place.files, wanted=wanted), place.env)
     assert placed == (THERE[0], StagedHost("spare", "sent"), THERE[2])
     assert spare.names() == place.hosts[1].names()
 
@@ -183,10 +181,10 @@ def test_a_copy_that_somebody_else_made_is_hashed_once_as_long_as_it_does_not_ch
     os.utime(host.records / NAMES[1], ns=(10**18, 10**18))
     for _ in range(3):
         place.stage()
-    assert host.verbs.count("set-digest") == 1
+    assert host.verbs.count("digest") == 1
     os.utime(host.records / NAMES[1], ns=(10**18, 10**18 + 1))
     place.stage()
-    assert host.verbs.count("set-digest") == 2
+    assert host.verbs.count("digest") == 2
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_in_any_shell_a_set_is_staged_and_cleaned_alike(place: Place, shell: tup
     assert place.stage("copy", [host]) == SENT[:1]
     assert place.stage("copy", [host]) == THERE[:1]
     assert host.names() == [".manifest.json", NAMES[0], NAMES[3]]
-    assert clean([host], FOLDER, place.env.cache, clean_set) == [Cleaned("n0", "removed 2,005 bytes")]
+    assert clean([host], FOLDER, cache=place.env.cache) == [Cleaned("n0", "removed 2,005 bytes")]
     assert list((host.folder / "node").iterdir()) == []
 
 
@@ -285,16 +283,17 @@ def test_a_host_that_is_down_is_named_and_the_rest_are_staged(place: Place) -> N
 
 
 def test_too_little_room_is_found_before_anything_is_sent(place: Place) -> None:
-    vast = replace(place.files.wanted["n1"][0], size_bytes=10**15)
+    file = place.files.wanted["n1"][0]
+    vast = replace(file, source=replace(file.source, size_bytes=10**15))
     files = replace(place.files, wanted={**place.files.wanted, "n1": [vast]})
-    placed = stage_set(place.hosts, files, replace(place.env, how="ssh"))
+    placed = stage(place.hosts, files, replace(place.env, how="ssh"))
     assert placed[1].reason.startswith("not enough space: ")
     assert place.hosts[1].names() == []
 
 
 def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) -> None:
     said: list[str] = []
-    stage_set(place.hosts, place.files, place.env, said.append)
+    stage(place.hosts, place.files, place.env, said.append)
     assert said[0] == f"4.01e-06 GB in total to {FOLDER} on 3 hosts; 0 have it"
     assert [line.split()[:2] for line in said[1:]] == [
         ["copy", "0"],
@@ -303,7 +302,7 @@ def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) ->
         ["ssh", "0"],
     ]
     said.clear()
-    stage_set(place.hosts, place.files, place.env, said.append)
+    stage(place.hosts, place.files, place.env, said.append)
     assert said == [f"{FOLDER} is on 3 hosts, nothing to send"]
 
 
@@ -312,9 +311,9 @@ def test_more_files_than_fit_in_one_command_are_asked_for_in_several(place: Plac
     for number in range(70):
         path = source / f"x-{number}"
         path.write_bytes(b"x")
-        many.append(SetFile(path.name, path, 1, digest_of(path)))
+        many.append(SetFile(path.name, stat_source(path), digest_of(path)))
     files = replace(place.files, wanted={"n0": many})
-    assert stage_set(place.hosts[:1], files, place.env) == SENT[:1]
+    assert stage(place.hosts[:1], files, place.env) == SENT[:1]
     assert len(place.hosts[0].names()) == 70
     assert place.clean()[0].outcome == "removed 70 bytes"
 
@@ -345,4 +344,4 @@ def test_an_lmdb_beside_the_files_is_left_alone(place: Place) -> None:
     assert host.names() == ["data.mdb", "lock.mdb"]
     with pytest.raises(NodeRefusal):
         host.records.chmod(0o777)
-        clean_set(host, FOLDER)
+        clean_host(host, FOLDER)

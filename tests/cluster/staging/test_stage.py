@@ -11,22 +11,23 @@ from typing import get_args
 
 import pytest
 
-from caffe_recipes.cluster.commands import COMMAND_S, Completed
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
 from caffe_recipes.cluster.staging.manifest import (
-    Manifest,
     find_source,
     hash_source,
     load_copies,
-    load_manifest,
+    load_digest,
     staging_lock,
 )
-from caffe_recipes.cluster.staging.plan import How, NodeState, plan_staging
-from caffe_recipes.cluster.staging.relay import STAMP, file_digest
-from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, stage, survey
+from caffe_recipes.cluster.staging.plan import How, plan_staging
+from caffe_recipes.cluster.staging.relay import STAMP, digest_of
+from caffe_recipes.cluster.staging.sets import NodeState, lmdb_set
+from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, clean, survey
 from caffe_recipes.cluster.staging.ways import StagingJob, send_to_each
 from caffe_recipes.errors import ClusterError, DataError, InputError
-from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World
+from tests.cluster.staging.conftest import CONTENT, LMDB, FolderHost, World, stage_lmdb
 
+DATA = ("data.mdb",)
 SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(4))
 
 
@@ -35,14 +36,13 @@ class Asked(FolderHost):
     """A host that keeps what it is asked; of `hashing` the digest is known once it has taken the source."""
 
     verbs: list[str] = field(default_factory=list)
-    hashing: Future[Manifest] | None = None
+    hashing: Future[str] | None = None
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         self.verbs.append(argv[5])
         done = super().run(argv, timeout_s)
         if argv[5] == "take" and self.hashing:
-            with (self.root / "shared/data.mdb").open("rb") as file:
-                self.hashing.set_result(Manifest(len(CONTENT), file_digest(file.fileno(), len(CONTENT))))
+            self.hashing.set_result(digest_of(self.root / "shared/data.mdb"))
         return done
 
 
@@ -59,6 +59,13 @@ class Noting(FolderHost):
         return super().run(argv, timeout_s)
 
 
+def survey_second(hosts: Sequence[Host], world: World, cache: Path) -> tuple[str | None, str | None]:
+    """Return the digest of the second host's copy, and the source's."""
+    states, files = survey(hosts, lmdb_set(LMDB, world.source, [host.name for host in hosts]), cache)
+    assert files.lmdb is not None
+    return states[1].found["data.mdb"].digest, files.lmdb.digest
+
+
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -70,7 +77,7 @@ def assert_whole(host: FolderHost) -> None:
 
 @pytest.mark.parametrize("how", [way for way in get_args(How) if way != "sbcast"])
 def test_each_way_puts_a_whole_lmdb_of_our_own_on_every_host(world: World, how: How) -> None:
-    assert stage(world.hosts, LMDB, world.source, replace(world.env, how=how)) == SENT
+    assert stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how=how)) == SENT
     for host in world.hosts:
         assert_whole(host)
         assert (host.lmdb.stat().st_mode & 0o777, (host.lmdb / "data.mdb").stat().st_mode & 0o777) == (
@@ -84,17 +91,18 @@ def test_a_node_that_copies_a_source_of_known_digest_is_asked_once_after_the_loo
     assert world.env.cache is not None
     hash_source(find_source(world.source), world.env.cache)
     hosts = [Asked(host.name, root=host.root) for host in world.hosts]
-    assert stage(hosts, LMDB, world.source, replace(world.env, how="copy")) == SENT
-    assert [host.verbs for host in hosts] == [["probe", "take"]] * 4
+    assert stage_lmdb(hosts, LMDB, world.source, replace(world.env, how="copy")) == SENT
+    assert [host.verbs for host in hosts] == [["survey", "take"]] * 4
 
 
 def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_known(world: World) -> None:
-    known = Future[Manifest]()
+    known = Future[str]()
     host = Asked("n0", root=world.hosts[0].root, hashing=known)
-    source, size = str(world.source / "data.mdb"), len(CONTENT)
-    state = NodeState("n0", "absent", free_bytes=2 * size, sees_source=True)
-    plan = plan_staging([state], lmdb=LMDB, source=source, size_bytes=size, digest=None, how="copy")
-    assert send_to_each(StagingJob({"n0": host}, plan, ".data.mdb.part-1", "here", print), known) == {}
+    state = NodeState("n0", "absent", free_bytes=2 * len(CONTENT), sees_source=True)
+    files = lmdb_set(LMDB, world.source, ["n0"])
+    plan = plan_staging([state], files, how="copy")
+    hashing = {files.wanted["n0"][0]: known}
+    assert send_to_each(StagingJob({"n0": host}, plan, "1", "here", print, hashing)) == {}
     assert host.verbs == ["take", "commit"]
     assert_whole(host)
 
@@ -102,14 +110,14 @@ def test_nodes_copy_while_the_source_is_hashed_and_verify_when_its_digest_is_kno
 @pytest.mark.parametrize("how", ["copy", "chain", "ssh"])
 def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world: World, how: How) -> None:
     env = replace(world.env, how=how)
-    stage(world.hosts, LMDB, world.source, env)
+    stage_lmdb(world.hosts, LMDB, world.source, env)
     before = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
     said: list[str] = []
-    again = stage(world.hosts, LMDB, world.source, env, said.append)
+    again = stage_lmdb(world.hosts, LMDB, world.source, env, said.append)
     assert {placed.outcome for placed in again} == {"there"}
     assert said == [f"{LMDB} is on 4 hosts, nothing to send"]
     subprocess.run(["rm", "-r", world.hosts[2].lmdb], check=True)
-    third = stage(world.hosts, LMDB, world.source, env)
+    third = stage_lmdb(world.hosts, LMDB, world.source, env)
     assert [placed.outcome for placed in third] == ["there", "there", "sent", "there"]
     assert_whole(world.hosts[2])
     after = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
@@ -122,10 +130,10 @@ def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: Wor
     lmdb = world.hosts[1].lmdb
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(CONTENT)
-    placed = stage(world.hosts, LMDB, world.source, replace(world.env, how="copy"))
+    placed = stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how="copy"))
     assert [each.outcome for each in placed] == ["sent", "there", "sent", "sent"]
     assert names_in(lmdb) == ["data.mdb"]
-    assert clean(world.hosts, LMDB, world.env.cache)[1] == Cleaned(
+    assert clean(world.hosts, LMDB, DATA, world.env.cache)[1] == Cleaned(
         "n1", "kept: it was not staged by caffe-recipes"
     )
     assert (lmdb / "data.mdb").read_bytes() == CONTENT
@@ -136,18 +144,17 @@ def test_a_copy_that_somebody_else_made_is_hashed_once_as_long_as_it_does_not_ch
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(CONTENT)
     hosts = [Noting(host.name, root=host.root, hashed=hashed) for host in world.hosts]
-    source, cache = find_source(world.source), world.source.parent / "cache"
+    cache = world.source.parent / "cache"
     cache.mkdir(mode=0o700)
     for _ in range(2):
-        states, manifest = survey(hosts, LMDB, source, cache)
-        assert manifest is not None
-        assert states[1].digest == manifest.digest
+        found, digest = survey_second(hosts, world, cache)
+        assert found == digest is not None
     assert hashed.read_text() == "n1\n"
     with (lmdb / "data.mdb").open("r+b") as file:
         file.write(b"!")
-    states, manifest = survey(hosts, LMDB, source, cache)
-    assert manifest is not None
-    assert states[1].digest not in (None, manifest.digest)
+    found, digest = survey_second(hosts, world, cache)
+    assert digest is not None
+    assert found not in (None, digest)
     assert hashed.read_text() == "n1\nn1\n"
 
 
@@ -155,16 +162,15 @@ def test_what_others_could_have_planted_in_the_cache_is_not_believed(world: Worl
     lmdb, cache = world.hosts[1].lmdb, world.source.parent / "cache"
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(CONTENT[:-1] + b"!")
-    source = find_source(world.source)
     cache.mkdir(mode=0o700)
-    _, manifest = survey(world.hosts, LMDB, source, cache)
-    assert manifest is not None
+    _, digest = survey_second(world.hosts, world, cache)
+    assert digest is not None
     (planted,) = (cache / "copies").iterdir()
     stamp = load_copies(LMDB, cache)["n1"].stamp
-    planted.write_text(json.dumps({"n1": [stamp, manifest.digest]}))
-    assert survey(world.hosts, LMDB, source, cache)[0][1].digest == manifest.digest
+    planted.write_text(json.dumps({"n1": [stamp, digest]}))
+    assert survey_second(world.hosts, world, cache)[0] == digest
     cache.chmod(0o777)
-    assert survey(world.hosts, LMDB, source, cache)[0][1].digest != manifest.digest
+    assert survey_second(world.hosts, world, cache)[0] != digest
     cache.chmod(0o700)
     for broken in ("", "[]", '{"n1": 5}', '{"n1": ["x"]}', "\0"):
         planted.write_text(broken)
@@ -184,7 +190,7 @@ def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
     lmdb = world.hosts[1].lmdb
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(content)
-    placed = stage(world.hosts, LMDB, world.source, replace(world.env, how="chain"))
+    placed = stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how="chain"))
     assert placed == (SENT[0], StagedHost("n1", "failed", reason), SENT[2], SENT[3])
     assert (lmdb / "data.mdb").read_bytes() == content
     assert names_in(lmdb) == ["data.mdb"]
@@ -192,13 +198,13 @@ def test_another_lmdb_is_named_and_never_replaced_and_the_rest_are_staged(
 
 def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(world: World) -> None:
     env = replace(world.env, how="copy")
-    stage(world.hosts, LMDB, world.source, env)
+    stage_lmdb(world.hosts, LMDB, world.source, env)
     data = world.hosts[0].lmdb / "data.mdb"
     with data.open("r+b") as file:
         file.write(b"!")
-    placed = stage(world.hosts, LMDB, world.source, env)
+    placed = stage_lmdb(world.hosts, LMDB, world.source, env)
     assert placed[0].reason == "has a different LMDB (same size as the source, but different content)"
-    assert clean(world.hosts, LMDB, world.env.cache)[0].outcome == (
+    assert clean(world.hosts, LMDB, DATA, world.env.cache)[0].outcome == (
         "kept: it has changed since caffe-recipes staged it"
     )
     assert data.exists()
@@ -206,15 +212,15 @@ def test_a_staged_file_that_has_changed_since_is_found_in_spite_of_its_stamp(wor
 
 def test_a_host_that_is_down_is_named_and_the_rest_are_staged(world: World) -> None:
     hosts = world.host(down=True)
-    placed = stage(hosts, LMDB, world.source, replace(world.env, how="chain"))
+    placed = stage_lmdb(hosts, LMDB, world.source, replace(world.env, how="chain"))
     assert placed == (SENT[0], StagedHost("n1", "failed", "cannot be reached by ssh"), SENT[2], SENT[3])
 
 
 def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World) -> None:
     blind = [FolderHost(host.name, root=host.root, blind=host.name != "n2") for host in world.hosts]
     with pytest.raises(InputError, match="staging by copy is not possible: n0 cannot read the source"):
-        stage(blind, LMDB, world.source, replace(world.env, how="copy"))
-    assert stage(blind, LMDB, world.source, replace(world.env, how="chain")) == SENT
+        stage_lmdb(blind, LMDB, world.source, replace(world.env, how="copy"))
+    assert stage_lmdb(blind, LMDB, world.source, replace(world.env, how="chain")) == SENT
     assert_whole(world.hosts[0])
 
 
@@ -222,21 +228,21 @@ def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: Wo
     host = world.hosts[0]
     host.lmdb.mkdir()
     (host.lmdb / "notes").write_text("the user's")
-    assert stage([host], LMDB, world.source, replace(world.env, how="copy")) == SENT[:1]
+    assert stage_lmdb([host], LMDB, world.source, replace(world.env, how="copy")) == SENT[:1]
     assert names_in(host.lmdb) == [STAMP, "data.mdb", "notes"]
-    assert clean([host], LMDB, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
+    assert clean([host], LMDB, DATA, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
     assert names_in(host.lmdb) == ["notes"]
 
 
 def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: World) -> None:
     host, lmdb = world.hosts[0], "/node/a/b/lmdb"
-    stage([host], lmdb, world.source, replace(world.env, how="copy"))
+    stage_lmdb([host], lmdb, world.source, replace(world.env, how="copy"))
     (Path(f"{host.folder}{lmdb}") / "lock.mdb").write_bytes(b"made by a reader")
     (host.folder / "node" / "a" / "mine").write_text("")
-    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
+    assert clean([host], lmdb, DATA, world.env.cache) == [Cleaned("n0", f"removed {len(CONTENT):,} bytes")]
     assert names_in(host.folder / "node") == ["a"]
     assert names_in(host.folder / "node" / "a") == ["mine"]
-    assert clean([host], lmdb, world.env.cache) == [Cleaned("n0", "nothing to remove")]
+    assert clean([host], lmdb, DATA, world.env.cache) == [Cleaned("n0", "nothing to remove")]
 
 
 def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> None:
@@ -246,16 +252,16 @@ def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> No
         (host.lmdb / ".data.mdb.part-dead").write_bytes(b"half")
         (host.lmdb / f"{STAMP}.part").write_text("")
         (host.lmdb / STAMP).write_text("caffe-recipes-1 1 - - - -\n")
-    assert stage(world.hosts[:1], LMDB, world.source, env) == SENT[:1]
+    assert stage_lmdb(world.hosts[:1], LMDB, world.source, env) == SENT[:1]
     assert_whole(world.hosts[0])
-    clean(world.hosts[:2], LMDB, env.cache)
+    clean(world.hosts[:2], LMDB, DATA, env.cache)
     assert [names_in(host.folder / "node") for host in world.hosts[:2]] == [[], []]
 
 
 @pytest.mark.parametrize("lmdb", ["relative/lmdb", "/tmp/../etc", "/", "", "/a\0b"])
 def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, lmdb: str) -> None:
     with pytest.raises(InputError):
-        stage(world.hosts, lmdb, world.source, world.env)
+        stage_lmdb(world.hosts, lmdb, world.source, world.env)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +270,9 @@ def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, 
 @pytest.mark.parametrize("how", ["copy", "chain"])
 def test_any_character_in_a_path_stays_a_character(world: World, lmdb: str, how: How) -> None:
     host = world.hosts[0]
-    assert stage([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
+    assert stage_lmdb([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
-    assert clean([host], lmdb, world.env.cache)[0].outcome.startswith("removed ")
+    assert clean([host], lmdb, DATA, world.env.cache)[0].outcome.startswith("removed ")
     assert names_in(host.folder / "node") == []
 
 
@@ -275,18 +281,17 @@ def test_the_source_is_hashed_once_and_again_when_it_changes(world: World, how: 
     os.utime(world.source / "data.mdb", ns=(10**18, 10**18))
     cache = world.env.cache
     assert cache is not None
-    stage(world.hosts[:2], LMDB, world.source, replace(world.env, how=how))
-    known = load_manifest(find_source(world.source), cache)
-    with (world.source / "data.mdb").open("rb") as file:
-        assert known is not None
-        assert known.digest == file_digest(file.fileno(), len(CONTENT))
+    stage_lmdb(world.hosts[:2], LMDB, world.source, replace(world.env, how=how))
+    known = load_digest(find_source(world.source), cache)
+    assert known is not None
+    assert known == digest_of(world.source / "data.mdb")
     os.utime(world.source / "data.mdb", ns=(10**18, 10**18 + 1))
-    assert load_manifest(find_source(world.source), cache) is None
+    assert load_digest(find_source(world.source), cache) is None
 
 
 def test_a_source_without_data_is_refused_before_any_host_is_touched(world: World, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.mdb: cannot be read: No such file"):
-        stage(world.hosts, LMDB, tmp_path / "none", world.env)
+        stage_lmdb(world.hosts, LMDB, tmp_path / "none", world.env)
     assert [names_in(host.folder / "node") for host in world.hosts] == [[]] * 4
 
 
@@ -296,17 +301,17 @@ def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
         staging_lock(LMDB, world.env.cache),
         pytest.raises(ClusterError, match="is being staged by another process"),
     ):
-        stage(world.hosts, LMDB, world.source, world.env)
+        stage_lmdb(world.hosts, LMDB, world.source, world.env)
 
 
 def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(InputError, match="sbcast is not possible: not inside a Slurm allocation"):
-        stage(world.hosts, LMDB, world.source, replace(world.env, how="sbcast"))
+        stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how="sbcast"))
 
 
 def test_the_plan_is_said_with_every_way_and_the_one_chosen(world: World) -> None:
     said: list[str] = []
-    stage(world.hosts, LMDB, world.source, world.env, said.append)
+    stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
     assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "ssh"]
     assert sum("<- chosen" in line for line in said) == 1
