@@ -399,17 +399,18 @@ def _reserve(job: StagingJob) -> dict[str, str]:
 
 def _send_files(job: StagingJob, host: Host, lacking: Sequence[SetFile]) -> None:
     """Let a host copy the files that it can read, and send it the others. Raises ClusterError."""
-    files, is_copy = job.plan.files, job.plan.how == "copy"
+    files, pulled, pushed = job.plan.files, list[SetFile](), list[SetFile]()
+    for file in lacking:
+        is_pulled = job.plan.how == "copy" and files.is_read_by_nodes(file)
+        (pulled if is_pulled else pushed).append(file)
     wait(job.hashing.values(), _DIGEST_WAIT_S)
     known = {file: future.result() for file, future in job.hashing.items() if future.done()}
-    pulled = [file for file in lacking if is_copy and files.is_read_by_nodes(file)]
     ask_parts(host, "take", files, [replace(f, digest=f.digest or known.get(f)) for f in pulled], job.token)
     _commit(job, host, [file for file in pulled if not (file.digest or file in known)])
-    for file in lacking:
-        if file not in pulled:
-            ask_parts(host, "reserve", files, [file], job.token)
-            host.put(file.source.data, f"{files.folder}/{part_name(file, job.token)}")
-            _commit(job, host, [file])
+    for file in pushed:
+        ask_parts(host, "reserve", files, [file], job.token)
+        host.put(file.source.data, f"{files.folder}/{part_name(file, job.token)}")
+        _commit(job, host, [file])
 
 
 def _commit(job: StagingJob, host: Host, some: Sequence[SetFile]) -> None:
