@@ -24,7 +24,7 @@ def test_a_stand_in_answers_and_remembers_what_it_was_asked() -> None:
 
 
 def test_a_stand_in_serves_questions_about_files() -> None:
-    host = StandInHost(answer=lambda argv, _: Completed(0, "81a4 12 345 6.7\n", ""))
+    host = StandInHost(answer=lambda argv, _: Completed(0, "81a4 345\n", ""))
     assert file_bytes(host, "/tmp/x") == 345
 
 

@@ -148,18 +148,13 @@ def is_this_machine(name: str) -> bool:
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 
-def file_stamp(host: Host, path: str) -> str | None:
-    """Return a file's mode, inode, size and mtime, which change whenever it is written; None if not a file.
-
-    Links are not followed, since whoever made the link decides where it leads.
-    """
-    return _stamp(host, path)
-
-
 def file_bytes(host: Host, path: str) -> int | None:
     """Return the size of a file in bytes, following links; None if there is no file."""
-    stamp = _stamp(host, path, "-L")
-    return None if stamp is None else int(stamp.split()[2])
+    done = host.run(["stat", "-L", "-c", "%f %s", "--", path])
+    if done.returncode != 0:
+        return None
+    found = _match_answer(host, path, "stat", done, r"([0-9a-f]+) (\d+)")
+    return int(found[2]) if stat.S_ISREG(int(found[1], 16)) else None
 
 
 def file_digest(host: Host, path: str) -> str:
@@ -181,14 +176,6 @@ def _read_digest(host: Host, path: str, done: Completed) -> str:
     if done.returncode != 0:
         raise HostFailed(host.name, "cannot be read", done.stderr.strip() or "check the file", path)
     return _match_answer(host, path, "sha256sum", done, r"\\?([0-9a-f]{64}) .*")[1]
-
-
-def _stamp(host: Host, path: str, *options: str) -> str | None:
-    done = host.run(["stat", *options, "-c", "%f %i %s %.9Y", "--", path])
-    if done.returncode != 0:
-        return None
-    found = _match_answer(host, path, "stat", done, r"([0-9a-f]+) \d+ \d+ -?[\d.,]+")
-    return found[0].replace(",", ".") if stat.S_ISREG(int(found[1], 16)) else None  # some locales print 1,5
 
 
 def _match_answer(host: Host, path: str, program: str, done: Completed, pattern: str) -> re.Match[str]:

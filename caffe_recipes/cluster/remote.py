@@ -180,7 +180,7 @@ class PlacedFile:
 
 
 def own_file_stamp(host: Host, path: str, root: Path) -> str | None:
-    """Return the stamp of this user's file on a host, as `file_stamp` does; None if it does not exist.
+    """Return attributes of this user's file that change whenever it is written; None if it does not exist.
 
     Raises ClusterError if the path is a link, if the file or a folder belongs to another user, or if anybody
     may change files in the folder. `root` is the Caffe root, whose owner is trusted.

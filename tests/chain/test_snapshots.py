@@ -13,7 +13,8 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
-from caffe_recipes.cluster.hosts import LocalHost, file_stamp
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import NodeRefusal, own_file_stamp
 from caffe_recipes.errors import ClusterError, HostFailed, RunFailed, WeightsError
 from caffe_recipes.run.caffe import find_ignored_learned, verify_weights
 from caffe_recipes.run.snapshots import check_places, fetch_snapshot
@@ -177,12 +178,13 @@ def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> N
 
 def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) -> None:
     place.snapshot.write_bytes(weights())
-    stamp = file_stamp(place.host, str(place.snapshot))
+    stamp = own_file_stamp(place.host, str(place.snapshot), place.tmp)
     with pytest.raises(RunFailed, match="the snapshot is an old file, from before this training"):
         place.fetch(stamp)
     place.snapshot.rename(place.tmp / "real")
     place.snapshot.symlink_to(place.tmp / "real")
-    assert file_stamp(place.host, str(place.snapshot)) is None
+    with pytest.raises(NodeRefusal, match="is a symbolic link"):
+        own_file_stamp(place.host, str(place.snapshot), place.tmp)
 
 
 def test_a_host_that_is_gone_is_not_called_a_bad_snapshot(place: Place) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.commands import Running
-from caffe_recipes.cluster.hosts import LocalHost, file_stamp
+from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import PlacedFile, drop_files, own_file_stamp, place_files
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError, HostFailed
@@ -115,7 +115,7 @@ def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: 
         to = str(place.tmp / name)
         place_files([host], place.root, [PlacedFile(place.kept, to, SHA256)])
         assert Path(to).read_bytes() == DATA
-        assert own_file_stamp(host, to, place.root) == file_stamp(host, to)
+        assert own_file_stamp(host, to, place.root) == own_file_stamp(LocalHost(), to, place.root)
         host.close()
 
 

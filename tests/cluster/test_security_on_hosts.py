@@ -23,8 +23,9 @@ import yaml
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.cluster.hosts import file_bytes, file_stamp
+from caffe_recipes.cluster.hosts import file_bytes
 from caffe_recipes.cluster.launcher import ssh_environment
+from caffe_recipes.cluster.remote import own_file_stamp
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
 from caffe_recipes.recipe.source import load_recipe
@@ -170,7 +171,7 @@ def test_a_shell_that_greets_and_a_name_server_that_is_silent_are_borne(
     host.fetch("/tmp/file", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == (tmp_path / "file").read_bytes()
     assert file_bytes(host, "/tmp/file") == 100_000
-    assert file_stamp(host, "/tmp/none") is None
+    assert own_file_stamp(host, "/tmp/none", tmp_path) is None
     with host.start(["cat"]) as command:
         command.send(b"word")
         assert command.read() == b"word"
