@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -379,8 +379,12 @@ class Family:
 
 
 class Loaded(Value):
-    """Base class of recipes; also keeps the folder of the file, the family, and the dialect."""
+    """Base class of recipes; also keeps the folder of the file, the family, and the dialect.
 
+    Its training data are an LMDB if it `reads_lmdb`, or else TFRecords.
+    """
+
+    reads_lmdb: ClassVar[bool] = True
     _folder: Path = PrivateAttr(Path())
     _family: Family | None = PrivateAttr(None)
     _dialect: str = PrivateAttr(OURS)
@@ -410,6 +414,7 @@ class Loaded(Value):
 class TensorFlowRecipe(Loaded):
     """A recipe that only TensorFlow trains; it has no phases, nets or LMDBs."""
 
+    reads_lmdb: ClassVar[bool] = False
     name: FileName
     title: Text
     source: Text | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from caffe_recipes.caffe import layers, pb
+from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.caffe.logs import LogSummary, read_log
 from caffe_recipes.caffe.prototxt import digest, parse_document, parse_prototxt, render_prototxt
 from caffe_recipes.caffe.text.tokens import TOKEN
@@ -28,10 +29,13 @@ from caffe_recipes.caffe.weights import (
 )
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.errors import ClusterError, InputError, PrototxtError, RunFailed, WeightsError
+from caffe_recipes.cluster.staging.relay import DATA
+from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
+from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
 from caffe_recipes.render.nets import build_net
+from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
@@ -114,6 +118,31 @@ class Caffe:
     def data_source(self) -> str | None:
         """The folder that the training LMDB is staged from."""
         return self.recipe.data.train.source
+
+    @property
+    def staged_folders(self) -> tuple[str, ...]:
+        """The folder of the training LMDB."""
+        return (self.data_folder,)
+
+    def file_sets(
+        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
+    ) -> list[FileSet]:
+        """Return the LMDB, which every host gets whole; nothing if it does not exist."""
+        folder = source or self.data_source
+        if not folder:
+            what = "names no LMDB to stage from"
+            raise InputError(self.recipe.name, what, "give its folder with --lmdb-source")
+        exists = (root / folder / DATA).exists()
+        return [lmdb_set(str(root / self.data_folder), root / folder, names)] if exists else []
+
+    def check_source(self, folder: Path, *, is_given: bool) -> None:
+        """Raise DataError unless a folder holds a complete LMDB, which the copies are compared with."""
+        try:
+            open_datums(folder).close()
+        except DataError as error:
+            if is_given or (folder / DATA).exists():
+                raise
+            raise DataError(folder, error.what, lmdb_hint(self.recipe, str(folder))) from None
 
     @property
     def built(self) -> tuple[str, ...]:
@@ -264,6 +293,13 @@ class Caffe:
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the result of an evaluation by the net's outputs; empty if the log has no result."""
         return dict(summary.mean_outputs)
+
+
+def require_caffe(recipe: AnyRecipe, folder: Path) -> Recipe:
+    """Return the recipe of the run in `folder`; raises InputError unless Caffe trains it."""
+    if not isinstance(recipe, Recipe):
+        raise InputError(folder, "its model is not a caffemodel", "ensembles need models that Caffe trained")
+    return recipe
 
 
 def find_our_trainer(path: str) -> str:

@@ -317,12 +317,17 @@ def _is_in_current_folder(path: Path) -> bool:
 class FoundHosts(NamedTuple):
     """The hosts that were found, or None, and the hostfile or Slurm job that names them, or should.
 
-    `stale` explains why a `hostfile` was ignored, such as that its hosts are not part of this Slurm job.
+    `stale_reason` is why a `hostfile` was ignored, such as that its hosts are not part of this Slurm job.
     """
 
     names: tuple[str, ...] | None
     where: str | Path
-    stale: str = ""
+    stale_reason: str = ""
+
+    @property
+    def stale(self) -> str:
+        """A warning about the `hostfile` that was ignored; empty if none was."""
+        return f"{self.stale_reason}; using the job's hosts" if self.stale_reason else ""
 
 
 def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts:
@@ -347,12 +352,12 @@ def find_hosts(root: Path, given: Path | None, min_hosts: int = 0) -> FoundHosts
     try:
         hosts = load_hostfile(default)
     except InputError as error:
-        return FoundHosts(job, "the Slurm job", f"{error.without_hint}; using the job's hosts")
+        return FoundHosts(job, "the Slurm job", error.without_hint)
     count = describe_count(len(hosts), "host")
     few = f"names {count}, but {min_hosts} are needed" if len(hosts) < min_hosts else ""
     what = _describe_strangers(hosts, job) or few
     if what:
-        return FoundHosts(job, "the Slurm job", f"{default} {what}; using the job's hosts")
+        return FoundHosts(job, "the Slurm job", f"{default} {what}")
     return FoundHosts(hosts, default)
 
 

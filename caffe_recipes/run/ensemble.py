@@ -18,7 +18,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe, Reported
 from caffe_recipes.review.columns import align_columns
-from caffe_recipes.run.caffe import find_our_trainer
+from caffe_recipes.run.caffe import find_our_trainer, require_caffe
 from caffe_recipes.run.context import search_path
 from caffe_recipes.run.folders import load_digests
 from caffe_recipes.run.journal import load_journal
@@ -70,9 +70,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
 
     files = LocalFiles()
     folder = Path(find_run(files, str(options.root), run)).absolute()
-    recipe = load_frozen(files, str(folder))
-    if not isinstance(recipe, Recipe):
-        raise InputError(folder, "its model is not a caffemodel", "ensembles need models that Caffe trained")
+    recipe = require_caffe(load_frozen(files, str(folder)), folder)
     state = load_journal(folder / "journal.jsonl")
     members = find_members(folder, recipe, state, options.members)
     place = _find_place(folder)

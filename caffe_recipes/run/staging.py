@@ -9,21 +9,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from caffe_recipes.caffe.datums import open_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.plan import CopyRates, How
 from caffe_recipes.cluster.staging.relay import DATA
-from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
+from caffe_recipes.cluster.staging.sets import FileSet
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.cluster.staging.ways import RELAY, ChainEnv
-from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
-from caffe_recipes.render.scripts import lmdb_hint
+from caffe_recipes.errors import ClusterError, HostFailed, InputError
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import (
     Connect,
+    FoundHosts,
     Setting,
     StageOptions,
     drop_refused_options,
@@ -35,7 +34,7 @@ from caffe_recipes.run.context import (
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.nodes import ask_node
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.run.records import find_record_sets
+from caffe_recipes.run.trainer import find_trainer
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -51,22 +50,17 @@ def stage_recipe(
     Raises InputError for the hostfile or the source before any host is reached, and for an impossible method.
     """
     root = Path(os.path.realpath(options.root))
-    if isinstance(recipe, Recipe) and not (options.lmdb_source or recipe.data.train.source):
-        what = "names no LMDB to stage from"
-        raise InputError(recipe.name, what, "give its folder with --lmdb-source")
+    trainer, given = find_trainer(recipe), options.lmdb_source
     profile = find_profile(recipe, options.profile)
     ways = find_staging_env(profile, options.how)
-    names, where, stale = find_staged_hosts(options)
-    if stale:
-        say(stale)
-    if isinstance(recipe, Recipe):
-        source = root / (options.lmdb_source or recipe.data.train.source or "")
-        _check_source(recipe, source, given=options.lmdb_source is not None)
-        sets = [lmdb_set(str(root / recipe.data.train.lmdb), source, names)]
-    else:
-        sets = find_record_sets(recipe, root, names, source=options.lmdb_source, is_whole=options.is_whole)
+    names, found = find_staged_hosts(options)
+    if found.stale:
+        say(found.stale)
+    sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
+    trainer.check_source(root / (given or trainer.data_source or ""), is_given=given is not None)
     if len(names) < recipe.cluster.nodes:
-        say(f"{where}: {len(names)} of the recipe's {recipe.cluster.nodes} hosts; a run needs all of them")
+        few = f"{len(names)} of the recipe's {recipe.cluster.nodes} hosts"
+        say(f"{found.where}: {few}; a run needs all of them")
     return with_hosts(
         names,
         lambda name: connect(name, profile.copy_with),
@@ -76,18 +70,11 @@ def stage_recipe(
 
 def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
     """Stage the training data on the hosts of a run that lack it, if the source exists."""
-    recipe, source = setting.recipe, setting.lmdb_source
+    source = setting.lmdb_source
     if source is None:
         return ()
-    if isinstance(recipe, Recipe):
-        hosts = setting.lmdb_hosts
-        if not (source / DATA).exists():
-            return ()
-        place = setting.path(recipe.data.train.lmdb)
-        sets = [lmdb_set(place, source, [host.name for host in hosts])]
-    else:
-        hosts = setting.hosts
-        sets = find_record_sets(recipe, setting.root, [host.name for host in hosts], source=source)
+    hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
+    sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
     return _stage_sets(hosts, sets, ways, say)
 
 
@@ -170,25 +157,12 @@ def refusal(failed: Sequence[tuple[str, str]], lmdb: str, hosts: int) -> Cluster
     return HostFailed(host, f"{reason}{others}", STAGING_HINT, lmdb)
 
 
-def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], str | Path, str]:
-    """Return the hosts, the file that names them, and a warning if it is stale.
-
-    Raises InputError if none is named.
-    """
-    names, where, stale = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
-    if names is None:
-        raise InputError(where, "no such file", "write one host a line there, or give --hostfile")
-    return names, where, stale
-
-
-def _check_source(recipe: Recipe, folder: Path, *, given: bool) -> None:
-    """Raise DataError unless a folder holds a complete LMDB, since nodes can only compare copies with it."""
-    try:
-        open_datums(folder).close()
-    except DataError as error:
-        if given or (folder / DATA).exists():
-            raise
-        raise DataError(folder, error.what, lmdb_hint(recipe, str(folder))) from None
+def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], FoundHosts]:
+    """Return the hosts, and where they were found; raises InputError if none is named."""
+    found = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
+    if found.names is None:
+        raise InputError(found.where, "no such file", "write one host a line there, or give --hostfile")
+    return found.names, found
 
 
 def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callable[[Sequence[Host]], T]) -> T:
@@ -210,17 +184,12 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     Raises InputError, before any host is reached, if a run of the recipe is running here.
     """
     root = Path(os.path.realpath(options.root))
-    files: Sequence[str] = ()  # all that were staged
-    if isinstance(recipe, Recipe):
-        folders, files = [recipe.data.train.lmdb], [DATA]
-    else:
-        data = recipe.tensorflow.data
-        folders = [part.folder for part in (data.train, data.validation) if part is data.train or part.source]
-    places = [str(root / folder) for folder in folders]
+    places = [str(root / folder) for folder in find_trainer(recipe).staged_folders]
+    files = [DATA] if recipe.reads_lmdb else []  # else all that were staged
     copy_with = find_profile(recipe, options.profile).copy_with
-    names, _, stale = find_staged_hosts(options)
-    if stale:
-        raise InputError("", stale.partition(";")[0], "name the hosts to clean with --hostfile")
+    names, found = find_staged_hosts(options)
+    if found.stale:
+        raise InputError("", found.stale_reason, "name the hosts to clean with --hostfile")
     work = describe_work(root, recipe.name, RunState())
     if work:
         raise InputError(places[0], f"is in use: {work}", "wait for its end, or end it")

@@ -39,13 +39,18 @@ from caffe_recipes.caffe.logs import (
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import file_digest
 from caffe_recipes.cluster.profiles import Profile
-from caffe_recipes.errors import ClusterError, InputError, WeightsError
-from caffe_recipes.recipe.model import TensorFlowRecipe
+from caffe_recipes.cluster.staging.manifest import cache_folder, known_digest, stat_source
+from caffe_recipes.cluster.staging.relay import digest_of
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile
+from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
+from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsError
+from caffe_recipes.recipe.model import Cluster, TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 from caffe_recipes.tensorflow.logs import parse_evaluations
-from caffe_recipes.tensorflow.run import evaluate_argv, evaluate_environment, train_argv
+from caffe_recipes.tensorflow.records import deal_files
+from caffe_recipes.tensorflow.run import Records, evaluate_argv, evaluate_environment, train_argv
 
 STEP = "train"
 _ENVIRONMENT = ".venv-tf"
@@ -241,6 +246,21 @@ class TensorFlow:
         return self.recipe.tensorflow.data.train.source
 
     @property
+    def staged_folders(self) -> tuple[str, ...]:
+        """The folders of training records, and of validation records if they have a source."""
+        data = self.recipe.tensorflow.data
+        return (data.train.folder, *([data.validation.folder] if data.validation.source else []))
+
+    def file_sets(
+        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
+    ) -> list[FileSet]:
+        """Return the TFRecords that each host needs."""
+        return find_record_sets(self.recipe, root, names, source=source, is_whole=is_whole)
+
+    def check_source(self, folder: Path, *, is_given: bool) -> None:
+        """Do nothing: `file_sets` checks the records."""
+
+    @property
     def built(self) -> tuple[str, ...]:
         """The folders of records that a run builds if they are missing."""
         data = self.recipe.tensorflow.data
@@ -418,6 +438,100 @@ class TensorFlow:
     def _program(self, name: str) -> str:
         given = _own_programs()
         return posixpath.join(given[0] if given else self._folder, name)
+
+
+def find_record_sets(
+    recipe: TensorFlowRecipe,
+    root: Path,
+    names: Sequence[str],
+    *,
+    source: Path | None = None,
+    is_whole: bool = False,
+) -> list[FileSet]:
+    """Return the files of a recipe's TFRecords that each host needs; `names` are in the order of the ranks.
+
+    Each host needs the training records that its ranks read, and the first host all validation records. With
+    `is_whole` all hosts, spares included, get everything. Raises InputError if there is no source to stage
+    from, and DataError if the records are not those of the recipe.
+    """
+    data = recipe.tensorflow.data
+    if not (source or data.train.source):
+        hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
+        raise InputError(recipe.name, "names no folder to stage TFRecords from", hint)
+    folder = root / (source or data.train.source or "")
+    trainer = TensorFlow(recipe)
+    train = _load_records(data.train, folder, trainer.classes())
+    groups = trainer.file_groups
+    wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
+    sets = [FileSet(str(root / data.train.folder), folder, wanted)]
+    if data.validation.source:
+        folder = root / data.validation.source
+        validation = _load_records(data.validation, folder, trainer.classes())
+        wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
+        sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
+    return sets
+
+
+def _deal(
+    records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
+) -> dict[str, Sequence[SetFile]]:
+    """Return the files that the ranks of each host read with this --file_groups; spares get none."""
+    ranks = cluster.ranks
+    dealt: dict[str, Sequence[SetFile]] = {}
+    for node, name in enumerate(names[: cluster.nodes]):
+        first = node * cluster.ranks_per_node
+        read = {rank * groups // ranks for rank in range(first, first + cluster.ranks_per_node)}
+        files = [
+            file for group in sorted(read) for file in deal_files(records.files, groups, group, records.seed)
+        ]
+        dealt[name] = [*files, records.manifest]
+    return dealt
+
+
+@dataclass(frozen=True)
+class _RecordFiles:
+    """The files of a folder of TFRecords, their manifest, and the seed that deals them to the ranks."""
+
+    files: Sequence[SetFile]
+    manifest: SetFile
+    seed: int
+
+    @property
+    def all(self) -> Sequence[SetFile]:
+        return [*self.files, self.manifest]
+
+
+def load_records_manifest(records: Records, source: Path, classes: int) -> RecordSet:
+    """Read the manifest of a folder of TFRecords; raises DataError unless it is of the recipe's records."""
+    path, made = records_manifest_path(source), load_record_set(source)
+    if made is None:
+        raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
+    if (made.records, made.shards) != (records.images, records.files):
+        what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
+        raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
+    if made.classes is not None and len(made.classes) != classes:
+        what = f"records of {len(made.classes):,} classes; the recipe says {classes:,}"
+        raise DataError(path, what, "correct tensorflow.classes, or name other records")
+    return made
+
+
+def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
+    """Return the files of a folder of TFRecords. Raises DataError unless they are complete and the recipe's.
+
+    Digests come from the manifest; if it is too old to have any, the files are hashed once.
+    """
+    path, made = records_manifest_path(source), load_records_manifest(records, source, classes)
+    files = []
+    for number, name in enumerate(made.counts()):
+        seen = stat_source(source / name)
+        size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
+        if seen.size_bytes != size:
+            what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
+            raise DataError(seen.data, what, "copy the records again, or make them again")
+        digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
+        files.append(SetFile(name, seen, digest))
+    manifest = SetFile(".manifest.json", stat_source(path), digest_of(path))
+    return _RecordFiles(files, manifest, made.seed)
 
 
 class ProgramLog(LogSummary):

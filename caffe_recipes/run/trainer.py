@@ -9,6 +9,7 @@ from typing import Protocol
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.staging.sets import FileSet
 from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
 from caffe_recipes.run.caffe import Caffe
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
@@ -65,6 +66,23 @@ class Trainer(Protocol):
     @property
     def data_source(self) -> str | None:
         """The folder from which the training data are staged; None if the recipe names none."""
+
+    @property
+    def staged_folders(self) -> tuple[str, ...]:
+        """The folders on the nodes to which data are staged."""
+
+    def file_sets(
+        self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
+    ) -> Sequence[FileSet]:
+        """Return the files of the training data that each host needs.
+
+        `names` are the hosts in the order of their ranks. Without `source`, the recipe's own is used. With
+        `is_whole`, every host gets all files. Raises InputError if there is no source, and DataError if the
+        files are not those of the recipe.
+        """
+
+    def check_source(self, folder: Path, *, is_given: bool) -> None:
+        """Raise DataError unless the folder `data_source`, or the one that `is_given`, has complete data."""
 
     @property
     def built(self) -> tuple[str, ...]:

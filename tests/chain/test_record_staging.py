@@ -20,8 +20,8 @@ from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
 from caffe_recipes.run.context import StageOptions
-from caffe_recipes.run.records import find_record_sets
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
+from caffe_recipes.run.tensorflow import find_record_sets
 from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.tensorflow.records import deal_files
 

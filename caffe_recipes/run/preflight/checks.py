@@ -33,11 +33,12 @@ from caffe_recipes.run.preflight.storage import (
     check_snapshots,
     check_start,
     check_test_lmdb,
+    check_test_records,
     check_train_lmdb,
+    check_train_records,
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.run.records import check_test_records, check_train_records
 from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {

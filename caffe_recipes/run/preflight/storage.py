@@ -3,6 +3,7 @@
 - prototxts and weights, which must be the same on every host as here,
 - the folders of the Caffe root that a run writes to on this machine,
 - the LMDBs: on the hosts or to be staged, complete, and with labels within the net's classes,
+- TFRecords: on the hosts or to be staged, complete, and those of the recipe,
 - the disks of the first host and of this machine: free space, and snapshots that nobody else can replace.
 """
 
@@ -20,6 +21,7 @@ from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.sets import lmdb_set
 from caffe_recipes.cluster.staging.stage import plan_from, survey
+from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Recipe
@@ -33,7 +35,10 @@ from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import STAGING_HINT, find_staging_env
 from caffe_recipes.run.steps import Training
+from caffe_recipes.run.tensorflow import load_records_manifest
+from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
+from caffe_recipes.wording import describe_count
 
 # A host reads this in a second or two; of larger files only the sizes are compared.
 HASHED_BYTES = 1e9
@@ -440,3 +445,64 @@ def _written(view: NodeView, step: Training) -> list[str]:
     iterations = (*range(step.every_iter, step.last_iter, step.every_iter), step.last_iter)
     written = (path for at in iterations for path in view.setting.trainer.written_at(step, at))
     return [view.setting.path(path) for path in written]
+
+
+_ASK_RECORDS_S = 120.0
+_TRAIN, _TEST = "train records", "test records"
+
+
+def check_train_records(view: NodeView) -> list[CheckResult]:
+    """Check the records to stage; without a source, check that each host has the manifest of its records."""
+    setting, data = view.setting, _data_of(view)
+    source = setting.lmdb_source
+    if source in setting.built_data and not records_manifest_path(source).exists():
+        return [CheckResult(_TRAIN, f"{setting.show(source)}: will be built", is_checked=False)]
+    if source is None:
+        return _compare_records(view, view.hosts, data, _TRAIN)
+    sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
+    files = sum(len(each) for each in sets[0].wanted.values())
+    shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
+    hosts = describe_count(len(sets[0].wanted), "host")
+    return [CheckResult(_TRAIN, f"{shown}; {files} to be staged on {hosts} where missing")]
+
+
+def check_test_records(view: NodeView) -> list[CheckResult]:
+    """Check the records for the evaluation on this machine. Raises DataError if they are wrong."""
+    setting, run = view.setting, view.setting.recipe.tensorflow
+    assert run is not None and run.data is not None
+    data = run.data.validation
+    folder = setting.root / (data.source or data.folder)
+    if folder in setting.built_data and not records_manifest_path(folder).exists():
+        return [CheckResult(_TEST, f"{setting.show(folder)}: will be built", is_checked=False)]
+    if not view.plan.testings:
+        return [CheckResult(_TEST, "not needed", is_checked=False)]
+    made = load_records_manifest(data, folder, setting.trainer.classes())
+    return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {made.shards} files")]
+
+
+def _data_of(view: NodeView) -> Records:
+    run = view.setting.recipe.tensorflow
+    assert run is not None and run.data is not None  # only the TensorFlow trainer asks for these checks
+    return run.data.train
+
+
+def _compare_records(view: NodeView, hosts: Sequence[Host], data: Records, subject: str) -> list[CheckResult]:
+    """Check that every host has the manifest of its records, and all the same one."""
+    manifest = str(records_manifest_path(Path(view.setting.path(data.folder))))
+    problems: list[HostProblem] = []
+    sizes: dict[str, int] = {}
+    for answer in ask_all(hosts, lambda host: file_bytes(host, manifest), _ASK_RECORDS_S):
+        if answer.error is not None:
+            problems.append(as_problem(answer.host.name, answer.error))
+        elif answer.value is None:
+            hint = "stage the records there, or write their source into the recipe"
+            problems.append(HostProblem(answer.host.name, "no such file there", hint, manifest))
+        else:
+            sizes[answer.host.name] = answer.value
+    common = max(sizes.values(), key=list(sizes.values()).count, default=0)
+    problems += [
+        HostProblem(host, "differs from those of the other hosts", "stage the records again", manifest)
+        for host, size in sizes.items()
+        if size != common
+    ]
+    return as_findings(subject, problems, f"{data.folder}: present")
