@@ -256,7 +256,8 @@ def examples(*lines: str) -> str:
 def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that passes a command's options as one dataclass `kind` in the parameter `name`.
 
-    Put it below the options. A field without an option keeps its default.
+    Put it below the options. A field without an option, or whose option is None, keeps its default. A field
+    can be a dataclass that is gathered under its name above.
     """
     known = {field.name for field in fields(kind)}
 
@@ -264,6 +265,7 @@ def gather(kind: type[Any], name: str) -> Callable[[Callable[..., None]], Callab
         @functools.wraps(command)
         def call(*words: object, **given: object) -> None:
             own = {option: given.pop(option) for option in list(given) if option in known}
+            own = {option: value for option, value in own.items() if value is not None}
             command(*words, **given, **{name: kind(**own)})
 
         return call

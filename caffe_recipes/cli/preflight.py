@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import click
 
@@ -12,7 +11,7 @@ from caffe_recipes.cli.options import RECIPE, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Policy
+from caffe_recipes.run.context import Policy, RunOptions
 from caffe_recipes.run.preflight.checks import preflight_recipe
 from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 
@@ -43,15 +42,15 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
 @consent.run_code
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @gather(run_options.GivenRun, "typed")
-def preflight(
-    typed: run_options.GivenRun, checkpoint_every: int | None, new: bool, overwrite: bool, as_json: bool
-) -> None:
+@gather(Policy, "policy")
+@gather(RunOptions, "given")
+def preflight(typed: run_options.GivenRun, given: RunOptions, as_json: bool) -> None:
     """Check hosts, files and launcher, as `run` does before training; exit 1 if a check fails.
 
     Nothing is changed on any host.
     """
-    loaded, policy = typed.load(), Policy(checkpoint_every=checkpoint_every)
-    options = replace(typed.options(loaded), new=new, overwrite=overwrite, policy=policy)
+    loaded = typed.load()
+    options = typed.options(loaded, given)
     found = preflight_recipe(loaded, options, open_host)
     if as_json:
         click.echo(json.dumps([_as_json(finding) for finding in found], indent=1))

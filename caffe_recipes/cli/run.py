@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
 
 import click
 
@@ -16,23 +15,12 @@ from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import ON_FAILURE, RETRIES, Policy, RunOptions
+from caffe_recipes.run.context import Policy, RunOptions
 from caffe_recipes.run.detach import describe_detached
 from caffe_recipes.run.detach import detach as leave_terminal
 from caffe_recipes.run.runner import run_chain
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_job
-
-
-@dataclass(frozen=True)
-class GivenChain:
-    """The options of `run` that are fields of RunOptions."""
-
-    stop_grace_s: float
-    side_by_side: bool
-    until: str | None
-    new: bool
-    overwrite: bool
 
 
 @click.command(
@@ -60,34 +48,9 @@ class GivenChain:
     show_envvar=True,
     help="Time that Caffe has to exit when it is stopped early, before it is killed.",
 )
-@click.option(
-    "--on-failure",
-    type=click.Choice(ON_FAILURE),
-    default="stop",
-    show_default=True,
-    help="What to do after a failed launch: stop, retry, or replace a dead host with a spare (a host of the "
-    "hostfile that the recipe does not need) and retry.",
-)
-@click.option(
-    "--retries",
-    type=Whole(min=0),
-    metavar="N",
-    default=RETRIES,
-    show_default=True,
-    help="Maximum number of retries per phase.",
-)
-@click.option(
-    "--checkpoint-every",
-    type=Whole(min=1),
-    metavar="N",
-    help="Take a snapshot every N iterations, keep the newest two, and resume from them.",
-)
-@click.option(
-    "--stall-s",
-    type=Seconds(min=1),
-    metavar="SECONDS",
-    help="End a launch after this time without progress in the log [default: depends on the time between "
-    "log lines]",
+@run_options.policy(
+    "What to do after a failed launch: stop, retry, or replace a dead host with a spare (a host of the "
+    "hostfile that the recipe does not need) and retry [default: stop]"
 )
 @click.option(
     "--side-by-side",
@@ -113,10 +76,8 @@ class GivenChain:
 )
 @gather(run_options.GivenRun, "typed")
 @gather(Policy, "policy")
-@gather(GivenChain, "chain")
-def run(
-    typed: run_options.GivenRun, policy: Policy, chain: GivenChain, max_requeues: int | None, detach: bool
-) -> None:
+@gather(RunOptions, "given")
+def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None, detach: bool) -> None:
     """Train a recipe's chain: preflight, staging, each phase, evaluation.
 
     Run the same command again to resume. The state, logs and verified snapshots of each run are kept in
@@ -129,7 +90,7 @@ def run(
         # By default SIGUSR1 ends a process silently. Other signals may do so until a run exists.
         with Interrupts().raised((signal.SIGUSR1,)):
             loaded = typed.load()
-            options = replace(typed.options(loaded), policy=policy, **vars(chain))
+            options = typed.options(loaded, given)
             if max_requeues is not None:
                 kept = list_kept(options.root, loaded)
             _run(loaded, options, detach=detach)

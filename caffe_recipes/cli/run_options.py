@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +14,15 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli.options import PATH, PATH_TEXT
+from caffe_recipes.cli.options import PATH, PATH_TEXT, Seconds, Whole
 from caffe_recipes.cluster.staging.plan import WAYS, How
 from caffe_recipes.errors import InputError
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.model import AnyRecipe
     from caffe_recipes.run.context import RunOptions
+
+Command = Callable[..., None]
 
 
 def read_speed(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -131,6 +135,35 @@ trainer = click.option(
 )
 
 
+def policy(on_failure: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of a Policy; `on_failure` is the help of --on-failure."""
+    from caffe_recipes.run.context import ON_FAILURE, RETRIES  # slow
+
+    options = (
+        click.option("--on-failure", type=click.Choice(ON_FAILURE), help=on_failure),
+        click.option(
+            "--retries",
+            type=Whole(min=0),
+            metavar="N",
+            help=f"Maximum number of retries per phase [default: {RETRIES}]",
+        ),
+        click.option(
+            "--checkpoint-every",
+            type=Whole(min=1),
+            metavar="N",
+            help="Take a snapshot every N iterations, keep the newest two, and resume from them.",
+        ),
+        click.option(
+            "--stall-s",
+            type=Seconds(min=1),
+            metavar="SECONDS",
+            help="End a launch after this time without progress in the log [default: depends on the time "
+            "between log lines]",
+        ),
+    )
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
 @dataclass(frozen=True)
 class GivenRun:
     """The recipe to run, its hosts, machine and trainer, as typed."""
@@ -167,11 +200,9 @@ class GivenRun:
 
         $LMDB_SOURCE is the path of an LMDB, so recipes without an LMDB ignore it, unlike the option.
         """
-        from caffe_recipes.recipe.model import Recipe
-
         source = click.get_current_context().get_parameter_source("lmdb_source")
         is_typed = source is ParameterSource.COMMANDLINE
-        return self.lmdb_source if is_typed or isinstance(recipe, Recipe) else None
+        return self.lmdb_source if is_typed or recipe.reads_lmdb else None
 
     def find_root(self, recipe: AnyRecipe | None, *, is_checked: bool = True) -> Path:
         """Return the Caffe root.
@@ -186,9 +217,16 @@ class GivenRun:
             check_own_root(root)
         return root
 
-    def options(self, recipe: AnyRecipe) -> RunOptions:
-        """Return the options of a run; raises InputError for an unusable Caffe root."""
-        from caffe_recipes.run.context import RunOptions
+    def options(self, recipe: AnyRecipe, given: RunOptions) -> RunOptions:
+        """Return the `given` options of a run with its folders, hosts and machine.
 
-        root = self.find_root(recipe)
-        return RunOptions(root, self.hostfile, self.find_source(recipe), self.how, self.profile)
+        Raises InputError for an unusable Caffe root.
+        """
+        return replace(
+            given,
+            root=self.find_root(recipe),
+            hostfile=self.hostfile,
+            lmdb_source=self.find_source(recipe),
+            how=self.how,
+            profile=self.profile,
+        )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
 from caffe_recipes.cli import consent, run_options
-from caffe_recipes.cli.options import PATH, RECIPE, Seconds, Whole, examples, gather
+from caffe_recipes.cli.options import PATH, RECIPE, Whole, examples, gather
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.cluster.slurm_jobs import parse_limit
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.run.context import ON_FAILURE, RETRIES, OnFailure
+from caffe_recipes.run.context import OnFailure
 from caffe_recipes.run.submit.plan import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
@@ -46,30 +46,30 @@ def _find_root(typed: run_options.GivenRun, recipe: AnyRecipe, *, dry_run: bool)
 
 
 @dataclass(frozen=True)
-class _RunArguments:
-    """The options that are passed on to `run` in the job."""
+class _GivenPolicy:
+    """The options of a Policy that the user has typed, which are passed on to `run` in the job."""
 
     on_failure: OnFailure | None = None
     retries: int | None = None
     checkpoint_every: int | None = None
     stall_s: float | None = None
 
-    def words(self, given: run_options.GivenRun, recipe: AnyRecipe, spares: int) -> tuple[str, ...]:
-        """Return the arguments of `run`; with spares the default of --on-failure is replace."""
-        options = {
-            "--how": given.how,
-            "--on-failure": self.on_failure or ("replace" if spares else None),
-            "--retries": self.retries,
-            "--checkpoint-every": self.checkpoint_every,
-            "--stall-s": self.stall_s,
-            "--caffe": recipe.trainer if given.caffe else None,
-            "--trainer": given.trainer,
-            # For an LMDB, the job gets $LMDB_SOURCE instead.
-            "--lmdb-source": None if isinstance(recipe, Recipe) else given.find_source(recipe),
-        }
-        return tuple(
-            word for name, value in options.items() if value is not None for word in (name, str(value))
-        )
+
+def _run_arguments(
+    policy: _GivenPolicy, given: run_options.GivenRun, recipe: AnyRecipe, spares: int
+) -> tuple[str, ...]:
+    """Return the arguments of `run` in the job; with spares the default of --on-failure is replace."""
+    options = {
+        "how": given.how,
+        **asdict(policy),
+        "on_failure": policy.on_failure or ("replace" if spares else None),
+        "caffe": recipe.trainer if given.caffe else None,
+        "trainer": given.trainer,
+        # For an LMDB, the job gets $LMDB_SOURCE instead.
+        "lmdb_source": None if recipe.reads_lmdb else given.find_source(recipe),
+    }
+    typed = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+    return tuple(word for name, value in typed.items() for word in (name, str(value)))
 
 
 @click.command(
@@ -137,30 +137,9 @@ class _RunArguments:
 @click.option("--include-failed", is_flag=True, help="Also use nodes that failed before.")
 @run_options.lmdb_source
 @run_options.how
-@click.option(
-    "--on-failure",
-    type=click.Choice(ON_FAILURE),
-    help="What to do after a failed launch: stop, retry, or replace a dead host with a spare and retry "
-    "[default: replace if --spares is given, else stop]",
-)
-@click.option(
-    "--retries",
-    type=Whole(min=0),
-    metavar="N",
-    help=f"Maximum number of retries per phase [default: {RETRIES}]",
-)
-@click.option(
-    "--checkpoint-every",
-    type=Whole(min=1),
-    metavar="N",
-    help="Take a snapshot every N iterations, keep the newest two, and resume from them.",
-)
-@click.option(
-    "--stall-s",
-    type=Seconds(min=1),
-    metavar="SECONDS",
-    help="End a launch after this time without progress in the log [default: depends on the time between "
-    "log lines]",
+@run_options.policy(
+    "What to do after a failed launch: stop, retry, or replace a dead host with a spare and retry "
+    "[default: replace if --spares is given, else stop]"
 )
 @click.option(
     "--sbatch-option",
@@ -178,11 +157,11 @@ class _RunArguments:
     "root]",
 )
 @gather(run_options.GivenRun, "typed")
-@gather(_RunArguments, "handed")
+@gather(_GivenPolicy, "policy")
 @gather(SubmitOptions, "options")
 def submit(
     typed: run_options.GivenRun,
-    handed: _RunArguments,
+    policy: _GivenPolicy,
     options: SubmitOptions,
     jobs_in: Path | None,
     dry_run: bool,
@@ -207,8 +186,8 @@ def submit(
         root=root,
         out=jobs_in or (Path() if is_here else root),
         profile=typed.profile,
-        arguments=handed.words(typed, loaded, options.spares),
-        environment={"LMDB_SOURCE": str(source)} if source and isinstance(loaded, Recipe) else {},
+        arguments=_run_arguments(policy, typed, loaded, options.spares),
+        environment={"LMDB_SOURCE": str(source)} if source and loaded.reads_lmdb else {},
     )
     if dry_run:
         echo(describe_submission(loaded, options, note, with_scripts=show_scripts))
