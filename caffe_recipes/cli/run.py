@@ -15,7 +15,7 @@ from caffe_recipes.cli.streams import echo
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Policy, RunOptions
+from caffe_recipes.run.context import Observer, Policy, RunOptions
 from caffe_recipes.run.detach import describe_detached
 from caffe_recipes.run.detach import detach as leave_terminal
 from caffe_recipes.run.runner import run_chain
@@ -105,16 +105,14 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
 
 
 def _run(recipe: AnyRecipe, options: RunOptions, *, detach: bool) -> None:
-    started = leave_terminal(options.root, recipe, _relay) if detach else None
-    if started is None:
-        run_chain(recipe, options, Reporter())
+    def train(*observers: Observer) -> None:
+        run_chain(recipe, options, Reporter(), observers=observers)
+
+    if not detach:
+        train()
         return
-    if started.exit_code is not None:
+    started = leave_terminal(options.root, recipe, train, lambda line, is_failure: echo(line, err=is_failure))
+    if started is not None and started.exit_code is not None:
         sys.exit(started.exit_code)
-    for line in describe_detached(started, options.root):
+    for line in describe_detached(started, options.root) if started is not None else ():
         echo(line)
-
-
-def _relay(line: str) -> None:
-    """Print a line of a detached run; a failure goes to standard error."""
-    echo(line, err=line.startswith(("Error: ", "interrupted by ")))

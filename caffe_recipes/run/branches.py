@@ -51,7 +51,7 @@ def train_branch(run: Run, training: Training, setting: Setting) -> Setting:
                 note_stop(branch, stop)
                 if training.phase not in journal.state().finished:
                     raise
-        run.record(journal.state().finished[training.phase])
+        run.journal.append(journal.state().finished[training.phase])
     return branch.setting
 
 
@@ -70,18 +70,19 @@ def _open_branch(run: Run, training: Training, setting: Setting) -> Run:
     name = name_branch(run.id, phase)
     if not journal.state().id:
         journal.append(Created(setting.recipe.name, name))
-    branch = replace(
+    reporter = run.reporter.for_branch(phase)
+    journal.append(RunStarted.here(state.job, state.restarts))
+    return replace(
         run,
         id=name,
         setting=setting,
         plan=RunPlan(run.plan.files, (training,)),
         folder=folder,
         journal=journal,
-        reporter=run.reporter.for_branch(phase),
+        reporter=reporter,
+        observers=(reporter.observe,),
         main=run.journal,
     )
-    branch.record(RunStarted.here(state.job, state.restarts))
-    return branch
 
 
 _POLL_S = 0.5

@@ -23,7 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from caffe_recipes.recipe.model import AnyRecipe, Reported
-from caffe_recipes.run.events import Finish, RunState
+from caffe_recipes.run.events import Event, Finish, RunState
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.trainer_log import Progress
@@ -162,9 +162,14 @@ class Reporter:
         other._shown, other._label, other._due = set(), f"{phase}: ", 0.0
         return other
 
-    def say(self, text: str) -> None:
-        """Print a line, wrapped between words on a narrow terminal."""
-        labelled = text if text.startswith(self._label) else f"{self._label}{text}"
+    def observe(self, event: Event, line: str) -> None:
+        """Print the line of an event, if it has one."""
+        if line:
+            self.say(line, names_phase=event.names_phase)
+
+    def say(self, text: str, *, names_phase: bool = False) -> None:
+        """Print a line, wrapped between words on a narrow terminal; a branch's begins with its phase."""
+        labelled = text if names_phase else f"{self._label}{text}"
         self._console.print(Text("\n".join(self._wrap(labelled, 2))))
 
     def say_above_progress(self, text: str) -> None:
@@ -219,23 +224,25 @@ class Reporter:
     def show_result(self, recipe: AnyRecipe, state: RunState) -> None:
         """Print the table of finished phases, the result of the evaluation, and the paths of the models."""
         self._console.print(_table_of_phases(recipe, state.finished))
-        for line in describe_results(recipe, state):
+        for line in describe_results(recipe, state).values():
             self.say(line)
         finished = [step for step in plan_steps(recipe) if step.phase in state.finished]
         for step in [step for step in finished if step.is_end] or finished[-1:]:
             self.say(f"model: {state.finished[step.phase].snapshot}")
 
 
-def describe_results(recipe: AnyRecipe, state: RunState) -> list[str]:
-    """Return the result of the evaluation as lines: one per output, or one per model if there are several."""
+def describe_results(recipe: AnyRecipe, state: RunState) -> dict[str, str]:
+    """Return the result of the evaluation as lines, by output, or by phase if there are several models."""
     evaluated = [step for step in plan_steps(recipe) if step.is_evaluated]
     if len(evaluated) < 2:
-        return describe_accuracy(recipe.reported, state.outputs or {})
-    return [
-        f"{step.phase}: {', '.join(describe_accuracy(step.reported, state.evaluations[step.phase]))}"
+        outputs = state.outputs or {}
+        return dict(zip(outputs, describe_accuracy(recipe.reported, outputs), strict=True))
+    accuracies = {
+        step.phase: describe_accuracy(step.reported, state.evaluations[step.phase])
         for step in evaluated
         if step.phase in state.evaluations
-    ]
+    }
+    return {phase: f"{phase}: {', '.join(lines)}" for phase, lines in accuracies.items()}
 
 
 def describe_accuracy(source: Reported, outputs: Mapping[str, float]) -> list[str]:

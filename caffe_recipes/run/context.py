@@ -444,6 +444,10 @@ def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) 
     return found
 
 
+# Gets each event of a run once it is in the journal, and its line, which is empty if it has none.
+Observer = Callable[[Event, str], None]
+
+
 class Spares:
     """The spare hosts of a run, shared by its main line and its branches; thread-safe."""
 
@@ -467,7 +471,8 @@ class Spares:
 class Run:
     """A run in progress; `id` identifies its ranks, `folder` is its folder relative to the Caffe root.
 
-    For a branch, `main` is the journal of the whole run.
+    Its `observers` get its events; the `reporter` also shows what is no event, such as the progress. For a
+    branch, `main` is the journal of the whole run.
     """
 
     id: str
@@ -478,26 +483,26 @@ class Run:
     reporter: Reporter
     interrupts: Interrupts
     lock: RecipeLock
+    observers: tuple[Observer, ...] = ()
     main: Journal | None = None
     spares: Spares = field(default_factory=Spares)
 
     def emit(self, event: Event) -> None:
-        """Journal an event, then print its line; raises RunFailed if the journal cannot be written."""
-        self.record(event)
-        line = event.line(self.setting.recipe, self.folder)
-        if line:
-            self.reporter.say(line)
-
-    def record(self, event: Event) -> None:
-        """Journal an event without printing its line; raises RunFailed if the journal cannot be written."""
+        """Journal an event, then hand it to the observers; raises RunFailed if it cannot be journaled."""
         self.journal.append(event)
+        self._show(event)
 
     def notify(self, message: str, phase: str = "") -> None:
-        """Print a remark, and journal it unless the disk is full; nothing depends on a remark."""
+        """Show a remark, and journal it unless the disk is full; nothing depends on a remark."""
         notice = Notice(message, phase)
         with suppress(RunFailed):
             self.journal.append(notice, patience_s=0.0)
-        self.reporter.say(notice.line(self.setting.recipe, self.folder))
+        self._show(notice)
+
+    def _show(self, event: Event) -> None:
+        line = event.line(self.setting.recipe, self.folder)
+        for observe in self.observers:
+            observe(event, line)
 
     def path(self, path: str) -> Path:
         """Return the absolute path of a path that is relative to the Caffe root."""

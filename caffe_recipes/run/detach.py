@@ -5,24 +5,28 @@ The run then survives the end of the terminal, of the login and of the connectio
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import read_within
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.run.events import Branched, Event, Launch, fold_events, is_trained
+from caffe_recipes.run.context import Observer
+from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import JournalError, read_events
+from caffe_recipes.run.journal import load_journal
 
+# Gets a line of the run's output, and whether the line is about a failure.
+Relay = Callable[[str, bool], None]
 _POLL_S = 0.1
 _CHUNK = 1 << 16
 
@@ -37,24 +41,38 @@ class Detached:
     exit_code: int | None = None
 
 
-def detach(root: Path, recipe: AnyRecipe, relay: Callable[[str], None]) -> Detached | None:
-    """Fork a process that is detached from the terminal; return None in it, and its run in the parent.
+def detach(
+    root: Path,
+    recipe: AnyRecipe,
+    train: Callable[[Observer], object],
+    relay: Relay,
+) -> Detached | None:
+    """Call `train` in a process that is detached from the terminal; return None in it once that has ended.
 
-    The parent keeps the terminal and returns when the first launch is in the journal or the run has ended.
-    Until then it passes the output of the run to `relay`, line by line. Raises InputError, in the parent
-    only.
+    In the parent, return the run when its first launch is in the journal or it has ended. Until then the
+    parent keeps the terminal, and passes the output of the run to `relay`, line by line. Raises InputError,
+    in the parent only.
     """
     if not root.is_dir():
         raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
-    before = _count_events(root, recipe.name)
-    output = _OutputFile(root, recipe.name)
+    output = _Output(root, recipe.name)
     sys.stdout.flush()
     sys.stderr.flush()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _detach_from_terminal(output.descriptor)
+        _detach_from_terminal(output.descriptor, writing)
+        reports = _Reports(writing, root, recipe)
+        try:
+            train(reports.observe)
+        except BaseException:
+            sys.stdout.flush()
+            reports.report(failed_at=os.fstat(1).st_size)
+            raise
         return None
-    return _wait(pid, root, recipe, before, output, relay)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    return _wait(pid, output, reading, relay)
 
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
@@ -71,13 +89,20 @@ def describe_detached(started: Detached, root: Path) -> list[str]:
 
 
 @dataclass
-class _OutputFile:
-    """The file that the output of the run is written to; it is deleted if the run does not start."""
+class _Output:
+    """The output of the run, in a file, and what the run reports about itself through a pipe.
+
+    The run reports its `folder` once that has a journal, and whether it `trains`, or has nothing left to
+    train. What it prints from the byte `failed_at` on is about a failure.
+    """
 
     root: Path
     recipe_name: str
     path: Path = field(init=False)
     descriptor: int = field(init=False)
+    folder: str | None = None
+    trains: bool = False
+    failed_at: float = math.inf
     _new_folders: list[Path] = field(default_factory=list)
     _read_bytes: int = 0
 
@@ -95,15 +120,20 @@ class _OutputFile:
             what = f"cannot be written: {error.strerror}"
             raise InputError(self.path, what, "check the Caffe root and its disk") from None
 
-    def relay(self, to: Callable[[str], None]) -> None:
-        """Pass the new output to a function, one whole line at a time."""
+    def relay(self, pipe: int, to: Relay) -> None:
+        """Pass the new output to a function, one whole line at a time, after reading the reports.
+
+        The output is read first, since a failure is reported before it is printed.
+        """
         new = b""
         while more := os.pread(self.descriptor, _CHUNK, self._read_bytes + len(new)):
             new += more
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            to(line)
+        with suppress(BlockingIOError):
+            for report in os.read(pipe, _CHUNK).splitlines():
+                vars(self).update(json.loads(report))
+        for line in new[: new.rfind(b"\n") + 1].splitlines(keepends=True):
+            to(line.decode(errors="replace").rstrip("\r\n"), self._read_bytes >= self.failed_at)
+            self._read_bytes += len(line)
 
     def remove(self) -> None:
         """Delete the output file, and the folders that were created for it."""
@@ -113,15 +143,40 @@ class _OutputFile:
                 folder.rmdir()
 
 
-def _detach_from_terminal(output: int) -> None:
-    """Detach this process from the terminal: a new session, no inherited files, default signal handlers."""
+class _Reports:
+    """Reports of a detached run to the process that started it, which reads them from a pipe.
+
+    Each is a line of JSON with fields of `_Output`. It is lost if that process has ended.
+    """
+
+    def __init__(self, pipe: int, root: Path, recipe: AnyRecipe) -> None:
+        self._pipe, self._root, self._recipe = pipe, root, recipe
+
+    def observe(self, event: Event, line: str) -> None:
+        """Report that the run has started, and that it trains."""
+        if isinstance(event, RunStarted):
+            folder = run_folders(self._root, self._recipe.name)[-1]
+            state = load_journal(folder / "journal.jsonl")
+            trains = state.launch is not None or is_trained(state, self._recipe)
+            self.report(folder=str(folder), trains=trains)
+        elif isinstance(event, Launch | Branched):
+            self.report(trains=True)
+
+    def report(self, **fields: object) -> None:
+        """Write a report."""
+        with suppress(OSError):
+            os.write(self._pipe, f"{json.dumps(fields)}\n".encode())
+
+
+def _detach_from_terminal(output: int, pipe: int) -> None:
+    """Detach this process from the terminal: a new session, default signal handlers, no files but `pipe`."""
     os.setsid()
     with open(os.devnull, "rb") as null:  # noqa: PTH123 - only its descriptor is needed
         os.dup2(null.fileno(), 0)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the list must be complete before any is closed
-        if int(name) > 2:
+        if int(name) > 2 and int(name) != pipe:
             with suppress(OSError):
                 os.close(int(name))
     # A process that a shell starts with `&` ignores SIGINT, which is the signal that stops a run.
@@ -129,55 +184,21 @@ def _detach_from_terminal(output: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _wait(
-    pid: int,
-    root: Path,
-    recipe: AnyRecipe,
-    before: Mapping[Path, int],
-    output: _OutputFile,
-    relay: Callable[[str], None],
-) -> Detached:
+def _wait(pid: int, output: _Output, pipe: int, relay: Relay) -> Detached:
     """Wait for the first launch, or for the end of the run; pass a Ctrl-C until then on to the run."""
     while True:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
-            output.relay(relay)
-            folder = _find_launched(root, recipe, before, pid)
+            output.relay(pipe, relay)
+            folder = None if output.folder is None else Path(output.folder)
             if ended:
-                counts = _count_events(root, recipe.name)
-                if all(count <= before.get(folder, 0) for folder, count in counts.items()):
+                if folder is None:
                     output.remove()
                 code = os.waitstatus_to_exitcode(status)
                 return Detached(pid, output.path, folder, code if code >= 0 else 128 - code)
-            if folder is not None:
+            if output.trains:
                 return Detached(pid, output.path, folder)
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
-
-
-def _find_launched(root: Path, recipe: AnyRecipe, before: Mapping[Path, int], pid: int) -> Path | None:
-    """Return the folder of the run of a process, once it is training or has nothing left to train."""
-    for folder, events in reversed(_read_journals(root, recipe.name).items()):
-        new, state = events[before.get(folder, 0) :], fold_events(events)
-        if not new or (state.pid, state.host) != (pid, socket.gethostname()):
-            continue
-        has_launched = any(isinstance(event, Launch | Branched) for event in new)
-        if state.launch is not None or is_trained(state, recipe) or has_launched:
-            return folder
-    return None
-
-
-def _read_journals(root: Path, recipe_name: str) -> dict[Path, list[Event]]:
-    """Return the events of a recipe's runs by folder, skipping journals that cannot be read."""
-    read: dict[Path, list[Event]] = {}
-    for folder in run_folders(root, recipe_name):
-        with suppress(OSError, JournalError):
-            text = read_within(folder / "journal.jsonl", "journal-bytes").decode(errors="replace")
-            read[folder] = [event for _, event in read_events(text, folder)]
-    return read
-
-
-def _count_events(root: Path, recipe_name: str) -> dict[Path, int]:
-    return {folder: len(events) for folder, events in _read_journals(root, recipe_name).items()}

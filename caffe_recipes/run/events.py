@@ -1,8 +1,9 @@
 """The events of a run: their fields in the journal, their effect on the run's state, and their printed lines.
 
-A run writes each event to its journal and then prints its line. A program that watches the run decodes the
-events from the journal, folds them into the same state and prints the same lines. Events of earlier versions
-may lack fields, and those of later versions may have more; an unknown event changes nothing.
+A run writes each event to its journal and hands it to its observers, one of which prints its line. A program
+that watches the run decodes the events from the journal, folds them into the same state and prints the same
+lines. Events of earlier versions may lack fields, and those of later versions may have more; an unknown event
+changes nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Event:
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print for a run in `folder`; by default it is empty, and nothing is printed."""
         return ""
+
+    @property
+    def names_phase(self) -> bool:
+        """Whether the line begins with the phase that it is about."""
+        return bool(getattr(self, "phase", None))
 
 
 def _strings(value: Sequence[Any]) -> tuple[str, ...]:
@@ -343,8 +349,12 @@ class Finish(Event):
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the time, the speed and the path of the snapshot."""
+        return f"{self.phase}: {self.describe()}; {self.snapshot}"
+
+    def describe(self) -> str:
+        """Return how the phase finished: the time and the speed."""
         speed = f", {self.images_per_s:,.0f} images/s" if self.images_per_s else ""
-        return f"{self.phase}: finished in {describe_duration(self.seconds)}{speed}; {self.snapshot}"
+        return f"finished in {describe_duration(self.seconds)}{speed}"
 
 
 @dataclass(frozen=True)
@@ -353,6 +363,11 @@ class Checkpointed(Event):
 
     name = "checkpointed"
     checkpoint: Checkpoint
+
+    @property
+    def phase(self) -> str:
+        """The phase to resume."""
+        return self.checkpoint.phase
 
     def details(self) -> dict[str, object]:
         """Return the fields of the checkpoint."""
@@ -372,7 +387,7 @@ class Checkpointed(Event):
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the iteration."""
-        return f"{self.checkpoint.phase}: checkpoint at iteration {self.checkpoint.iteration:,}"
+        return f"{self.phase}: checkpoint at iteration {self.checkpoint.iteration:,}"
 
 
 @dataclass(frozen=True)
@@ -560,15 +575,15 @@ def describe_finished(state: RunState, recipe: AnyRecipe, folder: str) -> list[s
     ]
 
 
-def describe_run_command(given: str, recipe: AnyRecipe) -> str:
+def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") -> str:
     """Return the command that resumes a run; `given` is the name or YAML file that the user gave.
 
     If the recipe is not a shipped one and `given` is not its YAML file, that file is not known.
     """
     if given.endswith((".yaml", ".yml")) or recipe.name in shipped_names():
         name = given if given.endswith((".yaml", ".yml")) else recipe.name
-        return f"`caffe-recipes run {shlex.quote(name)}`"
-    return "`caffe-recipes run` with its recipe"
+        return f"`caffe-recipes {command} {shlex.quote(name)}`"
+    return f"`caffe-recipes {command}` with its recipe"
 
 
 def is_complete(state: RunState, recipe: AnyRecipe) -> bool:

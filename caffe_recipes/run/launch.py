@@ -41,7 +41,7 @@ from caffe_recipes.run.trainer_log import (
     has_passed,
     last_value,
     losses_until,
-    measure,
+    measure_step,
 )
 
 # The file for the launcher's own output, and for any other line without a rank's label.
@@ -402,17 +402,9 @@ class _LaunchMonitor:
             self._keeper.keep_new()
 
     def _show_progress(self) -> None:
-        steps = self._run.plan.trainings
-        later = [step.phase for step in steps].index(self._training.phase) + 1
-        self._run.reporter.show_progress(
-            measure(
-                self._tail.summary,
-                self._training.phase,
-                {step.phase: step.last_iter for step in plan_steps(self._run.setting.recipe)},
-                self._training.images_per_iter,
-                sum(step.last_iter for step in steps[later:]),
-            )
-        )
+        run, whole = self._run, plan_steps(self._run.setting.recipe)
+        progress = measure_step(self._tail.summary, self._training.phase, run.plan.trainings, whole)
+        run.reporter.show_progress(progress)
 
     def _warn_of_guessing(self) -> None:
         """Warn once if the net has learned nothing for an epoch."""

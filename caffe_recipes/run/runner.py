@@ -11,7 +11,7 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,16 @@ from caffe_recipes.errors import CaffeRecipesError, ClusterError, InputError, Ru
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.branches import BranchPlan, BranchThreads, on_hosts, plan_branches
 from caffe_recipes.run.console import Reporter
-from caffe_recipes.run.context import Connect, Run, RunOptions, Setting, Spares, check_submitted, find_setting
+from caffe_recipes.run.context import (
+    Connect,
+    Observer,
+    Run,
+    RunOptions,
+    Setting,
+    Spares,
+    check_submitted,
+    find_setting,
+)
 from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
@@ -97,14 +106,16 @@ def run_chain(
     options: RunOptions | None = None,
     reporter: Reporter | None = None,
     *,
+    observers: Sequence[Observer] = (),
     connect: Connect = open_host,
     clock: Clock = time.time,
     ask_job: AskJob = ask_slurm,
 ) -> RunState:
     """Train all phases of a recipe, or resume its latest run; return the state at the end.
 
-    Raises InputError before anything on disk has changed, RunFailed if the run fails, and Interrupted if it
-    is stopped; in all of these cases no trainer is left behind.
+    The `observers` get its events, as the reporter does. Raises InputError before anything on disk has
+    changed, RunFailed if the run fails, and Interrupted if it is stopped; in all of these cases no trainer is
+    left behind.
     """
     options, reporter, interrupts = options or RunOptions(), reporter or Reporter(), Interrupts()
     check_submitted(recipe, os.environ)
@@ -122,7 +133,8 @@ def run_chain(
         if latest and is_finished(recipe, steps, state):
             return report_finished(recipe, options, steps, folder, state, reporter)
         setting = find_setting(recipe, options, _closing(connect, stack))
-        plan = plan_chain(recipe, f"{RUNS}/{folder.name}", options.until)
+        name = f"{RUNS}/{folder.name}"
+        plan = plan_chain(recipe, name, options.until)
         _check_interval(plan, setting.policy.checkpoint_every)
         plan_branches(setting, plan, state)
         RecipeLock(setting.root, recipe.name).check()
@@ -130,12 +142,9 @@ def run_chain(
         lock = _acquire_locks(setting, state, stack)
         journal = latest or create_run(folder, recipe, plan.files, clock)
         stack.callback(journal.close)
-        name = f"{RUNS}/{folder.name}"
-        spares = Spares(setting.spares)
-        return _run_to_end(
-            Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock, spares=spares),
-            branches,
-        )
+        run = Run(_name_run(journal), setting, plan, name, journal, reporter, interrupts, lock)
+        run = replace(run, observers=(reporter.observe, *observers), spares=Spares(setting.spares))
+        return _run_to_end(run, branches)
 
 
 def _run_to_end(run: Run, branches: BranchPlan) -> RunState:

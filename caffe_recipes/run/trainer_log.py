@@ -192,6 +192,16 @@ def measure(
     )
 
 
+def measure_step(
+    summary: LogSummary, phase: str, steps: Sequence[Training], whole: Sequence[Training]
+) -> Progress:
+    """Return the progress of one of the `steps` that are trained in turn; `whole` are all of the recipe."""
+    at = [step.phase for step in steps].index(phase)
+    later = sum(step.last_iter for step in steps[at + 1 :])
+    phases = {step.phase: step.last_iter for step in whole}
+    return measure(summary, phase, phases, steps[at].images_per_iter, later)
+
+
 def last_value(values: Iterable[float]) -> float | None:
     """Return the last of some values; None if there are none."""
     return next(reversed(tuple(values)), None)

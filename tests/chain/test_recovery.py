@@ -15,6 +15,7 @@ from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.errors import HostFailed, RunFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.branches import on_hosts
+from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.context import LaunchFailed, Policy, Run, RunOptions, Setting, Spares, find_setting
 from caffe_recipes.run.events import Event
 from caffe_recipes.run.recovery import recover, replace_hosts
@@ -100,18 +101,20 @@ def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
     """Return a run, what it says, and its journal."""
     said: list[str] = []
     journal: list[dict[str, Any]] = []
+    reporter = Reporter()
     run = Run(
         "",
         setting,
         Mock(),
         "runs/small-1",
         Mock(),
-        Mock(),
+        reporter,
         Interrupts(),
         Mock(),
+        (reporter.observe,),
         spares=Spares(setting.spares),
     )
-    run.reporter.say = said.append  # type: ignore[method-assign, assignment]
+    reporter.say = lambda text, **_: said.append(text)  # type: ignore[method-assign]
 
     def append(event: Event, patience_s: float = 0.0) -> None:
         journal.append({"event": event.name, **event.details()})

@@ -192,7 +192,7 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
     reporter.show_progress(PROGRESS)
     beside.show_progress(replace(PROGRESS, phase="side", iteration=7, phases={}))
     beside.say("trying again")
-    beside.say("side: finished")
+    beside.say("side: finished", names_phase=True)
     reporter.end_progress()
     output.seek(0)
     output.truncate()
@@ -210,6 +210,6 @@ def test_the_lines_of_what_trains_beside_begin_with_its_name() -> None:
     reporter, output = plain_reporter(Clock())
     beside = reporter.for_branch("side")
     beside.say("trying again")
-    beside.say("side: finished")
+    beside.say("side: finished", names_phase=True)
     reporter.say("finished")
     assert output.getvalue() == "side: trying again\nside: finished\nfinished\n"

@@ -20,11 +20,11 @@ from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.submit.submissions import (
     Ask,
+    Slurm,
     SubmissionJournal,
     SubmittedJob,
     job_label,
     query_jobs,
-    slurm_of,
     submissions_path,
 )
 
@@ -65,7 +65,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     """
     env = env or CancelEnv()
     check_own_root(Path(options.root))  # its journals name the processes and jobs that are ended
-    ask = slurm_of(env.host)
+    ask = Slurm(env.host)
     status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
     away = next((job.away for job in status.jobs if job.away), "")
     live = [job for job in status.jobs if job.is_live or job.is_elsewhere]

@@ -60,6 +60,8 @@ class Process:
 
 
 NO_PROCESS = Process(0, "", "")
+# What the path of a run's folder is followed by if that has a journal.
+HAS_JOURNAL = "/journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,8 @@ class RunFiles(Protocol):
     def read(self, requests: Sequence[ReadRequest], process: Process = NO_PROCESS) -> RunSnapshot:
         """Read files; raises InputError if one must not be read, and ClusterError if the host fails."""
 
-    def names(self, runs: str) -> list[str]:
-        """Return the names of the folders in `runs` that contain a journal."""
-
-    def recipes(self, runs: str, suffix: str) -> list[str]:
-        """Return the names of the files in `runs` with a suffix, without the suffix."""
+    def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
+        """Return the paths in a folder with a suffix, without the suffix; by default the names of runs."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -105,13 +104,10 @@ class LocalFiles:
         lives = _lives(process) if process.node == node else None
         return RunSnapshot(node, lives, tuple(_read(each) for each in requests))
 
-    def names(self, runs: str) -> list[str]:
-        """Return the names of the folders that contain a journal; empty if `runs` does not exist."""
-        return sorted(path.parent.name for path in Path(runs).glob("*/journal.jsonl"))
-
-    def recipes(self, runs: str, suffix: str) -> list[str]:
-        """Return the names of files without their suffix; empty if `runs` does not exist."""
-        return sorted(path.name.removesuffix(suffix) for path in Path(runs).glob(f"*{suffix}"))
+    def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
+        """Return the paths without their suffix; empty if the folder does not exist."""
+        found = (str(path.relative_to(folder)) for path in Path(folder).glob(f"*{suffix}"))
+        return sorted(path.removesuffix(suffix) for path in found)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -150,25 +146,18 @@ class HostFiles:
         )
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
-    def names(self, runs: str) -> list[str]:
-        """Return the names of the folders that contain a journal; empty if `runs` does not exist."""
-        return self._names(runs, "/journal.jsonl")
-
-    def recipes(self, runs: str, suffix: str) -> list[str]:
-        """Return the names of files without their suffix; empty if `runs` does not exist."""
-        return self._names(runs, suffix)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.remote.close()
-
-    def _names(self, folder: str, suffix: str) -> list[str]:
+    def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
+        """Return the paths without their suffix; empty if the folder does not exist."""
         records = call_to_end(self.remote, "watch", "names", folder, suffix)
         try:
             names = [base64.b64decode(record.removeprefix("name "), validate=True) for record in records]
         except ValueError:
             raise unreadable(self.host, "names", " ".join(records)) from None
         return sorted(os.fsdecode(name) for name in names)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.remote.close()
 
     def _piece(self, path: str, record: str) -> FilePiece | None:
         if record == "none":

@@ -61,11 +61,11 @@ from caffe_recipes.run.submit.submissions import (
     describe_job,
     job_label,
     query_jobs,
-    read_latest,
+    read_submissions,
     slurm_for,
 )
 from caffe_recipes.run.trainer import find_trainer
-from caffe_recipes.run.trainer_log import Progress, measure
+from caffe_recipes.run.trainer_log import Progress, measure_step
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.
 _MOST_BYTES = 2 << 20
@@ -111,12 +111,11 @@ class ShownRun:
 
         `is_branch` is set for a branch: its start and end are shown as lines of the whole run instead.
         """
-        self._with_branches, self._is_branch = with_branches, is_branch
+        self._given, self._with_branches, self._is_branch = given, with_branches, is_branch
         self.path, self.recipe, self.reporter = path, recipe, reporter or Reporter(Console(quiet=True))
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
-        self.resume_hint = f"{describe_run_command(given, recipe)} resumes it"
         self._journal_bytes = 0  # of the complete lines that were read
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
@@ -128,7 +127,8 @@ class ShownRun:
         self.blamed: tuple[str, ...] = ()  # the hosts because of which the last process ended launches
         self._beside: dict[str, ShownRun] = {}  # the branches in progress, by phase
         self._own_count = 0  # the number of files that are requested for this run without its branches
-        self.lines: list[tuple[float, str]] = []  # the lines that are not shown yet, with their times
+        # What is not shown yet: the time of each line, the line, and whether it names its phase.
+        self.lines: list[tuple[float, str, bool]] = []
 
     @property
     def process(self) -> Process:
@@ -136,6 +136,10 @@ class ShownRun:
         if self.state.pid is None or self.state.host is None:
             return NO_PROCESS
         return Process(self.state.pid, self.state.host, f"{self.path}/journal.jsonl")
+
+    def resume_hint(self, command: str = "run") -> str:
+        """Return the hint that a command resumes the run: `run`, or `submit`."""
+        return f"{describe_run_command(self._given, self.recipe, command)} resumes it"
 
     @property
     def is_complete(self) -> bool:
@@ -202,26 +206,22 @@ class ShownRun:
     def _show_lines(self) -> None:
         """Show the new lines of the run and its branches in the order of their times."""
         runs = (self, *self.beside)
-        due = [(time_s, run.reporter, line) for run in runs for time_s, line in run.lines]
+        due = [(run.reporter, *line) for run in runs for line in run.lines]
         for run in runs:
             run.lines.clear()
         if due and self._log.summary.losses:
             self.reporter.end_progress()
-        for _, reporter, line in sorted(due, key=lambda each: each[0]):
-            reporter.say(line)
+        for reporter, _, line, names_phase in sorted(due, key=lambda each: each[1]):
+            reporter.say(line, names_phase=names_phase)
 
     def progress(self) -> Progress | None:
         """Return the progress of the current phase; None if there is no launch, or no loss in its log yet."""
         launch, steps = self.state.launch, plan_steps(self.recipe)
-        names = [step.phase for step in steps]
-        if launch is None or launch.log != self._log.name or launch.phase not in names:
+        if launch is None or launch.log != self._log.name or not self._log.summary.losses:
             return None
-        if not self._log.summary.losses:
+        if all(step.phase != launch.phase for step in steps):
             return None
-        at = names.index(launch.phase)
-        phases = {step.phase: step.last_iter for step in steps}
-        later = sum(step.last_iter for step in steps[at + 1 :])
-        return measure(self._log.summary, launch.phase, phases, steps[at].images_per_iter, later)
+        return measure_step(self._log.summary, launch.phase, steps, steps)
 
     @property
     def beside(self) -> tuple[ShownRun, ...]:
@@ -236,9 +236,9 @@ class ShownRun:
     def process_gone(self) -> RunFailed:
         """Return the error for a run whose process has ended without a final event."""
         if self.process == NO_PROCESS:
-            return RunFailed(self.folder, "no process is running it", self.resume_hint)
+            return RunFailed(self.folder, "no process is running it", self.resume_hint())
         what = f"process {self.state.pid} on {self.state.host} has ended unexpectedly"
-        return RunFailed(self.folder, what, self.resume_hint)
+        return RunFailed(self.folder, what, self.resume_hint())
 
     def _read_journal(self, piece: FilePiece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
@@ -270,17 +270,17 @@ class ShownRun:
 
     def _describe(self, time_s: float, event: Event) -> None:
         """Add the lines to show for an event, before it is folded into the state."""
-        texts: list[str] = []
         if not isinstance(event, Notice):  # a remark does not mean that the run continues
-            # A failure is shown as a line once the run continues after it.
-            texts += [] if self.failure is None else [str(self.failure)]
+            if self.failure is not None:  # it is shown as a line once the run continues after it
+                self.lines.append((time_s, str(self.failure), False))
             self.failure = self._find_failure(event)
+        is_start = isinstance(event, RunStarted)
         # The start of a branch is shown by the whole run only, and its end by the branch only.
-        if not (self._is_branch and isinstance(event, RunStarted)) and not self._is_of_branch(event):
-            texts.append(describe_event(event, self.recipe, self.folder))
-        if isinstance(event, RunStarted) and not self._is_branch:
-            texts += describe_finished(self.state, self.recipe, self.folder)
-        self.lines += [(time_s, text) for text in texts if text]
+        if (is_start and self._is_branch) or self._is_of_branch(event):
+            return
+        lines = [describe_event(event, self.recipe, self.folder)]
+        lines += describe_finished(self.state, self.recipe, self.folder) if is_start else []
+        self.lines += [(time_s, line, event.names_phase) for line in lines if line]
 
     def _is_of_branch(self, event: Event) -> bool:
         return isinstance(event, Finish) and event.phase in self._beside
@@ -288,7 +288,7 @@ class ShownRun:
     def _find_failure(self, event: Event) -> RunFailed | None:
         """Return the error that a run ends with if this is its last event; None if it does not end."""
         if isinstance(event, Stopped):
-            return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.resume_hint)
+            return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.resume_hint())
         if not isinstance(event, Failed):
             return None
         return event.error(event.log or dict(self.launches).get(event.phase or ""))
@@ -312,7 +312,7 @@ class FollowEnv:
 
 
 class PolledRun(Protocol):
-    """The part of a run that a FileFollower needs: its process and the files to read."""
+    """The part of a run that a Follower needs: its process and the files to read."""
 
     @property
     def process(self) -> Process:
@@ -341,24 +341,12 @@ def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None)
         yield RunsFolder(files, root, path, ask or slurm_for(files))
 
 
-def check_end(shown: ShownRun, snapshot: RunSnapshot, *, is_final: bool) -> None:
-    """Raise the error that a run has ended with, if it has.
-
-    It has if its process has ended. If that is not known, it has if it is quiet (`is_final`) and its journal
-    has a final failure or no process.
-    """
-    if snapshot.lives is False:
-        raise shown.failure or shown.process_gone()
-    if snapshot.lives is None and is_final and (shown.failure or shown.process == NO_PROCESS):
-        raise shown.failure or shown.process_gone()
-
-
 @dataclass
-class FileFollower:
-    """Polls the files of a run, and reconnects when the connection is lost."""
+class Follower:
+    """Polls the files of a run and its process, and reconnects when the connection is lost."""
 
     files: RunFiles
-    reporter: Reporter
+    say: Callable[[str], None]
     env: FollowEnv
     once: bool
     _node: str = ""
@@ -395,18 +383,33 @@ class FileFollower:
                 line = f"{error}; trying again"
                 if line != reported:  # the same error is reported only once
                     reported = line
-                    self.reporter.end_progress()
-                    self.reporter.say(line)
+                    self.say(line)
                 self.env.pause(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             if reported:
-                self.reporter.say(f"{self.files.host}: connected again")
+                self.say(f"{self.files.host}: connected again")
                 self.saw_news()
             self._node = snapshot.node
             return (
                 snapshot if snapshot.lives is not None else RunSnapshot(snapshot.node, lives, snapshot.pieces)
             )
+
+    def check_end(self, shown: ShownRun, snapshot: RunSnapshot, jobs: JobPoller) -> None:
+        """Raise the error that a run has ended with, if it has ended and no job may resume it.
+
+        It has ended if its process has. If that is not known and the run is quiet, it has if its journal has
+        a final failure or no process, or if its job is over according to Slurm.
+        """
+        recipe, is_unknown = shown.recipe.name, snapshot.lives is None and (self.once or self.is_quiet)
+        no_process = shown.failure is not None or shown.process == NO_PROCESS
+        if snapshot.lives is False or (is_unknown and no_process):
+            has_ended = not jobs.may_resume(recipe) or not _is_latest(shown, jobs)
+        else:
+            in_job = is_unknown and shown.job_id is not None and bool(jobs.poll(recipe))
+            has_ended = in_job and not jobs.may_resume(recipe) and _is_latest(shown, jobs)
+        if has_ended:
+            raise shown.failure or shown.process_gone()
 
     def close(self) -> None:
         """Close the connections to other hosts."""
@@ -429,9 +432,7 @@ class FileFollower:
             return self._elsewhere[node].read((), process).lives
         except (InputError, ClusterError) as error:  # the name in the journal may not be a valid host
             self._unreachable.add(node)
-            self.reporter.end_progress()
-            what = f"cannot tell whether process {process.pid} on {node} is alive"
-            self.reporter.say(f"{what}: {error.what}")
+            self.say(f"cannot tell whether process {process.pid} on {node} is alive: {error.what}")
             return None
 
 
@@ -456,7 +457,8 @@ class JobPoller:
         if self.clock() - self._asked_s < _EVERY_S:
             return self._seen
         self._asked_s = self.clock()
-        self._seen = query_jobs(read_latest(self.runs.files, self.runs.path, recipe), self.runs.ask)
+        submitted = read_submissions(self.runs.files, self.runs.path, recipe)
+        self._seen = query_jobs(submitted.latest, self.runs.ask)
         latest = next((job for job in self._seen if job.standing != "over"), None)
         if latest is None and self._seen:
             latest = self._seen[-1]
@@ -502,23 +504,6 @@ def wait_for_run(run: str, jobs: JobPoller, env: FollowEnv, *, once: bool) -> st
         env.pause(REMOTE_POLL_S)
 
 
-def check_end_with_jobs(shown: ShownRun, snapshot: RunSnapshot, jobs: JobPoller, *, is_final: bool) -> None:
-    """Raise the error that a run has ended with, unless a job may resume it.
-
-    If the process is inside a job, Slurm is asked about that too.
-    """
-    recipe = shown.recipe.name
-    try:
-        check_end(shown, snapshot, is_final=is_final)
-    except RunFailed:
-        if not jobs.may_resume(recipe) or not _is_latest(shown, jobs):
-            raise
-        return
-    in_job = shown.job_id is not None and snapshot.lives is None and is_final
-    if in_job and jobs.poll(recipe) and not jobs.may_resume(recipe) and _is_latest(shown, jobs):
-        raise shown.failure or shown.process_gone()
-
-
 def _is_latest(shown: ShownRun, jobs: JobPoller) -> bool:
     """Return whether this is the latest run of its recipe, which is the one that jobs resume."""
     runs = sort_runs(jobs.runs.files.names(jobs.runs.path), shown.recipe.name)
@@ -556,12 +541,13 @@ def attach(
     with ExitStack() as stack:
         runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
         stack.callback(reporter.end_progress)
-        jobs, files = JobPoller(runs, reporter.say_above_progress, env.clock), runs.files
+        say, files = reporter.say_above_progress, runs.files
+        jobs = JobPoller(runs, say, env.clock)
         path = wait_for_run(run, jobs, env, once=options.once)
         if path is None:
             return
         shown = ShownRun(run, path, load_frozen(files, path), reporter, with_branches=True)
-        follower = stack.enter_context(closing(FileFollower(files, reporter, env, options.once)))
+        follower = stack.enter_context(closing(Follower(files, say, env, options.once)))
         # The journal must be read first, as it names the log to read and the process to check.
         shown.update(follower.read(shown).pieces)
         if shown.state.branches:  # each has its own journal, which names its log
@@ -574,7 +560,7 @@ def attach(
             if shown.is_complete:
                 break
             if shown.process == process:
-                check_end_with_jobs(shown, snapshot, jobs, is_final=options.once or follower.is_quiet)
+                follower.check_end(shown, snapshot, jobs)
             if options.once:
                 break
             env.pause(REMOTE_POLL_S if options.on else LOCAL_POLL_S)

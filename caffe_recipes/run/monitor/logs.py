@@ -21,12 +21,11 @@ from caffe_recipes.run.monitor.files import (
 from caffe_recipes.run.monitor.follow import (
     LOCAL_POLL_S,
     REMOTE_POLL_S,
-    FileFollower,
     FollowEnv,
+    Follower,
     JobPoller,
     RunsFolder,
     ShownRun,
-    check_end_with_jobs,
     open_runs,
     wait_for_run,
 )
@@ -38,7 +37,7 @@ from caffe_recipes.run.submit.submissions import (
     describe_job,
     job_label,
     query_jobs,
-    read_latest,
+    read_submissions,
     submitted_by_hand,
 )
 
@@ -85,7 +84,7 @@ def show_log(
         shown.update(runs.files.read(shown.requests()).pieces)
         if options.phase in shown.state.branches:
             shown = ShownRun(run, f"{path}/branches/{options.phase}", shown.recipe)
-        files = FileFollower(runs.files, shown.reporter, env, once=not options.follow)
+        files = Follower(runs.files, _keep_quiet, env, once=not options.follow)
         stack.callback(files.close)
         writer = _LogWriter(write, options.rank)
         stack.callback(writer.end)
@@ -156,7 +155,8 @@ def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, 
     """
     found = parse_run_name(posixpath.basename(run.rstrip("/")))
     names = dict.fromkeys([name_recipe(run), *([found[0]] if found else [])])
-    latest = next((group for name in names if (group := read_latest(runs.files, runs.path, name))), ())
+    groups = (read_submissions(runs.files, runs.path, name).latest for name in names)
+    latest = next(filter(None, groups), ())
     own = _find_own_job(runs, run)
     if own is not None and all(each.job_id != own.job_id for each in latest):
         latest = tuple(sorted((*latest, own), key=lambda each: each.time_s))
@@ -200,7 +200,7 @@ class _LogFollower:
         self,
         shown: ShownRun,
         options: LogOptions,
-        files: FileFollower,
+        files: Follower,
         jobs: JobPoller,
         writer: _LogWriter,
         say: Say,
@@ -261,7 +261,7 @@ class _LogFollower:
         elif is_over and self._is_done():
             return False
         elif not has_next and self.process == process and not self._is_done():
-            check_end_with_jobs(self._shown, snapshot, self._jobs, is_final=self._files.is_quiet)
+            self._files.check_end(self._shown, snapshot, self._jobs)
         return True
 
     def _open(self, index: int) -> None:

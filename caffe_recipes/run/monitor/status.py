@@ -27,8 +27,8 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
 )
 from caffe_recipes.run.monitor.follow import (
-    FileFollower,
     FollowEnv,
+    Follower,
     RunInterrupted,
     ShownRun,
     open_runs,
@@ -49,7 +49,7 @@ from caffe_recipes.run.submit.submissions import (
 )
 from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress
-from caffe_recipes.units import describe_duration, write_clock
+from caffe_recipes.units import write_clock
 from caffe_recipes.wording import printable
 
 
@@ -140,7 +140,7 @@ def find_statuses(
     with open_runs(options.root, options.on, env or FollowEnv(), ask) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
-        submitted = {name: read_submissions(files, path, name) for name in files.recipes(path, SUFFIX)}
+        submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
         if not found and not submitted:
             _check_root(files, options.root)
         return _join(found, submitted, runs.ask)
@@ -179,7 +179,7 @@ def find_status(
         status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
         is_ours = any(job.submission.is_ours for job in status.jobs)
         if reach and status.state == "unknown" and not is_ours and status.run is not None:
-            follower = FileFollower(files, status.run.reporter, env, once=True)
+            follower = Follower(files, status.run.reporter.say, env, once=True)
             stack.callback(follower.close)
             # The first read finds the name of the files' host; the second asks the process's host if another.
             follower.read(status.run)
@@ -210,9 +210,8 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
         shown.update(snapshot.pieces, live=False)
         if shown.beside:  # each has its own journal, which names its log
             shown.update(files.read(shown.requests()).pieces, live=False)
-        if shown.last_s is None and files.recipes(
-            f"{path}/snapshots", find_trainer(shown.recipe).model_suffix
-        ):
+        suffix = find_trainer(shown.recipe).model_suffix
+        if shown.last_s is None and files.names(f"{path}/snapshots", suffix):
             raise empty_journal_error(f"{path}/journal.jsonl")
     except CaffeRecipesError as error:
         return RunStatus(name, recipe, unreadable=error)
@@ -300,7 +299,7 @@ def summarize_status(status: RunStatus) -> str:
         return "; ".join(jobs)
     if status.state == "finished":
         between = "; " if len(run.state.evaluations) > 1 else ", "
-        return between.join(describe_results(run.recipe, run.state)) or "all phases are finished"
+        return between.join(describe_results(run.recipe, run.state).values()) or "all phases are finished"
     if status.state in ("running", "unknown"):
         branches = [f"in parallel {_describe_work(branch, status)}" for branch in status.branches]
         return "; ".join([_describe_work(run, status), *branches, *(jobs or [_describe_process(status)])])
@@ -433,9 +432,8 @@ def _result(status: RunStatus) -> str:
     run, progress = status.run, status.progress
     if run is not None and status.state == "finished":
         found = describe_results(run.recipe, run.state)
-        return (
-            next((line for line in found if "top-1" in line), "; ".join(found[:1])) or "all phases finished"
-        )
+        first = next(iter(found.values()), "all phases finished")
+        return next((line for name, line in found.items() if "top-1" in name), first)
     if run is not None and status.state == "running":
         if progress is not None and progress.loss is not None:
             return f"loss {progress.loss:#.4g}"
@@ -465,13 +463,12 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
     if run is not None and progress is not None:
         yield from _describe_rate(run, progress)
     for finish in run.state.finished.values() if run else ():
-        speed = f", {finish.images_per_s:,.0f} images/s" if finish.images_per_s else ""
         loss = f", loss {finish.loss:.4g}" if finish.loss is not None else ""
-        yield finish.phase, f"finished in {describe_duration(finish.seconds)}{speed}{loss}"
-    for line in describe_results(run.recipe, run.state) if run else ():
+        yield finish.phase, f"{finish.describe()}{loss}"
+    for line in describe_results(run.recipe, run.state).values() if run else ():
         yield "result", line
     for job in status.jobs:
-        yield "job", f"{job_label(job).removeprefix('job ')} {_describe_seen(status, job)}"
+        yield "job", f"{job.label} {_describe_seen(status, job)}"
     if run is not None:
         for orphan in _describe_orphan(status):
             yield "trainer", orphan
@@ -532,11 +529,7 @@ def status_as_json(status: RunStatus) -> dict[str, Any]:
 
 def _resume_hint(run: ShownRun, status: RunStatus) -> str:
     """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
-    return (
-        run.resume_hint.replace("caffe-recipes run", "caffe-recipes submit")
-        if status.jobs
-        else run.resume_hint
-    )
+    return run.resume_hint("submit" if status.jobs else "run")
 
 
 def _describe_orphan(status: RunStatus) -> list[str]:

@@ -208,6 +208,12 @@ class SubmittedJob:
         return self.job.cluster if self.job else self.submission.cluster
 
     @property
+    def label(self) -> str:
+        """The id of the job, or its name if it has no id, and its phase."""
+        phase = f" ({self.submission.phase})" if self.submission.phase else ""
+        return f"{self.job_id or self.submission.name}{phase}"
+
+    @property
     def is_live(self) -> bool:
         """Whether the job is queued or running according to Slurm."""
         return self.standing in ("waiting", "running")
@@ -230,14 +236,9 @@ class Slurm:
         return find_jobs(self.host, ids=ids, names=names, cluster=self.cluster)
 
 
-def slurm_of(host: Host) -> Ask:
-    """Return a function that asks Slurm on a host about jobs."""
-    return Slurm(host)
-
-
 def slurm_for(files: RunFiles) -> Ask:
     """Return a function that asks Slurm on the host of the files about jobs."""
-    return slurm_of(files.remote if isinstance(files, HostFiles) else LocalHost())
+    return Slurm(files.remote if isinstance(files, HostFiles) else LocalHost())
 
 
 def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
@@ -245,11 +246,6 @@ def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
     path = f"{runs}/{recipe}{SUFFIX}"
     piece = files.read([ReadRequest(path)]).pieces[0]
     return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
-
-
-def read_latest(files: RunFiles, runs: str, recipe: str) -> tuple[Submission, ...]:
-    """Return the submissions of a recipe's last submit from the folder `runs`; raises InputError."""
-    return read_submissions(files, runs, recipe).latest
 
 
 def submitted_by_hand(recipe: str, job_id: int, time_s: float) -> Submission:
@@ -314,8 +310,7 @@ def job_label(seen: SubmittedJob) -> str:
     >>> job_label(SubmittedJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
     'job small-3fa210'
     """
-    phase = f" ({seen.submission.phase})" if seen.submission.phase else ""
-    return f"job {seen.job_id or seen.submission.name}{phase}"
+    return f"job {seen.label}"
 
 
 def _is_cancelled(seen: SubmittedJob, job: Job) -> bool:

@@ -58,6 +58,7 @@ from caffe_recipes.run.submit.plan import (
     plan_submission,
 )
 from caffe_recipes.run.submit.submissions import (
+    Slurm,
     Submission,
     SubmissionJournal,
     SubmittedJob,
@@ -65,7 +66,6 @@ from caffe_recipes.run.submit.submissions import (
     describe_job,
     job_label,
     load_submissions,
-    slurm_of,
     submissions_path,
 )
 from caffe_recipes.run.trainer import find_trainer
@@ -103,7 +103,7 @@ def check_startable(recipe: AnyRecipe, status: RunStatus | None) -> None:
     # The run inside the job would refuse to resume a launch from outside a job.
     if launch is not None and not launch.job:
         what = f"phase {launch.phase} was started on {launch.host}, and its outcome is unknown"
-        raise InputError(folder, what, f"{status.run.resume_hint} there; then stop it and submit again")
+        raise InputError(folder, what, f"{status.run.resume_hint()} there; then stop it and submit again")
     check_unchanged(recipe, status)
 
 
@@ -419,7 +419,7 @@ def _check(planned: PlannedJobs, status: RunStatus | None, say: Say, env: Submit
 
 def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatus | None:
     """Return the status of the recipe, or None; raises RunFailed if Slurm does not answer."""
-    ask = slurm_of(env.host)
+    ask = Slurm(env.host)
     try:
         status = find_status(recipe.name, _where(options), ask=ask, reach=False)
     except InputError:
