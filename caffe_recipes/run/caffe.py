@@ -70,11 +70,8 @@ class Caffe:
         return self.recipe.trainer == OUR_TRAINER
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the command for the trainer in the Caffe root; raises InputError if it is not found.
-
-        With a container, return the recipe's `trainer` unchecked: the image's files are not visible here.
-        """
-        if profile.container is not None:
+        """Return the command for caffe-torch, or for the Caffe binary in the Caffe root."""
+        if profile.container is not None:  # the files of its image are not visible here
             return self.recipe.trainer
         return find_our_trainer(path) if self.is_ours else find_caffe(self.recipe.trainer, root)
 
@@ -193,10 +190,7 @@ class Caffe:
         files: Mapping[str, str],
         folder: str,
     ) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the arguments of a launch, and the text of each additional file in `folder` that it reads.
-
-        With `every`, the interval between checkpoints, that is a copy of the solver with this interval.
-        """
+        """Return the arguments of a launch, and with `every` a copy of the solver with this interval."""
         arguments, more = training.arguments, {}
         if every is not None:
             solver = f"{folder}/solver_{training.phase}.prototxt"

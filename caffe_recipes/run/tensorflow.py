@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -44,7 +45,7 @@ from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.cluster.staging.sets import FileSet, SetFile
 from caffe_recipes.data.tfrecords import RecordSet, load_record_set, records_manifest_path
 from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsError
-from caffe_recipes.recipe.model import Cluster, TensorFlowRecipe
+from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
@@ -112,10 +113,7 @@ class TensorFlow:
     )
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the Python that has TensorFlow: the profile's, else that of .venv-tf, else python3.
-
-        Raises InputError if it does not exist.
-        """
+        """Return the Python that has TensorFlow: the profile's, else that of .venv-tf, else python3."""
         if profile.container is not None:
             return profile.python or "python3"
         for folder in _own_programs():
@@ -218,10 +216,7 @@ class TensorFlow:
         return (testing,)
 
     def read_back(self, training: Training) -> Testing | None:
-        """Return a process that verifies the fetched checkpoint by loading it with TensorFlow.
-
-        This package itself runs without TensorFlow.
-        """
+        """Return a process that loads the fetched checkpoint, since this package runs without TensorFlow."""
         path = training.fetched.removesuffix(_STATE)
         words = [word for word in training.arguments[1:] if not word.startswith("--data_dir")]
         arguments = (self._checker, *words, "--data_dir=.", f"--checkpoint={path}")
@@ -254,8 +249,21 @@ class TensorFlow:
     def file_sets(
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
     ) -> list[FileSet]:
-        """Return the TFRecords that each host needs."""
-        return find_record_sets(self.recipe, root, names, source=source, is_whole=is_whole)
+        """Return the records that each host's ranks read, and for the first host all validation records."""
+        data = self.recipe.tensorflow.data
+        if not (source or data.train.source):
+            hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
+            raise InputError(self.recipe.name, "names no folder to stage TFRecords from", hint)
+        folder = root / (source or data.train.source or "")
+        train = _load_records(data.train, folder, self.classes())
+        wanted = dict.fromkeys(names, train.all) if is_whole else self._deal(train, names)
+        sets = [FileSet(str(root / data.train.folder), folder, wanted)]
+        if data.validation.source:
+            folder = root / data.validation.source
+            validation = _load_records(data.validation, folder, self.classes())
+            wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
+            sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
+        return sets
 
     def check_source(self, folder: Path, *, is_given: bool) -> None:
         """Do nothing: `file_sets` checks the records."""
@@ -427,6 +435,18 @@ class TensorFlow:
         wanted = self.recipe.tensorflow.schedule.steps
         return found if (step, batches) == (wanted, testing.iterations) else {}
 
+    def _deal(self, records: _RecordFiles, names: Sequence[str]) -> dict[str, Sequence[SetFile]]:
+        """Return the files that the ranks of each host read; spares get none."""
+        cluster, groups = self.recipe.cluster, self.file_groups
+        dealt: dict[str, Sequence[SetFile]] = {}
+        for node, name in enumerate(names[: cluster.nodes]):
+            first = node * cluster.ranks_per_node
+            ranks = range(first, first + cluster.ranks_per_node)
+            read = sorted({rank * groups // cluster.ranks for rank in ranks})
+            dealt_to = (deal_files(records.files, groups, group, records.seed) for group in read)
+            dealt[name] = [*chain.from_iterable(dealt_to), records.manifest]
+        return dealt
+
     @property
     def _folder(self) -> str:
         return f"tensorflow/{self.recipe.name}"
@@ -438,54 +458,6 @@ class TensorFlow:
     def _program(self, name: str) -> str:
         given = _own_programs()
         return posixpath.join(given[0] if given else self._folder, name)
-
-
-def find_record_sets(
-    recipe: TensorFlowRecipe,
-    root: Path,
-    names: Sequence[str],
-    *,
-    source: Path | None = None,
-    is_whole: bool = False,
-) -> list[FileSet]:
-    """Return the files of a recipe's TFRecords that each host needs; `names` are in the order of the ranks.
-
-    Each host needs the training records that its ranks read, and the first host all validation records. With
-    `is_whole` all hosts, spares included, get everything. Raises InputError if there is no source to stage
-    from, and DataError if the records are not those of the recipe.
-    """
-    data = recipe.tensorflow.data
-    if not (source or data.train.source):
-        hint = "write it as tensorflow.data.train.source, or give it with --lmdb-source"
-        raise InputError(recipe.name, "names no folder to stage TFRecords from", hint)
-    folder = root / (source or data.train.source or "")
-    trainer = TensorFlow(recipe)
-    train = _load_records(data.train, folder, trainer.classes())
-    groups = trainer.file_groups
-    wanted = dict.fromkeys(names, train.all) if is_whole else _deal(train, names, recipe.cluster, groups)
-    sets = [FileSet(str(root / data.train.folder), folder, wanted)]
-    if data.validation.source:
-        folder = root / data.validation.source
-        validation = _load_records(data.validation, folder, trainer.classes())
-        wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
-        sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
-    return sets
-
-
-def _deal(
-    records: _RecordFiles, names: Sequence[str], cluster: Cluster, groups: int
-) -> dict[str, Sequence[SetFile]]:
-    """Return the files that the ranks of each host read with this --file_groups; spares get none."""
-    ranks = cluster.ranks
-    dealt: dict[str, Sequence[SetFile]] = {}
-    for node, name in enumerate(names[: cluster.nodes]):
-        first = node * cluster.ranks_per_node
-        read = {rank * groups // ranks for rank in range(first, first + cluster.ranks_per_node)}
-        files = [
-            file for group in sorted(read) for file in deal_files(records.files, groups, group, records.seed)
-        ]
-        dealt[name] = [*files, records.manifest]
-    return dealt
 
 
 @dataclass(frozen=True)

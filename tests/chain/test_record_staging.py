@@ -21,7 +21,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_tensorflow_run, parse_any_recipe
 from caffe_recipes.run.context import StageOptions
 from caffe_recipes.run.staging import clean_recipe, stage_recipe
-from caffe_recipes.run.tensorflow import find_record_sets
+from caffe_recipes.run.tensorflow import TensorFlow
 from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.tensorflow.records import deal_files
 
@@ -67,7 +67,7 @@ class Site:
         self, hosts: Sequence[str], *, is_whole: bool = False, **flags: object
     ) -> dict[str, list[str]]:
         """Return the names of the training records that each host is to have."""
-        train, _ = find_record_sets(self.recipe(**flags), self.root, hosts, is_whole=is_whole)
+        train, _ = TensorFlow(self.recipe(**flags)).file_sets(self.root, hosts, None, is_whole=is_whole)
         return {host: [file.name for file in files] for host, files in train.wanted.items()}
 
 
@@ -126,7 +126,7 @@ def test_whole_copies_are_for_all_hosts_spares_included(site: Site) -> None:
 
 
 def test_the_first_host_gets_the_validation(site: Site) -> None:
-    _, validation = find_record_sets(site.recipe(), site.root, NAMES)
+    _, validation = TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)
     assert validation.folder == str(site.root / "node/validation")
     assert {host: [file.name for file in files] for host, files in validation.wanted.items()} == {
         "n0": ["validation-00000-of-00001", ".manifest.json"]
@@ -135,11 +135,11 @@ def test_the_first_host_gets_the_validation(site: Site) -> None:
 
 def test_files_of_a_manifest_without_digests_are_hashed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.root / "cache"))
-    before = find_record_sets(site.recipe(), site.root, NAMES)[0]
+    before = TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)[0]
     known = json.loads(site.manifest("train").read_text())
     del known["digests"]
     site.manifest("train").write_text(json.dumps(known))
-    after = find_record_sets(site.recipe(), site.root, NAMES)[0]
+    after = TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)[0]
     assert [file.digest for file in after.wanted["n0"][:-1]] == [
         file.digest for file in before.wanted["n0"][:-1]
     ]
@@ -148,7 +148,7 @@ def test_files_of_a_manifest_without_digests_are_hashed(site: Site, monkeypatch:
 def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(site: Site) -> None:
     def refuse() -> str:
         with pytest.raises(DataError) as refusal:
-            find_record_sets(site.recipe(), site.root, NAMES)
+            TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)
         return str(refusal.value)
 
     last = site.root / "made/train/train-00011-of-00012"
@@ -171,7 +171,7 @@ def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) 
     with pytest.raises(
         InputError, match=r"names no folder to stage TFRecords from; write it as tensorflow\.data"
     ):
-        find_record_sets(load_tensorflow_run("tf-256n-90ep"), site.root, NAMES)
+        TensorFlow(load_tensorflow_run("tf-256n-90ep")).file_sets(site.root, NAMES, None)
 
 
 def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(

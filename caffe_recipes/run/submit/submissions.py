@@ -22,10 +22,9 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import Job, State, describe_state
 from caffe_recipes.cluster.slurm_queries import SchedulerAway, find_jobs
 from caffe_recipes.errors import ClusterError, InputError
-from caffe_recipes.files import read_within
 from caffe_recipes.run.folders import RUNS
-from caffe_recipes.run.journal import Clock, JournalError, JournalFile, fold_lines
-from caffe_recipes.run.monitor.files import HostFiles, ReadRequest, RunFiles
+from caffe_recipes.run.journal import Clock, JournalFile, fold_lines
+from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, ReadRequest, RunFiles
 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
@@ -119,13 +118,8 @@ def fold_submissions(text: str, where: str | Path) -> Submissions:
 
 
 def load_submissions(path: Path) -> Submissions:
-    """Return the submissions in a file, or none if it does not exist; raises JournalError."""
-    try:
-        return fold_submissions(read_within(path, "journal-bytes").decode(errors="replace"), path)
-    except FileNotFoundError:
-        return Submissions()
-    except OSError as error:
-        raise JournalError(path, f"cannot be read: {error.strerror}", _HINT) from None
+    """Return the submissions in a file, or none if it does not exist; raises InputError."""
+    return _read(LocalFiles(), str(path))
 
 
 def choose_group() -> str:
@@ -243,7 +237,10 @@ def slurm_for(files: RunFiles) -> Ask:
 
 def read_submissions(files: RunFiles, runs: str, recipe: str) -> Submissions:
     """Return the submissions of a recipe from the folder `runs`; raises InputError."""
-    path = f"{runs}/{recipe}{SUFFIX}"
+    return _read(files, f"{runs}/{recipe}{SUFFIX}")
+
+
+def _read(files: RunFiles, path: str) -> Submissions:
     piece = files.read([ReadRequest(path)]).pieces[0]
     return Submissions() if piece is None else fold_submissions(piece.data.decode(errors="replace"), path)
 
