@@ -23,9 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 from caffe_recipes.config import FileName, Loader, Location
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.model import Recipe, SolverSettings, Transformation
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import parse_recipe
 from caffe_recipes.render.tree import write_file
-from caffe_recipes.review.naming import RECIPE_SUFFIXES
 
 _WIDTH = 118
 _COMMENT_WIDTH = 108

@@ -15,6 +15,9 @@ _SUFFIX = ".yaml"
 _FAMILY = re.compile(r"^family:", re.MULTILINE)
 _ROW = re.compile(r"^  ([A-Za-z0-9][A-Za-z0-9._-]*):", re.MULTILINE)
 
+# What the name of a recipe's file ends with.
+RECIPE_SUFFIXES = (".yaml", ".yml")
+
 
 class Shipped(NamedTuple):
     """The file of a recipe, and its row if the file contains a family."""

@@ -23,10 +23,9 @@ from caffe_recipes.recipe.model import (
     train_by_tensorflow,
 )
 from caffe_recipes.recipe.rules import Schedule
-from caffe_recipes.recipe.shipped import is_family, shipped_recipes
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 from caffe_recipes.wording import did_you_mean
 
-_SUFFIXES = (".yaml", ".yml")
 _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
@@ -93,7 +92,7 @@ def _read(name_or_path: str | Path) -> tuple[str, str | Path, Path, str | None]:
         raise RecipeError(path, "is a Caffe file, not a recipe", hint)
     if path.is_dir():
         raise RecipeError(path, "is a folder", "give a recipe's name, or the path of its YAML")
-    if not text.endswith(_SUFFIXES) and not path.is_file():
+    if not text.endswith(RECIPE_SUFFIXES) and not path.is_file():
         names = ", ".join(name for name, one in shipped.items() if one.row is None)
         others = f"the recipes are {names}, and the paper's (`caffe-recipes recipes`); or give a .yaml file"
         raise RecipeError("", f"unknown recipe '{text}'", f"{did_you_mean(text, shipped)} {others}".lstrip())
@@ -108,7 +107,7 @@ def split_row(text: str) -> tuple[str, str | None]:
     """
     path, colon, row = text.rpartition(":")
     # Path.exists raises if a name is too long.
-    is_split = colon and path.endswith(_SUFFIXES) and not os.path.exists(text)  # noqa: PTH110
+    is_split = colon and path.endswith(RECIPE_SUFFIXES) and not os.path.exists(text)  # noqa: PTH110
     return (path, row) if is_split else (text, None)
 
 

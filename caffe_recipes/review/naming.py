@@ -18,11 +18,10 @@ from typing import Literal, NoReturn
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import read_bytes
-from caffe_recipes.recipe.shipped import is_family, shipped_recipes
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
 Kind = Literal["recipe", "net", "file", "folder"]
 
-RECIPE_SUFFIXES = (".yaml", ".yml")
 _MAX_CHARACTERS = 1_000_000
 _START_BYTES = 512
 _PYTORCH = (b"PK", b"\x80")  # a zip archive, or a pickle

@@ -125,19 +125,19 @@ class Caffe:
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
     ) -> list[FileSet]:
         """Return the LMDB, which every host gets whole; nothing if it does not exist."""
-        folder = source or self.data_source
-        if not folder:
+        folder = root / (source or self.data_source or "")
+        return [lmdb_set(str(root / self.data_folder), folder, names)] if (folder / DATA).exists() else []
+
+    def check_source(self, root: Path, given: Path | None) -> None:
+        """Raise InputError without an LMDB to stage from; the copies are compared with it."""
+        if not (given or self.data_source):
             what = "names no LMDB to stage from"
             raise InputError(self.recipe.name, what, "give its folder with --lmdb-source")
-        exists = (root / folder / DATA).exists()
-        return [lmdb_set(str(root / self.data_folder), root / folder, names)] if exists else []
-
-    def check_source(self, folder: Path, *, is_given: bool) -> None:
-        """Raise DataError unless a folder holds a complete LMDB, which the copies are compared with."""
+        folder = root / (given or self.data_source or "")
         try:
             open_datums(folder).close()
         except DataError as error:
-            if is_given or (folder / DATA).exists():
+            if given or (folder / DATA).exists():
                 raise
             raise DataError(folder, error.what, lmdb_hint(self.recipe, str(folder))) from None
 

@@ -33,11 +33,11 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Detached:
-    """A detached run; it has an `exit_code` if it ended before it started to train."""
+    """A detached run that trains in `folder`, or ended before it started to train, with an `exit_code`."""
 
     pid: int
     output: Path
-    folder: Path | None = None
+    folder: Path = Path()
     exit_code: int | None = None
 
 
@@ -77,7 +77,6 @@ def detach(
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
     """Return lines that say where a detached run continues, and how to watch and stop it."""
-    assert started.folder is not None
     at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
     process = f"process {started.pid} on {socket.gethostname()}"
@@ -100,7 +99,7 @@ class _Output:
     recipe_name: str
     path: Path = field(init=False)
     descriptor: int = field(init=False)
-    folder: str | None = None
+    folder: str = ""
     trains: bool = False
     failed_at: float = math.inf
     _new_folders: list[Path] = field(default_factory=list)
@@ -121,9 +120,9 @@ class _Output:
             raise InputError(self.path, what, "check the Caffe root and its disk") from None
 
     def relay(self, pipe: int, to: Relay) -> None:
-        """Pass the new output to a function, one whole line at a time, after reading the reports.
+        """Read the new output and reports, and pass the output to a function, one whole line at a time.
 
-        The output is read first, since a failure is reported before it is printed.
+        The reports are read last: a failure is reported before it is printed.
         """
         new = b""
         while more := os.pread(self.descriptor, _CHUNK, self._read_bytes + len(new)):
@@ -190,14 +189,13 @@ def _wait(pid: int, output: _Output, pipe: int, relay: Relay) -> Detached:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
             output.relay(pipe, relay)
-            folder = None if output.folder is None else Path(output.folder)
             if ended:
-                if folder is None:
+                if not output.folder:
                     output.remove()
                 code = os.waitstatus_to_exitcode(status)
-                return Detached(pid, output.path, folder, code if code >= 0 else 128 - code)
+                return Detached(pid, output.path, exit_code=code if code >= 0 else 128 - code)
             if output.trains:
-                return Detached(pid, output.path, folder)
+                return Detached(pid, output.path, Path(output.folder))
             time.sleep(_POLL_S)
         except KeyboardInterrupt:
             with suppress(ProcessLookupError):

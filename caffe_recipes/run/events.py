@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.plan import find_step, plan_steps
 from caffe_recipes.run.steps import Checkpoint
@@ -580,8 +581,9 @@ def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") ->
 
     If the recipe is not a shipped one and `given` is not its YAML file, that file is not known.
     """
-    if given.endswith((".yaml", ".yml")) or recipe.name in shipped_names():
-        name = given if given.endswith((".yaml", ".yml")) else recipe.name
+    is_file = given.endswith(RECIPE_SUFFIXES)
+    if is_file or recipe.name in shipped_names():
+        name = given if is_file else recipe.name
         return f"`caffe-recipes {command} {shlex.quote(name)}`"
     return f"`caffe-recipes {command}` with its recipe"
 

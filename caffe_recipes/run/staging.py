@@ -56,8 +56,8 @@ def stage_recipe(
     names, found = find_staged_hosts(options)
     if found.stale:
         say(found.stale)
+    trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
-    trainer.check_source(root / (given or trainer.data_source or ""), is_given=given is not None)
     if len(names) < recipe.cluster.nodes:
         few = f"{len(names)} of the recipe's {recipe.cluster.nodes} hosts"
         say(f"{found.where}: {few}; a run needs all of them")

@@ -265,7 +265,7 @@ class TensorFlow:
             sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
         return sets
 
-    def check_source(self, folder: Path, *, is_given: bool) -> None:
+    def check_source(self, root: Path, given: Path | None) -> None:
         """Do nothing: `file_sets` checks the records."""
 
     @property

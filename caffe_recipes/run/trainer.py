@@ -81,8 +81,11 @@ class Trainer(Protocol):
         files are not those of the recipe.
         """
 
-    def check_source(self, folder: Path, *, is_given: bool) -> None:
-        """Raise DataError unless the folder `data_source`, or the one that `is_given`, has complete data."""
+    def check_source(self, root: Path, given: Path | None) -> None:
+        """Raise DataError unless the `given` folder, or else `data_source`, holds complete data.
+
+        Raises InputError without either.
+        """
 
     @property
     def built(self) -> tuple[str, ...]:

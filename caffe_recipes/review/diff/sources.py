@@ -19,8 +19,8 @@ from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.limits import limit as bound
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
-    RECIPE_SUFFIXES,
     find_named,
     is_prototxt,
     nothing_named,

@@ -17,8 +17,8 @@ from caffe_recipes.caffe.layers import BATCH_BLOCKS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, load_document
 from caffe_recipes.caffe.upgrade import upgrade_document
 from caffe_recipes.errors import DataError, InputError, PrototxtError
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
-    RECIPE_SUFFIXES,
     find_at_path,
     find_beside,
     find_named,

@@ -16,6 +16,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import read_bytes
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import explain, sort_findings
 from caffe_recipes.review.lint.inputs import (
@@ -38,7 +39,6 @@ from caffe_recipes.review.lint.snapshot_rules import (
     phase_order,
 )
 from caffe_recipes.review.naming import (
-    RECIPE_SUFFIXES,
     find_named,
     walk_prototxts,
 )

@@ -24,7 +24,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.files import open_file, too_large
 from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
-from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
 
@@ -220,16 +220,13 @@ def _is_same(file: Path, held: os.stat_result) -> bool:
         return False
 
 
-_YAML = (".yaml", ".yml")
-
-
 def find_run(files: RunFiles, root: str, given: str) -> str:
     """Return the folder of a run, given as a folder, the name of a run, or the name or YAML file of a recipe.
 
     For a recipe, return its latest run. Raises InputError if there is no such run.
     """
     runs = posixpath.normpath(posixpath.join(root, RUNS))
-    if given.endswith(_YAML):
+    if given.endswith(RECIPE_SUFFIXES):
         return posixpath.join(runs, _latest(files, runs, name_recipe(given), given))
     name = given.rstrip("/") or given
     folders = dict.fromkeys(
@@ -255,7 +252,7 @@ def load_frozen(files: RunFiles, folder: str) -> AnyRecipe:
 
 def name_recipe(given: str) -> str:
     """Return the name of a recipe that is given by name or as a YAML file; raises RecipeError if invalid."""
-    return load_any_recipe(given).name if given.endswith(_YAML) else given
+    return load_any_recipe(given).name if given.endswith(RECIPE_SUFFIXES) else given
 
 
 def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> str:

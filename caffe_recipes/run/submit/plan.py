@@ -22,6 +22,7 @@ from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_n
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
@@ -335,11 +336,6 @@ def find_program() -> str | None:
     return str(beside) if beside.exists() else shutil.which(PROGRAM)
 
 
-def is_file(given: str) -> bool:
-    """Return whether a word is the path of a YAML file, and not the name of a shipped one."""
-    return given.endswith((".yaml", ".yml"))
-
-
 def _choose_batch(profile: Profile, options: SubmitOptions) -> SbatchDefaults:
     batch = profile.slurm
     batch = batch.model_copy(update={"options": (*batch.options, *options.sbatch_options)})
@@ -414,13 +410,13 @@ def _environment(options: SubmitOptions) -> dict[str, str]:
     environment = {"CAFFE_ROOT": str(options.root.resolve())}
     if program := find_program():
         environment["CAFFE_RECIPES"] = program
-    if is_file(options.given):
+    if options.given.endswith(RECIPE_SUFFIXES):
         environment["RECIPE_FILE"] = str(Path(options.given).resolve())
     return environment | dict(options.environment)
 
 
 def _arguments(options: SubmitOptions) -> tuple[str, ...]:
     profile = options.profile
-    if profile is not None and is_file(profile):
+    if profile is not None and profile.endswith(RECIPE_SUFFIXES):
         profile = str(Path(profile).resolve())  # the job is in the Caffe root
     return (*(("--profile", profile) if profile else ()), *options.arguments)
