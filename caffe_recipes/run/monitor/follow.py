@@ -126,7 +126,6 @@ class ShownRun:
         self.job_ids: tuple[int, ...] = ()
         self.blamed: tuple[str, ...] = ()  # the hosts because of which the last process ended launches
         self._beside: dict[str, ShownRun] = {}  # the branches in progress, by phase
-        self._own_count = 0  # the number of files that are requested for this run without its branches
         # What is not shown yet: the time of each line, the line, and whether it names its phase.
         self.lines: list[tuple[float, str, bool]] = []
 
@@ -158,15 +157,13 @@ class ShownRun:
 
         If branches are followed, the same files of each branch in progress come after these.
         """
-        requests = self._own_requests()
-        self._own_count = len(requests)
         for phase in self.state.branches if self._with_branches else ():
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
             elif phase not in self._beside:
                 path, reporter = f"{self.path}/branches/{phase}", self.reporter.for_branch(phase)
                 self._beside[phase] = ShownRun(self.recipe.name, path, self.recipe, reporter, is_branch=True)
-        return [*requests, *(each for branch in self.beside for each in branch.requests())]
+        return [each for run in (self, *self.beside) for each in run._own_requests()]
 
     def _own_requests(self) -> list[ReadRequest]:
         requests = [ReadRequest(f"{self.path}/journal.jsonl", self._journal_bytes)]
@@ -185,7 +182,7 @@ class ShownRun:
         """
         left, is_new, due = iter(pieces), False, []
         for run in (self, *self.beside):
-            has_news, progress = run.update_own([*islice(left, run._own_count)])
+            has_news, progress = run.update_own([*islice(left, len(run._own_requests()))])
             is_new |= has_news
             if live and progress is not None and progress.phase not in self.state.finished:
                 due.append((run.reporter, progress))
