@@ -15,6 +15,7 @@ from caffe_recipes.caffe.prototxt import (
     MOST_BYTES,
 )
 from caffe_recipes.errors import InputError, PrototxtError
+from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.diff.changes import Comparison, FileDiff
 from caffe_recipes.review.diff.documents import diff_documents, kind_of, read_message
 from caffe_recipes.review.diff.messages import fingerprint, match_by_keys
@@ -23,7 +24,6 @@ from caffe_recipes.review.diff.solvers import (
     EpochScale,
 )
 from caffe_recipes.review.diff.sources import RecipeSide, TextFile, Tree
-from caffe_recipes.review.naming import RECIPE_SUFFIXES
 
 if TYPE_CHECKING:
     from caffe_recipes.review.diff.sources import Read, Sides
