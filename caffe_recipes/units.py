@@ -51,6 +51,22 @@ def describe_bytes(count: float) -> str:
     return f"{count / 1000:,.3g} TB"
 
 
+def describe_binary(count_bytes: float) -> str:
+    """Write a size in powers of 1024, to a tenth.
+
+    >>> describe_binary(102228384), describe_binary(500)
+    ('97.5 MiB', '500 bytes')
+    """
+    size, units = float(count_bytes), iter(("KiB", "MiB", "GiB", "TiB"))
+    if size < 1024:
+        return f"{count_bytes:.0f} bytes"
+    unit = ""
+    while size >= 1024 and (following := next(units, "")):
+        size, unit = size / 1024, following
+    return f"{size:.1f} {unit}"
+
+
+_FEW_S = 600  # shorter times are in seconds
 _MOST = 10_000  # of a unit, before the next larger unit is used
 _LARGEST = 1e9  # number that is written with all its digits
 
@@ -71,9 +87,10 @@ class Unit:
 
 SECONDS = Unit("seconds", "s", 1)
 MINUTES = Unit("minutes", "min", 60)
+HOURS = Unit("hours", "h", 3600)
 LONGER = (
     MINUTES,
-    Unit("hours", "h", 3600),
+    HOURS,
     Unit("days", "days", 86_400),
     Unit("years", "years", 365.25 * 86_400),
 )
@@ -82,9 +99,13 @@ LONGER = (
 def unit_of(seconds: float, units: Sequence[Unit] = LONGER) -> Unit:
     """Return the smallest of some units in which a time is at most 10,000, or else the largest.
 
-    >>> [unit_of(minutes * 60).name for minutes in (245, 20_000, 10**6, 10**9)]
-    ['minutes', 'hours', 'days', 'years']
+    Below ten minutes it is seconds.
+
+    >>> [unit_of(minutes * 60).name for minutes in (9, 245, 20_000, 10**6, 10**9)]
+    ['seconds', 'minutes', 'hours', 'days', 'years']
     """
+    if seconds < _FEW_S:
+        return SECONDS
     return next((unit for unit in units if seconds <= _MOST * unit.seconds), units[-1])
 
 

@@ -139,7 +139,7 @@ def find_throughput(table: Table, nodes: int, batch_per_node: float) -> Throughp
     exact = next((one for one in table.points if (one.batch_per_node, one.nodes) == asked), None)
     how: How = "measured" if exact else "beyond" if notes else "interpolated"
     one = table.one_node
-    reference = f"{one.images_per_s:.1f} images/s with {one.batch_per_node}, {one.derived}"
+    reference = f"{one.images_per_s:.1f} images/s with {one.batch_per_node} images per node, {one.derived}"
     images_per_s = exact.images_per_s if exact else nodes * speed
     return Throughput(images_per_s, how, Scaling(efficiency, reference), notes)
 

@@ -44,7 +44,7 @@ def test_values_are_a_list_of_all_shapes() -> None:
 def test_a_sweep_is_a_table_and_a_picture(tmp_path: Path) -> None:
     done = estimate(RECIPE, "--sweep", "nodes=64..256:x2", "--plot", "sweep.svg", cwd=tmp_path)
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == ["64", "128", "256"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:6]] == ["64", "128", "256"]
     assert done.stderr == "wrote sweep.svg\n"
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.svg"]
 

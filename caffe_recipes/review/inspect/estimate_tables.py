@@ -29,7 +29,16 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review.columns import align_columns, wrap_line
 from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
 from caffe_recipes.review.inspect.show import describe_shape
-from caffe_recipes.units import LONGER, SECONDS, unit_of, write_number, write_time
+from caffe_recipes.units import (
+    HOURS,
+    LONGER,
+    SECONDS,
+    describe_binary,
+    unit_of,
+    write_number,
+    write_time,
+)
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.recipe.estimate import Estimate
@@ -79,25 +88,53 @@ def render_estimate(estimate: Estimate, start: datetime, width: int | None = Non
 def render_sweep(estimates: Sequence[Estimate], width: int | None = None) -> str:
     """Return a table with a line for each shape; `efficiency` is a node's speed relative to one node alone.
 
-    That column is left out if no two shapes share a batch, or if the speed of one node is unknown.
+    That column is left out if no two shapes share a batch, or if the speed of one node is unknown. Sources of
+    speeds are above the table; if there are several, each row has the number of its source.
     """
     unit = unit_of(median(each.total_s for each in estimates))
+    cost = _node_unit(median(each.node_hours for each in estimates))
     columns = ("nodes", "images/rank", "images/iter", "images/s", "efficiency", "s/epoch")
-    head = (*columns, f"training {unit.short}", f"total {unit.short}", "node-hours", "by")
+    head = (*columns, f"training {unit.short}", f"total {unit.short}", f"node-{cost.name}", "")
     lines = group_lines(estimates).values()
-    rows = [head, *(_sweep_row(each, unit) for line in lines for each in line)]
-    notes = [note for line in lines for note in explain_rises(line)]
-    scaling = estimates[0].pace.scaling
-    if scaling is None or all(len(line) == 1 for line in lines):
+    shown = [each for line in lines for each in line]
+    sources = [*dict.fromkeys(each.pace.source for each in shown)]
+    rows = [head, *((*_sweep_row(each, unit, cost), _mark_source(each.pace, sources)) for each in shown)]
+    notes = [*_explain_batches(estimates), *(note for line in lines for note in explain_rises(line))]
+    if estimates[0].pace.scaling is None or all(len(line) == 1 for line in lines):
         at = head.index("efficiency")
         rows = [row[:at] + row[at + 1 :] for row in rows]
     else:
-        notes.insert(
-            0, f"efficiency is relative to one node with the same number of images: {scaling.reference}"
-        )
-    table = align_columns(rows, {*head} - {"by"}, width, (head[5], head[2], head[6]))
+        notes.insert(0, _explain_efficiency(estimates))
+    table = align_columns(rows, {*head} - {""}, width, (head[5], head[2], head[6]))
+    several = len(sources) > 1
+    above = [f"speed{f' {index}' if several else ''}: {each}" for index, each in enumerate(sources, 1)]
     below = (part for note in _sweep_notes(estimates, notes) for part in wrap_line(note, width, 2))
-    return "\n".join([estimates[0].recipe, *table, *below])
+    return "\n".join([estimates[0].recipe, *above, *table, *below])
+
+
+def _mark_source(pace: Pace, sources: Sequence[str]) -> str:
+    """Return the number of a speed's source, if there are several, and an asterisk if the speed has notes."""
+    number = f"{sources.index(pace.source) + 1} " if len(sources) > 1 else ""
+    return f"{number}{'*' if pace.notes else ''}".rstrip()
+
+
+def _explain_efficiency(estimates: Sequence[Estimate]) -> str:
+    """Return what 100 % is: the speed of one node alone, which is known if all rows have its images."""
+    first, scaling = estimates[0], estimates[0].pace.scaling
+    alone = ""
+    if scaling and len({each.shape.batch_per_node for each in estimates}) == 1:
+        speed = write_number(first.pace.images_per_s / first.shape.nodes / scaling.efficiency, 1)
+        alone = f", here {speed} images/s with {describe_count(first.shape.batch_per_node, 'image')}"
+    table = f"; in the paper's table {scaling.reference}" if scaling else ""
+    return f"efficiency: 100 % is the speed of one node alone with as many images per node{alone}{table}"
+
+
+def _explain_batches(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """Yield a note if the images of an iteration change from row to row, unlike those of `rescale`."""
+    if len({each.shape.global_batch for each in estimates}) > 1:
+        if len({each.shape.batch_per_rank for each in estimates}) == 1:
+            yield "images per rank are kept; `rescale` keeps the images per iteration instead"
+        yield "learning rates and accuracy at other images per iteration are not considered"
 
 
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
@@ -120,7 +157,8 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
         yield ("training", f"{iterations:,}", epochs, unit.write(parts.training_s), "")
     others = [f"by {way.how} {unit.write(way.seconds)}" for way in estimate.staging[1:]]
     how = "; ".join([*(f"by {way.how}" for way in estimate.staging[:1]), *others])
-    yield ("staging", "", "", unit.write(parts.staging_s), how)
+    staging_s = unit.write(parts.staging_s) if estimate.staging else "?"
+    yield ("staging", "", "", staging_s, how or "not included")
     allowance = (
         f"{ONE_NODE_PHASE_S:g} seconds per phase on one node"
         if estimate.shape.nodes == 1
@@ -128,29 +166,35 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
     )
     yield ("joins", "", "", unit.write(estimate.joins_s), f"allowance: {allowance}")
     how = "on one rank, forward pass only: a third of the training time per image"
+    how = how if parts.evaluation_s else "none in the recipe"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)
     yield ("total", "", "", unit.write(estimate.total_s), _in_next(estimate.total_s, unit))
 
 
 def _in_next(seconds: float, unit: Unit) -> str:
     """Return a time in the next larger unit."""
-    larger = LONGER[LONGER.index(unit) + 1 :][:1]
+    units = (SECONDS, *LONGER)
+    larger = units[units.index(unit) + 1 :][:1]
     return "".join(f"{seconds / one.seconds:,.2f} {one.short}" for one in larger)
 
 
 def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    yield "node-hours", write_number(estimate.node_hours, 1)
+    unit = _node_unit(estimate.node_hours)
+    yield f"node-{unit.name}", unit.write(estimate.node_hours * 3600)
     traffic = estimate.traffic
     if traffic:
-        one, in_all = write_number(traffic.each_way_bytes / 2**20), write_number(traffic.all_bytes / 2**30, 1)
-        rate = write_number(traffic.bytes_per_s / 2**30, 1)
-        yield (
-            "traffic",
-            f"{one} MiB each way per rank and iteration: {in_all} GiB over all ranks, {rate} GiB/s",
+        one, in_all, rate = map(
+            describe_binary, (traffic.each_way_bytes, traffic.all_bytes, traffic.bytes_per_s)
         )
+        yield "traffic", f"{one} each way per rank and iteration: {in_all} over all ranks, {rate}/s"
 
 
-def _sweep_row(each: Estimate, unit: Unit) -> tuple[str, ...]:
+def _node_unit(node_hours: float) -> Unit:
+    """Return hours as the unit of a cost, or a smaller one below one hour."""
+    return unit_of(node_hours * 3600) if node_hours < 1 else HOURS
+
+
+def _sweep_row(each: Estimate, unit: Unit, cost: Unit) -> tuple[str, ...]:
     scaling = each.pace.scaling
     return (
         f"{each.shape.nodes:,}",
@@ -161,22 +205,18 @@ def _sweep_row(each: Estimate, unit: Unit) -> tuple[str, ...]:
         SECONDS.write(each.epoch_s),
         unit.write(each.duration.training_s),
         unit.write(each.total_s),
-        write_number(each.node_hours, 1),
-        each.pace.source + (" *" if each.pace.notes else ""),
+        cost.write(each.node_hours * 3600),
     )
 
 
 def _sweep_notes(estimates: Sequence[Estimate], line_notes: Sequence[str]) -> Iterator[str]:
-    """Yield each caveat once, the notes on the lines, and the notes that all shapes share."""
+    """Yield each caveat of rows with an asterisk once, the notes on the lines, and those of all shapes."""
     caveats = dict.fromkeys(note for each in estimates for note in each.pace.notes)
-    notes = [
-        *caveats,
-        *line_notes,
-        *(note for note in estimates[0].notes if all(note in each.notes for each in estimates)),
-    ]
+    shared = (note for note in estimates[0].notes if all(note in each.notes for each in estimates))
+    notes = [*(f"* {note}" for note in caveats), *(f"note: {note}" for note in (*line_notes, *shared))]
     if notes:
         yield ""
-        yield from (f"* {note}" for note in notes)
+        yield from notes
 
 
 def _pace(pace: Pace) -> str:

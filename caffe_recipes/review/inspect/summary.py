@@ -30,6 +30,7 @@ from caffe_recipes.review.inspect.nets import (
     with_batch,
     with_image,
 )
+from caffe_recipes.units import describe_binary
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Dim, Image, Shape
@@ -429,7 +430,10 @@ def _totals(summary: Summary) -> Iterator[str]:
     least = "at least " if totals.unknown else ""
     frozen = f", {totals.frozen:,} of them with lr_mult 0" if totals.frozen else ""
     lines = [
-        ("learned parameters", f"{least}{totals.parameters:,} ({_size(4 * totals.parameters)}){frozen}"),
+        (
+            "learned parameters",
+            f"{least}{totals.parameters:,} ({describe_binary(4 * totals.parameters)}){frozen}",
+        ),
         (
             "batch-norm statistics",
             f"{least}{totals.statistics:,}{_describe_stats_batches(summary.stats_batch_sizes)}",
@@ -441,7 +445,7 @@ def _totals(summary: Summary) -> Iterator[str]:
         ("other operations", f"{least}{_per_image_and_batch(totals.other_operations, batch)}"),
         (
             "activations",
-            f"{least}{totals.activation_bytes:,} bytes a batch ({_size(totals.activation_bytes)})",
+            f"{least}{totals.activation_bytes:,} bytes a batch ({describe_binary(totals.activation_bytes)})",
         ),
     ]
     yield from align_columns(lines)
@@ -475,18 +479,3 @@ def _number(count: Dim) -> str:
 
 def _format_blob(blob: BlobCost) -> str:
     return f"{blob.name} {show_dims(blob.shape)}"
-
-
-def _size(count_bytes: int) -> str:
-    """Return a number of bytes in units of 1024.
-
-    >>> _size(102228384), _size(500)
-    ('97.5 MiB', '500 bytes')
-    """
-    size, units = float(count_bytes), iter(("KiB", "MiB", "GiB", "TiB"))
-    if size < 1024:
-        return f"{count_bytes} bytes"
-    unit = ""
-    while size >= 1024 and (following := next(units, "")):
-        size, unit = size / 1024, following
-    return f"{size:.1f} {unit}"

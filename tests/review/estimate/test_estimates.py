@@ -177,7 +177,7 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
     assert "ends 2026-03-01 13:27+00:00" in lines
-    traffic = "98 MiB each way per rank and iteration: 24.4 GiB over all ranks"
+    traffic = "97.7 MiB each way per rank and iteration: 24.4 GiB over all ranks"
     assert any(line.startswith(f"traffic {traffic}") for line in lines)
     assert max(map(len, text.splitlines())) <= 120
 
@@ -218,16 +218,18 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
     known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
     text = render_sweep(estimate_shapes(recipe, shapes, known))
     rows = [line.split() for line in text.splitlines()]
-    assert [row[4] for row in rows[2:7]] == ["100", "97", "82", "87", "79"]
-    reference = '60.6 images/s with 32, derived from "above 97 %" at 256 nodes'
+    assert [row[4] for row in rows[3:8]] == ["100", "97", "82", "87", "79"]
+    alone, printed = "one node alone with as many images per node", '"above 97 %" at 256 nodes'
+    table = f"in the paper's table 60.6 images/s with 32 images per node, derived from {printed}"
+    # The speed of the row of one node.
+    assert rows[3][3] == "51"
     assert (
-        f"* efficiency is relative to one node with the same number of images: {reference}"
+        f"note: efficiency: 100 % is the speed of {alone}, here 50.5 images/s with 16 images; {table}"
         in text.splitlines()
     )
     rises = [line for line in text.splitlines() if "faster among" in line]
-    assert rises == [
-        "* with 16 images a node, each node is faster among 768 nodes than among 512, as the paper measured"
-    ]
+    faster = "each node is faster among 768 nodes than among 512, as the paper measured"
+    assert rises == [f"note: with 16 images a node, {faster}"]
 
 
 def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() -> None:
@@ -276,13 +278,49 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(256, 1, 16), Shape(256, 1, 32)], known))
     assert "efficiency" not in text
     rows = [line.split() for line in text.splitlines()]
-    assert [row[3] for row in rows[1:4]] == ["images/s", "12,549", "15,059"]
+    assert [row[3] for row in rows[2:5]] == ["images/s", "12,549", "15,059"]
 
 
 def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
     assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
-    assert text.count("the recipe's reported images/s *") == 2
+    lines = text.splitlines()
+    assert lines[1] == "speed: the recipe's reported images/s"
+    assert [line.endswith("  *") for line in lines[3:6]] == [False, True, True]
+
+
+def test_a_sweep_has_each_source_once_and_its_number_in_the_rows(recipe: Recipe) -> None:
+    known = SpeedInputs(profile=load_profile("stampede2-knl"), by="measured")
+    text = render_sweep(estimate_shapes(recipe, [Shape(n, 1, 16) for n in (256, 300, 512, 600)], known))
+    lines = text.splitlines()
+    assert lines[1:3] == ["speed 1: the paper's Table V", "speed 2: the paper's Table V, interpolated"]
+    assert [line.split()[-1] for line in lines[4:8]] == ["1", "2", "1", "2"]
+
+
+def test_a_sweep_says_that_rescale_keeps_the_batch_instead(recipe: Recipe) -> None:
+    kept = "note: images per rank are kept; `rescale` keeps the images per iteration instead"
+    accuracy = "note: learning rates and accuracy at other images per iteration are not considered"
+    for shapes, notes in (
+        ([Shape(64, 2, 32), Shape(128, 2, 32)], [kept, accuracy]),
+        ([Shape(64, 2, 32), Shape(64, 2, 16)], [accuracy]),
+        ([Shape(64, 2, 32), Shape(128, 2, 16)], []),
+    ):
+        lines = render_sweep(estimate_shapes(recipe, shapes, SpeedInputs())).splitlines()
+        assert [line for line in lines if line in (kept, accuracy)] == notes
+
+
+def test_a_short_run_has_units_that_fit_and_marks_what_is_unknown() -> None:
+    recipe = load_recipe("digits-local")
+    (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(images_per_s=5000))
+    lines = {" ".join(line.split()) for line in render_estimate(found, START).splitlines()}
+    assert "part iterations epochs seconds" in lines
+    assert "training 1,622 72.19 20.8" in lines
+    assert "staging ? not included" in lines
+    assert "node-seconds 45.8" in lines
+    assert any(
+        line.startswith("traffic 60.6 KiB each way per rank and iteration: 242.4 KiB") for line in lines
+    )
+    assert estimate_values([found], START)[0]["staging"] == ()
 
 
 @pytest.mark.parametrize(
