@@ -217,6 +217,7 @@ _DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept",
 # What a difference may be of that is as in the source.
 _KEPT = ("net", "nets", "data")
 _TOO_FEW = "final-rate-high"
+_ALONE = "batch-norm-alone"
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     made = make_recipe(values | {"title": title, **({"accept": accept} if accept else {})}, name, home)
     notes = tuple(describe_changes(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
-    warnings = (*known, *find_rule_breaks(recipe, made))
+    warnings = (*known, *find_rule_breaks(recipe, made), *_warn_of_norms(made))
     comments: dict[Location, list[str]] = {
         (): [f"`caffe-recipes rescale` of {recipe.name}.", *notes, *warnings]
     }
@@ -419,6 +420,12 @@ def _accept(recipe: Recipe, made: Recipe) -> list[dict[str, str]]:
             reason = f"{last} iterations are too few for the rate to reach 0"
             kept.append({"finding": one.id, "phase": one.phase, "reason": reason})
     return kept
+
+
+def _warn_of_norms(made: Recipe) -> list[str]:
+    """Return a warning if each rank has one image, and the net has BatchNorms."""
+    found = _findings(made) if made.cluster.batch_per_rank == 1 else []
+    return [f"{one.what}: {one.effect}; {one.write}" for one in found if one.id == _ALONE][:1]
 
 
 def _renumbered(one: Acceptance, recipe: Recipe, made: Recipe) -> Acceptance:

@@ -21,7 +21,7 @@ from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wir
 from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
 from caffe_recipes.review.lint.net_view import NetView, select_phases, upgrade_old
-from caffe_recipes.review.lint.recipe_rules import check_epochs, check_tests
+from caffe_recipes.review.lint.recipe_rules import check_epochs, check_norms, check_tests
 from caffe_recipes.review.lint.rules import RULES, SEVERITIES, Finding, dialect_rule, finding, split_place
 from caffe_recipes.review.lint.snapshot_rules import check_snapshots
 from caffe_recipes.review.lint.solver_rules import check_solver
@@ -47,6 +47,7 @@ def check_chain(chain: Chain) -> Iterator[Finding]:
         yield from check_solver(link, is_last=is_last, is_alone=len(chain.links) == 1, batch=batch)
     yield from check_joins(chain)
     yield from check_epochs(chain)
+    yield from check_norms(chain)
     yield from check_tests(chain)
     yield from check_snapshots(chain)
     yield from check_steps(chain)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.layers import batch_size
+from caffe_recipes.caffe.shapes import select_layers, stats_images
 from caffe_recipes.caffe.weights import weights_bytes
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.recipe.checks import Location
@@ -33,9 +34,11 @@ from caffe_recipes.review.lint.rules import (
     Fix,
     chain_rule,
     finding,
+    handover_rule,
     path_rule,
     recipe_rule,
 )
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.text.comments import Comment
@@ -292,6 +295,35 @@ def _check_global_batch(chain: Chain, link: Link, made_for: EpochSize) -> Iterat
     what += f", but the schedule was made for {made_for.batch:,.0f}"
     where = _batch_place(link.net) or link.solver.path
     yield finding("global-batch", where, what, link.name, batch=each * (ranks or 1), made_for=made_for.batch)
+
+
+@handover_rule(
+    "batch-norm-alone",
+    "warning",
+    "a BatchNorm with one image per rank",
+    effect="training normalizes each image by itself, but tests use averages over many images",
+    write="use fewer ranks, or a larger batch",
+    explanation=Explanation(
+        "Each rank computes the mean and variance of a BatchNorm from its own images. With one image, these "
+        "are the statistics of that image, which differ from the running averages that tests use.",
+        "Use fewer ranks, or a larger batch, so that each rank has several images.",
+    ),
+)
+def check_norms(chain: Chain) -> Iterator[Finding]:
+    """Find nets that train BatchNorms with one image per rank."""
+    for link in chain.links:
+        if link.net is None or [batch_size(layer) for layer in link.data_layers][:1] != [1]:
+            continue
+        layers = select_layers(link.net.message, pb.TRAIN)
+        norms = [
+            layer
+            for layer in layers
+            if layer.type == "BatchNorm" and stats_images(layer, pb.TRAIN) is not None
+        ]
+        if norms:
+            what = f"{describe_count(len(norms), 'BatchNorm')} with one image per rank"
+            where = _batch_place(link.net) or link.solver.path
+            yield finding("batch-norm-alone", where, what, link.name, norms=len(norms))
 
 
 def _batch_place(net: Net) -> str:

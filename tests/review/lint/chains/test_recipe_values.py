@@ -81,3 +81,14 @@ def test_threads_have_cores(lint_recipe: LintRecipe) -> None:
 def test_an_absurd_weight_decay_is_found_in_a_recipe_too(lint_recipe: LintRecipe) -> None:
     found = lint_recipe("digits-local", lambda raw: raw["phases"][1].update(weight_decay=5))
     assert [one.phase for one in found if one.id == "weight-decay-large"] == ["cyc1"]
+
+
+@pytest.mark.parametrize(("each", "count"), [(1, 1), (2, 0)])
+def test_a_batch_norm_has_several_images(lint_recipe: LintRecipe, each: int, count: int) -> None:
+    def shrink(raw: dict[str, Any]) -> None:
+        raw["cluster"]["batch_per_rank"] = each
+
+    found = lint_recipe("digits-local", shrink)
+    alone = [one for one in found if one.id == "batch-norm-alone" and one.phase == "init"]
+    assert [one.severity for one in alone] == ["warning"] * count
+    assert all("BatchNorms with one image per rank" in one.what for one in alone)
