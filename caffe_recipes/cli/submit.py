@@ -95,7 +95,7 @@ def _run_arguments(
     envvar="SBATCH_TIMELIMIT",
     callback=_read_time,
     help="Time limit of each job, in sbatch's formats: minutes, or days-hours:minutes:seconds "
-    "[default: estimated from the recipe's images/s]",
+    "[default: estimated from the images/s that the recipe's source reports, else the partition's]",
 )
 @click.option(
     "--partition",

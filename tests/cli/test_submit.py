@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate, write_files
@@ -76,7 +78,7 @@ def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> No
     (root / "site.yaml").write_text("name: site\ntitle: A site\ncaffe_root: /of/the/cluster\n")
     done = call(root, "small.yaml", "--dry-run", "--profile", "site.yaml")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[5:7] == [
+    assert done.stdout.splitlines()[6:8] == [
         "note:         /of/the/cluster does not exist on this machine; paths are those of",
         "              the cluster",
     ]
@@ -91,11 +93,44 @@ def test_a_command_of_a_dry_run_is_wrapped_between_its_words(root: Path) -> None
     done = call(root, "small.yaml", "--dry-run", "--mail", "somebody@example.org")
     lines = done.stdout.partition("\n\n")[2].splitlines()
     assert all(line.endswith("\\") for line in lines[:-1])
-    paths = ("--output=", "CAFFE_ROOT=", "env CAFFE_ROOT=", "CAFFE_RECIPES=", "RECIPE_FILE=")
+    paths = (
+        "'CAFFE_RECIPES_SUBMITTED=",
+        "--output=",
+        "CAFFE_ROOT=",
+        "env CAFFE_ROOT=",
+        "CAFFE_RECIPES=",
+        "RECIPE_FILE=",
+    )
     assert all(line.lstrip().startswith(paths) for line in lines if len(line) > 80)
     (words,) = commands(done.stdout)
     name, digest = next(word for word in words if word.startswith("CAFFE_RECIPES_SUBMITTED=")).split()
     assert (name.partition("=")[2] in " ".join(words[words.index("sbatch") :]), len(digest)) == (True, 64)
+
+
+def test_two_dry_runs_are_equal_and_leave_words_whole(root: Path) -> None:
+    one, two = (call(root, "small.yaml", "--dry-run", "--split").stdout for _ in range(2))
+    assert one == two
+    assert "--job-name=small-RANDOM-init" in one
+    assert re.search(r" 'CAFFE_RECIPES_SUBMITTED=small-RANDOM-init [0-9a-f]{64}' ", one)
+
+
+def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) -> None:
+    made = rescale(load_recipe("stampede2-64n-72ep"), RescaleTarget(nodes=8, name="fewer"), root)
+    (root / "fewer.yaml").write_text(made.text)
+    shown = " ".join(call(root, "fewer.yaml", "--dry-run").stdout.split())
+    assert (
+        "time: not known from this recipe; `estimate` gives 1 d 06 h: give e.g. --time 1-12:20:00 " in shown
+    )
+    assert " --time=" not in shown
+    shown = " ".join(call(root, "fewer.yaml", "--dry-run", "--split").stdout.split())
+    assert "`estimate` gives 1 d 06 h for all phases: give e.g. --time 12:30:00 " in shown
+    shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
+    assert "time: not known from this recipe; the partition's default, unless --time is given" in shown
+
+
+def test_the_warning_of_a_job_of_unknown_length_is_explained(root: Path) -> None:
+    shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
+    assert "at the limit: 2 min before (with --time, a tenth of it, 10 min at most), Caffe writes" in shown
 
 
 @pytest.mark.parametrize("name", ["stampede2-64n-72ep", "stampede2-448n-90ep", "tf-256n-90ep"])

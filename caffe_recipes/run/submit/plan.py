@@ -17,18 +17,22 @@ from pathlib import Path
 
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
-from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit
+from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.recipe.estimate import duration_at
+from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
+from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
 
 # The one-letter forms of sbatch options.
@@ -129,9 +133,8 @@ def choose_partition(
     if batch.partition is not None:
         for name in batch.partition.split(","):
             for line in check_partition(profile, name, nodes=nodes, hours=hours):
-                helps = not [*check_partition(profile, name, nodes=nodes, hours=None)]
-                hint = f"use another --partition{', or a shorter --time' if helps else ''}"
-                raise InputError(profile.name, line, hint)
+                others = "another --partition" if len(profile.partitions) > 1 else "another machine"
+                raise InputError(profile.name, line, _advise(profile, [name], nodes, others))
         return batch
     fitting = find_partitions(profile, nodes, hours)
     if not fitting:
@@ -140,10 +143,18 @@ def choose_partition(
             for name in profile.partitions
             for line in check_partition(profile, name, nodes=nodes, hours=hours)
         ]
-        # A shorter time does not help if no partition has enough nodes.
-        shorter = ", or a shorter --time" if find_partitions(profile, nodes, None) else ""
-        raise InputError(profile.name, "; ".join(lines), f"use another machine{shorter}")
+        hint = _advise(profile, [*profile.partitions], nodes, "another machine")
+        raise InputError(profile.name, "; ".join(lines), hint)
     return batch.model_copy(update={"partition": fitting[0]}) if len(fitting) == 1 else batch
+
+
+def _advise(profile: Profile, names: Sequence[str], nodes: int, others: str) -> str:
+    """Return the hint for a job that none of the partitions allows: a shorter time, or fewer nodes."""
+    allowed = [profile.partitions[name].nodes for name in names]
+    most = None if None in allowed else max(limit for limit in allowed if limit is not None)
+    if most is None or nodes <= most:
+        return f"use {others}, or a shorter --time"
+    return f"use {others}, or rescale --nodes {most}"
 
 
 @dataclass(frozen=True)
@@ -390,6 +401,27 @@ def _find_steps(
 def _find_time(recipe: AnyRecipe, options: SubmitOptions, phase: str | None) -> float | None:
     """Return the time limit that the user gave, else the recipe's estimate with a margin, if there is one."""
     return options.time_s if options.time_s is not None else limit_s(recipe, phase)
+
+
+def describe_extrapolated(planned: PlannedJobs) -> str:
+    """Return the time that `estimate` gives for jobs whose speed the recipe does not report, and a --time.
+
+    Empty if `estimate` has none either. The --time has the margin of a reported speed.
+    """
+    recipe, options = planned.recipe, planned.options
+    if not isinstance(recipe, Recipe):
+        return ""
+    inputs = SpeedInputs(
+        profile=planned.profile if options.profile else None, rates=find_rates(planned.profile)
+    )
+    try:
+        (found,) = estimate_shapes(recipe, [shape_of(recipe)], inputs)
+    except InputError:  # the speed is unknown
+        return ""
+    speed = found.pace.images_per_s
+    limit = render_limit(max(duration_at(recipe, speed, step.phase).limit_s for step in planned.steps))
+    phases = " for all phases" if options.split else ""
+    return f"`estimate` gives {describe_limit(found.total_s)}{phases}: give e.g. --time {limit}"
 
 
 def _warn_in_time(planned: PlannedJobs, step: JobStep) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -54,6 +54,7 @@ from caffe_recipes.run.submit.plan import (
     build_request,
     check_slurm,
     check_source,
+    describe_extrapolated,
     find_output,
     plan_submission,
 )
@@ -247,6 +248,7 @@ T = TypeVar("T")
 # answer, it is certain after these whether the controller has accepted the job.
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _WIDTH = 80  # of a dry run, for a terminal
+_ANY_GROUP = "RANDOM"  # in place of a submit's random id, so that dry runs can be compared
 _RERUN_HINT = "run the same command again: it first checks what was submitted"
 
 
@@ -287,10 +289,10 @@ def describe_submission(
     notes = [note, f"{missing} does not exist yet; `caffe-recipes generate` writes it" if missing else ""]
     summary = [*_summarize(planned), *(f"note:         {each}" for each in notes if each)]
     lines = [part for line in summary for part in wrap_line(line, _WIDTH, indent=14)]
-    group, before = choose_group(), None
+    before = None
     for step in planned.steps:
         dependency = options.after if before is None else 0
-        argv = sbatch_argv(build_request(planned, step, group, dependency))
+        argv = sbatch_argv(build_request(planned, step, _ANY_GROUP, dependency))
         word = f"--dependency=afterok:{f'<job of {before}>' if before else options.after}"
         words = [word if each.startswith("--dependency=") else each for each in argv]
         lines += ["", _wrap_command(words)]
@@ -312,7 +314,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"nodes:        {planned.nodes:,} with {ranks}{spares}"
     times = [step.time_s for step in steps if step.time_s is not None]
     if len(times) < len(steps):
-        yield "time:         not known; the partition's default, unless --time is given"
+        known = describe_extrapolated(planned) or "the partition's default, unless --time is given"
+        yield f"time:         not known from this recipe; {known}"
     else:
         source = "from --time" if options.time_s is not None else "an estimate"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
@@ -323,7 +326,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
-    yield f"at the limit: {warning} before, {end}; the requeued job resumes"
+    unknown = " (with --time, a tenth of it, 10 min at most)" if len(times) < len(steps) else ""
+    yield f"at the limit: {warning} before{unknown}, {end}; the requeued job resumes"
 
 
 def _wrap_command(words: Sequence[str]) -> str:
@@ -333,14 +337,7 @@ def _wrap_command(words: Sequence[str]) -> str:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > _WIDTH:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word
-    return " \\\n".join(map(_wrap_word, lines))
-
-
-def _wrap_word(line: str) -> str:
-    """Wrap a line with one quoted word that is too long: a shell joins parts that end in a backslash."""
-    start, _, rest = line.rpartition(" ")
-    is_long = len(line) > _WIDTH and line.endswith("'") and start.strip()
-    return f"{start} '\\\n'{rest}" if is_long else line
+    return " \\\n".join(lines)
 
 
 def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: SubmitEnv) -> list[Submission]:

@@ -34,14 +34,21 @@ def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
 
 def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
     known = profile("{debug: {nodes: 1, hours: 2}}")
-    for partition, other in ((None, "machine"), ("debug", "--partition")):
+    for partition in (None, "debug"):
         with pytest.raises(InputError) as caught:
             choose_partition(known, SbatchDefaults(partition=partition), 2, 7200.0)
-        assert str(caught.value) == (
-            f"site: debug allows at most 1 node, and the recipe needs 2; use another {other}"
-        )
-        with pytest.raises(InputError, match=f"; use another {other}, or a shorter --time$"):
+        allows = "site: debug allows at most 1 node, and the recipe needs 2"
+        assert str(caught.value) == f"{allows}; use another machine, or rescale --nodes 1"
+        with pytest.raises(InputError, match=r"; use another machine, or a shorter --time$"):
             choose_partition(known, SbatchDefaults(partition=partition), 1, 9000.0)
+
+
+def test_another_partition_is_proposed_only_where_the_profile_has_one() -> None:
+    known = profile("{small: {nodes: 8}, large: {nodes: 64}}")
+    with pytest.raises(InputError, match=r"; use another --partition, or rescale --nodes 8$"):
+        choose_partition(known, SbatchDefaults(partition="small"), 16, None)
+    with pytest.raises(InputError, match=r"; use another machine, or rescale --nodes 64$"):
+        choose_partition(known, SbatchDefaults(), 128, None)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_a_shorter_time_is_proposed_only_where_it_helps() -> None:
         (
             "wide",
             200,
-            "site: wide allows at most 128 nodes, and the recipe needs 200; use another --partition",
+            "site: wide allows at most 128 nodes, and the recipe needs 200; use another machine",
         ),
         ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
