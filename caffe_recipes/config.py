@@ -83,15 +83,21 @@ def parse_yaml(text: str, where: str | Path, kind: str, fail: Fail) -> YamlSourc
         raw = _values(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise fail(
-            f"{where}:{line}", f"not YAML: {error.problem or error.context}", "correct the syntax"
-        ) from error
+        place = f"{where}:{mark.line + 1 if mark else 1}"
+        if mark and _is_tab(text, mark):
+            raise fail(place, "a tab, which YAML does not allow here", "indent with spaces") from error
+        raise fail(place, f"not YAML: {error.problem or error.context}", "correct the syntax") from error
     except (yaml.YAMLError, ValueError) as error:
         raise fail(where, f"not YAML: {' '.join(str(error).split())[:200]}", "correct the syntax") from error
     if not isinstance(raw, dict):
         raise fail(f"{where}:1", f"not a {kind}", f"a {kind} is a mapping that starts with `name:`")
     return YamlSource(where, kind, raw, lines, fail)
+
+
+def _is_tab(text: str, mark: yaml.Mark) -> bool:
+    """Return whether the character at a mark is a tab."""
+    lines = text.splitlines()
+    return mark.line < len(lines) and lines[mark.line][mark.column : mark.column + 1] == "\t"
 
 
 # The explicit tags that are allowed; recipes do not need those that build other types.

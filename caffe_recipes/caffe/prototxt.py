@@ -94,7 +94,7 @@ def read_prototxt(path: str | Path, max_bytes: int = MOST_BYTES) -> str:
         data = read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
+        raise PrototxtError(path, f"cannot be read: {reason}", "check the path") from error
     return decode_prototxt(data, path, max_bytes)
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 from rich.text import Text
@@ -55,7 +56,9 @@ def status(run: str | None, caffe_root: str, on: str | None, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps([status_as_json(each) for each in statuses], indent=1))
     elif not statuses:
-        echo("no runs; start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`")
+        where = f"{on}:{caffe_root}/runs" if on else Path(caffe_root, "runs").absolute()
+        start = "start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`"
+        echo(f"no runs in {where}; {start}, or give the folder that contains `runs` with --caffe-root")
     else:
         console = SafeConsole(highlight=False, soft_wrap=True)
         width = console.width if console.is_terminal else None

@@ -13,7 +13,7 @@ from caffe_recipes.cli import run_options
 from caffe_recipes.cli.options import PATH_TEXT, examples
 from caffe_recipes.cli.streams import echo, paint, terminal_width
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.cluster.profiles import find_shipped, load_profile, shipped_profiles
+from caffe_recipes.cluster.profiles import load_profile, profile_text, shipped_profiles
 from caffe_recipes.review.columns import align_columns, wrap_line
 from caffe_recipes.run.preflight.doctor import COMMANDS_WITH_NEEDS, Machine, examine
 
@@ -55,11 +55,20 @@ def doctor(commands: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command(epilog=examples("caffe-recipes profiles", "caffe-recipes profiles slurm > cluster.yaml"))
-@click.argument("name", required=False, type=PATH_TEXT, shell_complete=run_options.complete_profile)
+@click.argument(
+    "name",
+    metavar="[NAME|FILE.yaml]",
+    required=False,
+    type=PATH_TEXT,
+    shell_complete=run_options.complete_profile,
+)
 def profiles(name: str | None) -> None:
-    """List the shipped profiles, or print the YAML of one, to edit for your own machine."""
+    """List the shipped profiles, or print the YAML of one, to edit for your own machine.
+
+    A FILE.yaml is checked first.
+    """
     if name is not None:
-        echo(find_shipped(name).read_text("utf-8"), nl=False)
+        echo(profile_text(name), nl=False)
         return
     loaded = [load_profile(each) for each in shipped_profiles()]
     rows = [

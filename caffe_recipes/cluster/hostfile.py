@@ -235,7 +235,9 @@ def load_hostfile(path: str | Path) -> tuple[str, ...]:
 
     Raises InputError, with `file:line` as its `where`, if the file is not valid.
     """
-    with reading(path, InputError, "write one host per line, or give --hostfile"):
+    with reading(path, InputError, "give a readable file with one host per line"):
+        if not Path(path).exists():
+            raise InputError(path, "no such file", "write one host per line into it")
         data = read_bytes(path, _MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise InputError(path, f"is over {_MAX_BYTES:,} bytes", "is it a hostfile?")

@@ -170,18 +170,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     return parse_profile(*_read(str(name_or_path)))
 
 
-def find_shipped(name: str) -> Traversable:
-    """Return the file of a shipped profile. Raises InputError if the name is unknown."""
-    shipped = shipped_profiles()
-    if name not in shipped:
-        raise _refuse_unknown(name, "")
-    return shipped[name]
-
-
-def _refuse_unknown(name: str, also: str) -> InputError:
-    shipped = shipped_profiles()
-    hint = f"{did_you_mean(name, shipped)} known profiles: {', '.join(shipped)}{also}"
-    return InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
+def profile_text(name_or_path: str) -> str:
+    """Return the YAML of a profile. Raises InputError as `load_profile` does."""
+    text, where = _read(name_or_path)
+    parse_profile(text, where)
+    return text
 
 
 def find_key(name_or_path: str | Path, key: str) -> str:
@@ -235,5 +228,6 @@ def _read(name: str) -> tuple[str, str | Path]:
         return shipped[name].read_text("utf-8"), f"{name}.yaml"
     path = Path(name)
     if not name.endswith((".yaml", ".yml")) and not path.is_file():
-        raise _refuse_unknown(name, ", or give a .yaml file")
+        hint = f"{did_you_mean(name, shipped)} known profiles: {', '.join(shipped)}, or give a .yaml file"
+        raise InputError("", f"unknown profile '{name[:80]}'", hint.lstrip())
     return load_yaml_text(path, "profile", InputError), path

@@ -181,7 +181,7 @@ def _broken_link(text: str) -> str:
     try:
         os.stat(text)  # noqa: PTH116 - beside os.path
     except OSError as error:
-        return f"cannot be read ({error.strerror}): it is a link to {os.readlink(text)}"  # noqa: PTH115
+        return f"cannot be read: {error.strerror}, a link to {os.readlink(text)}"  # noqa: PTH115
     return "is a symbolic link that cannot be read"
 
 

@@ -96,7 +96,8 @@ def report_finished(
         verify_kept(options.root / done.snapshot, done.sha256, done.phase, trained)
     is_whole = len(steps) == len(plan_steps(recipe))
     what = "is finished" if is_whole else f"is finished up to {steps[-1].phase}"
-    reporter.say(f"{folder} {what}; use --new to start another run")
+    unused = "--hostfile is not used; " if options.hostfile else ""
+    reporter.say(f"{folder} {what}; {unused}use --new to start another run")
     reporter.show_result(recipe, state)
     return state
 

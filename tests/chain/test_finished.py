@@ -34,6 +34,13 @@ def test_a_finished_run_on_a_read_only_disk_is_shown(place: Place, monkeypatch: 
     assert "small-1 is finished; use --new to start another run" in place.output.getvalue()
 
 
+def test_a_hostfile_that_a_finished_run_does_not_use_is_named(place: Place) -> None:
+    place.run()
+    place.run(hostfile=place.root / "other")
+    last = place.output.getvalue().partition("small-1 is finished; ")[2]
+    assert last.startswith("--hostfile is not used; use --new to start another run")
+
+
 def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

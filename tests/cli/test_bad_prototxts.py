@@ -121,7 +121,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
     pipe = tmp_path / "pipe.prototxt"
     os.mkfifo(pipe)
     for path, said in (
-        (str(tmp_path / "missing"), "cannot be read (No such file or directory); check the path"),
+        (str(tmp_path / "missing"), "cannot be read: No such file or directory; check the path"),
         (
             str(pipe),
             "pipe without a writer"
@@ -132,7 +132,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...
             "/dev/zero",
             "is not a regular file"
             if "-w" in command or command == ("fmt",)
-            else "(it is a device, not a file)",
+            else "it is a device, not a file",
         ),
         (
             str(tmp_path),

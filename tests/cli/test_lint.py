@@ -141,7 +141,7 @@ def test_rules_lists_all_and_explain_one() -> None:
     ("words", "said"),
     [
         ([], "Missing argument"),
-        (["missing.prototxt"], "Error: missing.prototxt: cannot be read (No such file or directory)"),
+        (["missing.prototxt"], "Error: missing.prototxt: cannot be read: No such file or directory"),
         (["nowhere"], "Error: unknown recipe 'nowhere'; the recipes are digits-"),
         (["nowhere.yaml"], "Error: nowhere.yaml: cannot be read"),
         ([".", "--ranks", "2"], "Error: .: contains no .prototxt file"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,13 @@ def test_what_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     done = call(root, "smal")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Error: runs: no run or recipe is named 'smal'; did you mean 'small-1'?\n"
+
+
+def test_a_name_like_no_other_gets_the_latest_runs(root: Path) -> None:
+    for number in (9, 10):
+        shutil.copytree(root / "runs/small-1", root / f"runs/other-{number}")
+    done = call(root, "x")
+    assert "no run or recipe is named 'x'; there are other-10, small-1; or give the folder" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])

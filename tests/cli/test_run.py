@@ -26,7 +26,7 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         (["digits-local", "--caffe-root", "none"], "Error: none: no such folder; give the Caffe root"),
         (
             ["digits-local", "--caffe-root", ".", "--hostfile", "none"],
-            "Error: none: cannot be read: No such file or directory",
+            "Error: none: no such file; write one host per line into it",
         ),
         (
             ["stampede2-64n-72ep", "--caffe-root", "."],

@@ -53,6 +53,14 @@ def test_a_printed_profile_is_one_to_edit(tmp_path: Path) -> None:
     assert load_profile(mine) == load_profile("slurm")
 
 
+def test_a_file_s_profile_is_printed_if_it_is_valid(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine\ntitle: My machine\n")
+    assert CliRunner().invoke(commands, ["profiles", str(mine)]).output == mine.read_text()
+    mine.write_text("name: mine\n")
+    assert "title: missing" in str(CliRunner().invoke(commands, ["profiles", str(mine)]).exception)
+
+
 def test_an_unknown_profile_names_the_nearest() -> None:
     done = CliRunner().invoke(commands, ["profiles", "slum"])
     assert isinstance(done.exception, InputError)

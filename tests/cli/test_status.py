@@ -53,6 +53,12 @@ def test_of_one_run_all_is_told(root: Path) -> None:
     ]
 
 
+def test_where_there_are_no_runs_the_folder_is_named(tmp_path: Path) -> None:
+    start = "start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`"
+    hint = f"{start}, or give the folder that contains `runs` with --caffe-root\n"
+    assert call(tmp_path).stdout == f"no runs in {tmp_path}/runs; {hint}"
+
+
 def test_programs_read_json(root: Path) -> None:
     assert [run["state"] for run in json.loads(call(root, "--json").stdout)] == ["stopped", "finished"]
     assert json.loads(call(root, "small", "--json").stdout)["run"] == "small-2"

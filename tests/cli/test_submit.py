@@ -125,7 +125,7 @@ def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) ->
     shown = " ".join(call(root, "fewer.yaml", "--dry-run", "--split").stdout.split())
     assert "`estimate` gives 1 d 06 h for all phases: give e.g. --time 12:30:00 " in shown
     shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
-    assert "time: not known from this recipe; the partition's default, unless --time is given" in shown
+    assert "time: not known; the partition's default, unless --time is given" in shown
 
 
 def test_the_warning_of_a_job_of_unknown_length_is_explained(root: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_missing_a_binary_and_a_folder_hostfile_are_refused(tmp_path: Path) ->
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00a")
     for path, what in [
-        (tmp_path / "none", "cannot be read"),
+        (tmp_path / "none", "no such file; write one host per line into it"),
         (binary, "is not a text file"),
         (tmp_path, "cannot be"),
     ]:

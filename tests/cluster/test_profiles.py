@@ -150,6 +150,10 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
             "p.yaml:3: container.program: must be",
         ),
         ("name: [\n", "p.yaml:2: not YAML"),
+        (
+            "name: a\nnode:\n\tsockets: 2\n",
+            "p.yaml:3: a tab, which YAML does not allow here; indent with spaces",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_key(text: str, said: str) -> None:

@@ -112,11 +112,11 @@ def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> N
     (here / name).symlink_to(name)
     said = str(nothing_named(name))
     assert said == (
-        f"{name}: cannot be read (Too many levels of symbolic links): it is a link to {name}; fix the link"
+        f"{name}: cannot be read: Too many levels of symbolic links, a link to {name}; fix the link"
     )
     (here / name).unlink()
     (here / name).symlink_to("gone.prototxt")
-    assert "(No such file or directory): it is a link to gone.prototxt" in str(nothing_named(name))
+    assert "No such file or directory, a link to gone.prototxt" in str(nothing_named(name))
 
 
 def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:

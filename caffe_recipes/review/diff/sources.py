@@ -370,7 +370,7 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         return read_bytes(path, max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PrototxtError(path, f"cannot be read ({reason})", "check the path") from error
+        raise PrototxtError(path, f"cannot be read: {reason}", "check the path") from error
 
 
 def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:

@@ -26,7 +26,7 @@ from caffe_recipes.limits import limit
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
-from caffe_recipes.run.folders import RECIPE_JSON, RUNS, sort_runs, thaw_recipe
+from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,9 @@ def _is_same(file: Path, held: os.stat_result) -> bool:
         return False
 
 
+_FEW_RUNS = 5  # to name in a hint
+
+
 def find_run(files: RunFiles, root: str, given: str) -> str:
     """Return the folder of a run, given as a folder, the name of a run, or the name or YAML file of a recipe.
 
@@ -267,8 +270,17 @@ def _latest(files: RunFiles, runs: str, recipe: str, recipe_file: str = "") -> s
         hint = f"start one with {command}, or give the folder that contains `runs` with --caffe-root"
         raise InputError(where, f"no run of {recipe} found", hint)
     near = difflib.get_close_matches(recipe, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else "give the folder that contains `runs` with --caffe-root"
+    hint = f"did you mean '{near[0]}'?" if near else _describe_runs(names)
     raise InputError(where, f"no run or recipe is named {recipe[:80]!r}", hint)
+
+
+def _describe_runs(names: Sequence[str]) -> str:
+    """Return a hint with the latest run of a few recipes."""
+    latest = dict(sorted(run for name in names if (run := parse_run_name(name))))
+    shown = [f"{recipe}-{number}" for recipe, number in latest.items()][:_FEW_RUNS]
+    more = ", ..." if len(latest) > _FEW_RUNS else ""
+    hint = "give the folder that contains `runs` with --caffe-root"
+    return f"there are {', '.join(shown)}{more}; or {hint}" if shown else hint
 
 
 def _first_error(error: Exception) -> str:

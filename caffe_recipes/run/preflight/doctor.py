@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.run.context import find_launcher, search_path
 from caffe_recipes.units import describe_bytes
 
@@ -105,6 +105,17 @@ def _program(name: str, *asks: str) -> Callable[[Machine], str | None]:
         return None if path is None else " ".join(filter(None, (path, machine.version([path, *asks]))))
 
     return find
+
+
+def _slurm(machine: Machine) -> str | None:
+    """Return sbatch and its version. Raises ClusterError if Slurm is not set up, or does not answer."""
+    for name, *asks in (("sbatch", "--version"), ("sinfo", "--noheader", "--format=%P")):
+        if path := machine.find(name):
+            done = machine.host.run([path, *asks], _ASK_S)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or [f"ends with {done.returncode}"])[-1]
+                raise ClusterError(path, reason, "")
+    return _program("sbatch", "--version")(machine)
 
 
 def _caffe(machine: Machine) -> str | None:
@@ -231,7 +242,7 @@ _NEEDS = (
     _Need(
         "Slurm",
         ("submit", "cancel", "status"),
-        _program("sbatch", "--version"),
+        _slurm,
         "sbatch not found on PATH",
         "module load slurm  # on a login node of the cluster",
     ),
@@ -252,8 +263,10 @@ def examine(machine: Machine, commands: Sequence[str] = ()) -> Iterator[Symptom]
     for need in _NEEDS:
         if commands and not set(commands) & set(need.commands):
             continue
-        found = need.find(machine)
+        missing = need.missing
+        try:
+            found = need.find(machine)
+        except CaffeRecipesError as error:
+            found, missing = None, error.without_hint
         install = "" if found else need.install
-        yield Symptom(
-            need.name, found is not None, found or need.missing, need.commands, install, need.only_for
-        )
+        yield Symptom(need.name, found is not None, found or missing, need.commands, install, need.only_for)

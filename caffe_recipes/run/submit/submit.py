@@ -314,8 +314,9 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     yield f"nodes:        {planned.nodes:,} with {ranks}{spares}"
     times = [step.time_s for step in steps if step.time_s is not None]
     if len(times) < len(steps):
-        known = describe_extrapolated(planned) or "the partition's default, unless --time is given"
-        yield f"time:         not known from this recipe; {known}"
+        known = describe_extrapolated(planned)
+        default = "not known; the partition's default, unless --time is given"
+        yield f"time:         {f'not known from this recipe; {known}' if known else default}"
     else:
         source = "from --time" if options.time_s is not None else "an estimate"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"

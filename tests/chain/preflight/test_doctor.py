@@ -113,3 +113,13 @@ def test_nothing_is_changed(machine: Machine, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     list(examine(machine))
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["sbatch", "sinfo"])
+def test_slurm_that_is_not_set_up_is_missing(machine: Machine, name: str) -> None:
+    program = Path(machine.environment["PATH"], name)
+    program.write_text("#!/bin/sh\necho no DNS >&2\necho no configuration source >&2\nexit 1\n")
+    program.chmod(0o755)
+    slurm = find(machine, "Slurm")
+    assert (slurm.is_found, slurm.what) == (False, f"{program}: no configuration source")
+    assert slurm.install.startswith("module load slurm")

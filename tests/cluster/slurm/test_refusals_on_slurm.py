@@ -59,7 +59,7 @@ def test_what_slurm_would_not_give_or_queue_for_ever_is_refused_in_one_line(
 
 def test_where_nothing_was_submitted_there_is_nothing_to_look_at(chain: SubmittedChain) -> None:
     asked = [chain.start_call(word, "recipe.yaml") for word in ("status", "logs", "attach", "cancel")]
-    assert chain.call("status").startswith("no runs; ")
+    assert chain.call("status").startswith("no runs in ")
     for started in asked:
         (line,) = started.finish(2).splitlines()
         assert "no run of small found; start one with `caffe-recipes run recipe.yaml`" in line
