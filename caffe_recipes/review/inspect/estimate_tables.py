@@ -164,7 +164,7 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
         if estimate.shape.nodes == 1
         else "5 minutes for the job, 2 per phase"
     )
-    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowance: {allowance}")
+    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowance for starts and snapshots: {allowance}")
     how = "on one rank, forward pass only: a third of the training time per image"
     how = how if parts.evaluation_s else "none in the recipe"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)

@@ -201,7 +201,7 @@ def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
     recipe = load_recipe("digits-local")
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((log,)))
     lines = [" ".join(line.split()) for line in render_estimate(found, START).splitlines()]
-    assert "joins 0.4 allowance: 5 seconds per phase on one node" in lines
+    assert "joins 0.4 allowance for starts and snapshots: 5 seconds per phase on one node" in lines
     assert estimate_values([found], START)[0]["joins_s"] == 25
 
 
