@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,11 @@ from caffe_recipes.wording import did_you_mean
 
 _USUAL_BATCH_PER_RANK = 32
 _MOST_SCANNED = 100_000  # records whose labels are read to count classes without a manifest
-_GREY, _COLOUR = (128.0,), (104.0, 117.0, 123.0)
+# The mean_value of images by their channels, and what it is.
+_MEANS = {
+    1: ((128.0,), "mean_value is the middle of the range"),
+    3: ((104.0, 117.0, 123.0), "mean_value is ImageNet's"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,14 @@ class NewOptions:
     test_lmdb: str | None = None
     name: str | None = None
     profile: Profile | None = None
+    trainer: str | None = None
 
 
 @dataclass(frozen=True)
 class LmdbFacts:
-    """The numbers of images and classes of an LMDB (0 if unknown), and its first image's (C, H, W)."""
+    """The size of an LMDB, its images and classes (0 if unknown), and its first image's (C, H, W)."""
 
+    size_bytes: int
     images: int
     classes: int
     shape: tuple[int, int, int] | None
@@ -73,9 +80,10 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
     images = asked.images or (train.images if train else 0)
     of_imagenet = RecipeRequest.test_images if test_lmdb == RecipeRequest.test_lmdb else 0
     test_images = asked.test_images or (test.images if test else of_imagenet)
-    for option, count, path in (("--images", images, lmdb), ("--test-images", test_images, test_lmdb)):
-        if not count:
-            raise InputError(option, f"cannot count the images: no LMDB at {path}", f"give {option} N")
+    if not images:
+        raise _missing_lmdb("", lmdb, is_named=lmdb != RecipeRequest.lmdb)
+    if not test_images:
+        raise _missing_lmdb("test-", test_lmdb, is_named=True)
     net = _net_values(asked, own, train, home)
     ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
     given = {
@@ -92,6 +100,7 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
             "lmdb": lmdb,
             "test_lmdb": test_lmdb,
             "test_images": test_images,
+            "size_bytes": train.size_bytes if train else None,
             "classes": net["classes"],
             "depth": _depth(asked, net),
             "net": net if asked.net else None,
@@ -100,6 +109,17 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
             else _default_transform(lmdb, train),
         }
     )
+
+
+def _missing_lmdb(part: str, path: str, *, is_named: bool) -> InputError:
+    """Return the error for an LMDB whose images cannot be counted; `part` is "" or `test-`."""
+    if not is_named:
+        hint = f"give --{part}lmdb DIR, or --{part}images N"
+        return InputError(f"--{part}images", f"cannot count the images: no LMDB at {path}", hint)
+    hint = "build it with `caffe-recipes data build`, or correct the path"
+    if not Path(path).exists():
+        hint += f"; give --{part}images N if it is on another machine"
+    return InputError(f"--{part}lmdb", f"no LMDB at {path} (no data.mdb)", hint)
 
 
 def read_lmdb(path: str) -> LmdbFacts | None:
@@ -120,7 +140,7 @@ def read_lmdb(path: str) -> LmdbFacts | None:
         shape = datum_shape(first, _decoded_shape)
     except ValueError:
         shape = None
-    return LmdbFacts(count, classes, shape, first.encoded)
+    return LmdbFacts((folder / "data.mdb").stat().st_size, count, classes, shape, first.encoded)
 
 
 def _decoded_shape(data: bytes) -> tuple[int, int, int] | None:
@@ -202,12 +222,16 @@ def _default_transform(lmdb: str, train: LmdbFacts | None) -> Images:
     """Return the published transformation, or for other images one with the same ratio of crop to image."""
     shape = train.shape if train else None
     side = min(shape[1:]) if shape else 256
+    own_mean = f"`caffe-recipes data check {shlex.quote(lmdb)}` prints this set's own."
     if not train or shape is None or (train.is_encoded and side >= 256 and shape[0] == 3):
-        return PUBLISHED
-    mean = {1: _GREY, 3: _COLOUR}.get(shape[0], ())
+        is_imagenet = lmdb == RecipeRequest.lmdb
+        why = PUBLISHED.why if is_imagenet else f"{PUBLISHED.why} {_MEANS[3][1]}: {own_mean}"
+        return replace(PUBLISHED, why=why)
+    mean, whose = _MEANS.get(shape[0], ((), ""))
     shared: dict[str, Any] = {"crop_size": max(side * 7 // 8, 1), "mirror": shape[0] == 3}
     shared |= {"mean_value": mean, "scale": 0.0078125}
     why = f"The crop is 7/8 of the {side} pixels of the first image in {lmdb}, as 224 is of 256."
+    why += f" {whose}: {own_mean}" if mean else ""
     if train.is_encoded:
         return Images(shared, {}, {"shorter_side_px": side}, dict(PUBLISHED.augmented), why)
     raw = "Raw images are not resized: this Caffe resizes them incorrectly."

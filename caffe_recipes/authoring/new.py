@@ -23,12 +23,12 @@ from caffe_recipes.authoring.shape import (
     find_warnings,
     node_values,
 )
-from caffe_recipes.cluster.profiles import Profile
+from caffe_recipes.cluster.profiles import THIS_MACHINE, Profile
 from caffe_recipes.config import Location
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.graph import epochs_of, find_leaves, model_epochs, total_epochs
-from caffe_recipes.recipe.model import Phase, Recipe
+from caffe_recipes.recipe.model import OUR_TRAINER, Phase, Recipe
 from caffe_recipes.recipe.rules import Cycles, PlannedPhase, Schedule, plan_phases
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.wording import describe_count
@@ -194,6 +194,8 @@ class RecipeRequest:
     depth: int = _PAPERS_DEPTH
     net: Mapping[str, Any] | None = None
     transform: Images = PUBLISHED
+    trainer: str | None = None
+    size_bytes: int | None = None
 
     @property
     def net_name(self) -> str:
@@ -226,7 +228,8 @@ def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
     cluster = {"nodes": nodes, "ranks_per_node": ranks_per_node, "batch_per_rank": batch_per_rank, **node}
     phases = _phases(name, planned, settings)
     values = _values(request, name, cluster, phases)
-    draft = make_recipe(values, "--name" if request.name else "new", home)
+    where = "--name" if request.name else "new"
+    draft = make_recipe(values, where, home, {"trainer": "--trainer"})
     _check_nets(request, draft)
     title = f"{draft.title}, {model_epochs(draft):.4g} epochs"
     if request.collapse == "each":
@@ -379,6 +382,7 @@ def _values(
     train = {
         "lmdb": request.lmdb,
         "images": request.images,
+        **({"size_gb": float(f"{request.size_bytes / 1e9:.3g}")} if request.size_bytes else {}),
         "shuffle": True,
         "prefetch": 2,
         **transform.train,
@@ -393,7 +397,7 @@ def _values(
         "name": name,
         "title": f"{request.net_name}, batch {request.batch:,} of {request.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
-        "trainer": "./build/tools/caffe",
+        "trainer": request.trainer or _default_trainer(request.profile, cluster["nodes"]),
         "prototxt_dir": f"prototxt/{name}",
         "net": request.net
         or {
@@ -415,6 +419,12 @@ def _values(
     }
     accept = list(_accept(phases))
     return values | ({"accept": accept} if accept else {})
+
+
+def _default_trainer(profile: Profile | None, nodes: int) -> str:
+    """Return caffe-torch for one node that is not a cluster's, else the Caffe in the Caffe root."""
+    is_this_machine = nodes == 1 and (profile is None or profile.name == THIS_MACHINE)
+    return OUR_TRAINER if is_this_machine else "./build/tools/caffe"
 
 
 def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:

@@ -109,6 +109,9 @@ def _hint_divisors(batch: int, ranks_per_node: int, wanted: int, of: str) -> str
     return f"use {of}{below:,}" + (f" or {above:,}" if above else "")
 
 
+_ONE_THREAD = "omp_num_threads: 1, since no profile gives the cores; set it to the cores per rank"
+
+
 def find_threads(profile: Profile | None) -> int | None:
     """Return the OpenMP threads of all ranks on a node, excluding MLSL's cores; None if unknown."""
     if profile is None:
@@ -123,7 +126,7 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
     """Return the keys of `cluster` that the machine determines, and notes on them."""
     threads = find_threads(profile)
     if threads is None:
-        threads_note = "omp_num_threads: 1, since the number of cores is unknown."
+        threads_note = f"{_ONE_THREAD}."
     else:
         threads_note = f"omp_num_threads: the profile's {threads} per node / {ranks_per_node} ranks."
     values: dict[str, Any] = {"omp_num_threads": max((threads or 1) // ranks_per_node, 1)}
@@ -146,9 +149,7 @@ def node_values(profile: Profile | None, ranks_per_node: int) -> tuple[dict[str,
 def find_uncopied(profile: Profile | None) -> Iterator[str]:
     """Yield notes on settings of the machine that are not copied to the recipe or its run.sh."""
     if find_threads(profile) is None:
-        why = f"the profile {profile.name} does not give it" if profile else "no --profile is given"
-        hint = "give a profile with it (docs/running.md), or set omp_num_threads in the recipe"
-        yield f"warning: omp_num_threads is 1, since the number of cores is unknown: {why}; {hint}"
+        yield f"warning: {_ONE_THREAD}"
     if profile is None:
         return
     left = {

@@ -85,7 +85,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @click.command(
     epilog=examples(
         "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
-        "caffe-recipes new --net resnet18 --lmdb train --test-lmdb val --epochs 30",
+        "caffe-recipes new --net resnet18 --lmdb train --test-lmdb val --epochs 30 --trainer caffe-torch",
     )
 )
 @click.option(
@@ -189,6 +189,13 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     callback=lambda context, option, profile: load_profile(profile) if profile else None,
     help="The machine to write the recipe for; its cores, threads, /tmp and MLSL settings are copied. Its "
     "launcher, modules and folders are used by `run --profile` and `submit --profile`.",
+)
+@click.option(
+    "--trainer",
+    metavar="caffe-torch|PATH",
+    type=PATH_TEXT,
+    help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary from the Caffe "
+    "root [default: caffe-torch for one node without a cluster's --profile, else ./build/tools/caffe]",
 )
 @out
 @gather(NewOptions, "asked")

@@ -42,8 +42,9 @@ Builder = Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", 
 
 LrPolicy = Literal["fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau"]
 
-# The trainer of a recipe without phases.
+# The trainer of a recipe without phases, and the one that runs prototxts on PyTorch.
 TENSORFLOW = "tensorflow"
+OUR_TRAINER = "caffe-torch"
 
 # Caffe reads a missing `power` as 0, a constant rate; a recipe that wants one should say `fixed`.
 _POWERS: tuple[LrPolicy, ...] = ("inv", "poly", "poly_cyc")

@@ -33,7 +33,7 @@ from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
-from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe
+from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.solvers import build_solver
@@ -41,7 +41,6 @@ from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 
-OUR_TRAINER = "caffe-torch"
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
 _MODEL, _STATE = ".caffemodel", ".solverstate"
 _STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
@@ -315,7 +314,10 @@ def find_caffe(trainer: str, root: Path) -> str:
         what = "is not a Caffe binary"
         raise InputError(trainer, what, f"write `trainer: {OUR_TRAINER}` in the recipe to use caffe-torch")
     path = root / trainer
-    hint = f"build Caffe in {root}, or give its path with --caffe"
+    hint = (
+        f"build Caffe in {root}, or give its path with --caffe, "
+        f"or write `trainer: {OUR_TRAINER}` in the recipe to train with PyTorch"
+    )
     if not path.exists():
         raise InputError(path, "no such Caffe binary", hint)
     if not path.is_file() or not os.access(path, os.X_OK):

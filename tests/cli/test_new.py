@@ -117,9 +117,8 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
     assert "\nname: mine\n" in done.stdout
     lars, threads = done.stderr.splitlines()
     assert lars.startswith("warning: 30 epochs may be too few: MLPerf's runs with LARS take 40 to 75.9 %")
-    assert threads.startswith(
-        "warning: omp_num_threads is 1, since the number of cores is unknown: no --profile is given; "
-        "give a profile"
+    assert threads == (
+        "warning: omp_num_threads: 1, since no profile gives the cores; set it to the cores per rank"
     )
     assert not list(tmp_path.iterdir())
 
@@ -131,6 +130,8 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
         ({"--epochs": "1000000"}, "--epochs: 1000000 epochs is too many; give 100000 or"),
         ({"--collapse-epochs": "1e300"}, "--collapse-epochs: 1e+300 epochs is too many"),
+        ({"--trainer": ""}, "--trainer: '' is not a path; is a variable unset?"),
+        ({"--trainer": "-x"}, "--trainer: a launcher would read -x as one of its options; write ./-x"),
         ({"--name": ""}, "--name: is empty; give a name, or omit the option"),
         ({"--name": "a/b"}, "Error: --name: must start with a letter"),
         (

@@ -37,7 +37,10 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
             "Error: unknown profile 'mpihc'; did you mean 'mpich'? known",
         ),
         (["digits-local", "--profile", "none.yaml"], "Error: none.yaml: cannot be read: No such file or"),
-        (["digits-local", "--caffe-root", ".", "--caffe", "./none"], "none: no such Caffe binary"),
+        (
+            ["digits-local", "--caffe-root", ".", "--caffe", "./none"],
+            "or write `trainer: caffe-torch` in the recipe to train with PyTorch",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_one_line_exit_2_and_leaves_nothing(

@@ -12,6 +12,7 @@ from caffe_recipes.authoring.asked import NewOptions, make_request
 from caffe_recipes.authoring.new import make_new
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
+from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.nets import build_net
@@ -83,10 +84,20 @@ def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) 
         ({"net": "my_nets:lenet"}, "my_nets.py does not exist; put the module in the recipe's folder"),
         ({"net": "resnet18", "depth": 50}, "--depth: contradicts --net resnet18; give only one of them"),
         ({"test_lmdb": None}, "--lmdb: needs an LMDB of test images too; give --test-lmdb DIR"),
-        ({"lmdb": "nowhere"}, "--images: cannot count the images: no LMDB at nowhere; give --images N"),
+        (
+            {"lmdb": None, "test_lmdb": None},
+            "--images: cannot count the images: no LMDB at /tmp/ilsvrc12_train_lmdb; "
+            "give --lmdb DIR, or --images N",
+        ),
+        (
+            {"lmdb": "nowhere"},
+            "--lmdb: no LMDB at nowhere (no data.mdb); build it with `caffe-recipes data build`, "
+            "or correct the path; give --images N if it is on another machine",
+        ),
         (
             {"test_lmdb": "none"},
-            "--test-images: cannot count the images: no LMDB at none; give --test-images N",
+            "--test-lmdb: no LMDB at none (no data.mdb); build it with `caffe-recipes data build`, "
+            "or correct the path; give --test-images N if it is on another machine",
         ),
     ],
 )
@@ -96,6 +107,49 @@ def test_what_nothing_says_is_asked_for(
     with pytest.raises(InputError) as caught:
         make_request(NewOptions(**{"epochs": 20, **lmdbs, **changes}), tmp_path)
     assert str(caught.value).endswith(message)
+
+
+def test_a_folder_without_an_lmdb_is_not_taken_for_one_on_another_machine(
+    lmdbs: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as caught:
+        make_request(NewOptions(20, **{**lmdbs, "lmdb": str(tmp_path)}), tmp_path)
+    assert caught.value.hint == "build it with `caffe-recipes data build`, or correct the path"
+
+
+def test_a_recipe_for_this_machine_is_trained_by_caffe_torch(tmp_path: Path) -> None:
+    def trainer(batch: int, **options: Any) -> str:  # noqa: ANN401 - any option of new
+        return make(NewOptions(90, images=1_281_167, batch=batch, **options), tmp_path).trainer
+
+    local, cluster = load_profile("local"), load_profile("stampede2-skx")
+    assert trainer(256) == trainer(256, profile=local) == "caffe-torch"
+    assert trainer(256, nodes=2) == trainer(4096) == trainer(256, profile=cluster) == "./build/tools/caffe"
+    assert trainer(4096, trainer="caffe-torch") == "caffe-torch"
+    assert trainer(256, trainer="bin/caffe") == "bin/caffe"
+
+
+def test_the_size_of_the_lmdb_is_written_for_estimates(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+    size_bytes = (Path(lmdbs["lmdb"]) / "data.mdb").stat().st_size
+    recipe = make(NewOptions(20, net="resnet_small", **lmdbs), tmp_path)
+    assert recipe.data.train.size_gb == pytest.approx(size_bytes / 1e9, rel=0.01)
+    assert make(NewOptions(90, images=1_281_167, batch=256), tmp_path).data.train.size_gb is None
+
+
+def test_a_comment_says_whose_mean_is_written_and_how_to_measure_ones_own(tmp_path: Path) -> None:
+    colour, grey = (write_lmdb(tmp_path / name, channels=n) for name, n in (("colour", 3), ("grey", 1)))
+    text = {
+        lmdb: " ".join(
+            make_new(make_request(NewOptions(20, net="resnet_small", lmdb=lmdb, test_lmdb=lmdb), tmp_path))
+            .text.replace("# ", "")
+            .split()
+        )
+        for lmdb in (colour, grey)
+    }
+    measure = "`caffe-recipes data check {}` prints this set's own."
+    assert f"mean_value is ImageNet's: {measure.format(colour)}" in text[colour]
+    assert f"mean_value is the middle of the range: {measure.format(grey)}" in text[grey]
+    elsewhere = make_new(make_request(NewOptions(90, images=1_281_167, batch=256), tmp_path), tmp_path)
+    assert "mean_value is ImageNet's" not in elsewhere.text
 
 
 @pytest.mark.parametrize(

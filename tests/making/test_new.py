@@ -205,7 +205,7 @@ def test_a_machine_whose_cores_nobody_tells_has_one_thread_and_that_is_said(prof
     made = make_new(RecipeRequest(IMAGENET, 8192, 90, profile=load_profile(profile) if profile else None))
     assert made.recipe.cluster.omp_num_threads == 1
     (note,) = made.notes
-    assert note.startswith("warning: omp_num_threads is 1, since")
+    assert note.startswith("warning: omp_num_threads: 1, since")
 
 
 def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
