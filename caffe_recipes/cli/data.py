@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from caffe_recipes.cli.options import PATH, Whole, examples, gather
+from caffe_recipes.cli.options import NUMBER, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, terminal_width
 from caffe_recipes.data.check import check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
@@ -23,6 +23,10 @@ from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
 from caffe_recipes.review.columns import wrap_line
+
+if TYPE_CHECKING:  # slow to import
+    from caffe_recipes.data.build import BuildPlan
+    from caffe_recipes.data.images import Pictures
 
 _REPORT_EVERY_S = 10
 _IN_SECONDS_S = 90  # shorter times are printed in seconds, since minutes would be too coarse
@@ -122,6 +126,7 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
 _ANY_LABEL = 2**31
 _SIDE_PX = Whole(1, 65_500)  # the limit of a JPEG
 _DIGITS = Path("examples/digits")
+_TEST_SHARE = 0.2
 
 
 @click.group(
@@ -176,22 +181,46 @@ class _Pixels:
 
 @dataclass(frozen=True)
 class _Order:
-    """The options for the order of the images."""
+    """The options for the order of the images, and for dividing them into two LMDBs."""
 
     shuffle: bool = False
     seed: int | None = None
+    test_out: Path | None = None
+    test_share: float | None = None
 
-    def find_seed(self) -> int | None:
-        """Return the seed of the shuffle; None without --shuffle. Raises InputError for --seed without it."""
-        if self.seed is not None and not self.shuffle:
+    def check(self, out: Path) -> None:
+        """Raise InputError for options that have no effect, and for a share that is not between 0 and 1."""
+        if self.seed is not None and not (self.shuffle or self.test_out):
             raise InputError("--seed", "has no effect without --shuffle", "add --shuffle")
-        return (1 if self.seed is None else self.seed) if self.shuffle else None
+        if self.test_share is not None and self.test_out is None:
+            raise InputError("--test-share", "has no effect without --test-out", "add --test-out LMDB")
+        if self.test_share is not None and not 0 < self.test_share < 1:
+            what = f"{self.test_share:g} is not between 0 and 1"
+            raise InputError("--test-share", what, "give 0.2 for a fifth of the images")
+        if self.test_out is not None and os.path.realpath(self.test_out) == os.path.realpath(out):
+            raise InputError("--test-out", "is the same LMDB as --out", "give another path")
+
+    def outputs(self, found: Pictures, out: Path) -> list[tuple[Path, Pictures]]:
+        """Return the LMDBs to build, and the images of each. Raises DataError."""
+        if self.test_out is None:
+            return [(out, found)]
+        from caffe_recipes.data.build import split_pictures
+
+        share = _TEST_SHARE if self.test_share is None else self.test_share
+        train, test = split_pictures(found, share, self.whole_seed)
+        return [(out, train), (self.test_out, test)]
+
+    @property
+    def whole_seed(self) -> int:
+        """The seed: the given one, or 1."""
+        return 1 if self.seed is None else self.seed
 
 
 @data.command(
     short_help="Build an LMDB of labelled images.",
     epilog=examples(
         "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
+        "caffe-recipes data build --images photos/ --shuffle --out train_lmdb --test-out test_lmdb",
         "caffe-recipes data build digits",
     ),
 )
@@ -240,7 +269,19 @@ class _Order:
     help="Encode all images in this format [default: the format of each file]",
 )
 @click.option("--shuffle", is_flag=True, help="Shuffle the images.")
-@click.option("--seed", metavar="N", type=Whole(0), help="Seed of the shuffle [default: 1]")
+@click.option("--seed", metavar="N", type=Whole(0), help="Seed of the shuffle and of --test-out [default: 1]")
+@click.option(
+    "--test-out",
+    metavar="LMDB",
+    type=PATH,
+    help="Also build this LMDB, for tests, of a share of each class; its images are not in --out.",
+)
+@click.option(
+    "--test-share",
+    metavar="FRACTION",
+    type=NUMBER,
+    help="The share of each class that is for --test-out [default: 0.2]",
+)
 @click.option("--check-size", is_flag=True, help="Refuse images of different sizes.")
 @click.option(
     "--skip-bad", is_flag=True, help="Leave out images that do not decode, as convert_imageset does."
@@ -281,23 +322,37 @@ def build(
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.", click.get_current_context())
-    seed = order.find_seed()
+    order.check(out)
     require_opencv(out)
-    from caffe_recipes.data.build import build_lmdb, check_output, check_settings, load_pictures, plan_build
+    from caffe_recipes.data.build import check_output, check_settings, load_pictures, plan_build
     from caffe_recipes.data.convert import Settings
 
     settings = Settings(**pixels.settings())
     check_settings(settings)  # before listing a million images
-    check_output(out, pictures.images)
+    for path in filter(None, (out, order.test_out)):
+        check_output(path, pictures.images)
     lists = {"root": pictures.root, "labels": pictures.labels, "class_list": pictures.class_list}
     found = load_pictures(pictures.images, **lists)
     if found.ignored:
         echo(f"{pictures.images}: {_describe_left_out(found.ignored)}", err=True)
-    plan = plan_build(found, settings, seed=seed, classes=pictures.classes)
-    cores = len(os.sched_getaffinity(0))
-    built = build_lmdb(plan, out, workers=workers or cores, skip_bad=skip_bad, on_progress=BuildProgress())
+    seed = order.whole_seed if order.shuffle else None
+    plans = [
+        (path, plan_build(part, settings, seed=seed, classes=pictures.classes))
+        for path, part in order.outputs(found, out)
+    ]
+    for path, plan in plans:
+        _build_lmdb(plan, path, workers or len(os.sched_getaffinity(0)), skip_bad=skip_bad)
+
+
+def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> None:
+    """Build one LMDB, and print what it contains."""
+    from caffe_recipes.data.build import build_lmdb
+
+    existed = os.path.lexists(out)
+    built = build_lmdb(plan, out, workers=workers, skip_bad=skip_bad, on_progress=BuildProgress())
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
-    echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}")
+    kept = "; already built, and kept" if existed else ""
+    echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}{kept}")
 
 
 def _build_digits(out: Path | None) -> None:

@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -91,6 +91,27 @@ def shuffle(items: Sequence[T], seed: int) -> list[T]:
     """
     random = Random(seed)
     return sorted(items, key=lambda _: random.random())
+
+
+def split_pictures(found: Pictures, share: float, seed: int) -> tuple[Pictures, Pictures]:
+    """Divide images into training and test images, which are a `share` of each class that `seed` selects.
+
+    Both keep their order, and have images of each class. An image that is listed twice is in only one of
+    them. Raises DataError for a class with one image.
+    """
+    by_label: dict[int, dict[tuple[str, int | None], str]] = {}
+    for one in found.pictures:
+        by_label.setdefault(one.label, {})[one.path, one.offset] = one.name
+    tested: set[tuple[str, int | None]] = set()
+    for label, names in by_label.items():
+        if len(names) == 1:
+            what = f"label {label} has only one image, '{next(iter(names.values()))}'"
+            raise DataError(found.where, what, "add one, since training and test images both need the class")
+        count = min(max(round(share * len(names)), 1), len(names) - 1)
+        tested.update(shuffle(list(names), seed)[:count])
+    train = [one for one in found.pictures if (one.path, one.offset) not in tested]
+    test = [one for one in found.pictures if (one.path, one.offset) in tested]
+    return replace(found, pictures=train), replace(found, pictures=test)
 
 
 def check_settings(settings: Settings) -> None:
@@ -396,13 +417,14 @@ def load_pictures(
     except (OSError, ValueError) as error:
         what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise DataError(images, what, "give a list, a folder or a tar of images") from None
-    for name, given, kinds in (
-        ("--root", root, ("list",)),
-        ("--labels", labels, ("tar",)),
-        ("--class-list", class_list, ("folder", "tar")),
+    named = "leave it out: a list has no class names; those of a folder are the names of its subfolders"
+    for name, given, kinds, hint in (
+        ("--root", root, ("list",), "leave it out"),
+        ("--labels", labels, ("tar",), "leave it out"),
+        ("--class-list", class_list, ("folder", "tar"), named),
     ):
         if given is not None and kind not in kinds:
-            raise InputError(name, f"cannot be used with a {kind} of images", "leave it out")
+            raise InputError(name, f"cannot be used with a {kind} of images", hint)
     if kind == "folder":
         return load_folder(images, known)
     return load_archive(images, labels, known) if kind == "tar" else load_list(images, root)

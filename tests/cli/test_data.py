@@ -119,9 +119,9 @@ def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
 def test_a_folder_becomes_an_lmdb_once(tmp_path: Path) -> None:
     folder, out = write_folder(tmp_path / "images"), tmp_path / "made" / "lmdb"
     words = ("build", "--images", folder, "--out", out, "--shorter-side", "8", "--workers", "1", "--shuffle")
-    for _ in range(2):
+    for kept in ("", "; already built, and kept"):
         code, said, err = call(*words)
-        assert (code, said, err) == (0, f"{out}: 4 images of 3 classes\n", "")
+        assert (code, said, err) == (0, f"{out}: 4 images of 3 classes{kept}\n", "")
     with open_datums(out) as datums:
         assert sorted(key[9:] for key in datums.keys) == [b"a/1.JPEG", b"b/1.jpg", b"b/2.png", b"c/1.png"]
     manifest = json.loads((tmp_path / "made" / "lmdb.manifest.json").read_text())
@@ -196,6 +196,15 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         (["--shorter-side", "32769"], "32769 x 32769 pixels are more than can be decoded (100,000,000)"),
         (["--raw", "--encode-type", "jpg"], "--encode-type: cannot be combined with --raw"),
         (["--seed", "3"], "--seed: has no effect without --shuffle"),
+        (["--test-share", "0.5"], "--test-share: has no effect without --test-out; add --test-out LMDB"),
+        (["--test-out", "t", "--test-share", "20"], "--test-share: 20 is not between 0 and 1; give 0.2 for"),
+        (["--test-out", "t", "--test-share", "nan"], "--test-share: nan is not between 0 and 1"),
+        (["--test-out", "out/lmdb"], "--test-out: is the same LMDB as --out; give another path"),
+        (["--test-out", "images/t"], "images, whose folders are classes; give a path outside it"),
+        (
+            ["--test-out", "t"],
+            "label 0 has only one image, 'a/1.JPEG'; add one, since training and test images",
+        ),
         (["--root", "."], "--root: cannot be used with a folder of images"),
         (["--labels", "x"], "--labels: cannot be used with a folder of images"),
         (["--classes", "2"], "has 3 classes, not 2"),
@@ -218,6 +227,34 @@ def test_what_contradicts_itself_is_bad_input_and_writes_nothing(
     assert isinstance(done.exception, InputError) or done.exit_code == 2
     assert what in f"{done.output}{done.exception}"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_each_image_is_in_the_training_or_the_test_lmdb(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    for name in (
+        f"{label}/{index}.png" for label, count in (("a", 10), ("b", 5), ("c", 2)) for index in range(count)
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes())
+
+    def build(name: str, *words: str) -> tuple[str, list[str], list[str]]:
+        train, test = tmp_path / f"{name}_train", tmp_path / f"{name}_test"
+        code, out, err = call("build", "--images", folder, "--out", train, "--test-out", test, *words)
+        assert (code, err) == (0, "")
+        keys = []
+        for path in (train, test):
+            with open_datums(path) as datums:
+                keys.append([key.decode().partition("_")[2] for key, _ in datums])
+        return out.replace(f"{tmp_path}/", ""), keys[0], keys[1]
+
+    out, train, test = build("one")
+    assert out == "one_train: 13 images of 3 classes\none_test: 4 images of 3 classes\n"
+    assert sorted(train + test) == sorted(f"{path.parent.name}/{path.name}" for path in folder.rglob("*.png"))
+    assert [name[0] for name in test] == ["a", "a", "b", "c"]
+    assert build("one")[0] == "".join(f"{line}; already built, and kept\n" for line in out.splitlines())
+    assert build("two", "--seed", "1")[1:] == (train, test)
+    assert build("three", "--seed", "2")[2] != test
+    assert [name[0] for name in build("half", "--test-share", "0.5")[2]] == [*"aaaaa", *"bb", "c"]
 
 
 def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
