@@ -323,12 +323,13 @@ def label_range_text(labels: Mapping[int, int]) -> str:
 
 def order_text(order: Shuffledness) -> str:
     """Return how well the records are shuffled, as a line of text."""
-    return (
-        f"order: {order.verdict} (1 is random, 0 sorted: neighbours {order.by_neighbours:.2f}, "
-        f"batches of {order.batch} {order.by_batches:.2f}, with {order.classes:.1f} classes "
-        f"of {order.classes_random:.1f} expected and {order.times_alike:.2f} times the pairs of one class; "
-        f"mean run {order.mean_run:.1f})"
-    )
+    if not order.is_judged:
+        return f"order: {order.verdict}"
+    found = min(order.by_neighbours, order.by_batches)
+    text = f"order: {order.verdict} ({found:.2f} on a scale from 0, sorted, to 1, random)"
+    if order.alike > order.alike_most and order.verdict != "sorted by class":
+        text += f"; batches have {order.times_alike:.2f} times the pairs of one class that random ones have"
+    return text
 
 
 def order_values(order: Shuffledness) -> dict[str, object]:

@@ -73,17 +73,21 @@ class Shuffledness:
         An order is shuffled if it has no more equal pairs in batches than random orders have, and no more
         equal neighbours either, or hardly more (0.9 or above by neighbours).
         """
-        if self.labels == 1 and self.count > 1:
-            return "one class"
+        if not self.is_judged:
+            return "one class" if self.labels == 1 and self.count > 1 else "too few records to judge"
         deviation = self._deviation()
-        if self.count < _MIN_RECORDS or self.equal_sorted - self.equal_random < _APART * deviation:
-            return "too few records to judge"
         if max(self.by_neighbours, self.by_batches) <= _SORTED:
             return "sorted by class"
         is_mixed = (
             self.by_neighbours >= _SHUFFLED or self.equal - self.equal_random <= _DEVIATIONS * deviation
         )
         return "shuffled" if is_mixed and self.alike <= self.alike_most else "partly shuffled"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are several classes, and enough records to tell a random order from a sorted one."""
+        is_apart = self.equal_sorted - self.equal_random >= _APART * self._deviation()
+        return self.labels > 1 and self.count >= _MIN_RECORDS and is_apart
 
     def _deviation(self) -> float:
         """Return the standard deviation of `equal` in random orders, at least that of one pair."""

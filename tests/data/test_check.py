@@ -10,11 +10,12 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.data.build import build_lmdb
-from caffe_recipes.data.check import LmdbReport, Problem, check_lmdb, render_json, render_text
+from caffe_recipes.data.build import build_lmdb, shuffle
+from caffe_recipes.data.check import LmdbReport, Problem, check_lmdb, order_text, render_json, render_text
 from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.manifest import BuildManifest, write_manifest
 from caffe_recipes.data.sheet import draw_sheet, name_label
+from caffe_recipes.data.shuffledness import measure_shuffledness
 from caffe_recipes.errors import DataError
 from tests.data.conftest import encode, noise, plan_of, write_images
 
@@ -175,11 +176,22 @@ def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, t
 
 def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", *(image(index // 50) for index in range(200)))
-    assert check_lmdb(path).order.verdict == "sorted by class"
+    order = check_lmdb(path).order
+    assert order_text(order) == "order: sorted by class (0.00 on a scale from 0, sorted, to 1, random)"
     assert problems(check_lmdb(path)) == []
     assert problems(check_lmdb(path, must_be_shuffled=True)) == [
         "the records are not shuffled: sorted by class"
     ]
+
+
+def test_why_an_order_of_mixed_neighbours_is_not_shuffled_is_said() -> None:
+    appended = shuffle([0, 1, 2, 3] * 500, 1) + shuffle([4, 5] * 300, 1)
+    order = measure_shuffledness(appended)
+    text = (
+        "order: partly shuffled (0.51 on a scale from 0, sorted, to 1, random); batches have 1.68 times the "
+    )
+    assert order_text(order) == f"{text}pairs of one class that random ones have"
+    assert order_text(measure_shuffledness(shuffle(appended, 1))).startswith("order: shuffled (")
 
 
 def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
@@ -194,7 +206,7 @@ def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
         "2 images of 3 x 30 x 40",
     ]
     assert lines[5].startswith("mean BGR ")
-    assert lines[6].startswith("order: too few records to judge (1 is random, 0 sorted: neighbours ")
+    assert lines[6] == "order: too few records to judge"
     assert lines[-1].startswith("bad: record '00000002_x2' is not an image")
     found = json.loads(render_json(seen))
     assert (found["records"], found["labels"], found["labels_missing"]) == (3, {"0": 1, "3": 2}, 2)
