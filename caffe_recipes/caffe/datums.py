@@ -158,6 +158,19 @@ def open_datums(path: str | Path) -> Datums:
     return datums
 
 
+_REBUILD_HINT = "fix the list of images and build the LMDB again"
+
+
+class BadLabel(DataError):
+    """A record without a label, or whose `label` is not one of the classes."""
+
+    def __init__(self, path: str | Path, key: str, label: int | None, classes: int) -> None:
+        self.label = label
+        wanted = f"label {label}, which is not one of the {classes} classes 0 to {classes - 1}"
+        what = f"record '{key}' has {'no label' if label is None else wanted}"
+        super().__init__(path, what, _REBUILD_HINT)
+
+
 @dataclass(frozen=True)
 class DatumsSummary:
     """The result of check_datums: the LMDB has `count` records, of which `checked` were checked.
@@ -195,10 +208,10 @@ def check_datums(
         for key, datum in records:
             try:
                 shape = datum_shape(datum, decode)
-                _check_label(datum, classes)
             except ValueError as error:
-                what = f"record '{show_key(key)}' {error}"
-                raise DataError(path, what, "fix the list of images and build the LMDB again") from None
+                raise DataError(path, f"record '{show_key(key)}' {error}", _REBUILD_HINT) from None
+            if not (datum.HasField("label") and 0 <= datum.label < classes):
+                raise BadLabel(path, show_key(key), datum.label if datum.HasField("label") else None, classes)
             labels[datum.label] += 1
             encoded += datum.encoded
             shapes.update([shape] if shape else [])
@@ -229,15 +242,6 @@ def datum_shape(
     if shape is None:
         raise ValueError("is an image that cannot be decoded")
     return shape
-
-
-def _check_label(datum: pb.Datum, classes: int) -> None:
-    if not datum.HasField("label"):
-        raise ValueError("has no label")
-    if not 0 <= datum.label < classes:
-        raise ValueError(
-            f"has label {datum.label}, which is not one of the {classes} classes 0 to {classes - 1}"
-        )
 
 
 def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int:

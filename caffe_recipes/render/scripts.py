@@ -20,6 +20,7 @@ from caffe_recipes.cluster.slurm_jobs import render_limit
 from caffe_recipes.recipe.estimate import estimate_duration
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_of
 from caffe_recipes.recipe.model import (
+    OUR_TRAINER,
     TENSORFLOW,
     AnyRecipe,
     Phase,
@@ -94,7 +95,8 @@ def lmdb_hint(recipe: Recipe, source: str | None) -> str:
     if recipe.data.prepare and source:
         folder = shlex.quote(posixpath.dirname(source) or ".")
         return f"build it: caffe-recipes data build {recipe.data.prepare} --out {folder}"
-    return "build it with convert_imageset"
+    program = "caffe-recipes data build" if recipe.trainer == OUR_TRAINER else "convert_imageset"
+    return f"build it with {program}"
 
 
 def library() -> dict[str, str]:

@@ -138,7 +138,8 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "missing training LMDB": (
         remove("data/train_lmdb"),
-        "localhost:tmp/train_lmdb: no LMDB there, and none to stage from data/train_lmdb; .*--lmdb-source",
+        "localhost:tmp/train_lmdb: no LMDB there, and none to stage from data/train_lmdb; "
+        "build it with `caffe-recipes data build`, or give its folder with --lmdb-source",
     ),
     "another LMDB where the training LMDB is staged": (
         text("tmp/train_lmdb/data.mdb", "the user's own"),
@@ -157,9 +158,13 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "LMDB cut short": (cut("data/train_lmdb/data.mdb", 20_000), "data/train_lmdb: is truncated"),
     "label outside the classes": (
         labelled("data/train_lmdb", 128, 10),
-        "label 10, which is not one of the 10 classes",
+        "label 10, which is not one of the 10 classes 0 to 9; "
+        "write `classes: 11`, or more, in the recipe, or fix the list of images and build the LMDB again",
     ),
-    "missing test LMDB": (remove("data/test_lmdb"), "data/test_lmdb: no such LMDB"),
+    "missing test LMDB": (
+        remove("data/test_lmdb"),
+        "data/test_lmdb: no such LMDB; build it with `caffe-recipes data build`, or correct data.test.lmdb",
+    ),
     "test label outside the classes": (labelled("data/test_lmdb", 16, -1), "data/test_lmdb: .*label -1"),
     "prototxt that differs": (
         text("prototxt/small/solver_init.prototxt", "base_lr: 1\n"),

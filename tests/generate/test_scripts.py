@@ -12,7 +12,7 @@ import pytest
 from caffe_recipes.config import Value
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.render.scripts import render_run_script
+from caffe_recipes.render.scripts import lmdb_hint, render_run_script
 from tests.jobs.conftest import definitions
 
 Part = TypeVar("Part", bound=Value)
@@ -259,6 +259,13 @@ def test_without_an_evaluation_none_is_made() -> None:
 def test_a_recipe_that_prepares_its_data_says_how() -> None:
     script = render_run_script(load_recipe("digits-local"))
     assert "caffe-recipes data build digits --out examples/digits" in script
+
+
+def test_the_hint_for_a_missing_lmdb_names_the_program_of_the_recipe_s_trainer() -> None:
+    ours = load_recipe("digits-local")
+    ours = changed(ours, data=changed(ours.data, prepare=None))
+    assert lmdb_hint(ours, None) == "build it with caffe-recipes data build"
+    assert lmdb_hint(changed(ours, trainer="./caffe"), None) == "build it with convert_imageset"
 
 
 @pytest.mark.parametrize("name", SHIPPED)

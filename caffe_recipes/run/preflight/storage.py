@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from caffe_recipes.caffe.datums import check_datums
+from caffe_recipes.caffe.datums import BadLabel, check_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.sets import lmdb_set
@@ -196,7 +196,13 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
         return [CheckResult("test data", "not needed", is_checked=False)]
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(setting, path), is_checked=False)]
-    records = _count_records(path, view, recipe.data.test.images)
+    try:
+        records = _count_records(path, view, recipe.data.test.images)
+    except DataError as error:
+        if (path / "data.mdb").exists():
+            raise
+        hint = "build it with `caffe-recipes data build`, or correct data.test.lmdb in the recipe"
+        raise error.reworded(hint=hint) from None
     return [CheckResult("test data", f"{setting.show(path)}: {records}")]
 
 
@@ -231,7 +237,7 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     if not sizes:
         return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
     what = "no LMDB there, and none to stage" + (f" from {setting.show(source)}" if source else "")
-    hint = "give the folder that holds data.mdb with --lmdb-source"
+    hint = "build it with `caffe-recipes data build`, or give its folder with --lmdb-source"
     problems = [HostProblem(host, what, hint, data.lmdb) for host, size in sizes.items() if not size]
     common = max(sizes.values(), key=list(sizes.values()).count)
     problems += [
@@ -265,7 +271,14 @@ def _recipe_of(view: NodeView) -> Recipe:
 
 
 def _count_records(path: Path, view: NodeView, images: int) -> str:
-    seen = check_datums(path, view.setting.trainer.classes(), limit=_SAMPLE)
+    classes = view.setting.trainer.classes()
+    try:
+        seen = check_datums(path, classes, limit=_SAMPLE)
+    except BadLabel as error:
+        if error.label is None or error.label < classes:
+            raise
+        hint = f"write `classes: {error.label + 1}`, or more, in the recipe, or {error.hint}"
+        raise error.reworded(hint=hint) from None
     counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
     return f"{counted}, labels{sampled} within the classes"
