@@ -13,7 +13,7 @@ from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import find_parts, translate_whole
-from caffe_recipes.render.headers import find_misnamed
+from caffe_recipes.render.headers import check_namesake, find_misnamed
 from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
 
 
@@ -43,7 +43,11 @@ from caffe_recipes.render.tree import find_differences, find_foreign, find_stale
     help="The Caffe to generate for; with any but the default, files go to prototxt/<recipe>-<dialect>/.",
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
-    """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/."""
+    """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/.
+
+    Also writes jobs/lib/, the shell code that the scripts of all recipes share. Unchanged files are only
+    counted.
+    """
     if not check:
         consent.allow_code()
     loaded = [load_any_recipe(recipe) for recipe in recipes]
@@ -64,6 +68,8 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
             raise CheckFailed("", paths, "run caffe-recipes generate, and remove stale files")
         echo(f"{len(files)} files are up to date")
         return
+    for recipe, given in zip(loaded, recipes, strict=True):
+        check_namesake(recipe, given)
     foreign = [] if overwrite else find_foreign(files, out)
     if foreign:
         others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""

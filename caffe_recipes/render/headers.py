@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe, Derived, Phase, Recipe, SolverSettings
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import split_row
@@ -55,6 +56,20 @@ def find_misnamed(recipe: AnyRecipe, given: str) -> str | None:
     if word in shipped_recipes():
         return f"{path}: its jobs run the shipped recipe {word}; give this one another name"
     return f"{path}: its jobs look for {split_row(word)[0]}; rename the file or the recipe"
+
+
+def check_namesake(recipe: AnyRecipe, given: str) -> None:
+    """Raise InputError if the recipe, read from `given`, would overwrite the files of a recipe beside it.
+
+    That recipe's file has the name that both recipes have; `given` is usually a copy of it.
+    """
+    key, name = ("family", recipe.family.name) if recipe.family else ("name", original_name(recipe))
+    path = Path(split_row(given)[0])
+    other = path.with_name(f"{name}.yaml")
+    if path.stem == name or not (path.is_file() and other.is_file()) or path.samefile(other):
+        return
+    what = f"is called '{name}', like {other.name} beside it"
+    raise InputError(path, what, f"write `{key}: {path.stem}` (and its prototxt_dir)")
 
 
 def shared_lines(recipe: Recipe) -> tuple[str, str]:

@@ -200,3 +200,28 @@ def test_an_unknown_dialect_is_refused_with_all(tmp_path: Path) -> None:
     done = call("digits-local", "--dialect", "itel", "--out", tmp_path)
     assert done.exit_code == 2
     assert "'surfsara', 'intel', 'bvlc', 'nvcaffe'" in done.output
+
+
+def test_a_copy_that_is_still_called_like_the_recipe_beside_it_writes_nothing(tmp_path: Path) -> None:
+    text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
+    pics, copy = tmp_path / "pics.yaml", tmp_path / "e3.yaml"
+    copy.write_text(text.replace("digits-local", "pics"))
+    alone = call(copy, "--out", tmp_path)
+    assert (alone.exit_code, alone.stderr.count("its jobs look for pics.yaml")) == (0, 1)
+    pics.write_text(copy.read_text())
+    copy.write_text(copy.read_text().replace("max_iter: 270", "max_iter: 300"))
+    before = state_of(tmp_path)
+    done = call(copy, "--out", tmp_path)
+    assert isinstance(done.exception, InputError)
+    hint = "write `name: e3` (and its prototxt_dir)"
+    assert str(done.exception) == f"{copy}: is called 'pics', like pics.yaml beside it; {hint}"
+    assert state_of(tmp_path) == before
+    assert call(pics, "--out", tmp_path).exit_code == 0
+
+
+def test_the_help_names_each_folder_that_is_written(tmp_path: Path) -> None:
+    assert {path.rsplit("/", 1)[0] for path in FILES} == {
+        *("prototxt/digits-local", "jobs/digits-local", "jobs/lib")
+    }
+    printed = call("--help").output
+    assert all(folder in printed for folder in ("prototxt/<recipe>/", "jobs/<recipe>/", "jobs/lib/"))
