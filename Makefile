@@ -8,7 +8,7 @@ RECIPES := stampede2-64n-72ep stampede2-448n-90ep tf-256n-90ep digits-local digi
 # Their files are not committed.
 OTHERS := tf-256n-8k-90ep tf-digits-local
 
-.PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate bench house pictures clean
+.PHONY: install install-tensorflow demo demo-tensorflow test test-cluster test-tensorflow check proto generate house pictures bench clean help
 
 ## install: create only the environment, .venv, with all commands
 install: $(STAMP)
@@ -65,11 +65,17 @@ house: $(STAMP)
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
 
+## bench: run the benchmarks, and print their ratios
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
+## clean: remove the environments, builds and runs
 clean:
 	rm -rf $(VENV) .venv-tf build dist *.egg-info runs tmp
+
+## help: list these targets
+help:
+	@sed -n 's/^## //p' Makefile
 
 # PyTorch is pinned by version only, without hashes, since its builds differ.
 $(STAMP): setup.cfg pyproject.toml constraints.txt requirements.lock

@@ -40,7 +40,7 @@ NOT_RUN = {
     r"source |git config|eval ": "changes the reader's shell or configuration",
     r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
     r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
-    r"caffe-recipes run mine\.yaml": "trains for half a minute: tests/chain/test_end_to_end.py does the same",
+    r"caffe-recipes run (mine|photos)\.yaml": "trains for half a minute: tests/chain/test_end_to_end.py does it",
     r"caffe-recipes ensemble ": "needs the run before it: tests/chain/ensemble",
     r"caffe-recipes (run|preflight|stage) .*--hostfile": "needs hosts: tests/cluster",
     r"caffe-recipes (submit|status) ": "needs Slurm: tests/cluster/slurm",
@@ -215,6 +215,12 @@ def test_each_picture_and_file_that_a_document_points_to_exists(document: Path) 
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), target
+
+
+def test_make_help_lists_each_target() -> None:
+    phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.partition(":")[0] for line in listed.splitlines()] == phony[0].split()
 
 
 def test_the_readme_is_short() -> None:
