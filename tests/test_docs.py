@@ -40,7 +40,7 @@ NOT_RUN = {
     r"source |git config|eval ": "changes the reader's shell or configuration",
     r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
     r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
-    r"caffe-recipes run (mine|photos)\.yaml": "trains for half a minute: tests/chain/test_end_to_end.py does it",
+    r"caffe-recipes run (mine|photos)\.yaml": "trains for half a minute, as tests/chain/test_end_to_end.py",
     r"caffe-recipes ensemble ": "needs the run before it: tests/chain/ensemble",
     r"caffe-recipes (run|preflight|stage) .*--hostfile": "needs hosts: tests/cluster",
     r"caffe-recipes (submit|status) ": "needs Slurm: tests/cluster/slurm",
