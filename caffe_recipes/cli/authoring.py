@@ -85,7 +85,8 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @click.command(
     epilog=examples(
         "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
-        "caffe-recipes new --net resnet18 --lmdb train --test-lmdb val --epochs 30 --trainer caffe-torch",
+        "caffe-recipes new --images 50000 --epochs 90 --trainer caffe-torch",
+        "caffe-recipes new --net resnet18 --lmdb train --test-lmdb val --epochs 30",
     )
 )
 @click.option(

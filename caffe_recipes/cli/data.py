@@ -220,7 +220,7 @@ class _Order:
     short_help="Build an LMDB of labelled images.",
     epilog=examples(
         "caffe-recipes data build --images train.txt --shuffle --out train_lmdb",
-        "caffe-recipes data build --images photos/ --shuffle --out train_lmdb --test-out test_lmdb",
+        "caffe-recipes data build --images photos/ --out train --test-out test",
         "caffe-recipes data build digits",
     ),
 )
