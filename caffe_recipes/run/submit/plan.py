@@ -22,10 +22,10 @@ from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_n
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.estimate import duration_at
-from caffe_recipes.recipe.model import AnyRecipe, Recipe
+from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.recipe.source import load_any_recipe
+from caffe_recipes.recipe.source import load_any_recipe, need_caffe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
@@ -408,15 +408,14 @@ def describe_extrapolated(planned: PlannedJobs) -> str:
 
     Empty if `estimate` has none either. The --time has the margin of a reported speed.
     """
-    recipe, options = planned.recipe, planned.options
-    if not isinstance(recipe, Recipe):
-        return ""
+    options = planned.options
     inputs = SpeedInputs(
         profile=planned.profile if options.profile else None, rates=find_rates(planned.profile)
     )
     try:
+        recipe = need_caffe(planned.recipe, planned.recipe.name)
         (found,) = estimate_shapes(recipe, [shape_of(recipe)], inputs)
-    except InputError:  # the speed is unknown
+    except InputError:  # its speed is unknown, or TensorFlow trains it
         return ""
     speed = found.pace.images_per_s
     limit = render_limit(max(duration_at(recipe, speed, step.phase).limit_s for step in planned.steps))
