@@ -17,7 +17,7 @@ OWN = {RUN / name for name in ("trainer.py", "caffe.py", "tensorflow.py")}
 OTHERS = sorted(set(RUN.rglob("*.py")) - OWN)
 NAMES = {"trainer", "title", "Caffe", "OUR_TRAINER", "TENSORFLOW", "TensorFlow", "model_suffix", "is_ours"}
 NAMES |= {"Recipe", "TensorFlowRecipe"}
-# Freezing a recipe goes through its keys, whichever they are; the checks of LMDBs and of records are in one place.
+# Freezing a recipe goes through its keys, whichever they are; LMDBs and records are checked in one place.
 RECORDS = {"tensorflow", "caffe_recipes.run.tensorflow", "caffe_recipes.tensorflow.run"}
 KEYS = {"folders.py": {"tensorflow"}, "storage.py": RECORDS}
 
