@@ -50,6 +50,14 @@ class TrainOutput:
 
 
 @dataclass(frozen=True)
+class Waited:
+    """What caffe-torch has waited for since the last display, as shares of the time."""
+
+    iteration: int
+    what: str
+
+
+@dataclass(frozen=True)
 class TestStarted:
     """A TEST net is about to run."""
 
@@ -155,9 +163,9 @@ class Complaint:
 
 
 Event = (
-    Started | Rate | Loss | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState | SnapshotEnded
-    | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput | MeanLoss | Fatal
-    | Complaint
+    Started | Rate | Loss | Waited | TrainOutput | TestStarted | TestOutput | Snapshot | SolverState
+    | SnapshotEnded | Finetuning | Resuming | IgnoredLayer | Done | StoppedEarly | BatchOutput | MeanOutput
+    | MeanLoss | Fatal | Complaint
 )  # fmt: skip
 
 
@@ -186,6 +194,7 @@ _VALUE = rf"(.+) = {_NUMBER}(?: \(\* .*\))?"  # a loss is followed by its weight
 _PATTERNS: list[tuple[str, type[Event]]] = [
     (rf"\S+ Iteration {_COUNT}, loss = {_NUMBER}", Loss),
     (rf"\S+ Iteration {_COUNT}, lr = {_NUMBER}", Rate),
+    (rf"\S+ Iteration {_COUNT}, waited (.+)", Waited),
     (rf"\S+     Train net output #{_COUNT}: {_VALUE}", TrainOutput),
     (rf"\S+     Test net output #{_COUNT}: {_VALUE}", TestOutput),
     (rf"\S+ Iteration {_COUNT}, Testing net \(#{_COUNT}\)", TestStarted),
@@ -314,6 +323,7 @@ class LogSummary:
     batches: dict[int, dict[str, float]] = field(default_factory=dict)
     mean_outputs: dict[str, float] = field(default_factory=dict)
     mean_loss: float | None = None
+    waited: str | None = None
     done: bool = False
     stopped_early: bool = False
     ignored: list[str] = field(default_factory=list)
@@ -342,6 +352,8 @@ class LogSummary:
                     self.times[iteration] = time
             case Rate(iteration, rate):
                 self.rates[iteration] = rate
+            case Waited(_, what):
+                self.waited = what
             case TrainOutput(_, name, value) if self.outputs:
                 _add_output(self.outputs[next(reversed(self.outputs))], name, value)
             case TestStarted(iteration, net):

@@ -96,7 +96,8 @@ def run(typed: run_options.GivenRun, given: RunOptions, max_requeues: int | None
             _run(loaded, options, detach=detach)
     except Interrupted as stop:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a second one would end us before the job is requeued
-        echo(f"interrupted by {stop}; run the same command again to resume", err=True)
+        command = "the same command without --new" if given.new else "the same command again"
+        echo(f"interrupted by {stop}; run {command} to resume", err=True)
         if max_requeues is None or stop.number != signal.SIGUSR1:
             sys.exit(128 + stop.number)
         now = list_kept(options.root, loaded) if options and loaded else kept

@@ -269,7 +269,7 @@ def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str
     digits = len(str(max([progress.last_iter, *progress.phases.values()])))
     number = f"{names.index(progress.phase) + 1:{len(str(len(names)))}}/{len(names)}"
     phase_form, run_form = (
-        ("{:>6} left", "run {:>6}") if is_narrow else ("phase {:>7} left", "run {:>8} left")
+        ("left {:>6}", "run {:>6}") if is_narrow else ("phase {:>7} left", "run {:>8} left")
     )
     return {
         "phase": f"{progress.phase:{max(map(len, names))}} {number}",

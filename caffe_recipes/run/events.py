@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from caffe_recipes.errors import RunFailed
@@ -579,8 +580,10 @@ def describe_finished(state: RunState, recipe: AnyRecipe, folder: str) -> list[s
 def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") -> str:
     """Return the command that resumes a run; `given` is the name or YAML file that the user gave.
 
-    If the recipe is not a shipped one and `given` is not its YAML file, that file is not known.
+    If the recipe is not a shipped one and `given` is not its YAML file, that is looked for in this folder.
     """
+    beside = next((name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file()), given)
+    given = given if recipe.name in shipped_names() or given.endswith(RECIPE_SUFFIXES) else beside
     is_file = given.endswith(RECIPE_SUFFIXES)
     if is_file or recipe.name in shipped_names():
         name = given if is_file else recipe.name

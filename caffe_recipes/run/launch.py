@@ -431,7 +431,7 @@ class _LaunchMonitor:
             return False
         if answer != "asked":
             title = run.setting.trainer.title
-            run.notify(f"cannot request a snapshot: {title} has not started yet, or has ended")
+            run.notify(f"no snapshot: {title} has not started yet, or has ended; what is finished is kept")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s

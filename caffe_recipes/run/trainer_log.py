@@ -48,7 +48,8 @@ _RECENT = 5
 class Progress:
     """The progress of a phase. A value is None until the log shows it.
 
-    `phases` are all phases of the run, with their last iterations.
+    `phases` are all phases of the run, with their last iterations. `waited` is what the trainer waited for
+    lately, as shares of the time, if its log tells.
     """
 
     phase: str
@@ -60,6 +61,7 @@ class Progress:
     phase_left_s: float | None
     chain_left_s: float | None
     phases: Mapping[str, int] = field(default_factory=dict)
+    waited: str | None = None
 
     @property
     def timing(self) -> list[str]:
@@ -189,6 +191,7 @@ def measure(
         left,
         None if left is None or later is None else left + later,
         phases,
+        summary.waited,
     )
 
 

@@ -82,7 +82,7 @@ def live_line(width: int) -> str:
 def test_a_narrower_terminal_shortens_words_then_goes_without_the_rate_the_speed_and_the_bar() -> None:
     assert "cyc1 2/3  ━━━━━━──────────────  1240/3750  lr" in live_line(130)
     assert "cyc1 2/3  ━━━━──────────  1240/3750  lr" in live_line(120)
-    times = "   27:11 left  run  2h46m"
+    times = "  left  27:11  run  2h46m"
     short = f"1240/3750  lr 0.45679     loss 2.346     6,301/s{times}"
     assert f"cyc1 2/3  ━━━━━━──────────────  {short}" in live_line(110)
     without_rate = short.replace("lr 0.45679     ", "")
@@ -156,7 +156,7 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
 
 
 def test_units_are_as_their_examples_say() -> None:
-    assert doctest.testmod(units) == doctest.TestResults(0, 6)
+    assert doctest.testmod(units) == doctest.TestResults(0, 7)
 
 
 class GoneStream(io.StringIO):

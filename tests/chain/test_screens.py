@@ -88,7 +88,7 @@ def test_progress_stays_in_its_columns_and_on_its_line(tmp_path: Path, columns: 
 
 def test_at_80_columns_a_bar_the_loss_the_speed_and_both_times_are_shown(tmp_path: Path) -> None:
     (line,) = {line for line in lines_of(show(tmp_path, LIVE)) if "7760/7800" in line}
-    assert line.startswith("init     1/5  ━━━━━─  7760/7800  loss 0.00049   6,301/s   59:59 left  run 10h00m")
+    assert line.startswith("init     1/5  ━━━━━─  7760/7800  loss 0.00049   6,301/s  left  59:59  run 10h00m")
 
 
 def test_a_wide_terminal_shows_all_in_full_and_the_rate_of_the_iteration_before(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -410,3 +411,36 @@ def test_a_stopped_run_shows_the_checkpoint_that_it_resumes_from(place: Place) -
     line = shown(Eye(place).all(no_slurm))[1]
     assert "1/3 init  checkpoint 6  " in line
     assert line.endswith("run again to resume")
+
+
+def test_a_slow_run_is_compared_with_the_last_that_finished_its_phase(place: Place) -> None:
+    tell_run(place.root, place.recipe, *WHOLE)
+    tell_run(place.root, place.recipe, started(), launched(), number=2)
+    waited = "Iteration 4, waited 71% for data, 4% for other ranks"
+    log = f"{LOG}st\n[0] I1120 11:49:35.000000  6374 caffe-torch:0] {waited}\n"
+    folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=log, number=3)
+    with closing(Journal(folder / "journal.jsonl")):
+        details = dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))
+    assert details["rate"] == "128 images/s, 0.5 s per iteration; small-1 had 1,234 images/s"
+    assert details["waited"] == "71% for data, 4% for other ranks"
+
+
+def test_a_run_with_a_later_one_is_not_said_to_resume(place: Place) -> None:
+    for number in (1, 2, 3):
+        tell_run(place.root, place.recipe, started(), launched(), log=LOG, number=number)
+    lines = shown(Eye(place).all(no_slurm))
+    assert [line.split("  ")[-1] for line in lines[1:]] == [
+        "run again to resume", "superseded by small-3", "superseded by small-3"
+    ]  # fmt: skip
+    details = dict(status_details(Eye(place).one("small-1", no_slurm), NOW_S))
+    assert details["next"] == "superseded by small-3; only the latest run of a recipe is resumed"
+
+
+def test_a_recipe_s_file_in_this_folder_is_named_to_resume_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), log=LOG)
+    (tmp_path / "small.yaml").write_text("name: small\n")
+    monkeypatch.chdir(tmp_path)
+    details = dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))
+    assert details["next"] == "`caffe-recipes run small.yaml` resumes it"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ from caffe_recipes.run.trainer_log import Progress
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import printable
 
+# How many runs of a recipe are searched for an earlier speed, and below which share of it a run is slow.
+_RECENT_RUNS = 10
+_SLOW = 0.8
+
 
 @dataclass(frozen=True)
 class StatusOptions:
@@ -67,7 +72,8 @@ class RunStatus:
 
     `lives` says whether the run's process is alive; None if that is not known. `unreadable` is the error of a
     run that cannot be read. `orphan_pid` is the trainer of a killed run that is still training on this
-    machine.
+    machine. `later` is the latest run of the recipe if this is an earlier one, which cannot be resumed.
+    `earlier` is the name and speed, in images/s, of the last run that finished the current phase, if any.
     """
 
     name: str
@@ -77,6 +83,8 @@ class RunStatus:
     jobs: tuple[SubmittedJob, ...] = ()
     unreadable: CaffeRecipesError | None = None
     orphan_pid: int | None = None
+    later: str = ""
+    earlier: tuple[str, float] | None = None
 
     @property
     def branches(self) -> tuple[ShownRun, ...]:
@@ -174,7 +182,13 @@ def find_status(
             raise status.unreadable
         if not submitted.all:
             submitted = read_submissions(files, posixpath.dirname(path), status.recipe)
-        is_latest = find_run(files, options.root, status.recipe) == path
+        newest = find_run(files, options.root, status.recipe)
+        is_latest = newest == path
+        status = replace(
+            status,
+            later="" if is_latest else posixpath.basename(newest),
+            earlier=_find_earlier(files, runs.path, status),
+        )
         latest = submitted.latest if is_latest or _is_of(status, submitted.latest) else ()
         status = _with_jobs(status, query_jobs((*latest, *_by_hand(status, submitted)), runs.ask))
         is_ours = any(job.submission.is_ours for job in status.jobs)
@@ -185,6 +199,24 @@ def find_status(
             follower.read(status.run)
             return replace(status, lives=follower.read(status.run).lives)
         return status
+
+
+def _find_earlier(files: RunFiles, runs: str, status: RunStatus) -> tuple[str, float] | None:
+    """Return the name and speed of the last earlier run that finished the phase which this run trains."""
+    progress = status.progress
+    if progress is None:
+        return None
+    parsed = [found for name in files.names(runs) if (found := parse_run_name(name))]
+    earlier = [
+        number for recipe, number in parsed if recipe == status.recipe and number < _number(status.name)
+    ]
+    for number in sorted(earlier, reverse=True)[:_RECENT_RUNS]:
+        name = f"{status.recipe}-{number}"
+        other = _read_run(files, f"{runs}/{name}").run
+        finish = other.state.finished.get(progress.phase) if other else None
+        if finish is not None and finish.images_per_s:
+            return name, finish.images_per_s
+    return None
 
 
 def _check_root(files: RunFiles, root: str) -> None:
@@ -228,6 +260,9 @@ def _find_orphan(run: ShownRun) -> int | None:
 def _join(found: Sequence[RunStatus], submitted: dict[str, Submissions], ask: Ask) -> list[RunStatus]:
     """Add the jobs to the runs that they started, resumed, or are going to; Slurm is asked once for all."""
     joined = sorted(found, key=lambda each: (each.recipe, -_number(each.name)))
+    for index, (newer, older) in enumerate(pairwise(joined), start=1):
+        if newer.recipe == older.recipe:
+            joined[index] = replace(older, later=joined[index - 1].later or newer.name)
     by_hand: dict[str, tuple[Submission, ...]] = {}  # for the latest run of each recipe
     for each in joined:
         by_hand.setdefault(each.recipe, _by_hand(each, submitted.get(each.recipe, Submissions())))
@@ -441,7 +476,7 @@ def _result(status: RunStatus) -> str:
     if run is not None and status.state == "failed" and run.failure is not None:
         return run.failure.without_hint
     if status.state in ("interrupted", "stopped"):
-        return "run again to resume"
+        return f"superseded by {status.later}" if status.later else "run again to resume"
     return summarize_status(status)
 
 
@@ -461,7 +496,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
         for branch in status.branches:
             yield "branch", _describe_phase(branch, status)
     if run is not None and progress is not None:
-        yield from _describe_rate(run, progress)
+        yield from _describe_rate(run, progress, status.earlier)
     for finish in run.state.finished.values() if run else ():
         loss = f", loss {finish.loss:.4g}" if finish.loss is not None else ""
         yield finish.phase, f"{finish.describe()}{loss}"
@@ -529,6 +564,8 @@ def status_as_json(status: RunStatus) -> dict[str, Any]:
 
 def _resume_hint(run: ShownRun, status: RunStatus) -> str:
     """Return the hint that resumes a run the way it was started: on this machine, or in a job."""
+    if status.later:
+        return f"superseded by {status.later}; only the latest run of a recipe is resumed"
     return run.resume_hint("submit" if status.jobs else "run")
 
 
@@ -575,10 +612,19 @@ def _describe_phase(run: ShownRun, status: RunStatus) -> str:
     return f"{name}{place}: iteration {progress.iteration:,} of {progress.last_iter:,}{rate}{loss}"
 
 
-def _describe_rate(run: ShownRun, progress: Progress) -> Iterator[tuple[str, str]]:
+def _describe_rate(
+    run: ShownRun, progress: Progress, earlier: tuple[str, float] | None
+) -> Iterator[tuple[str, str]]:
     iteration_s = _iteration_s(run, progress)
     if progress.images_per_s is not None and iteration_s is not None:
-        yield "rate", f"{progress.images_per_s:,.0f} images/s, {iteration_s:.3g} s per iteration"
+        speed = f"{progress.images_per_s:,.0f} images/s, {iteration_s:.3g} s per iteration"
+        is_slow = earlier is not None and progress.images_per_s < _SLOW * earlier[1]
+        yield (
+            "rate",
+            f"{speed}; {earlier[0]} had {earlier[1]:,.0f} images/s" if earlier and is_slow else speed,
+        )
+    if progress.waited is not None:
+        yield "waited", progress.waited
     if progress.phase_left_s is not None and progress.chain_left_s is not None:
         phase, chain = write_clock(progress.phase_left_s), write_clock(progress.chain_left_s)
         yield "left", f"phase {phase}, run {chain}"

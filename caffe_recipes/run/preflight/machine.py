@@ -26,7 +26,7 @@ from caffe_recipes.wording import describe_count
 MOST_SKEW_S = 2.0
 # The fraction of the others' or the profile's memory that a host must have.
 _LEAST_PART = 0.9
-_HINT_CORES = "check the host, or the recipe's omp_num_threads and ranks_per_node"
+_HINT_CORES = "more threads than cores are slow: lower the recipe's omp_num_threads or ranks_per_node"
 
 
 def check_hosts(view: NodeView) -> list[CheckResult]:
@@ -67,6 +67,7 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
             ranks = f"{count} rank{'s' if count > 1 else ''} of another launch, {name}, "
             what = f"{ranks}{'are' if count > 1 else 'is'} at work here"
             hint = f"wait for its end, or end what has {LAUNCH_VARIABLE}={name} in its environment"
+            hint += "; until then both are slower" if facts.host in local else ""
             problems.append(HostProblem(facts.host, what, hint, fails=facts.host not in local))
     return problems
 
