@@ -13,7 +13,7 @@ def main() -> None:
     """Run protoc (from grpcio-tools) and put its two outputs next to `caffe.proto`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{HERE}"]
+        protoc = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{HERE}"]
         subprocess.run(
             [*protoc, f"--descriptor_set_out={out / 'pb.binpb'}", f"--pyi_out={out}", "caffe.proto"],
             check=True,

@@ -246,7 +246,9 @@ def _decode_unchanged(data: bytes, settings: Settings) -> NDArray[Any]:
 
 _TASK_IMAGES = 16  # images per task: a few MB of records, converted in a short time
 _TASKS_AHEAD = 3  # queued tasks per worker
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+# Each worker has one BLAS thread, or N workers would have N^2. Python runs a worker and its resource tracker
+# with -c, and would first search the current folder, where another user may have put a multiprocessing.py.
+_WORKER_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # not fork: OpenCV has threads in this process
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, settings), daemon=True)
-        with children_ignoring_sigint(), _one_blas_thread():
+        with _worker_environment(), children_ignoring_sigint():
             self._process.start()
         theirs.close()
         self.pending: deque[tuple[str, Future[list[Converted]]]] = deque()
@@ -375,12 +377,15 @@ def children_ignoring_sigint() -> Iterator[None]:
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Start processes that import numpy with one BLAS thread. Otherwise N workers would have N^2 threads."""
-    before = os.environ.get(_BLAS_THREADS)
-    os.environ.setdefault(_BLAS_THREADS, "1")
+def _worker_environment() -> Iterator[None]:
+    """Start processes with the variables of workers, unless the user has set them."""
+    before = {name: os.environ.get(name) for name in _WORKER_VARIABLES}
+    os.environ.update({name: value for name, value in _WORKER_VARIABLES.items() if not before[name]})
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_BLAS_THREADS]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -42,3 +44,38 @@ def test_workers_have_one_thread_each_and_are_gone_with_their_work(
         assert [len(list(Path(f"/proc/{worker.pid}/task").iterdir())) for worker in workers] == [1, 1]
     assert multiprocessing.active_children() == []
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    "program", ["caffe-recipes data build --images raw/train --out lmdb --workers 2", "imagenet_to_gcs.py"]
+)
+def test_a_worker_runs_no_module_of_the_current_folder(tmp_path: Path, program: str) -> None:
+    for name in ("train/a/1.jpg", "train/b/1.jpg", "validation/v1.jpg"):
+        picture = tmp_path / "raw" / name
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(encode(".jpg"))
+    (tmp_path / "raw/synset_labels.txt").write_text("a\n")
+    (tmp_path / "multiprocessing.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    if program.endswith(".py"):
+        script = Path(__file__).parents[2] / "tensorflow_programs" / program
+        words = [
+            "--raw_data_dir",
+            "raw",
+            "--local_scratch_dir",
+            "out",
+            "--workers",
+            "2",
+            "--train_shards",
+            "2",
+        ]
+        argv = [sys.executable, str(script), *words, "--validation_shards", "1"]
+    else:
+        argv = [str(Path(sys.executable).with_name("caffe-recipes")), *program.split()[1:]]
+    plain = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")
+    }
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=plain, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 0, done.stderr
