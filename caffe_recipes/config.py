@@ -312,7 +312,7 @@ def _plain(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def _near_literal(found: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?0+[0-9]+", str(found["input"])):
+    if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?0[0-9]+", str(found["input"])):
         return "write it without leading zeros"
     if found["type"] in ("int_type", "float_type") and re.fullmatch(r"[-+]?[\d.]+", str(found["input"])):
         return "remove the quotes" if isinstance(found["input"], str) else ""

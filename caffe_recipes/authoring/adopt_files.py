@@ -410,7 +410,7 @@ def prototxt_net(net: Net, classes: int, folder: Path) -> dict[str, Any]:
     return {"name": net.message.name or Path(net.path).stem, "classes": classes, "prototxt": path}
 
 
-_TRAINER = re.compile(r"(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")
+_TRAINER = re.compile(r"(?<!\S)(\S*\bcaffe(?:\.bin|-torch)?)\s+train\b")
 _AFFINITY = re.compile(r"""KMP_AFFINITY(?:=|\s+)("[^"]+"|'[^']+'|[^\s;]+)""")
 _SERVERS = re.compile(r"MLSL_NUM_SERVERS(?:=|\s+)(\d{1,4})\b")
 _PSM2 = re.compile(r"(?:^|\s)-PSM2\b")

@@ -184,12 +184,12 @@ LONGEST_LINE_BYTES = 1 << 16
 
 # The label of another rank may come first, if the rest of that rank's line never followed.
 _RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")
-_TRAILING_LABEL = re.compile(r"(?:\[\d{1,18}\] )+$")
+_LABEL = re.compile(r"\[\d{1,18}\] ")
 _GLOG = re.compile(r"([IWEF])(\d{4})?(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ (\S+\] (.*))")
 
 _COUNT = r"(\d{1,18})"
-_NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
-_VALUE = rf"(.+) = {_NUMBER}(?: \(\* .*\))?"  # a loss is followed by its weight and their product
+_NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
+_VALUE = rf"(.+) = {_NUMBER}(?: \(\* [^(]*\))?"  # a loss is followed by its weight and their product
 
 _PATTERNS: list[tuple[str, type[Event]]] = [
     (rf"\S+ Iteration {_COUNT}, loss = {_NUMBER}", Loss),
@@ -273,8 +273,13 @@ def split_rank(line: str) -> tuple[int | None, str]:
     match = _RANK.match(line)
     if not match:
         return None, line
-    rest = line[match.end() :]
-    return int(match[1] or match[2]), _TRAILING_LABEL.sub("", rest) if rest.endswith("] ") else rest
+    end = len(line)
+    while line.endswith("] ", match.end(), end):
+        start = line.rfind("[", match.end(), end)
+        if start < 0 or not _LABEL.fullmatch(line, start, end):
+            break
+        end = start
+    return int(match[1] or match[2]), line[match.end() : end]
 
 
 def _time(year: int, stamp: list[str]) -> datetime | None:

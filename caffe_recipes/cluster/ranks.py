@@ -187,10 +187,11 @@ _NOT_STARTED = re.compile(
     r"(?:Received disconnect from|Unable to negotiate with|Bad owner or permissions on) .+|"
     r"Host key for \S+ has changed and you have requested strict checking\.|"
     r"No .+ host key is known for \S+ and you have requested strict checking\.|"
-    r".*(?:pmi_proxy|hydra_\S*proxy)\S*: (?:.*[Nn]ot found|No such file or directory|Permission denied|"
-    r"error while loading shared libraries.*|[Cc]annot execute.*|Is a directory)"
+    r".*(?:pmi_proxy|hydra_\w{0,30}proxy)\S{0,99}: (?:.*[Nn]ot found|No such file or directory|"
+    r"Permission denied|error while loading shared libraries.*|[Cc]annot execute.*|Is a directory)"
 )
 _MAX_LINE_LENGTH = 300
+_MAX_ERROR_LENGTH = 2000  # of a line that may be matched; a rank can print any line
 _MAX_LINES = 100
 _OUT_OF_MEMORY = "Out Of Memory"
 # Without hydra's exit string, an exit code may be the rank's own, so only codes that programs rarely use
@@ -220,7 +221,8 @@ class RankExitReader:
 
     def feed(self, line: str) -> None:
         """Process the next line, without its rank label."""
-        if _NOT_STARTED.fullmatch(line) and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
+        is_error = len(line) <= _MAX_ERROR_LENGTH and _NOT_STARTED.fullmatch(line) is not None
+        if is_error and line[:_MAX_LINE_LENGTH] not in self.not_started[-_MAX_LINES:]:
             self.not_started = [*self.not_started[-_MAX_LINES:], line[:_MAX_LINE_LENGTH]]
         if not line.startswith(("=", "YOUR APPLICATION", "srun: error: ", "slurmstepd: error: ")):
             return

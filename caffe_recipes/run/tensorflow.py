@@ -542,7 +542,7 @@ class ProgramLog(LogSummary):
 _LINE = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6}) +\d+ \S+\] (.*)")
 # `resnet_main.py: ...` is ours, `FATAL ...` of absl, which reads the flags.
 _COMPLAINT = re.compile(r"(?:resnet_\w+\.py:|FATAL) (.+)")
-_NUMBER = r"([-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?))"
+_NUMBER = r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))"
 
 
 def _progress(match: re.Match[str]) -> list[Event]:

@@ -149,7 +149,7 @@ TITLES: Mapping[str, str] = {
 _FILE_REFUSED = "it stops when it reads the file, with exit code 134"
 _UNKNOWN_POLICY = "Unknown learning rate policy"
 _WARMUPS = ("warmup_iter", "rampup_interval")
-_GIVEN_AS_NUMBER = re.compile(r"(?:\w+\s*:?\s*\[?\s*)?-?\s*\d")
+_GIVEN_AS_NUMBER = re.compile(r"(?:\w++\s*+:?\s*+\[?\s*+)?-?\s*+\d")
 
 
 @dataclass(frozen=True, slots=True)

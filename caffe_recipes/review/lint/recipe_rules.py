@@ -57,7 +57,7 @@ _NUMBER = r"(\d[\d,]{0,14}(?:\.\d{1,9})?)"
 _CLAIM = re.compile(rf"(?<![\d.,]){_NUMBER}[ -]?epochs?\b(?!\s*(?:=|is\b|are\b|of\b))", re.IGNORECASE)
 _IMAGES_OVER_BATCH = re.compile(rf"(?<![\d.,]){_NUMBER}\s*/\s*{_NUMBER}")
 # The header of a generated solver.
-_HEADER = re.compile(rf"{_NUMBER} images an iteration.*?, {_NUMBER} an epoch")
+_HEADER = re.compile(rf"{_NUMBER} images an iteration.{{0,99}}?, {_NUMBER} an epoch")
 _FIELDS = ("max_iter", "lr_iter", "warmup_iter", "stepsize", "snapshot", "test_interval")
 _MIN_IMAGES = 1000  # `3 / 4` is not images / batch
 

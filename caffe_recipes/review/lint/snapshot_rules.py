@@ -443,7 +443,7 @@ def phase_name_from_path(path: str | Path) -> str:
     ['cyc1', 'solver', 'lenet_adam']
     """
     stem = PurePosixPath(path).stem
-    return re.sub(r"([_. -]*)solver[_. -]*", r"\1", stem).strip("_-. ") or stem
+    return re.sub(r"solver[_. -]*", "", stem).strip("_-. ") or stem
 
 
 def phase_order(name: str) -> int | None:
