@@ -286,12 +286,18 @@ def find_root(
 
 def check_own_root(root: Path) -> None:
     """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals."""
-    place = str(root.absolute())
+    root = root.absolute()
+    if refused := describe_access(root, root):
+        raise InputError(root, refused, "let nobody else write there, or give another --caffe-root")
+
+
+def describe_access(folder: Path, root: Path = Path("/")) -> str:
+    """Return why users other than root and the owner of `root` could have put files in a folder, else ""."""
     try:
-        ask_node(LocalHost(), "trust", place, place)
+        ask_node(LocalHost(), "trust", str(folder.absolute()), str(root))
     except NodeRefusal as refusal:
-        hint = "let nobody else write there, or give another --caffe-root"
-        raise InputError(place, refusal.what, hint) from None
+        return refusal.what
+    return ""
 
 
 def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from caffe_recipes.limits import limit
 from caffe_recipes.recipe.graph import find_averaged
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.run.caffe import verify_weights
+from caffe_recipes.run.context import describe_access
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.process import own_environment
 from caffe_recipes.run.snapshots import digest_weights, verify_digest
@@ -267,7 +268,10 @@ def find_predictions(
         verify_digest(member.path, member.sha256, f"the model of {member.name}", hint)
     with open_datums(tested.lmdb) as datums:
         images = len(datums)
-    cached = [load_predictions(_cache_path(member, tested, place), images) for member in members]
+    is_own = not describe_access(place.folder / "snapshots")
+    cached = [
+        load_predictions(_cache_path(member, tested, place), images) if is_own else None for member in members
+    ]
     found = [
         one or _predict_and_cache(member, tested, place, say)
         for one, member in zip(cached, members, strict=True)
@@ -317,27 +321,29 @@ def _cache_path(member: Member, tested: TestSet, place: PredictionEnv) -> Path:
 def _predict_and_cache(
     member: Member, tested: TestSet, place: PredictionEnv, say: Callable[[str], None]
 ) -> Predictions:
-    """Compute and cache a member's predictions; in a run that we cannot write to, do not cache them."""
+    """Compute and cache a member's predictions, unless we cannot write to the run, or others can."""
     say(f"{member.name}: predicting the images of {tested.lmdb}")
     verify_weights(member.path, tested.message)
     cached = _cache_path(member, tested, place)
     log = place.folder / "logs" / f"predict-{member.path.stem}.log"
-    closed = next((folder for folder in (cached.parent, log.parent) if not _is_writable(folder)), None)
-    if closed is None:
+    refused = [f"{folder} {why}" for folder in (cached.parent, log.parent) if (why := _why_closed(folder))]
+    if not refused:
         return _predict(member, tested, place, cached, log, f"log: {log}")
-    say(f"warning: {closed} cannot be written to; predictions of {member.name} are not cached")
+    say(f"warning: {refused[0]}; predictions of {member.name} are not cached")
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as name:
         out = Path(name) / cached.name
         return _predict(member, tested, place, out, out.with_name(log.name), "try `caffe-torch predict`")
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether a file can be created in a folder; on network file systems its mode does not say."""
+def _why_closed(folder: Path) -> str:
+    """Return why no file is kept in a folder, else ""; on network file systems its mode does not say."""
+    if refused := describe_access(folder):
+        return refused
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return True
+            return ""
     except OSError:
-        return False
+        return "cannot be written to"
 
 
 def _key(member: Member, tested: TestSet) -> str:
@@ -354,7 +360,8 @@ def _predict(
     ]
     environment = {**own_environment(), "PATH": place.path}
     try:
-        with log.open("wb") as output:
+        log.unlink(missing_ok=True)
+        with log.open("xb") as output:
             done = subprocess.run(
                 argv,
                 cwd=place.root,

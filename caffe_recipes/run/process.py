@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
@@ -95,7 +96,7 @@ def launch_trainer(
 
     It inherits the file descriptors `inherited`. Raises RunFailed if it does not start.
     """
-    with log.open("ab") as output:
+    with open_log(log) as output:
         try:
             process = subprocess.Popen(
                 argv,
@@ -121,7 +122,7 @@ def make_room(log: Path, say: Callable[[str], None]) -> None:
     until, is_reported = time.monotonic() + FULL_DISK_WAIT_S, False
     try:
         log.parent.mkdir(exist_ok=True)
-        log.touch()
+        open_log(log).close()
     except OSError as error:
         raise RunFailed(log, f"cannot be created: {error.strerror}", "check the disk and run again") from None
     while reserve(log, AHEAD_BYTES):
@@ -131,6 +132,11 @@ def make_room(log: Path, say: Callable[[str], None]) -> None:
             say(f"{log.parent}: its disk is full; waiting for free space")
             is_reported = True
         time.sleep(POLL_S)
+
+
+def open_log(log: Path) -> BinaryIO:
+    """Open a log to append to it, created if missing; raises OSError for a symbolic link."""
+    return open(log, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
 
 
 def own_environment() -> dict[str, str]:

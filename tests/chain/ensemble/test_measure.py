@@ -212,6 +212,26 @@ def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: P
     assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
 
 
+def test_in_a_run_that_others_can_write_to_nothing_is_believed_or_written_through(root: Path) -> None:
+    found, _ = measure(root)
+    folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 7)
+    for path in (root / "runs/branched-1/snapshots").glob("*_iter_4.*.npz"):
+        kept = load_predictions(path)
+        assert kept is not None
+        np.savez(folder / "snapshots" / path.name, scores=kept.scores[:, ::-1], labels=kept.labels)
+    (root / "profile").write_text("mine")
+    (folder / "logs/predict-left_iter_4.log").symlink_to(root / "profile")
+    for name in ("logs", "snapshots"):
+        (folder / name).chmod(0o777)
+    again, said = measure(root, "branched-7")
+    assert again.measured == found.measured
+    what = "can be changed by anybody; predictions of left are not cached"
+    assert said[1] == f"warning: {folder / 'snapshots'} {what}"
+    (folder / "snapshots").chmod(0o755)
+    measure(root, "branched-7")
+    assert (root / "profile").read_text() == "mine"
+
+
 def test_a_model_whose_scores_overflow_is_one_clear_error(root: Path) -> None:
     model = root / "huge.caffemodel"
     message = pb.NetParameter.FromString((root / "left_iter_0.caffemodel").read_bytes())
