@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
-from caffe_recipes.errors import HostFailed, InputError
+from caffe_recipes.errors import HostFailed, InputError, RunFailed
+from caffe_recipes.limits import LIMITS_VARIABLE
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.run.monitor.files import (
     FilePiece,
@@ -22,6 +23,7 @@ from caffe_recipes.run.monitor.files import (
     RunFiles,
     name_recipe,
 )
+from caffe_recipes.run.process import make_room
 from tests.stand_in_host import StandInHost, answer_call
 
 HOSTILE = ["-n", "a b", "it's", "$(touch x)", '"', "new\nline", "*"]
@@ -145,3 +147,24 @@ def test_a_file_names_the_recipe_in_it_whichever_program_trains_it(tmp_path: Pat
         (tmp_path / "mine.yaml").write_text(shipped[name].file.read_text("utf-8"))
         assert name_recipe(str(tmp_path / "mine.yaml")) == name
     assert name_recipe("any-run-3") == "any-run-3"
+
+
+def test_no_log_is_opened_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "profile")
+    with pytest.raises(RunFailed, match="cannot be created"):
+        make_room(tmp_path / "log", lambda text: None)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_a_host_sends_no_more_of_a_file_than_is_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: RunFiles
+) -> None:
+    monkeypatch.setenv(LIMITS_VARIABLE, "journal-bytes=1000")
+    (tmp_path / "journal").write_bytes(bytes(1000))
+    assert files.read([ReadRequest(str(tmp_path / "journal"))]).pieces == (FilePiece(0, bytes(1000)),)
+    (tmp_path / "journal").write_bytes(bytes(3000))
+    assert files.read([ReadRequest(str(tmp_path / "journal"), 2000)]).pieces == (
+        FilePiece(2000, bytes(1000)),
+    )
+    with pytest.raises(InputError, match=r"over 1,000 bytes .*journal-bytes=N raises this limit"):
+        files.read([ReadRequest(str(tmp_path / "journal"))])

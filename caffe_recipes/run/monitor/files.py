@@ -132,8 +132,8 @@ class HostFiles:
             for word in (
                 each.path,
                 str(each.start),
-                str(each.max_bytes),
-                "first" if each.from_start else "last",
+                str(each.max_bytes or limit("journal-bytes") + 1),
+                "first" if each.from_start or not each.max_bytes else "last",
             )
         ]
         process_words = (str(process.pid), process.node, process.held)
@@ -141,9 +141,7 @@ class HostFiles:
         if len(records) != len(requests) + 2:
             raise unreadable(self.host, "look", " ".join(records))
         node, lives = (record.partition(" ")[2] for record in records[:2])
-        pieces = tuple(
-            self._piece(each.path, record) for each, record in zip(requests, records[2:], strict=True)
-        )
+        pieces = tuple(self._piece(each, record) for each, record in zip(requests, records[2:], strict=True))
         return RunSnapshot(node, {"yes": True, "no": False}.get(lives), pieces)
 
     def names(self, folder: str, suffix: str = HAS_JOURNAL) -> list[str]:
@@ -159,19 +157,26 @@ class HostFiles:
         """Close the connection."""
         self.remote.close()
 
-    def _piece(self, path: str, record: str) -> FilePiece | None:
+    def _piece(self, request: ReadRequest, record: str) -> FilePiece | None:
+        place = f"{self.host}:{request.path}"
         if record == "none":
             return None
         if record == "refused":
-            raise InputError(f"{self.host}:{path}", "cannot be read", "check its owner and permissions")
+            raise InputError(place, "cannot be read", _HINT)
         word, _, rest = record.partition(" ")
         start, _, data = rest.partition(" ")
         try:
-            if word == "piece":
-                return FilePiece(int(start), base64.b64decode(data, validate=True))
+            piece = FilePiece(int(start), base64.b64decode(data, validate=True)) if word == "piece" else None
         except ValueError:
-            pass
-        raise unreadable(self.host, "look", record)
+            piece = None
+        if piece is None:
+            raise unreadable(self.host, "look", record)
+        if not request.max_bytes and len(piece.data) > limit("journal-bytes"):
+            raise InputError(place, f"cannot be read: {too_large(place, 'journal-bytes').strerror}", _HINT)
+        return piece
+
+
+_HINT = "check its owner and permissions"
 
 
 def _read(request: ReadRequest) -> FilePiece | None:
@@ -189,7 +194,7 @@ def _read(request: ReadRequest) -> FilePiece | None:
         return None
     except OSError as error:
         what = f"cannot be read: {error.strerror}"
-        raise InputError(request.path, what, "check its owner and permissions") from None
+        raise InputError(request.path, what, _HINT) from None
 
 
 def _lives(process: Process) -> bool | None:
