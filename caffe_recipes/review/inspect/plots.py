@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -214,9 +215,16 @@ def format_of(path: Path) -> str:
 
 
 def need_matplotlib(what: str = "plot") -> None:
-    """Raise InputError if matplotlib is not installed; `what` names what needs it."""
+    """Import matplotlib; raise InputError if it is not installed. `what` names what needs it."""
     if find_spec("matplotlib") is None:
         raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
+    here = os.open(".", os.O_PATH)
+    try:
+        os.chdir("/")  # it reads the `matplotlibrc` of the current folder, of any size and by anybody
+        import matplotlib as mpl  # noqa: F401
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def render_figure(draw: Callable[[], Figure], kind: str, dpi: float = 200) -> bytes:

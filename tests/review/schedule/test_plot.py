@@ -312,3 +312,21 @@ def test_no_axis_writes_powers_of_ten() -> None:
     shown = [label.get_text() for axes in figure.axes for label in axes.get_xticklabels()]
     assert "10,000,000" in shown
     assert not any(axes.xaxis.get_offset_text().get_text() for axes in figure.axes)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plot", "digits-local", "-o", "x.svg"],
+        ["summary", "digits-local", "--graph", "x.png"],
+        ["estimate", "digits-local", "--images-per-s", "100", "--sweep", "nodes=1,2", "--plot", "x.svg"],
+    ],
+)
+def test_the_settings_of_matplotlib_in_the_current_folder_are_not_read(
+    tmp_path: Path, words: list[str]
+) -> None:
+    os.mkfifo(tmp_path / "matplotlibrc")
+    argv = [str(Path(sys.executable).with_name("caffe-recipes")), *words]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / words[-1]).stat().st_size > 1000
