@@ -18,7 +18,7 @@ from caffe_recipes.authoring.rescale import rescale as rescale_recipe
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import COUNT, FOLDER, NUMBER, PATH, PATH_TEXT, RECIPE, Whole, examples, gather
-from caffe_recipes.cli.streams import echo
+from caffe_recipes.cli.streams import echo, print_text
 from caffe_recipes.cluster.profiles import load_profile
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.source import load_recipe
@@ -72,7 +72,7 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
     for note in notes:
         echo(note, err=True)
     if path is None:
-        click.echo(made.text.encode(), nl=False)
+        print_text(made.text)
     else:
         echo(f"wrote {path}")
 

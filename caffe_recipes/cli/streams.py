@@ -79,5 +79,8 @@ def terminal_width(*, in_pipes: bool = False) -> int | None:
 
 
 def print_text(text: str) -> None:
-    """Print a prototxt's text unchanged, as UTF-8 whatever the terminal's encoding."""
-    click.echo(encode_prototxt(text), nl=False)
+    """Print the text of a file unchanged, as UTF-8 whatever the locale, but on a terminal as `echo` does."""
+    if sys.stdout.isatty():
+        echo(text, nl=False)
+    else:
+        click.echo(encode_prototxt(text), nl=False)
