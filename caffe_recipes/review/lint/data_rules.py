@@ -219,7 +219,9 @@ def _check_unshuffled(view: NetView, phase: PhaseNet, i: int, block: str) -> Ite
     if any(_is_shuffled(phase.layers[other]) for other in readers):
         return  # train-shuffles-differ is more specific
     can_shuffle = layer.type == "ImageData" or view.dialect.knows("DataParameter", "shuffle")
-    write = "shuffle: true" if can_shuffle else "build the LMDB with convert_imageset --shuffle"
+    write = "build the LMDB with convert_imageset --shuffle"
+    if can_shuffle:
+        write = f"shuffle: true; if your Caffe lacks it, as BVLC's does, {write}" if lmdb else "shuffle: true"
     if len(readers) > 1:
         write = "build the LMDBs of all data layers in the same random order; shuffle would separate them"
     yield layer_finding("train-unshuffled", phase, i, block, write=write, source=getattr(layer, block).source)

@@ -298,7 +298,9 @@ def _check_final_rate(link: Link, *, is_alone: bool) -> Iterator[Finding]:
     # With a power below 1, the rate drops to 0 in the last step.
     if end <= _MAX_FINAL_SHARE * solver.base_lr or (zero == link.last_iter and 0 < solver.power < 1):
         return
-    what = f"the last phase ends at a rate of {end:.4g}, which is {end / solver.base_lr:.2g} of its base_lr"
+    share = f"{end:.4g}, which is {end / solver.base_lr:.2g} of its base_lr"
+    rate = f"its base_lr, {end:.4g}" if end == solver.base_lr else f"a rate of {share}"
+    what = f"the last phase ends at {rate}"
     # Classic schedules, of a single solver or of resumed ones, never reach 0.
     is_classic = solver.lr_policy not in _POLICIES_TO_ZERO and (is_alone or link.resumes)
     yield finding(
