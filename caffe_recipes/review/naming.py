@@ -12,11 +12,12 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, PrototxtError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, is_family, shipped_recipes
 
@@ -234,6 +235,25 @@ def refuse_unreadable(error: OSError) -> NoReturn:
 def real_path(path: str | Path) -> Path:
     """Resolve the links in a path as far as possible; unlike `Path.resolve`, does not raise for loops."""
     return Path(os.path.realpath(path))
+
+
+@contextmanager
+def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
+    """Hide why a file is not a prototxt, which quotes its text, if it is none of the user's.
+
+    A solver may name any file of this machine, or a link in its folder may lead to one, and the log of a CI
+    job may be public. The user's are those in the folder of `named_by` and its git repository, in the current
+    folder and in the Caffe root.
+    """
+    try:
+        yield
+    except PrototxtError:
+        home = real_path(Path(named_by).absolute().parent)
+        repository = next((one for one in (home, *home.parents) if (one / ".git").exists()), home)
+        if any(real_path(file).is_relative_to(real_path(one)) for one in (repository, "", caffe_root or "")):
+            raise
+        what, hint = "is not a prototxt that can be read", "give the file itself, to see why"
+        raise PrototxtError(file, what, hint) from None
 
 
 def _roots(home: Path, given: str) -> Iterator[Path]:

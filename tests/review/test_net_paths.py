@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from caffe_recipes.cli.main import commands
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared
 
 NET = "models/a/b/net.prototxt"
@@ -86,3 +88,34 @@ def test_a_net_that_recipes_share_is_in_a_folder_beside_the_solver_s(solver: Pat
     put(solver.parent.parent / "net.prototxt")
     assert find_shared(solver, "net.prototxt") is None
     assert find_shared(solver, "../net.prototxt") is None
+
+
+@pytest.mark.parametrize("words", ["lint", "lint --json", "lint --format github", "summary", "adopt"])
+@pytest.mark.parametrize("kind", ["absolute", "above", "link", "within"])
+def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
+    solver: Path, tmp_path: Path, words: str, kind: str
+) -> None:
+    token = tmp_path / "home" / ".token"
+    put(token).write_text("hunter2secret: 1\n")
+    (tmp_path / "x" / "caffe" / ".git").mkdir()
+    given = {"absolute": str(token), "above": "../../../../../home/.token"}.get(kind, "net.prototxt")
+    if kind == "link":
+        (solver.parent / given).symlink_to(token)
+    if kind == "within":
+        (solver.parent / given).write_text(token.read_text())
+    solver.write_text(f'net: "{given}"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n')
+    targets = [str(solver), str(solver.parent)] if words.startswith("lint") else [str(solver)]
+    for target in targets:
+        done = CliRunner().invoke(commands, [*words.split(), target])
+        said = f"{done.output}{done.exception}"
+        assert Path(given).name in said
+        assert ("hunter2" in said) == (kind == "within")
+        assert ("is not a prototxt that can be read" in said) == (kind != "within")
+
+
+def test_a_solver_in_a_folder_that_is_a_link_elsewhere_is_not_quoted(solver: Path, tmp_path: Path) -> None:
+    put(tmp_path / "home" / ".token").write_text("hunter2secret: 1\n")
+    solver.unlink()
+    solver.symlink_to(tmp_path / "home" / ".token")
+    done = CliRunner().invoke(commands, ["lint", str(solver.parent)])
+    assert "solver.prototxt: is not a prototxt that can be read" in str(done.exception)

@@ -40,6 +40,7 @@ from caffe_recipes.review.lint.snapshot_rules import (
 )
 from caffe_recipes.review.naming import (
     find_named,
+    hiding_text,
     walk_prototxts,
 )
 
@@ -98,7 +99,8 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
 def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
-        return reader.read(path)
+        with hiding_text(path, path, reader.options.caffe_root):
+            return reader.read(path)
     except PrototxtError:
         if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
             raise

@@ -49,7 +49,14 @@ from caffe_recipes.review.lint.solver_rules import (
     check_snapshot_folder,
     drop_rate_findings,
 )
-from caffe_recipes.review.naming import find_at_path, find_beside, find_shared, is_file, real_path
+from caffe_recipes.review.naming import (
+    find_at_path,
+    find_beside,
+    find_shared,
+    hiding_text,
+    is_file,
+    real_path,
+)
 
 if TYPE_CHECKING:
     from caffe_recipes.review.lint.chain import (
@@ -297,10 +304,11 @@ class Reader:
         "a prototxt in a folder that Caffe cannot read",
         effect="Caffe stops when it reads the file",
     )
-    def read_leniently(self, path: Path) -> Document[Any] | None:
-        """Read a prototxt file; if that fails, report a finding and return None."""
+    def read_leniently(self, path: Path, named_by: str = "") -> Document[Any] | None:
+        """Read a prototxt file that a solver names; if that fails, report a finding and return None."""
         try:
-            return self.read(path)
+            with hiding_text(path, named_by or path, self.options.caffe_root):
+                return self.read(path)
         except PrototxtError as error:
             self.findings.append(
                 finding("unreadable", error.where, error.what, write=error.hint or "correct it")
@@ -658,7 +666,7 @@ def _read_net(
     place = find_net(solver, field, reader.options.caffe_root, name)
     if place.file is None:
         return place, None
-    document = reader.read_leniently(_display_path(place.file, solver))
+    document = reader.read_leniently(_display_path(place.file, solver), solver.path)
     if document is None or not isinstance(document.message, pb.NetParameter):
         return place, None
     reader.phases.setdefault(place.file.resolve(), set()).update(phases)
@@ -717,6 +725,9 @@ def _tested_nets(reader: Reader, links: Sequence[Link], script: Script) -> Itera
         root = reader.options.caffe_root or Path()
         beside = (Path(link.solver.path).parent / PurePosixPath(model).name for link in links)
         file = next((path for path in (root / model, *beside) if is_file(path)), None)
-        document = reader.read_leniently(_display_path(file, links[0].solver)) if file and links else None
+        if file is None or not links:
+            continue
+        solver = links[0].solver
+        document = reader.read_leniently(_display_path(file, solver), solver.path)
         if document is not None and isinstance(document.message, pb.NetParameter):
             yield document
