@@ -11,11 +11,12 @@ def printable(text: str, keep: str = "") -> str:
 
     A file name, log or title from elsewhere could move the terminal's cursor or reverse its text. Unprintable
     are control characters (7-bit and 8-bit), characters that change the direction of text or have no width,
-    white space other than the space itself, and lone surrogates.
+    white space other than the space itself, and lone surrogates. The log of a job on GitHub obeys `##[`.
 
     >>> printable("a\x1b[2J\u202eb\n", keep="\n\t")
     'a\\x1b[2J\\u202eb\n'
     """
+    text = text.replace("##[", r"#\x23[")
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)

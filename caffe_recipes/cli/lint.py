@@ -163,7 +163,7 @@ def _print(found: list[Finding], form: str, chains: list[str]) -> None:
     if form == "json":
         click.echo(render_json(found))
     elif form == "github":
-        echo(render_github(found), nl=bool(found))
+        echo(render_github(found), nl=bool(found), is_command=True)
     else:
         for line in chains:
             echo(line, err=True)

@@ -62,9 +62,23 @@ def _style(colour: str) -> str:
     return click.style("", fg=None if bold else colour, bold=bold or None, reset=False)
 
 
-def echo(text: object = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
-    """Print text for people; control characters are escaped, so that the terminal does not obey them."""
-    parts = _PAINT.split(str(text))  # text, colour, text, ..., text
+_COMMAND = re.compile(r"^(\s*+):(?=:)", re.MULTILINE)  # of GitHub's, as the log of a job obeys them
+
+
+def echo(
+    text: object = "",
+    *,
+    err: bool = False,
+    nl: bool = True,
+    color: bool | None = None,
+    is_command: bool = False,
+) -> None:
+    """Print text for people, with everything escaped that the terminal or the log of a job would obey.
+
+    With `is_command`, the lines are commands of ours for that log.
+    """
+    text = str(text) if is_command else _COMMAND.sub(r"\1\\x3a", str(text))
+    parts = _PAINT.split(text)  # text, colour, text, ..., text
     shown = [_style(part) if index % 2 else printable(part, keep="\n\t") for index, part in enumerate(parts)]
     click.echo("".join(shown), err=err, nl=nl, color=color)
 

@@ -179,6 +179,21 @@ def test_paint_colours_text_whose_own_colours_do_not_count(capsys: pytest.Captur
     assert capsys.readouterr().out == "\x1b[32m\\x1b[31mred\x1b[0m\n"
 
 
+@pytest.mark.parametrize("target", [".", "::add-mask::a.prototxt", "::add-mask::##[group]b"])
+def test_no_name_is_a_command_that_the_log_of_a_job_obeys(folder: Path, target: str) -> None:
+    text = 'net: "##[group]x" base_lr: 1 lr_policy: "##[group]fixed" max_iter: 1'
+    for name in ("::add-mask::a.prototxt", "::add-mask::##[group]b/x.prototxt"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    done = call("lint", target)
+    assert r"\x3a:add-mask::" in done.output or target == "."
+    assert r"#\x23[group]" in done.output
+    for line in f"{done.output}\nError: {printable(str(done.exception))}".splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+    assert call("lint", "--format", "github", target).stdout.startswith("::")
+
+
 def test_commands_print_for_people_through_one_function() -> None:
     """All else that is printed is JSON, CSV or bytes."""
     for lazy in COMMANDS.values():
