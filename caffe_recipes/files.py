@@ -382,12 +382,16 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
         return start + read_pieces(file, most_bytes - len(start))
 
 
+class NotAFileError(OSError):
+    """Raised for a pipe or a device where a file was expected."""
+
+
 def open_file(path: str | Path) -> BinaryIO:
-    """Open a file for reading; raises OSError for a pipe, which is not waited for, or anything else."""
+    """Open a file for reading; raises NotAFileError for a pipe, which is not waited for, or anything else."""
     file = _open_at_once(path)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+        raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return file
 
 

@@ -7,8 +7,8 @@ The functions here raise WeightsError instead.
 from __future__ import annotations
 
 import math
+import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, cast
@@ -20,7 +20,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.shape_rules import Shape, product
 from caffe_recipes.caffe.shapes import infer_shapes, show_shape
 from caffe_recipes.errors import WeightsError
-from caffe_recipes.files import write_whole
+from caffe_recipes.files import NotAFileError, open_file, write_whole
 from caffe_recipes.limits import hint_at_limit, limit
 
 M = TypeVar("M", bound=Message)
@@ -201,17 +201,20 @@ def blob_values(blob: pb.BlobProto) -> Sequence[float]:
 def _read(path: str | Path, kind: str) -> bytes:
     hint = f"give the path of a {kind}"
     try:
-        status = Path(path).stat()
-        if stat.S_ISDIR(status.st_mode):
+        if Path(path).is_dir():
             raise WeightsError(path, "is a folder", hint)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_BYTES:
-            raise WeightsError(path, f"is not a {kind}: expected a file of at most 2 GiB", hint)
-        data = Path(path).read_bytes()
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(size) if size <= _LARGEST_BYTES else None
     except FileNotFoundError:
         raise WeightsError(path, "no such file", hint) from None
+    except NotAFileError:
+        data = None
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(path, f"cannot be read: {reason}", hint) from None
+    if data is None:
+        raise WeightsError(path, f"is not a {kind}: expected a file of at most 2 GiB", hint)
     if not data:
         raise WeightsError(path, "is empty", "copy it again: a complete snapshot is never empty")
     return data

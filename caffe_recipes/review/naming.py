@@ -168,8 +168,7 @@ def _is_family_file(path: str) -> bool:
     if not _is_yaml_file(path):
         return False
     try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            return is_family(file.read(_MAX_CHARACTERS))
+        return is_family(read_bytes(path, _MAX_CHARACTERS).decode(errors="replace"))
     except OSError:
         return False
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.authoring import new, recipe_yaml, scale, shape
-from caffe_recipes.authoring.new import NewRecipe, RecipeRequest, make_new
+from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.authoring.shape import find_threads
 from caffe_recipes.caffe.nets import DEPTHS
 from caffe_recipes.caffe.rates import lr_at

@@ -21,7 +21,7 @@ from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES
 from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.profiles import check_partition, shipped_profiles
 from caffe_recipes.errors import InputError
-from caffe_recipes.files import read_within
+from caffe_recipes.files import open_file, read_within
 from caffe_recipes.recipe.estimate import check_accuracy, estimate_recipe
 from caffe_recipes.recipe.pace import (
     TABLES,
@@ -253,7 +253,7 @@ def _lines(log: Path) -> Iterator[str]:
         if not log.is_file():  # a pipe, as of `<(zcat log.gz)`
             yield from io.StringIO(read_within(log, "list-bytes").decode(errors="replace"))
             return
-        with log.open(encoding="utf-8", errors="replace") as file:
+        with io.TextIOWrapper(open_file(log), "utf-8", errors="replace") as file:
             yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), "")
     except OSError as error:
         raise InputError(log, f"cannot be read: {error.strerror}", "give the path of Caffe's log") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_document
 from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
-from caffe_recipes.files import read_bytes
+from caffe_recipes.files import open_file, read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.lint.chain_rules import check_deploys
 from caffe_recipes.review.lint.check import explain, sort_findings
@@ -180,10 +180,10 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
         if not _SCRIPT_NAME.fullmatch(path.name) or not path.is_file():
             continue
         try:
-            if path.stat().st_size > _MAX_SCRIPT_BYTES:
-                continue
-            text = path.read_text("utf-8", errors="replace")
-            if text.count("\n") > _MAX_SCRIPT_LINES:
+            with open_file(path) as file:  # and not what it is exchanged for meanwhile
+                data = file.read(_MAX_SCRIPT_BYTES + 1)
+            text = data.decode("utf-8", errors="replace")
+            if len(data) > _MAX_SCRIPT_BYTES or text.count("\n") > _MAX_SCRIPT_LINES:
                 continue
             script = parse_script(text, path)
         except (OSError, CaffeRecipesError):
