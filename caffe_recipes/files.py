@@ -130,7 +130,7 @@ def make_own_folder(path: Path) -> None:
         if _is_open(os.fstat(place.folder)):
             if status.st_uid != os.geteuid():
                 raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
-            if _is_open(status) or is_changed_by_group(status):
+            if _is_open(status) or is_changed_by_group(f"/proc/self/fd/{place.folder}/{place.name}"):
                 raise _untrusted("other users can write to it; remove it or choose another folder")
 
 
@@ -199,13 +199,19 @@ def wait_until_read(descriptor: int, at_most_s: float = 60.0) -> None:
                 break
 
 
-def is_changed_by_group(folder: os.stat_result) -> bool:
-    """Return whether a group with other members can write to a folder; private groups do not count."""
-    if not folder.st_mode & stat.S_IWGRP:
+def is_changed_by_group(folder: str | Path) -> bool:
+    """Return whether a group with other members can write to a folder; private groups do not count.
+
+    With an access control list, the mode's bit of the group stands for all whom the list names.
+    """
+    status = os.stat(folder)  # noqa: PTH116 - of a descriptor, too
+    if not status.st_mode & stat.S_IWGRP:
         return False
+    with suppress(OSError):  # none, or a file system without them
+        return bool(os.getxattr(folder, "system.posix_acl_access"))
     with suppress(KeyError):
         own = pwd.getpwuid(os.geteuid())
-        return folder.st_gid != own.pw_gid or grp.getgrgid(own.pw_gid).gr_name != own.pw_name
+        return status.st_gid != own.pw_gid or grp.getgrgid(own.pw_gid).gr_name != own.pw_name
     return True
 
 
@@ -285,7 +291,8 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
             folder = _step(folder, step)
             status = os.fstat(folder)
             if is_shared and not status.st_mode & stat.S_ISVTX:
-                for who, can in (("anybody", _is_open(status)), ("a group", is_changed_by_group(status))):
+                by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
+                for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
                     if can:
                         raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
             is_shared = _is_open(status) or (is_shared and status.st_uid not in (0, os.geteuid()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from caffe_recipes.cluster.staging.manifest import private_cache
 from caffe_recipes.files import (
     check_replaceable,
     is_changed_by_group,
@@ -42,6 +44,16 @@ def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
     link.symlink_to(to)
     os.chown(link, owner, owner, follow_symlinks=False)
     return link
+
+
+def give_access(folder: Path, user: int) -> None:
+    """Let a user write in a folder by an access control list; skip the test where there are none."""
+    entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
+    rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
+    try:
+        os.setxattr(folder, "system.posix_acl_access", struct.pack("<I", 2) + rights)
+    except OSError:
+        pytest.skip("this file system has no access control lists")
 
 
 def test_files_are_written_or_replaced(tmp_path: Path) -> None:
@@ -208,13 +220,27 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
         folder.mkdir()
         os.chown(folder, 0, owner)
         folder.chmod(0o775)
-        assert is_changed_by_group(folder.stat()) == (owner != 0)
+        assert is_changed_by_group(folder) == (owner != 0)
     write_whole({tmp_path / "project" / "file": b"new"})
     if owner == 0:  # root's own group
         write_whole({shared / "project" / "file": b"new"})
     else:
         with pytest.raises(PermissionError, match="a group can replace files in its folder"):
             write_whole({shared / "project" / "file": b"new"})
+
+
+def test_whom_an_access_control_list_names_may_write_as_a_group_does(tmp_path: Path, shared: Path) -> None:
+    for folder in (tmp_path / "own", shared / "own"):
+        folder.mkdir(mode=0o700)
+        assert not is_changed_by_group(folder)
+        give_access(folder, STRANGER)
+        assert is_changed_by_group(folder)
+    with pytest.raises(PermissionError, match="a group can replace files in its folder"):
+        write_whole({shared / "own" / "file": b""})
+    with pytest.raises(PermissionError, match="other users can write to it"):
+        make_own_folder(shared / "own")
+    with pytest.raises(PermissionError):
+        private_cache(tmp_path / "own")
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:

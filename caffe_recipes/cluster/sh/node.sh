@@ -38,8 +38,12 @@ trust_owner_of() {
     root=${root%??}/
 }
 
-# GROUP: is it the user's private group? Many systems give each user a group of the same name, without other members.
-is_private_group() { [ "$1" = "$(id -g)" ] && [ "$(id -gn 2>/dev/null)" = "$(id -un 2>/dev/null)" ]; }
+# GROUP FOLDER: is it the user's private group? Many systems give each user a group of the same name, without other members.
+# With an access control list (`+`), the mode's bits of the group stand for all whom the list names.
+is_private_group() {
+    case $(ls -ld -- "$2") in ??????????+*) return 1 ;; esac
+    [ "$1" = "$(id -g)" ] && [ "$(id -gn 2>/dev/null)" = "$(id -un 2>/dev/null)" ]
+}
 
 # STEP: prints how it relates to $target, as the start of a sentence that continues with `belongs to`.
 relation() {
@@ -65,7 +69,7 @@ check_step() {
         [ $((mode & 01000)) != 0 ] || refuse "$(relation "$1")can be changed by anybody"
         shared=yes
     elif [ $((mode & 020)) != 0 ] && [ "$shared" = yes ]; then
-        is_private_group "${group% *}" || refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
+        is_private_group "${group% *}" "$1" || refuse "$(relation "$1")can be changed by the group $(stat -c %G -- "$1")"
     fi
 }
 
@@ -280,7 +284,7 @@ manifest() {
     cache=$cache/caffe-recipes digest=-
     seen=$(stat -L -c '%u 0x%f %g' -- "$cache" 2>/dev/null) || answer manifest -
     mode=${seen#* } mode=${mode% *}
-    [ $((mode & 020)) = 0 ] || is_private_group "${seen##* }" || answer manifest -
+    [ $((mode & 020)) = 0 ] || is_private_group "${seen##* }" "$cache/." || answer manifest -
     if [ "${seen%% *}" = "$me" ] && [ $((mode & 02)) = 0 ]; then
         known=$cache/manifests/$(printf %s "$target" | sha256sum | cut -c 1-32).json
         found=$(sed -nE '$s/^.*, "bytes": ([0-9]+), "mtime_ns": ([0-9]+), "inode": ([0-9]+), "digest": "([0-9a-f]{64})"\}$/\1 \2 \3 \4/p' \

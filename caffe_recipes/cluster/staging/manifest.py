@@ -119,7 +119,7 @@ def private_cache(cache: Path) -> Path:
     """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH or is_changed_by_group(status):
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH or is_changed_by_group(cache):
         raise PermissionError(errno.EPERM, "other users can write there", str(cache))
     return cache
 

@@ -148,7 +148,7 @@ def check_folders(view: NodeView, writes: MayWrite = may_write) -> list[CheckRes
     if errors:
         return [CheckResult("folders", str(error), error) for error in errors]
     found = f"{', '.join(folders)} can be written to"
-    shared = [near for near in nearest if is_changed_by_group(near.stat())]
+    shared = [near for near in nearest if is_changed_by_group(near)]
     if not shared:
         return [CheckResult("folders", found)]
     groups = f"by the group of {', '.join(map(str, shared))} too, whose members are trusted like you"

@@ -27,6 +27,7 @@ from tests.cluster.staging.conftest import (
     pull_part,
     reserve_part,
 )
+from tests.test_files import give_access
 
 PART = ".data.mdb.part-1"
 HOST = LocalHost("here")
@@ -383,6 +384,10 @@ def test_a_digest_that_a_group_could_have_planted_is_not_believed(
     (cache / "caffe-recipes").chmod(0o770)
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept]  # root's group is root's alone
     os.chown(cache / "caffe-recipes", 0, 65534)
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
+    os.chown(cache / "caffe-recipes", 0, 0)
+    assert ask_node(HOST, "manifest", str(data)) == ["manifest", kept.digest]
+    give_access(cache / "caffe-recipes", 65534)
     assert ask_node(HOST, "manifest", str(data)) == ["manifest", "-"]
 
 
