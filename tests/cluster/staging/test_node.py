@@ -311,7 +311,7 @@ def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_fi
     assert judge("no") == "trusted"
     assert judge("yes").startswith("caffe-recipes: refused can be changed by the group ")
     os.chown(lmdb, -1, os.getgid())
-    alone = 'is_private_group "$(id -g)" && echo yes; echo no'
+    alone = 'is_private_group "$(id -g)" "$1" && echo yes; echo no'
     private = "yes" in call(shell, alone, str(lmdb), cwd=tmp_path)
     assert (judge("yes") == "trusted") == private
 
