@@ -36,7 +36,7 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=
 Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]+$", max_length=200)]
 
 
-# The shipped profile of a machine that is no part of a cluster.
+# The shipped profile of a machine that is not part of a cluster.
 THIS_MACHINE = "local"
 
 

@@ -477,7 +477,7 @@ class Spares:
 class Run:
     """A run in progress; `id` identifies its ranks, `folder` is its folder relative to the Caffe root.
 
-    Its `observers` get its events; the `reporter` also shows what is no event, such as the progress. For a
+    Its `observers` get its events; the `reporter` also shows what is not an event, such as progress. For a
     branch, `main` is the journal of the whole run.
     """
 

@@ -205,8 +205,8 @@ def ask_files(
 ) -> list[list[str]]:
     """Call a verb of manage.sh for many files at a time; return the words of the answer for each file.
 
-    `passes` is how often the host reads or writes the files. Raises NodeRefusal, which names the file unless
-    it is an LMDB's, if the host refuses one, and HostFailed if there is no answer.
+    `passes` is how often the host reads or writes the files. Raises NodeRefusal if the host refuses a file,
+    which the error names unless it belongs to an LMDB, and HostFailed if there is no answer.
     """
     answers = []
     for start in range(0, len(some), _FILES_PER_COMMAND):
