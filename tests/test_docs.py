@@ -219,7 +219,9 @@ def test_each_picture_and_file_that_a_document_points_to_exists(document: Path) 
 
 def test_make_help_lists_each_target() -> None:
     phony = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(  # Under `make test`, make would also print the folder that it enters.
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.partition(":")[0] for line in listed.splitlines()] == phony[0].split()
 
 
