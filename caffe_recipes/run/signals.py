@@ -11,6 +11,8 @@ from types import FrameType
 
 # SIGUSR1 comes from a batch script, since background jobs of a shell ignore SIGINT.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# The signal of `cancel`: SIGINT, except that it never counts as a repeated one, by which a snapshot is lost.
+CANCEL = signal.SIGUSR2
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,7 +39,7 @@ class Interrupts:
     interrupted: they poll `asked`, `raise_asked` and `raise_urgent`.
 
     SIGUSR1, which means that the job's time is nearly over, is overridden by any later signal: a job that the
-    user cancels must not be requeued.
+    user cancels must not be requeued. CANCEL does nothing if the run is already stopping for another reason.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class Interrupts:
         self._pending: int | None = None
 
     @contextmanager
-    def raised(self, numbers: Sequence[signal.Signals] = STOPPING) -> Iterator[None]:
+    def raised(self, numbers: Sequence[signal.Signals] = (*STOPPING, CANCEL)) -> Iterator[None]:
         """Raise Interrupted on a signal while inside. Signals that are ignored, as by nohup, stay ignored."""
         if not _is_main():
             yield
@@ -110,14 +112,18 @@ class Interrupts:
         self._pending = number if self._held else None
         if self._held:
             return
-        is_first = self.asked is None
-        if is_first or self.asked == signal.SIGUSR1:
+        is_repeated = self.asked is not None and number != CANCEL
+        if number == CANCEL:
+            if self.asked not in (None, signal.SIGUSR1):
+                return
+            number = signal.SIGINT
+        if self.asked in (None, signal.SIGUSR1):
             self.asked = number
         if self._asked_s is None:
             self._asked_s = time.monotonic()
-        if self._noting and is_first:
+        if self._noting and not is_repeated:
             return
-        self._is_urgent = not is_first
+        self._is_urgent = is_repeated
         if number == signal.SIGUSR1:
             self.raise_asked()
         raise Interrupted(number, self._asked_s)

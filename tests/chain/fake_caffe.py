@@ -133,7 +133,9 @@ def train(flags: dict[str, str]) -> int:
             lost = "nan"
         say("solver.cpp:312", f"Iteration {iteration}, loss = {lost or 2.5 / (1 + iteration)}")
         say("sgd_solver.cpp:219", f"Iteration {iteration}, lr = {solver.base_lr:.6g}")
-        if behaviour in ("waits", "ignores-term", "nan", "stuck") and iteration == 4:
+        if behaviour == "snapshots-slowly":
+            signal.signal(signal.SIGHUP, lambda *_: None)
+        if behaviour in ("waits", "snapshots-slowly", "ignores-term", "nan", "stuck") and iteration == 4:
             wait_for(Path("release"))
         time.sleep(0 if behaviour == "fast" else 0.01)
         reached = iteration + solver.display

@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,10 @@ import pytest
 
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.monitor.cancel import CancelEnv, CancelOptions, cancel_run
+from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, Submissions, submissions_path
 from tests.chain.submitting.fake_slurm import FakeJob, FakeSlurm
-from tests.chain.told_run import HERE, WHOLE, launched, started, tell_run
+from tests.chain.told_run import HERE, WHOLE, launched, started, tell, tell_run
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place
@@ -27,6 +30,7 @@ class Canceller:
         self.said: list[str] = []
         self.now_s = 0.0
         self.ended: dict[int, str] = {}
+        self.at_pause: Callable[[], object] = lambda: None
 
     def cancel(self, run: str = "small", **options: object) -> None:
         env = CancelEnv(self.slurm.host, self._pause, lambda: self.now_s)
@@ -50,9 +54,17 @@ class Canceller:
 
     def _pause(self, seconds: float) -> None:
         self.now_s += seconds
+        self.at_pause()
         for job_id, state in self.ended.items():
             self.slurm.jobs[job_id].state = state
         time.sleep(0.02)
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 600
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) -> None:
@@ -69,17 +81,47 @@ def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) 
 def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -> None:
     place.behave(init="waits")
     run = place.start()
-    log = place.root / "runs/small-1/logs/init-1.log"
-    deadline = time.monotonic() + 600
-    while not log.exists() or "Iteration 4, lr" not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(place.root / "runs/small-1/logs/init-1.log", "Iteration 4, lr")
     canceller = Canceller(place.root)
     canceller.cancel(now=now)
     assert canceller.said[-1] == "stopped"
     assert run.wait(600) == 128 + signal.SIGINT
     run.communicate()
     assert place.events()[-1]["event"] == "interrupted"
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, CANCEL])
+def test_a_run_that_is_already_stopping_keeps_its_snapshot(place: Place, first: signal.Signals) -> None:
+    place.behave(init="snapshots-slowly")
+    run = place.start()
+    wait_for(place.root / "runs/small-1/logs/init-1.log", "Iteration 4, lr")
+    run.send_signal(first)
+    wait_for(place.root / "runs/small-1/journal.jsonl", "asked Caffe for a snapshot")
+    canceller = Canceller(place.root)
+
+    def release_after_a_second() -> None:
+        if canceller.now_s > 1:
+            (place.root / "release").touch()
+
+    canceller.at_pause = release_after_a_second
+    canceller.cancel()
+    assert run.wait(600) == 128 + signal.SIGINT
+    run.communicate()
+    assert [event["event"] for event in place.events()][-2:] == ["finished", "interrupted"]
+
+
+def test_a_run_of_an_earlier_version_is_sent_sigint(place: Place) -> None:
+    script = "import signal, time; signal.signal(2, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
+    folder = tell_run(place.root, place.recipe)
+    with (
+        (folder / "journal.jsonl").open() as journal,
+        subprocess.Popen([sys.executable, "-c", script], stdin=journal, stdout=subprocess.PIPE) as run,
+    ):
+        assert run.stdout is not None
+        run.stdout.readline()
+        tell(folder, started(pid=run.pid), launched())
+        Canceller(place.root).cancel()
+        assert run.wait(60) == 7
 
 
 def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:

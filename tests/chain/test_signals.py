@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from caffe_recipes.run.signals import STOPPING, Interrupted, Interrupts
+from caffe_recipes.run.signals import CANCEL, STOPPING, Interrupted, Interrupts
 
 
 @pytest.fixture(autouse=True)
 def _listening() -> Iterator[None]:
     """Undo what nohup, or a shell's `&`, has the tests ignore."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (*STOPPING, CANCEL)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -57,6 +57,32 @@ def test_the_first_is_noted_and_the_second_is_raised() -> None:
         tell(signal.SIGTERM)
     assert seen == [signal.SIGINT]
     assert raised.value.number == signal.SIGTERM
+
+
+def test_a_cancel_stops_as_ctrl_c_does() -> None:
+    with pytest.raises(Interrupted, match="SIGINT"), Interrupts().raised():
+        tell(CANCEL)
+
+
+def test_a_cancel_never_counts_as_a_second_ctrl_c_which_a_later_one_does() -> None:
+    interrupts, seen = Interrupts(), []
+    with pytest.raises(Interrupted, match="SIGTERM"), interrupts.raised(), interrupts.noted():
+        tell(signal.SIGINT)
+        tell(CANCEL)
+        tell(CANCEL)
+        interrupts.raise_urgent()
+        seen.append(interrupts.asked)
+        tell(signal.SIGTERM)
+    assert seen == [signal.SIGINT]
+
+
+def test_a_job_whose_time_is_over_is_cancelled_without_losing_its_snapshot() -> None:
+    interrupts = Interrupts()
+    with interrupts.raised(), interrupts.noted():
+        tell(signal.SIGUSR1)
+        tell(CANCEL)
+        interrupts.raise_urgent()
+    assert interrupts.asked == signal.SIGINT  # SIGUSR1 would have it requeued
 
 
 def test_what_was_noted_is_raised_when_its_time_has_come() -> None:

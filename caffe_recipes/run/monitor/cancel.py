@@ -18,6 +18,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
+from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import (
     Ask,
     Slurm,
@@ -90,17 +91,28 @@ def _nothing_to_cancel(status: RunStatus) -> InputError:
 
 
 def _stop_process(process: Process, options: CancelOptions, say: Say, env: CancelEnv) -> None:
-    """Send SIGINT to a run, twice with --now, and wait for its end."""
+    """Ask a run to stop, with --now by sending SIGINT twice, and wait for its end."""
     say(f"stopping process {process.pid}" + ("" if options.now else "; Caffe writes a snapshot first"))
-    files, sent = LocalFiles(), 0
+    files = LocalFiles()
+    gentle = CANCEL if _handles(process.pid, CANCEL) else signal.SIGINT
+    signals = [signal.SIGINT] * 2 if options.now else [gentle]
     while files.read((), process).lives:
         # The second of two signals in quick succession would be lost, so they are a poll apart.
-        if sent < (2 if options.now else 1):
+        if signals:
             with suppress(ProcessLookupError):
-                env.kill(process.pid, signal.SIGINT)
-            sent += 1
+                env.kill(process.pid, signals.pop())
         env.pause(_POLL_S)
     say("stopped")
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process handles a signal; a run of an earlier version would be killed by CANCEL."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _cancel_jobs(
