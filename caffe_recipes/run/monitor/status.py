@@ -450,11 +450,12 @@ def _started_s(status: RunStatus) -> float | None:
 
 
 def _elapsed_s(status: RunStatus, now_s: float) -> float | None:
-    """Return the seconds from the start of a run until now, or until its last event if it is not running."""
+    """Return for how many seconds a run has run, without pauses, until now or its last known event."""
     run = status.run
-    if run is None or run.first_s is None or run.last_s is None:
+    if run is None or run.last_s is None:
         return None
-    return max(0.0, (now_s if status.state == "running" else run.last_s) - run.first_s)
+    is_running = status.state == "running" and status.has_process
+    return run.ran_s + (max(0.0, now_s - run.last_s) if is_running else 0.0)
 
 
 def _left_s(status: RunStatus) -> float | None:
@@ -508,7 +509,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
         for orphan in _describe_orphan(status):
             yield "trainer", orphan
         if status.has_process:
-            yield "process", _describe_process(status)
+            yield "process", _describe_process(status).removeprefix("process ")
         failure = _describe_failure(run)
         if failure and status.state != "finished":
             yield "before" if _is_past(status) else "failure", failure
