@@ -138,6 +138,21 @@ def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) 
     }
 
 
+def test_until_its_speed_is_known_a_run_says_which_loss_is_awaited(place: Place) -> None:
+    begun = "".join(LOG.splitlines(keepends=True)[:3])
+    folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=begun)
+    resumed: Event = "launched", {**launched(attempt=2)[1], "resumed": 5}
+    with closing(Journal(folder / "journal.jsonl")):
+        status = Eye(place).one(ask=no_slurm)
+    assert summarize_status(status).startswith("init 0/8, next loss at iteration 2; ")
+    phase = dict(status_details(status, NOW_S))["phase"]
+    assert phase == "init (1 of 3): iteration 0 of 8, lr 0.1, loss 2.5; next loss at iteration 2"
+    tell(folder, failed("init", "it died"), resumed)
+    with closing(Journal(folder / "journal.jsonl")):
+        phase = dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))["phase"]
+    assert phase == "init (1 of 3): no iteration yet; first loss at iteration 6"
+
+
 def elapsed(place: Place) -> str:
     return dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))["elapsed"]
 
