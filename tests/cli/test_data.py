@@ -61,7 +61,10 @@ def test_a_label_outside_the_classes_fails_the_check_in_one_line_behind_what_was
     what = "record '00000001_1' has label 3, which is not one of the 3 classes 0 to 2, and 1 more like it"
     assert code == 1
     assert out.splitlines()[-1] == f"bad: {what}"
-    assert err == f"Error: {path}: {what}; fix the list of images and build the LMDB again\n"
+    hint = "fix the list of images and build the LMDB again"
+    assert err == f"Error: {path}: has 1 problem, listed above; {hint}\n", "nothing is said twice"
+    code, out, err = call("check", path, "--classes", "3", "--json")
+    assert (code, err) == (1, f"Error: {path}: {what}; {hint}\n"), "JSON is for programs"
 
 
 def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
@@ -91,9 +94,9 @@ def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
     path = write(tmp_path)
     with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"00000001_1", b"\xff\xff")
-    code, _, err = call("check", path, "--sheet", tmp_path / "s.png")
+    code, out, _ = call("check", path, "--sheet", tmp_path / "s.png")
     assert code == 1
-    assert "record '00000001_1' is not a Datum" in err
+    assert "bad: record '00000001_1' is not a Datum" in out
     assert (tmp_path / "s.png").is_file()
 
 
@@ -107,9 +110,9 @@ def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
     datums = (pb.Datum(channels=1, height=1, width=1, data=b"a", label=i // 100) for i in range(300))
     write_datums(tmp_path / "lmdb", ((f"{index}", datum) for index, datum in enumerate(datums)))
     assert call("check", tmp_path / "lmdb")[0] == 0
-    code, _, err = call("check", tmp_path / "lmdb", "--shuffled")
+    code, out, _ = call("check", tmp_path / "lmdb", "--shuffled")
     assert code == 1
-    assert "the records are not shuffled: sorted by class" in err
+    assert "bad: the records are not shuffled: sorted by class" in out
 
 
 def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
