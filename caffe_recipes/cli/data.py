@@ -356,7 +356,14 @@ def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> 
     from caffe_recipes.data.build import build_lmdb
 
     existed = os.path.lexists(out)
-    built = build_lmdb(plan, out, workers=workers, skip_bad=skip_bad, on_progress=BuildProgress())
+    built = build_lmdb(
+        plan,
+        out,
+        workers=workers,
+        skip_bad=skip_bad,
+        on_progress=BuildProgress(),
+        warn=lambda text: echo(f"warning: {out}: {text}", err=True),
+    )
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
     kept = "; already built, and kept" if existed else ""
     echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}{kept}")

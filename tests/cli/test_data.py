@@ -119,6 +119,31 @@ def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
     assert call("check", tmp_path)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--shorter-side", "12"), "2 images were enlarged to a shorter side of 12; the smallest is 10 x 20"),
+        (
+            ("--resize-height", "9", "--resize-width", "21"),
+            "4 images were enlarged to 9 x 21; the smallest is",
+        ),
+        (
+            ("--shorter-side", "11", "--raw"),
+            "1 image was enlarged to a shorter side of 11; the smallest is 10 x",
+        ),
+    ],
+)
+def test_it_is_said_once_that_small_images_are_enlarged(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    folder, out = write_folder(tmp_path / "images"), tmp_path / "lmdb"
+    argv = ("build", "--images", folder, "--out", out, "--workers", "1", *words)
+    code, _, err = call(*argv)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(f"warning: {out}: {said}")
+    assert call(*argv)[2] == "", "it is kept, and nothing is resized"
+
+
 def test_a_folder_becomes_an_lmdb_once(tmp_path: Path) -> None:
     folder, out = write_folder(tmp_path / "images"), tmp_path / "made" / "lmdb"
     words = ("build", "--images", folder, "--out", out, "--shorter-side", "8", "--workers", "1", "--shuffle")
