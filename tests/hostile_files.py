@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from caffe_recipes.authoring.adopt_files import Adopted, find_trainer
+from caffe_recipes.authoring.adopt_files import Adopted, AdoptOptions, find_trainer
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import open_datums, write_datums
 from caffe_recipes.caffe.dialects import OURS
@@ -77,7 +77,7 @@ def _lint(files: dict[str, str], dialect: str = OURS) -> Attack:
 
 
 def _adopt_trainer(folder: Path) -> object:
-    return find_trainer(Adopted(folder, folder, (), (), {}, Script(), "x" * 1_000_000))
+    return find_trainer(Adopted(folder, folder, (), (), {}, Script(), "x" * 1_000_000), AdoptOptions())
 
 
 def _log(line: str) -> Attack:

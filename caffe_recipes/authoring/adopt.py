@@ -172,7 +172,7 @@ def _values(
 ) -> tuple[dict[str, Any], dict[Location, list[str]], list[str]]:
     """Return a recipe's values without its net, comments on where the values come from, and notes."""
     folder = found.folder.absolute().name
-    trainer, trainer_from = find_trainer(found)
+    trainer, trainer_from = find_trainer(found, options)
     data, data_notes = _data(found, first, options)
     cluster, cluster_notes = find_cluster(found, options, batch_of(first))
     prototxt_dir, dir_notes = _prototxt_dir(found)
@@ -217,9 +217,9 @@ def _name_of(found: Adopted) -> str:
 
 
 def _given_options(options: AdoptOptions) -> dict[str, str]:
-    """Return the option, by recipe key, to name in the error if a batch has more images than the data set."""
+    """Return the option to name in an error, by recipe key; a batch is too large for --ranks or --images."""
     given = [option for option, value in (("--ranks", options.ranks), ("--images", options.images)) if value]
-    return {"cluster.batch_per_rank": given[0]} if given else {}
+    return {"trainer": "--trainer"} | ({"cluster.batch_per_rank": given[0]} if given else {})
 
 
 def _data(found: Adopted, first: Net, options: AdoptOptions) -> tuple[dict[str, Any], list[str]]:

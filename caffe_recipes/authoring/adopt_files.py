@@ -434,10 +434,13 @@ class AdoptOptions:
     test_images: int | None = None
     classes: int | None = None
     caffe_root: Path | None = None
+    trainer: str | None = None
 
 
-def find_trainer(found: Adopted) -> tuple[str, str]:
+def find_trainer(found: Adopted, options: AdoptOptions) -> tuple[str, str]:
     """Return the trainer, and a note on where it comes from."""
+    if options.trainer is not None:
+        return options.trainer, "as given"
     match = _TRAINER.search(found.script_text)
     if match and "$" not in match[1]:
         return match[1], f"from {found.script_name}"

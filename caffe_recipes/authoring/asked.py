@@ -18,10 +18,11 @@ from caffe_recipes.data.manifest import load_manifest
 from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import Transformation
 from caffe_recipes.review.lint.chain import Net
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import did_you_mean, plural
 
 _USUAL_BATCH_PER_RANK = 32
 _MOST_SCANNED = 100_000  # records whose labels are read to count classes without a manifest
+_SAMPLED = 256  # of more records, whose labels are only compared with the number of classes
 # The mean_value of images by their channels, and what it is.
 _MEANS = {
     1: ((128.0,), "mean_value is the middle of the range"),
@@ -55,11 +56,15 @@ class NewOptions:
 
 @dataclass(frozen=True)
 class LmdbFacts:
-    """The size of an LMDB, its images and classes (0 if unknown), and its first image's (C, H, W)."""
+    """The size of an LMDB, its images and classes (0 if unknown), and its first image's (C, H, W).
+
+    `least_classes` are needed at least for the labels that were read.
+    """
 
     size_bytes: int
     images: int
     classes: int
+    least_classes: int
     shape: tuple[int, int, int] | None
     is_encoded: bool
 
@@ -77,14 +82,10 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
     train, test = read_lmdb(lmdb), read_lmdb(test_lmdb)
     if asked.lmdb and train and not asked.test_lmdb:
         raise InputError("--lmdb", "needs an LMDB of test images too", "give --test-lmdb DIR")
-    images = asked.images or (train.images if train else 0)
-    of_imagenet = RecipeRequest.test_images if test_lmdb == RecipeRequest.test_lmdb else 0
-    test_images = asked.test_images or (test.images if test else of_imagenet)
-    if not images:
-        raise _missing_lmdb("", lmdb, is_named=lmdb != RecipeRequest.lmdb)
-    if not test_images:
-        raise _missing_lmdb("test-", test_lmdb, is_named=True)
+    images, test_images = _count_images(asked, (lmdb, train), (test_lmdb, test))
     net = _net_values(asked, own, train, home)
+    _check_labels(lmdb, train, net["classes"])
+    _check_labels(test_lmdb, test, net["classes"])
     ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
     given = {
         field.name: getattr(asked, field.name)
@@ -111,6 +112,20 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
     )
 
 
+def _count_images(
+    asked: NewOptions, train: tuple[str, LmdbFacts | None], test: tuple[str, LmdbFacts | None]
+) -> tuple[int, int]:
+    """Return the numbers of training and test images, as given or of LMDBs with these paths and facts."""
+    images = asked.images or (train[1].images if train[1] else 0)
+    of_imagenet = RecipeRequest.test_images if test[0] == RecipeRequest.test_lmdb else 0
+    test_images = asked.test_images or (test[1].images if test[1] else of_imagenet)
+    if not images:
+        raise _missing_lmdb("", train[0], is_named=train[0] != RecipeRequest.lmdb)
+    if not test_images:
+        raise _missing_lmdb("test-", test[0], is_named=True)
+    return images, test_images
+
+
 def _missing_lmdb(part: str, path: str, *, is_named: bool) -> InputError:
     """Return the error for an LMDB whose images cannot be counted; `part` is "" or `test-`."""
     if not is_named:
@@ -128,19 +143,33 @@ def read_lmdb(path: str) -> LmdbFacts | None:
     if not (folder / "data.mdb").is_file():
         return None
     from caffe_recipes.caffe.datums import datum_shape, open_datums  # LMDB's library
+    from caffe_recipes.data.check import spread_evenly
 
     manifest = load_manifest(folder)
     with open_datums(folder) as datums:
         first, count = datums[0], len(datums)
         if manifest:
-            classes = len(manifest.classes or ()) or 1 + max(manifest.labels, default=-1)
+            least = 1 + max(manifest.labels, default=-1)
+            classes = len(manifest.classes or ()) or least
+        elif count <= _MOST_SCANNED:
+            classes = least = 1 + max(one.label for _, one in datums)
         else:
-            classes = 1 + max(one.label for _, one in datums) if count <= _MOST_SCANNED else 0
+            classes, least = 0, 1 + max(datums[index].label for index in spread_evenly(count, _SAMPLED))
     try:
         shape = datum_shape(first, _decoded_shape)
     except ValueError:
         shape = None
-    return LmdbFacts((folder / "data.mdb").stat().st_size, count, classes, shape, first.encoded)
+    return LmdbFacts((folder / "data.mdb").stat().st_size, count, classes, least, shape, first.encoded)
+
+
+def _check_labels(lmdb: str, facts: LmdbFacts | None, classes: int) -> None:
+    """Raise InputError if an LMDB has labels that the classes do not include."""
+    if facts and facts.least_classes > classes:
+        needed = facts.least_classes
+        what = (
+            f"{classes:,} {plural(classes, 'class', 'classes')}, but {lmdb} has labels up to {needed - 1:,}"
+        )
+        raise InputError("--classes", what, f"give --classes {needed}, or another LMDB")
 
 
 def _decoded_shape(data: bytes) -> tuple[int, int, int] | None:

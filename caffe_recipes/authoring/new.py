@@ -139,6 +139,9 @@ _LEAST_EPOCHS = 1.0  # per part of the schedule
 _LINEAR_SHARE = 2 / 3  # of the epochs before the cycles: 30 of the paper's 45
 _MOST_CYCLES = 100
 _TEST_BATCH = 50
+_DISPLAY = 40  # iterations from one loss in the log to the next, as in the published solvers
+_SLOW_DISPLAYS = (10, 5, 2, 1)  # the same for caffe-torch, whose iterations take seconds on a CPU
+_LEAST_DISPLAYS = 20  # of a phase that caffe-torch trains
 _MOST_ITERATIONS = 2**31 - 1
 _PAPERS_DEPTH = 50
 _MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
@@ -379,6 +382,7 @@ def _values(
 ) -> dict[str, Any]:
     test_batch = _divisor(request.test_images)
     transform = request.transform
+    trainer = request.trainer or _default_trainer(request.profile, cluster["nodes"])
     train = {
         "lmdb": request.lmdb,
         "images": request.images,
@@ -397,15 +401,9 @@ def _values(
         "name": name,
         "title": f"{request.net_name}, batch {request.batch:,} of {request.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
-        "trainer": request.trainer or _default_trainer(request.profile, cluster["nodes"]),
+        "trainer": trainer,
         "prototxt_dir": f"prototxt/{name}",
-        "net": request.net
-        or {
-            "name": request.net_name,
-            "classes": request.classes,
-            "builder": f"resnet{request.depth}",
-            "zero_init": "every-block",
-        },
+        "net": request.net or _resnet(request),
         "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
         "data": {
             "train": {**train, **request.transform.train},
@@ -413,18 +411,38 @@ def _values(
             **request.transform.shared,
         },
         "cluster": cluster,
-        "solver": {"momentum": rules.MOMENTUM, "display": 40, "solver_mode": "CPU"},
-        "phases": phases,
+        "solver": {"momentum": rules.MOMENTUM, "display": _DISPLAY, "solver_mode": "CPU"},
+        "phases": [{**phase, **_slow_display(trainer, phase["max_iter"])} for phase in phases],
         "evaluation": {"net": "train_val", "iterations": math.ceil(request.test_images / test_batch)},
     }
     accept = list(_accept(phases))
     return values | ({"accept": accept} if accept else {})
 
 
+def _resnet(request: RecipeRequest) -> dict[str, Any]:
+    return {
+        "name": request.net_name,
+        "classes": request.classes,
+        "builder": f"resnet{request.depth}",
+        "zero_init": "every-block",
+    }
+
+
 def _default_trainer(profile: Profile | None, nodes: int) -> str:
     """Return caffe-torch for one node that is not a cluster's, else the Caffe in the Caffe root."""
     is_this_machine = nodes == 1 and (profile is None or profile.name == THIS_MACHINE)
     return OUR_TRAINER if is_this_machine else "./build/tools/caffe"
+
+
+def _slow_display(trainer: str, iterations: int) -> dict[str, int]:
+    """Return a phase's own interval of displays for caffe-torch: the largest that gives at least 20 of them.
+
+    >>> [_slow_display("caffe-torch", iterations) for iterations in (203, 100, 7)]
+    [{'display': 10}, {'display': 5}, {'display': 1}]
+    """
+    if trainer != OUR_TRAINER:
+        return {}
+    return {"display": next((each for each in _SLOW_DISPLAYS if each * _LEAST_DISPLAYS <= iterations), 1)}
 
 
 def _accept(phases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:

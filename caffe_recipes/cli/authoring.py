@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,17 @@ out = click.option(
     callback=_new_file,
     help="Write the recipe to this new file [default: standard output]",
 )
+
+
+def trainer(default: str) -> Callable[[run_options.Command], run_options.Command]:
+    """Return the option for the program that trains; `default` describes what it is without the option."""
+    return click.option(
+        "--trainer",
+        metavar="caffe-torch|PATH",
+        type=PATH_TEXT,
+        help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary from the Caffe "
+        f"root [default: {default}]",
+    )
 
 
 def output_recipe(made: NewRecipe, path: Path | None) -> None:
@@ -191,13 +203,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     help="The machine to write the recipe for; its cores, threads, /tmp and MLSL settings are copied. Its "
     "launcher, modules and folders are used by `run --profile` and `submit --profile`.",
 )
-@click.option(
-    "--trainer",
-    metavar="caffe-torch|PATH",
-    type=PATH_TEXT,
-    help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary from the Caffe "
-    "root [default: caffe-torch for one node without a cluster's --profile, else ./build/tools/caffe]",
-)
+@trainer("caffe-torch for one node without a cluster's --profile, else ./build/tools/caffe")
 @out
 @gather(NewOptions, "asked")
 def new(asked: NewOptions, out: Path | None) -> None:
@@ -278,7 +284,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 @click.command(
     epilog=examples(
         "caffe-recipes adopt models/resnet50 --ranks 128 --out mine.yaml",
-        "caffe-recipes adopt models/googlenet/quick_solver.prototxt",
+        "caffe-recipes adopt models/googlenet/quick_solver.prototxt --trainer caffe-torch",
     )
 )
 @click.argument("target", metavar="FOLDER|SOLVER.prototxt", type=PATH)
@@ -307,6 +313,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
     type=FOLDER,
     help="The folder that Caffe is started in; `net:` paths are relative to it.",
 )
+@trainer("the program in the script, else ./build/tools/caffe")
 @gather(AdoptOptions, "options")
 def adopt(
     target: Path, options: AdoptOptions, out: Path | None, name: str | None, script: Path | None

@@ -16,13 +16,14 @@ from click.core import ParameterSource
 
 from caffe_recipes.cli.options import NUMBER, PATH, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, terminal_width
-from caffe_recipes.data.check import check_lmdb, render_json, render_text
+from caffe_recipes.data.check import Problem, check_lmdb, render_json, render_text
 from caffe_recipes.data.digits import build_digits
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.tfrecords import is_records
 from caffe_recipes.errors import CheckFailed, InputError
 from caffe_recipes.files import check_replaceable, write_whole
 from caffe_recipes.review.columns import wrap_line
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:  # slow to import
     from caffe_recipes.data.build import BuildPlan
@@ -119,8 +120,14 @@ def check_tfrecords(path: Path, classes: int | None, batch: int, *, shuffled: bo
         json.dumps(records_values(seen), indent=1) + "\n" if as_json else _fit(render_records_text(seen)),
         nl=False,
     )
-    if seen.problems:
-        raise CheckFailed(path, str(seen.problems[0]), seen.hint)
+    _fail_for_problems(path, seen.problems, seen.hint, as_json=as_json)
+
+
+def _fail_for_problems(path: Path, problems: Sequence[Problem], hint: str, *, as_json: bool) -> None:
+    """Raise CheckFailed if there are problems; the report on standard output has described each already."""
+    if problems:
+        listed = f"has {describe_count(len(problems), 'problem')}, listed above"
+        raise CheckFailed(path, str(problems[0]) if as_json else listed, hint)
 
 
 _ANY_LABEL = 2**31
@@ -349,7 +356,14 @@ def _build_lmdb(plan: BuildPlan, out: Path, workers: int, *, skip_bad: bool) -> 
     from caffe_recipes.data.build import build_lmdb
 
     existed = os.path.lexists(out)
-    built = build_lmdb(plan, out, workers=workers, skip_bad=skip_bad, on_progress=BuildProgress())
+    built = build_lmdb(
+        plan,
+        out,
+        workers=workers,
+        skip_bad=skip_bad,
+        on_progress=BuildProgress(),
+        warn=lambda text: echo(f"warning: {out}: {text}", err=True),
+    )
     left_out = f", {len(built.skipped):,} left out" if built.skipped else ""
     kept = "; already built, and kept" if existed else ""
     echo(f"{out!s}: {built.images:,} images of {len(built.labels):,} classes{left_out}{kept}")
@@ -453,8 +467,7 @@ def check(
 
         write_whole({sheet: draw_sheet(lmdb)})
         echo(f"wrote {sheet}", err=True)
-    if seen.problems:
-        raise CheckFailed(lmdb, str(seen.problems[0]), seen.hint)
+    _fail_for_problems(lmdb, seen.problems, seen.hint, as_json=as_json)
 
 
 def _fit(text: str) -> str:

@@ -39,6 +39,7 @@ from caffe_recipes.data.images import Picture, Pictures, load_classes, load_fold
 from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest, write_manifest
 from caffe_recipes.errors import DataError, InputError, RunFailed
 from caffe_recipes.files import lock, make_own_folder, name_beside, write_whole
+from caffe_recipes.wording import describe_count, plural
 
 T = TypeVar("T")
 
@@ -192,6 +193,15 @@ class _BuildState:
     skipped: list[str] = field(default_factory=list)
     digest: RecordsDigest = field(default_factory=RecordsDigest)
     shape: tuple[int, ...] | None = None
+    enlarged: list[tuple[int, int]] = field(default_factory=list)
+
+    def describe_enlarged(self, settings: Settings) -> str:
+        """Return how many images were enlarged since the build was started or resumed; "" if none was."""
+        if not self.enlarged:
+            return ""
+        height, width = min(self.enlarged, key=lambda size: size[0] * size[1])
+        count = f"{describe_count(len(self.enlarged), 'image')} {plural(len(self.enlarged), 'was', 'were')}"
+        return f"{count} enlarged to {settings.size_text}; the smallest is {height} x {width}"
 
 
 @dataclass
@@ -224,11 +234,13 @@ def build_lmdb(
     workers: int = 1,
     skip_bad: bool = False,
     on_progress: Progress = lambda done, total: None,
+    warn: Callable[[str], object] = lambda text: None,
 ) -> BuildManifest:
     """Build the LMDB `out` and its manifest, or resume the build. A finished LMDB of this plan is kept.
 
     An image that cannot be decoded ends the build; with `skip_bad`, it is skipped, as in convert_imageset,
-    and its number is not used. `on_progress` gets the number of images done and their total. Raises
+    and its number is not used. `on_progress` gets the number of images done and their total, and
+    `warn` a sentence at the end if small images were enlarged. Raises
     DataError, or RunFailed if a worker was killed or the disk is full.
     """
     if os.path.lexists(out):
@@ -238,7 +250,7 @@ def build_lmdb(
         with writing(out, RESUME_HINT):
             make_own_folder(partial)
             with build_lock(partial):
-                return _build(plan, out, partial, workers, skip_bad, on_progress)
+                return _build(plan, out, partial, workers, skip_bad, on_progress, warn)
     except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
         raise DataError(partial, f"is damaged ({error})", _REBUILD_HINT) from None
     except lmdb.Error as error:
@@ -249,7 +261,13 @@ def build_lmdb(
 
 
 def _build(
-    plan: BuildPlan, out: Path, partial: Path, workers: int, skip_bad: bool, on_progress: Progress
+    plan: BuildPlan,
+    out: Path,
+    partial: Path,
+    workers: int,
+    skip_bad: bool,
+    on_progress: Progress,
+    warn: Callable[[str], object],
 ) -> BuildManifest:
     if os.path.lexists(out):
         return _check_existing(plan, out)
@@ -257,7 +275,7 @@ def _build(
         (partial / "plan").unlink(missing_ok=True)  # there are no records yet that a new plan would lose
     check_plan(partial, plan.digest)
     try:
-        manifest = _fill(partial / "lmdb", plan, workers, skip_bad, on_progress)
+        manifest, enlarged = _fill(partial / "lmdb", plan, workers, skip_bad, on_progress)
     except DataError as error:
         # The build cannot resume from these records: fixing the sizes changes the plan.
         if isinstance(error, _SizeError) or not _has_records(partial):
@@ -266,6 +284,8 @@ def _build(
     write_manifest(out, manifest)
     (partial / "lmdb").rename(out)
     shutil.rmtree(partial, ignore_errors=True)  # even if this fails, the LMDB is finished
+    if enlarged:
+        warn(enlarged)
     return manifest
 
 
@@ -301,7 +321,8 @@ def _has_records(partial: Path) -> bool:
 
 def _fill(
     folder: Path, plan: BuildPlan, workers: int, skip_bad: bool, on_progress: Progress
-) -> BuildManifest:
+) -> tuple[BuildManifest, str]:
+    """Write the records that are missing; return the manifest, and a sentence on enlarged images."""
     with lmdb.open(os.fspath(folder), lock=False, map_size=_START_BYTES) as environment:
         state = _load_state(environment, plan)
         if state.skipped and not skip_bad:
@@ -317,6 +338,7 @@ def _fill(
                     record = os.fsencode(f"{index:08d}_{picture.name}"), made.value
                     state.labels[picture.label] += 1
                     state.digest.add(*record)
+                    state.enlarged += [made.enlarged] if made.enlarged else []
                     pending.add(*record)
                 elif skip_bad and made.error:
                     state.skipped.append(picture.name)
@@ -327,19 +349,21 @@ def _fill(
                     on_progress(index + 1, len(plan.pictures))
         finally:
             pending.commit()
-    count = state.labels.total()
-    if not count:
+    if not state.labels.total():
         raise DataError(
             plan.pictures[0].path, "cannot be decoded, and neither can any other image", "give other images"
         )
-    settings = asdict(plan.settings)
+    return _manifest_of(plan, state), state.describe_enlarged(plan.settings)
+
+
+def _manifest_of(plan: BuildPlan, state: _BuildState) -> BuildManifest:
     return BuildManifest(
-        count,
+        state.labels.total(),
         plan.size_bytes,
         state.labels,
         plan.classes,
         state.skipped,
-        settings,
+        asdict(plan.settings),
         plan.seed,
         plan.digest,
         state.digest.hexdigest(),

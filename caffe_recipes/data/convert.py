@@ -52,6 +52,13 @@ class Settings:
         """Whether images are resized."""
         return bool(self.resize_height_px or self.shorter_side_px)
 
+    @property
+    def size_text(self) -> str:
+        """The size that images are resized to, as text."""
+        if self.shorter_side_px:
+            return f"a shorter side of {self.shorter_side_px}"
+        return f"{self.resize_height_px} x {self.resize_width_px}"
+
 
 def use_one_thread() -> None:
     """Restrict OpenCV to the calling thread, since several processes convert images at the same time."""
@@ -121,12 +128,15 @@ def describe_excess(height: int, width: int, settings: Settings) -> str:
     return "" if made_bytes <= _MAX_BYTES else f"{size} {made_bytes / 1e9:.1f} GB raw, {_TOO_MUCH}"
 
 
-def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.Datum, tuple[int, ...]]:
-    """Return the Datum of an image file, and the image's (height, width[, channels]).
+def convert(
+    data: bytes, name: str, label: int, settings: Settings
+) -> tuple[pb.Datum, tuple[int, ...], tuple[int, int] | None]:
+    """Return the Datum of an image file, its (height, width[, channels]), and its size before enlarging.
 
-    `data` is the content of the file, and `name` its name. The bytes of an encoded image that needs no change
-    are kept. As in Caffe, an encoded Datum has no size fields; a raw one is (channels, height, width) in BGR.
-    Raises ValueError if the image cannot be converted.
+    The last is None for an image that was not enlarged. `data` is the content of the file, and `name` its
+    name. The bytes of an encoded image that needs no change are kept. As in Caffe, an encoded Datum has no
+    size fields; a raw one is (channels, height, width) in BGR. Raises ValueError if the image cannot be
+    converted.
     """
     own = suffix_of(name)
     wanted = settings.encode_type or own
@@ -139,16 +149,17 @@ def convert(data: bytes, name: str, label: int, settings: Settings) -> tuple[pb.
             way = " (--encode-type converts them)" if seen.dtype == np.uint16 else ""
             raise ValueError(f"has {8 * seen.itemsize} bits per channel, but Caffe reads only 8{way}")
         if is_bytes and (not settings.is_gray or seen.ndim == 2):
-            return _encoded_datum(data, label), seen.shape
-    pixels = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
-    pixels = _resize(pixels, settings)
+            return _encoded_datum(data, label), seen.shape, None
+    source = decode(data, cv2.IMREAD_GRAYSCALE if settings.is_gray else cv2.IMREAD_COLOR)
+    pixels = _resize(source, settings)
+    (old_height, old_width), (height, width) = source.shape[:2], pixels.shape[:2]
+    enlarged = (old_height, old_width) if height > old_height or width > old_width else None
     if settings.is_encoded:
-        return _encoded_datum(encode(pixels, wanted), label), pixels.shape
+        return _encoded_datum(encode(pixels, wanted), label), pixels.shape, enlarged
     planes = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    height, width = pixels.shape[:2]
     datum = pb.Datum(channels=pixels.size // (height * width), height=height, width=width)
     datum.data, datum.label, datum.encoded = planes.tobytes(), label, False
-    return datum, pixels.shape
+    return datum, pixels.shape, enlarged
 
 
 def _encoded_datum(data: bytes, label: int) -> pb.Datum:
@@ -253,11 +264,15 @@ _WORKER_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 @dataclass(frozen=True)
 class Converted:
-    """A record's value and the shape of its image, or the `error` in the image."""
+    """A record's value and the shape of its image, or the `error` in the image.
+
+    `enlarged` is the (height, width) of an image that was enlarged, before that.
+    """
 
     value: bytes
     shape: tuple[int, ...]
     error: str = ""
+    enlarged: tuple[int, int] | None = None
 
 
 class WorkerKilled(Exception):
@@ -356,8 +371,8 @@ def convert_batch(pictures: Sequence[Picture], settings: Settings) -> list[Conve
         made = []
         for picture in pictures:
             try:
-                datum, shape = convert(read(picture), picture.name, picture.label, settings)
-                made.append(Converted(datum.SerializeToString(deterministic=True), shape))
+                datum, shape, old = convert(read(picture), picture.name, picture.label, settings)
+                made.append(Converted(datum.SerializeToString(deterministic=True), shape, enlarged=old))
             except ValueError as error:
                 made.append(Converted(b"", (), str(error)))
             except OSError as error:

@@ -224,7 +224,6 @@ def _train(flags: Flags) -> int:
         world = join_ranks(os.environ)
         # Again after MPI_Init, since UCX (under MPICH) installs a SIGHUP handler for debugging.
         requests.listen(flags.sigint_effect, flags.sighup_effect)
-        log.info("caffe.cpp:285", "Use CPU.")
         _run_training(flags, world, requests, log)
     except AgreedFailure as failure:
         if rank == 0:
@@ -246,6 +245,7 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
         if not flags.solver:
             raise InputError("caffe-torch train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
+        log.info("caffe.cpp:285", "Use CPU.")
         from caffe_recipes.engine import commands  # imports torch, which takes seconds
 
         start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))

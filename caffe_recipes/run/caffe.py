@@ -350,6 +350,7 @@ def _plan_phase(recipe: Recipe, phase: Phase, folder: str, ends: set[str], teste
         ),
         snapshots_at=(*recipe.needed_iters(phase), *([phase.stop_iter] if phase.stop_iter else [])),
         every_iter=phase.snapshot_every_iter,
+        display_iter=phase.display or 0,
         starts_from=start.name if isinstance(start, Phase) else None,
         is_end=phase.name in ends,
         is_evaluated=phase.name in tested,

@@ -123,6 +123,8 @@ class _Live:
                 line.append(("─" if can_draw else "-") * (width - done), "dim")
             else:
                 line.append(columns[name], "bold" if name == "phase" else "")
+        if progress.waits_for:
+            line = _say_at_end(line, progress.waits_for)
         return line
 
     def end(self, phases: Collection[str]) -> None:
@@ -213,7 +215,8 @@ class Reporter:
     def show_progress_line(self, progress: Progress) -> None:
         """Print the progress of a phase as a plain line."""
         columns = (text for text in _columns_of(progress).values() if text)
-        self._console.print(Text(f"  {'  '.join(columns)}".rstrip()))
+        line = f"  {'  '.join(columns)}".rstrip()
+        self._console.print(Text(f"{line}  {progress.waits_for}".rstrip()))
 
     def end_progress(self) -> None:
         """Remove the live line."""
@@ -281,6 +284,15 @@ def _columns_of(progress: Progress, *, is_narrow: bool = False) -> dict[str, str
         "phase left": _pad(phase_form, progress.phase_left_s, partial(write_clock, is_short=is_narrow)),
         "run left": _pad(run_form, progress.chain_left_s, partial(write_clock, is_short=is_narrow)),
     }
+
+
+def _say_at_end(line: Text, text: str) -> Text:
+    """Return a line with a text over its blank end, where the speed and the times will be; if it fits."""
+    filled = Text.assemble(line[: len(line.plain.rstrip())], f"  {text}")
+    if len(filled) > len(line):
+        return line
+    filled.pad_right(len(line) - len(filled))
+    return filled
 
 
 def _pad(form: str, value: float | None, write: Callable[[float], object] = float) -> str:

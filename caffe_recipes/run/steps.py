@@ -17,6 +17,7 @@ class Training:
     earlier snapshots from which later phases start, as pairs of paths: as written, and as kept.
     `snapshots_at` are the iterations of those, and of the last one if the trainer is stopped there
     (`is_stopped`). `snapshots` is the number of snapshots that it writes, one every `every_iter` iterations.
+    Its log shows the loss every `display_iter` iterations; 0 if that is not known.
     `starts_from` is the phase whose model it starts from. No other phase starts from one that `is_end`.
     """
 
@@ -33,6 +34,7 @@ class Training:
     needed: tuple[tuple[str, str], ...] = ()
     snapshots_at: tuple[int, ...] = ()
     every_iter: int = 0
+    display_iter: int = 0
     starts_from: str | None = None
     is_end: bool = True
     is_evaluated: bool = False

@@ -49,7 +49,8 @@ class Progress:
     """The progress of a phase. A value is None until the log shows it.
 
     `phases` are all phases of the run, with their last iterations. `waited` is what the trainer waited for
-    lately, as shares of the time, if its log tells.
+    lately, as shares of the time, if its log tells. `next_iter` is the iteration whose loss the log shows
+    next, which gives the speed; None if the speed is known already, or if no loss is to follow.
     """
 
     phase: str
@@ -62,6 +63,12 @@ class Progress:
     chain_left_s: float | None
     phases: Mapping[str, int] = field(default_factory=dict)
     waited: str | None = None
+    next_iter: int | None = None
+
+    @property
+    def waits_for(self) -> str:
+        """What the speed is computed from, as text; "" unless that is still to come."""
+        return "" if self.next_iter is None else f"next loss at iteration {self.next_iter:,}"
 
     @property
     def timing(self) -> list[str]:
@@ -74,7 +81,7 @@ class Progress:
 
     def as_json(self) -> dict[str, Any]:
         """Return the values of this phase by name."""
-        return {name: value for name, value in asdict(self).items() if name != "phases"}
+        return {name: value for name, value in asdict(self).items() if name not in ("phases", "next_iter")}
 
 
 class LogTail:
@@ -169,7 +176,12 @@ def images_per_s(
 
 
 def measure(
-    summary: LogSummary, phase: str, phases: Mapping[str, int], images_per_iter: int, later_iterations: int
+    summary: LogSummary,
+    phase: str,
+    phases: Mapping[str, int],
+    images_per_iter: int,
+    later_iterations: int,
+    display_iter: int = 0,
 ) -> Progress:
     """Return the progress of a phase; the remaining time of the run is estimated at the current speed.
 
@@ -192,7 +204,18 @@ def measure(
         None if left is None or later is None else left + later,
         phases,
         summary.waited,
+        next_display(iteration + 1, display_iter, last_iter) if speed is None else None,
     )
+
+
+def next_display(iteration: int, display_iter: int, last_iter: int) -> int | None:
+    """Return the first iteration from `iteration` on whose loss the log shows; None if there is none.
+
+    >>> next_display(1, 20, 203), next_display(40, 20, 203), next_display(201, 20, 203), next_display(1, 0, 9)
+    (20, 40, None, None)
+    """
+    at = math.ceil(iteration / display_iter) * display_iter if display_iter else last_iter + 1
+    return at if at <= last_iter else None
 
 
 def measure_step(
@@ -202,7 +225,7 @@ def measure_step(
     at = [step.phase for step in steps].index(phase)
     later = sum(step.last_iter for step in steps[at + 1 :])
     phases = {step.phase: step.last_iter for step in whole}
-    return measure(summary, phase, phases, steps[at].images_per_iter, later)
+    return measure(summary, phase, phases, steps[at].images_per_iter, later, steps[at].display_iter)
 
 
 def last_value(values: Iterable[float]) -> float | None:

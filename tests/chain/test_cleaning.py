@@ -35,7 +35,7 @@ def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_pa
     lmdb = str(tmp_path / "node/lmdb")
     data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update={"lmdb": lmdb})})
     (tmp_path / "hostfile").write_text("c1\nc2\n")
-    ranks = {"c1": "rank 0 0123456789abcdef/init-1\n", "c2": ""}
+    ranks = {"c1": "rank 0 95 0123456789abcdef/init-1 alice\n", "c2": ""}
     cleaned = clean_recipe(
         recipe.model_copy(update={"data": data}),
         StageOptions(tmp_path),

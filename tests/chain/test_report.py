@@ -18,6 +18,7 @@ from caffe_recipes.run.trainer_log import Progress
 PHASES = {"init": 7800, "cyc1": 3750, "last": 400}
 PROGRESS = Progress("cyc1", 1240, 3750, 0.4567891, 2.3456, 6301.2, 1631, 10_000, PHASES)
 START = Progress("init", 0, 7800, None, 6.9, None, None, None, PHASES)
+WAITING = replace(START, next_iter=40)
 LINE = (
     "cyc1 2/3  1240/3750  lr 0.45679     loss 2.346     6,301 images/s  phase   27:11 left  run  2:46:40 left"
 )
@@ -50,6 +51,20 @@ def test_what_is_not_known_yet_is_blank_and_moves_no_column() -> None:
     assert first.index("loss") == second.index("loss")
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_until_the_speed_is_known_its_place_says_what_it_waits_for(width: int) -> None:
+    reporter, output = plain_reporter(Clock())
+    reporter.show_progress_line(WAITING)
+    assert (
+        output.getvalue() == "  init 1/3     0/7800                 loss 6.900  next loss at iteration 40\n"
+    )
+    known, waiting = (live_line(width, progress).splitlines()[0] for progress in (PROGRESS, WAITING))
+    assert "loss 6.900  next loss at iteration 40  " in waiting
+    assert waiting.index("loss") == known.index("loss")
+    assert len(waiting) == len(known)
+    assert "next" not in live_line(40, WAITING)
+
+
 def test_a_log_without_a_terminal_is_not_flooded() -> None:
     clock = Clock()
     reporter, output = plain_reporter(clock)
@@ -70,11 +85,11 @@ def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
     assert output.getvalue().endswith("\x1b[2K")
 
 
-def live_line(width: int) -> str:
+def live_line(width: int, progress: Progress = PROGRESS) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=width, color_system=None)
     reporter = Reporter(console, Clock())
-    reporter.show_progress(PROGRESS)
+    reporter.show_progress(progress)
     reporter.end_progress()
     return output.getvalue()
 

@@ -29,7 +29,18 @@ from caffe_recipes.run.monitor.status import (
     summarize_status,
 )
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
-from tests.chain.told_run import HERE, LOG, WHOLE, Event, failed, finished, launched, started, tell_run
+from tests.chain.told_run import (
+    HERE,
+    LOG,
+    WHOLE,
+    Event,
+    failed,
+    finished,
+    launched,
+    started,
+    tell,
+    tell_run,
+)
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -37,6 +48,8 @@ if TYPE_CHECKING:
 
 NOW_S = 1_700_000_100.0
 STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
+_STATES = ("state", "state_sha256", "model", "model_sha256", "state_path", "model_path")
+CHECKPOINT: dict[str, object] = {"phase": "init", "iteration": 6, **dict.fromkeys(_STATES, "x")}
 GO_ON = "`caffe-recipes run` with its recipe resumes it"
 
 
@@ -120,9 +133,53 @@ def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) 
         "phase": "init (1 of 3): iteration 2 of 8, lr 0.1, loss 1.25",
         "rate": "128 images/s, 0.5 s per iteration",
         "left": "phase 0:03, run 0:08",
-        "process": f"process {os.getpid()} on {HERE}",
+        "process": f"{os.getpid()} on {HERE}",
         "log": "runs/small-1/logs/init-1.log",
     }
+
+
+def test_until_its_speed_is_known_a_run_says_which_loss_is_awaited(place: Place) -> None:
+    begun = "".join(LOG.splitlines(keepends=True)[:3])
+    folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=begun)
+    resumed: Event = "launched", {**launched(attempt=2)[1], "resumed": 5}
+    with closing(Journal(folder / "journal.jsonl")):
+        status = Eye(place).one(ask=no_slurm)
+    assert summarize_status(status).startswith("init 0/8, next loss at iteration 2; ")
+    phase = dict(status_details(status, NOW_S))["phase"]
+    assert phase == "init (1 of 3): iteration 0 of 8, lr 0.1, loss 2.5; next loss at iteration 2"
+    tell(folder, failed("init", "it died"), resumed)
+    with closing(Journal(folder / "journal.jsonl")):
+        phase = dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))["phase"]
+    assert phase == "init (1 of 3): no iteration yet; first loss at iteration 6"
+
+
+def elapsed(place: Place) -> str:
+    return dict(status_details(Eye(place).one(ask=no_slurm), NOW_S))["elapsed"]
+
+
+def test_the_pause_before_a_resume_does_not_count_as_elapsed(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(), launched())
+    tell(folder, ("interrupted", {"signal": "SIGINT", "seconds": 60}), after_s=60)
+    assert elapsed(place) == "1:00"
+    tell(folder, started(os.getpid()), after_s=5000)
+    tell(folder, launched(attempt=2), after_s=5010)
+    assert elapsed(place) == "1:10"
+    tell(folder, ("finished", {**finished("init")[1], "seconds": 90}), after_s=5040)
+    assert elapsed(place) == "1:40"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(300, "5:10"), (70, "1:20"), (9999, "10:10")])
+def test_of_a_killed_run_the_time_that_its_trainer_ran_on_counts_as_elapsed(
+    place: Place, seconds: float, said: str
+) -> None:
+    folder = tell_run(place.root, place.recipe, started())
+    tell(folder, launched(), after_s=5)
+    tell(folder, ("checkpointed", CHECKPOINT), after_s=65)
+    tell(folder, started(), after_s=600)
+    assert elapsed(place) == "1:05"
+    tell(folder, ("failed", {"phase": "init", "reason": "it died", "seconds": seconds}), after_s=605)
+    tell(folder, launched(attempt=2), after_s=610)
+    assert elapsed(place) == said
 
 
 def test_a_run_whose_process_is_gone_is_stopped_and_says_what_goes_on(place: Place) -> None:
@@ -405,9 +462,7 @@ def test_no_line_of_the_table_is_wider_than_its_terminal(place: Place, width: in
 
 
 def test_a_stopped_run_shows_the_checkpoint_that_it_resumes_from(place: Place) -> None:
-    names = ("state", "state_sha256", "model", "model_sha256", "state_path", "model_path")
-    kept: dict[str, object] = {"phase": "init", "iteration": 6, **dict.fromkeys(names, "x")}
-    tell_run(place.root, place.recipe, started(), launched(), ("checkpointed", kept), log=LOG)
+    tell_run(place.root, place.recipe, started(), launched(), ("checkpointed", CHECKPOINT), log=LOG)
     line = shown(Eye(place).all(no_slurm))[1]
     assert "1/3 init  checkpoint 6  " in line
     assert line.endswith("run again to resume")

@@ -138,6 +138,18 @@ def test_what_is_left_is_reckoned_at_the_speed_of_now() -> None:
     assert progress.chain_left_s == pytest.approx(25)
 
 
+def test_until_the_speed_is_known_the_next_loss_is_named() -> None:
+    def waits(*seen: tuple[int, float, str], last: int = 203) -> str:
+        return measure(summary(*seen), "init", {"init": last}, 64, 0, display_iter=20).waits_for
+
+    assert waits((0, 0, "2")) == "next loss at iteration 20"
+    assert waits((0, 1000, "2"), last=2000) == "next loss at iteration 1,020"
+    assert waits((0, 0, "2"), (10, 20, "2")) == "", (
+        "the speed is known from the first display after the start"
+    )
+    assert waits((0, 0, "2"), last=19) == "", "no other loss follows"
+
+
 def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
     log = [
         said("Iteration 80, loss = 2"),

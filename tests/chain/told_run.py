@@ -39,9 +39,9 @@ def tell_run(root: Path, recipe: Path, *events: Event, log: str = "", number: in
     return folder
 
 
-def tell(folder: Path, *events: Event) -> None:
-    """Write more events into a journal."""
-    journal = Journal(folder / "journal.jsonl", lambda: 1_700_000_000.0)
+def tell(folder: Path, *events: Event, after_s: float = 0) -> None:
+    """Write more events into a journal, so many seconds after its first."""
+    journal = Journal(folder / "journal.jsonl", lambda: 1_700_000_000.0 + after_s)
     for event, details in events:
         journal.write(event, **details)
     journal.close()

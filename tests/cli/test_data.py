@@ -61,7 +61,10 @@ def test_a_label_outside_the_classes_fails_the_check_in_one_line_behind_what_was
     what = "record '00000001_1' has label 3, which is not one of the 3 classes 0 to 2, and 1 more like it"
     assert code == 1
     assert out.splitlines()[-1] == f"bad: {what}"
-    assert err == f"Error: {path}: {what}; fix the list of images and build the LMDB again\n"
+    hint = "fix the list of images and build the LMDB again"
+    assert err == f"Error: {path}: has 1 problem, listed above; {hint}\n", "nothing is said twice"
+    code, out, err = call("check", path, "--classes", "3", "--json")
+    assert (code, err) == (1, f"Error: {path}: {what}; {hint}\n"), "JSON is for programs"
 
 
 def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
@@ -91,9 +94,9 @@ def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
     path = write(tmp_path)
     with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"00000001_1", b"\xff\xff")
-    code, _, err = call("check", path, "--sheet", tmp_path / "s.png")
+    code, out, _ = call("check", path, "--sheet", tmp_path / "s.png")
     assert code == 1
-    assert "record '00000001_1' is not a Datum" in err
+    assert "bad: record '00000001_1' is not a Datum" in out
     assert (tmp_path / "s.png").is_file()
 
 
@@ -107,13 +110,38 @@ def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
     datums = (pb.Datum(channels=1, height=1, width=1, data=b"a", label=i // 100) for i in range(300))
     write_datums(tmp_path / "lmdb", ((f"{index}", datum) for index, datum in enumerate(datums)))
     assert call("check", tmp_path / "lmdb")[0] == 0
-    code, _, err = call("check", tmp_path / "lmdb", "--shuffled")
+    code, out, _ = call("check", tmp_path / "lmdb", "--shuffled")
     assert code == 1
-    assert "the records are not shuffled: sorted by class" in err
+    assert "bad: the records are not shuffled: sorted by class" in out
 
 
 def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
     assert call("check", tmp_path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--shorter-side", "12"), "2 images were enlarged to a shorter side of 12; the smallest is 10 x 20"),
+        (
+            ("--resize-height", "9", "--resize-width", "21"),
+            "4 images were enlarged to 9 x 21; the smallest is",
+        ),
+        (
+            ("--shorter-side", "11", "--raw"),
+            "1 image was enlarged to a shorter side of 11; the smallest is 10 x",
+        ),
+    ],
+)
+def test_it_is_said_once_that_small_images_are_enlarged(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    folder, out = write_folder(tmp_path / "images"), tmp_path / "lmdb"
+    argv = ("build", "--images", folder, "--out", out, "--workers", "1", *words)
+    code, _, err = call(*argv)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(f"warning: {out}: {said}")
+    assert call(*argv)[2] == "", "it is kept, and nothing is resized"
 
 
 def test_a_folder_becomes_an_lmdb_once(tmp_path: Path) -> None:

@@ -38,10 +38,12 @@ def test_an_lmdb_becomes_tfrecords_that_check_measures(lmdb: Path) -> None:
 def test_a_label_out_of_range_fails_the_check(lmdb: Path) -> None:
     out = lmdb.parent / "records"
     call("tfrecords", lmdb, "--out", out, "--shards", 4)
+    with pytest.raises(CheckFailed, match="records: has 1 problem, listed above; fix the source images"):
+        call("check", out, "--classes", 9)
     with pytest.raises(
         CheckFailed, match="has label 10, which is not one of the 9 classes 1 to 9, and 35 more"
     ):
-        call("check", out, "--classes", 9)
+        call("check", out, "--classes", 9, "--json")
 
 
 def test_names_of_classes_are_those_of_a_list(lmdb: Path) -> None:

@@ -64,7 +64,7 @@ def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: 
 def test_any_image_becomes_three_channels_of_bytes_as_it_is_seen(
     data: bytes, size: tuple[int, int, int]
 ) -> None:
-    datum, shape = convert(data, "x.jpg", 5, RAW)
+    datum, shape, _ = convert(data, "x.jpg", 5, RAW)
     assert (datum.channels, datum.height, datum.width, datum.label) == (*size, 5)
     assert len(datum.data) == np.prod(size)
     assert (datum.HasField("encoded"), datum.encoded, shape) == (True, False, (*size[1:], 3))
@@ -81,15 +81,15 @@ def test_an_image_that_needs_no_change_is_kept_byte_by_byte(mode: str) -> None:
         ("x.png", Settings()),  # a wrong suffix is not looked into
         ("x.jpg", Settings(check_size=True)),
     ):
-        datum, _ = convert(data, name, 2, settings)
+        datum, _, _ = convert(data, name, 2, settings)
         assert (datum.data, datum.label, datum.encoded) == (data, 2, True)
         assert not datum.HasField("channels")
 
 
 def test_an_image_of_another_type_than_asked_for_is_encoded_again() -> None:
-    datum, _ = convert(encode(".png"), "x.png", 0, Settings(encode_type="jpg"))
+    datum, _, _ = convert(encode(".png"), "x.png", 0, Settings(encode_type="jpg"))
     assert datum.data[:2] == b"\xff\xd8"
-    datum, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(encode_type="png"))
+    datum, _, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(encode_type="png"))
     assert datum.data[:4] == b"\x89PNG"
 
 
@@ -97,12 +97,12 @@ def test_grey_is_one_channel_and_a_coloured_file_is_not_kept_for_it() -> None:
     grey = Settings(is_gray=True)
     own = by_pillow("L", "JPEG")
     assert convert(own, "x.jpg", 0, grey)[0].data == own
-    datum, shape = convert(encode(".jpg"), "x.jpg", 0, grey)
+    datum, shape, _ = convert(encode(".jpg"), "x.jpg", 0, grey)
     assert shape == (30, 40)
     pixels = cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_UNCHANGED)
     assert pixels is not None
     assert pixels.shape == (30, 40)
-    datum, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(is_gray=True, is_encoded=False))
+    datum, _, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(is_gray=True, is_encoded=False))
     assert (datum.channels, datum.height, datum.width) == (1, 30, 40)
 
 
@@ -127,14 +127,14 @@ def test_a_gif_is_refused_which_no_trainer_reads_though_our_opencv_does(settings
 
 def test_an_image_is_turned_by_its_exif_where_it_is_decoded_and_not_where_it_is_kept() -> None:
     turned = by_pillow("RGB", "JPEG", 6)
-    upright, _ = convert(turned, "x.jpg", 0, Settings(shorter_side_px=20, encode_type="png"))
+    upright, _, _ = convert(turned, "x.jpg", 0, Settings(shorter_side_px=20, encode_type="png"))
     assert load_pixels(upright).shape == (40, 20, 3)
-    kept, _ = convert(turned, "x.jpg", 0, Settings())
+    kept, _, _ = convert(turned, "x.jpg", 0, Settings())
     assert load_pixels(kept).shape == (20, 40, 3)
 
 
 def test_a_strip_keeps_at_least_what_opencv_can_resize() -> None:
-    wide, _ = convert(encode(".png", 1, 900), "x.png", 0, Settings(shorter_side_px=2, is_encoded=False))
+    wide, _, _ = convert(encode(".png", 1, 900), "x.png", 0, Settings(shorter_side_px=2, is_encoded=False))
     assert (wide.height, wide.width) == (2, 1800)
 
 
@@ -167,9 +167,9 @@ def test_an_image_of_more_than_bytes_is_never_kept() -> None:
         convert(DEEP, "x.png", 0, Settings())
     with pytest.raises(ValueError, match=r"has 32 bits per channel, but Caffe reads only 8$"):
         convert(FLOATS, "x.tiff", 0, Settings())
-    made, shape = convert(DEEP, "x.png", 0, Settings(encode_type="png"))
+    made, shape, _ = convert(DEEP, "x.png", 0, Settings(encode_type="png"))
     assert load_pixels(made).shape == shape == (4, 6, 3)
-    made, _ = convert(DEEP, "x.png", 0, Settings(is_gray=True))
+    made, _, _ = convert(DEEP, "x.png", 0, Settings(is_gray=True))
     assert load_pixels(made).shape == (4, 6, 1)
 
 

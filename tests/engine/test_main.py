@@ -155,6 +155,23 @@ def test_a_solver_that_would_not_train_exits_2(
 
 
 @pytest.mark.parametrize(
+    ("words", "change_to"),
+    [
+        (("-solver", "none.prototxt"), ""),
+        ((), ""),
+        (("-solver", "solver.prototxt"), "max_iter: 6 iter_size: 0"),
+    ],
+)
+def test_nothing_is_logged_before_the_error_of_a_solver_that_cannot_be_read(
+    case: Path, run: Run, change: Change, words: tuple[str, ...], change_to: str
+) -> None:
+    if change_to:
+        change(case / "solver.prototxt", ("max_iter: 6", change_to))
+    code, log = run("train", *words)
+    assert (code, log) == (2, f"{only_line(log)}\n")
+
+
+@pytest.mark.parametrize(
     ("old", "new", "part"),
     [
         ('source: "lmdb"', 'source: "none"', "none"),

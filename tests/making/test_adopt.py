@@ -210,6 +210,9 @@ def test_the_order_and_the_weights_are_those_of_a_script_s_commands(small: Path)
     assert (cluster.nodes, cluster.ranks_per_node, cluster.omp_num_threads) == (4, 2, 7)
     assert cluster.mlsl is not None and cluster.mlsl.server_affinity == (3, 4)
     assert recipe.trainer == "./bin/caffe"
+    given = adopt(small, AdoptOptions(images=1438, trainer="caffe-torch"))
+    assert given.recipe.trainer == "caffe-torch"
+    assert "# as given\ntrainer: caffe-torch\n" in given.text
 
 
 def test_servers_are_counted_where_no_cores_are_named(small: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from caffe_recipes.authoring import asked
 from caffe_recipes.authoring.asked import NewOptions, make_request
 from caffe_recipes.authoring.new import make_new
 from caffe_recipes.caffe import pb
@@ -166,6 +167,27 @@ def test_a_net_that_does_not_fit_the_images_is_refused(
     file.write_text(NET % (crop, outputs))
     with pytest.raises(InputError, match=message):
         make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path)
+
+
+def test_fewer_classes_than_the_labels_need_are_refused(
+    lmdbs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**more: Any) -> str:  # noqa: ANN401
+        with pytest.raises(InputError) as caught:
+            make_request(NewOptions(**{"epochs": 20, "net": "resnet_small", **lmdbs, **more}), tmp_path)
+        return str(caught.value)
+
+    train = lmdbs["lmdb"]
+    said = f"--classes: 2 classes, but {train} has labels up to 3; give --classes 4, or another LMDB"
+    assert refused(classes=2) == said
+    other = write_lmdb(tmp_path / "other", classes=6)
+    assert refused(test_lmdb=other).startswith(f"--classes: 4 classes, but {other} has labels up to 5; ")
+    assert make(NewOptions(20, net="resnet_small", classes=9, **lmdbs), tmp_path).net.classes == 9
+    # Of many records only some are read; they say what is too few, not how many there are.
+    monkeypatch.setattr(asked, "_MOST_SCANNED", 100)
+    monkeypatch.setattr(asked, "_SAMPLED", 7)
+    assert refused(classes=1) == said.replace("2 classes", "1 class")
+    assert make(NewOptions(20, net="resnet_small", **lmdbs), tmp_path).net.classes == 1000
 
 
 def test_a_small_batch_takes_one_node_and_a_large_one_as_many_as_it_needs(tmp_path: Path) -> None:

@@ -196,6 +196,16 @@ def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
     assert "the momentum history is 0 at the start of each of 2 phases" in text
 
 
+def test_caffe_torch_shows_a_loss_at_least_twenty_times_in_a_phase() -> None:
+    for images in (100, 1438, 100_000):
+        slow = make_new(RecipeRequest(images=images, batch=32, epochs=20, trainer="caffe-torch")).recipe
+        assert all(phase.display in (1, 2, 5, 10) for phase in slow.phases)
+        assert all(phase.max_iter // (phase.display or 0) >= min(20, phase.max_iter) for phase in slow.phases)
+    assert {phase.display for phase in slow.phases} == {10}
+    fast = make_new(RecipeRequest(images=100, batch=32, epochs=20, trainer="./caffe")).recipe
+    assert {phase.display for phase in fast.phases} == {40}
+
+
 def test_what_is_known_to_be_lost_is_warned_of() -> None:
     knl = load_profile("stampede2-knl")
     assert make_new(RecipeRequest(IMAGENET, 8192, 90, profile=knl)).notes == ()

@@ -59,7 +59,7 @@ look_at_program() {
     say program "$kind"
 }
 
-# Reports the running ranks, as `RANK LAUNCH`, of all users whose processes we can read. They are read as in ranks.sh: by
+# Reports the running ranks, as `RANK PID LAUNCH USER`, of all users whose processes we can read. They are read as in ranks.sh: by
 # one `tail` for all, and so that a line break within a value does not start a new entry.
 list_ranks() {
     newline='
@@ -90,7 +90,7 @@ list_ranks() {
         case $comm in hydra_* | mpiexec* | mpirun* | srun | ibrun | orted | prted | orterun | prterun) continue ;; esac
         rank=${rank:-${step:+$slurm}}
         case $rank in '' | *[!0-9]* | ?????????*) continue ;; esac
-        case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) say "rank $rank $launch" ;; esac
+        case $launch in '' | *[!A-Za-z0-9._/-]*) ;; *) say "rank $rank $pid $launch $(clean "$(user_of "/proc/$pid")")" ;; esac
     done
 }
 

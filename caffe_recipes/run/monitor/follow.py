@@ -122,6 +122,8 @@ class ShownRun:
         self.last_failure: RunFailed | None = None  # the last one, even if the run was resumed after it
         self.first_s: float | None = None  # the time of the first event
         self.last_s: float | None = None  # the time of the last event
+        self.ran_s = 0.0  # for how long the run had run at the last event
+        self._unseen_s = 0.0  # for how long no process followed the current launch
         self.job_id: int | None = None  # the Slurm job that the last process was in
         self.job_ids: tuple[int, ...] = ()
         self.blamed: tuple[str, ...] = ()  # the hosts because of which the last process ended launches
@@ -260,10 +262,31 @@ class ShownRun:
             self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
         if isinstance(event, Ending | Failed | Replaced) and event.host:
             self.blamed = tuple(dict.fromkeys((*self.blamed, event.host)))
+        self.ran_s += self._count_seconds(time_s, event)
         self.state = event.fold(self.state)
         self.first_s = time_s if self.first_s is None else self.first_s
         self.last_s = time_s
         self.last_failure = self._find_failure(event) or self.last_failure
+
+    def _count_seconds(self, time_s: float, event: Event) -> float:
+        """Return for how long the run ran between the last event and this one.
+
+        It did not run before a process starts or resumes it, except for the launch of a killed run: when this
+        ends, its event says for how many seconds it ran.
+        """
+        since_s = 0.0 if self.last_s is None else max(0.0, time_s - self.last_s)
+        launch = self.state.launch
+        if isinstance(event, RunStarted):
+            self._unseen_s += since_s if launch is not None else 0.0
+            return 0.0
+        if launch is None or not isinstance(event, Failed | Finish | Stopped) or not self._unseen_s:
+            return since_s
+        if isinstance(event, Failed | Finish) and event.phase != launch.phase:
+            return since_s
+        earlier_s = self.state.spent.get(launch.phase, 0.0) if isinstance(event, Finish) else 0.0
+        seen_s = time_s - launch.time_s - self._unseen_s
+        unseen_s, self._unseen_s = self._unseen_s, 0.0
+        return since_s + min(max((event.seconds or 0.0) - earlier_s - seen_s, 0.0), unseen_s)
 
     def _describe(self, time_s: float, event: Event) -> None:
         """Add the lines to show for an event, before it is folded into the state."""

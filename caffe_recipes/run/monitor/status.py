@@ -49,7 +49,7 @@ from caffe_recipes.run.submit.submissions import (
     submitted_by_hand,
 )
 from caffe_recipes.run.trainer import find_trainer
-from caffe_recipes.run.trainer_log import Progress
+from caffe_recipes.run.trainer_log import Progress, next_display
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import printable
 
@@ -450,11 +450,12 @@ def _started_s(status: RunStatus) -> float | None:
 
 
 def _elapsed_s(status: RunStatus, now_s: float) -> float | None:
-    """Return the seconds from the start of a run until now, or until its last event if it is not running."""
+    """Return for how many seconds a run has run, without pauses, until now or its last known event."""
     run = status.run
-    if run is None or run.first_s is None or run.last_s is None:
+    if run is None or run.last_s is None:
         return None
-    return max(0.0, (now_s if status.state == "running" else run.last_s) - run.first_s)
+    is_running = status.state == "running" and status.has_process
+    return run.ran_s + (max(0.0, now_s - run.last_s) if is_running else 0.0)
 
 
 def _left_s(status: RunStatus) -> float | None:
@@ -508,7 +509,7 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
         for orphan in _describe_orphan(status):
             yield "trainer", orphan
         if status.has_process:
-            yield "process", _describe_process(status)
+            yield "process", _describe_process(status).removeprefix("process ")
         failure = _describe_failure(run)
         if failure and status.state != "finished":
             yield "before" if _is_past(status) else "failure", failure
@@ -595,7 +596,7 @@ def _describe_work(run: ShownRun, status: RunStatus) -> str:
     if progress is None:
         return _describe_phase(run, status)
     place = f"{progress.phase} {progress.iteration:,}/{progress.last_iter:,}"
-    return ", ".join([place, *progress.timing])
+    return ", ".join([place, *progress.timing, *filter(None, [progress.waits_for])])
 
 
 def _describe_phase(run: ShownRun, status: RunStatus) -> str:
@@ -606,10 +607,13 @@ def _describe_phase(run: ShownRun, status: RunStatus) -> str:
     names = [step.phase for step in plan_steps(run.recipe)]
     place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
     if progress is None:
-        return f"{name}{place}: no iteration yet"
+        step = find_step(run.recipe, name) if name in names else None
+        at = step and next_display(run.state.launch.resumed or 0, step.display_iter, step.last_iter)
+        return f"{name}{place}: no iteration yet" + (f"; first loss at iteration {at:,}" if at else "")
     loss = f", loss {progress.loss:.4g}" if progress.loss is not None else ""
     rate = f", lr {progress.rate:.5g}" if progress.rate is not None else ""
-    return f"{name}{place}: iteration {progress.iteration:,} of {progress.last_iter:,}{rate}{loss}"
+    waits = f"; {progress.waits_for}" if progress.waits_for else ""
+    return f"{name}{place}: iteration {progress.iteration:,} of {progress.last_iter:,}{rate}{loss}{waits}"
 
 
 def _describe_rate(

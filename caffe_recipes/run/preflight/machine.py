@@ -17,11 +17,11 @@ from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import find_servers
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem, fold_names
-from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, lmdb_path, look_at_nodes
+from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, RankOwner, lmdb_path, look_at_nodes
 from caffe_recipes.run.preflight.storage import judge_disk, judge_snapshots
 from caffe_recipes.run.preflight.trials import judge_programs, try_trainer
 from caffe_recipes.units import describe_bytes
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, describe_names, plural
 
 MOST_SKEW_S = 2.0
 # The fraction of the others' or the profile's memory that a host must have.
@@ -54,7 +54,7 @@ def check_launches(view: NodeView) -> list[CheckResult]:
 def judge_launches(view: NodeView) -> list[HostProblem]:
     """Return the hosts with ranks of other runs; ranks that our own run has left behind do not count.
 
-    On this machine they are only a warning, since it may train several recipes.
+    On this machine they are only a warning, since it may train several recipes; their processes are named.
     """
     launch = view.state.launch
     ours = {view.state.id or (launch.id.partition("/")[0] if launch else "")}
@@ -62,10 +62,18 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
     local = {host.name for host in view.setting.hosts if host.is_local}
     problems: list[HostProblem] = []
     for facts in view.facts.values():
-        counts = Counter(launch for launch, _ in facts.ranks if launch.partition("/")[0] not in ours)
-        for name, count in sorted(counts.items()):
-            ranks = f"{count} rank{'s' if count > 1 else ''} of another launch, {name}, "
-            what = f"{ranks}{'are' if count > 1 else 'is'} at work here"
+        owners: dict[str, list[RankOwner]] = {}
+        for (launch_id, _), owner in sorted(facts.ranks.items()):
+            owners.setdefault(launch_id, []).append(owner)
+        for name, found in owners.items():
+            if name.partition("/")[0] in ours:
+                continue
+            ranks = f"{describe_count(len(found), 'rank')} of another launch, {name}, "
+            what = f"{ranks}{plural(len(found), 'is', 'are')} at work here (user {found[0].user}"
+            if facts.host in local:  # a line for each host would be too many on a cluster
+                pids = describe_names([str(owner.pid) for owner in found])
+                what += f", {plural(len(found), 'process', 'processes')} {pids}"
+            what += ")"
             hint = f"wait for its end, or end what has {LAUNCH_VARIABLE}={name} in its environment"
             hint += "; until then both are slower" if facts.host in local else ""
             problems.append(HostProblem(facts.host, what, hint, fails=facts.host not in local))

@@ -61,11 +61,19 @@ class Stray:
 
 
 @dataclass(frozen=True)
+class RankOwner:
+    """The process of a rank on its host, and the user that it belongs to."""
+
+    pid: int
+    user: str
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """The facts of a node; keys that are paths are those of the questions.
 
     `skew_s` is its clock minus ours, with an uncertainty of `doubt_s`, half the round-trip time. `boot_id` is
-    that of its kernel, None if unknown. `ranks` are the (launch, rank) of each rank running there.
+    that of its kernel, None if unknown. `ranks` has the owner of each (launch, rank) running there.
     `tmp_bytes` is the size of /tmp.
     """
 
@@ -84,7 +92,7 @@ class NodeFacts:
     folders: dict[str, Folder] = field(default_factory=dict)
     strays: tuple[Stray, ...] = ()
     boot_id: str | None = None
-    ranks: frozenset[tuple[str, int]] = frozenset()
+    ranks: Mapping[tuple[str, int], RankOwner] = field(default_factory=dict)
     tmp_bytes: int | None = None
 
 
@@ -127,7 +135,7 @@ def parse_facts(
         available_bytes=_kilobytes(memory, "MemAvailable"),
         boot_id=by_kind["boot"][0].replace("-", "") or None,
         tmp_bytes=int(by_kind["tmp"][0] or 0) or None,
-        ranks=frozenset(_parse_rank(line) for line in by_kind.get("rank", [])),
+        ranks=_parse_ranks(by_kind.get("rank", [])),
         strays=tuple(Stray(*line.split(" ", 2)) for line in by_kind.get("found", [])),
     )
     for question in dict.fromkeys(question for question, _ in questions):
@@ -162,9 +170,14 @@ def parse_cpuinfo(lines: Sequence[str], usable: int) -> Processors:
     return Processors(there, min(len(there), sockets * cores), sockets, socket_of)
 
 
-def _parse_rank(line: str) -> tuple[str, int]:
-    rank, launch = line.split(" ")
-    return launch, int(rank)
+def _parse_ranks(lines: Sequence[str]) -> dict[tuple[str, int], RankOwner]:
+    """Return the owner of each rank: its first process, since the others are those that it has started."""
+    owners: dict[tuple[str, int], RankOwner] = {}
+    for line in lines:
+        rank, pid, launch, user = line.split(" ", 3)
+        owner, known = RankOwner(int(pid), user), owners.get((launch, int(rank)))
+        owners[launch, int(rank)] = owner if known is None or owner.pid < known.pid else known
+    return owners
 
 
 def _with_answer(facts: NodeFacts, verb: str, path: str, words: Sequence[str]) -> NodeFacts:

@@ -22,7 +22,7 @@ from caffe_recipes.run.preflight.machine import (
     check_memory,
     check_tmp,
 )
-from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
+from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors, RankOwner
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -89,29 +89,39 @@ def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: NodeVi
 
 def test_ranks_of_another_launch_are_told_with_their_hosts(look: NodeView) -> None:
     assert check_launches(look) == []
-    ranks = frozenset({("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)})
+    owners = [RankOwner(pid, "alice") for pid in (953, 954, 960)]
+    ranks = dict(zip([("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)], owners, strict=True))
     there = changed(look, ranks=ranks)
     found = check_launches(there)
     assert [(one.mark, one.hosts) for one in found] == [("failed", ("n2",))] * 2
     assert found[0].message.startswith(
-        "n2: 2 ranks of another launch, ab/init-1, are at work here; wait for its end"
+        "n2: 2 ranks of another launch, ab/init-1, are at work here (user alice); wait for its end"
     )
     assert found[1].message.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
     # What a killed run left is its own.
     assert only(check_launches(replace(there, state=RunState(id="ab"))))[2].startswith("n2: 1 rank")
     beside = RunState(id="0", branches={"side": "runs/x/branches/side"})
-    own = changed(look, ranks=frozenset({(f"{name_branch('0', 'side')}/side-1", 0)}))
+    own = changed(look, ranks={(f"{name_branch('0', 'side')}/side-1", 0): owners[0]})
     assert check_launches(replace(own, state=beside)) == []
     launch = Launch("last", 1, "log", "here", None, 0.0, id="cd/last-1")
     found = check_launches(replace(there, state=RunState(launch=launch)))
     assert only(found)[2].startswith("n2: 2 ranks")
 
 
-def test_on_this_machine_another_launch_is_a_warning(look: NodeView) -> None:
+def test_on_this_machine_another_launch_is_a_warning_with_its_processes(look: NodeView) -> None:
     hosts = (StandInHost("n2", is_local=True),)
-    there = changed(look, ranks=frozenset({("ab/init-1", 2)}))
-    alone = replace(there, setting=replace(look.setting, hosts=hosts))
-    assert only(check_launches(alone))[:2] == ("warn", ("n2",))
+
+    def warned(ranks: dict[tuple[str, int], RankOwner]) -> str:
+        alone = replace(changed(look, ranks=ranks), setting=replace(look.setting, hosts=hosts))
+        mark, names, said = only(check_launches(alone))
+        assert (mark, names) == ("warn", ("n2",))
+        return said
+
+    one, two = (("ab/init-1", 0), RankOwner(953, "alice")), (("ab/init-1", 1), RankOwner(954, "alice"))
+    assert "1 rank of another launch, ab/init-1, is at work here (user alice, process 953); " in warned(
+        dict([one])
+    )
+    assert "ab/init-1, are at work here (user alice, processes 953, 954); wait" in warned(dict([one, two]))
 
 
 def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import secrets
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed
 from caffe_recipes.run.preflight.findings import as_findings, as_problem
-from caffe_recipes.run.preflight.nodes import ask_node, parse_cpuinfo
+from caffe_recipes.run.preflight.nodes import RankOwner, ask_node, parse_cpuinfo
 from tests.cluster.machines import cpuinfo
 from tests.stand_in_host import StandInHost, answer_call
 
@@ -85,7 +86,7 @@ def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     facts = ask_node(host, [], clock=lambda: next(times))
     assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
     assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
-    assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, frozenset(), None)
+    assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, {}, None)
 
 
 def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
@@ -101,12 +102,20 @@ def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path)
         {"NOTE": f"\nCAFFE_RECIPES_LAUNCH={other}", "PMI_RANK": "5"},
         {"CAFFE_RECIPES_LAUNCH": f"{other}\nend", "PMI_RANK": "6"},
     ]
+    pids = []
     with ExitStack() as stack:
         for environment in environments:
-            stack.callback(end, subprocess.Popen(["sleep", "600"], env=environment))
+            process = subprocess.Popen(["sleep", "600"], env=environment)
+            stack.callback(end, process)
+            pids.append(process.pid)
         stack.callback(end, subprocess.Popen([str(mpiexec), "600"], env={**environments[0], "PMI_RANK": "9"}))
         facts = ask_node(LocalHost(), [])
-    assert {one for one in facts.ranks if one[0] in (launch, other)} == {(launch, 0), (launch, 1), (other, 7)}
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert {one: owner for one, owner in facts.ranks.items() if one[0] in (launch, other)} == {
+        (launch, 0): RankOwner(min(pids[:2]), user),
+        (launch, 1): RankOwner(pids[2], user),
+        (other, 7): RankOwner(pids[3], user),
+    }
     assert facts.boot_id
 
 

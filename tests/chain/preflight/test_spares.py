@@ -81,7 +81,9 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
             "9 bytes are free, the LMDB needs",
         ),
         (
-            lambda said: re.sub(r"^(\S+:) usable", r"\1 rank 3 ab/init-1\n\1 usable", said, flags=re.M),
+            lambda said: re.sub(
+                r"^(\S+:) usable", r"\1 rank 3 95 ab/init-1 alice\n\1 usable", said, flags=re.M
+            ),
             "1 rank of another launch, ab/init-1",
         ),
         (lambda said: said.replace("name n9", "name NAME"), "is the same machine as localhost"),
