@@ -97,7 +97,9 @@ def _only_net(folder: str, max_bytes: int) -> str:
         raise InputError(folder, "is a folder without a net", "give a net, a solver or a recipe")
     if len(nets) > 1:
         more = ", ..." if len(nets) > _LISTED else ""
-        raise InputError(folder, "is a folder with several nets", f"give one: {', '.join(nets[:_LISTED])}{more}")
+        raise InputError(
+            folder, "is a folder with several nets", f"give one: {', '.join(nets[:_LISTED])}{more}"
+        )
     return nets[0]
 
 
