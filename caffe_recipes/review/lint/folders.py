@@ -195,12 +195,12 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
 
 
 def lint(
-    targets: Sequence[str], options: LintOptions, report_chain: Callable[[str], None] = lambda line: None
+    targets: Sequence[str], options: LintOptions, report: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
     """Find mistakes in each recipe, then in each folder, then in the files as one chain.
 
-    Calls `report_chain` with a line for each chain of several solvers. Raises InputError for unreadable
-    input, and for options that apply to files if only recipes are given.
+    Calls `report` with a line for each chain of several solvers, and for each recipe whose files on disk are
+    stale. Raises InputError for unreadable input, and for options of files if only recipes are given.
     """
     if not all(target.strip() for target in targets):
         raise InputError("", "an empty name is given", "is a variable unset?")
@@ -212,8 +212,8 @@ def lint(
     for recipe in recipes:
         from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to import
 
-        found += lint_recipe(recipe, options.dialect)
-    return found + _lint_paths(others, options, report_chain)
+        found += lint_recipe(recipe, options.dialect, report)
+    return found + _lint_paths(others, options, report)
 
 
 def is_recipe(target: str) -> bool:
@@ -245,9 +245,7 @@ def explain_rule(name: str, width: int | None = None) -> str:
     return explain(name, width)
 
 
-def _lint_paths(
-    paths: Sequence[Path], options: LintOptions, report_chain: Callable[[str], None]
-) -> list[Finding]:
+def _lint_paths(paths: Sequence[Path], options: LintOptions, report: Callable[[str], None]) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
     reader = Reader(options)
     found: list[Finding] = [*check_commands(script)]
@@ -257,7 +255,7 @@ def _lint_paths(
     for chain in reader.chains:
         homes = {str(Path(path).parent) for path in chain}
         where = f"{homes.pop()}: " if len(reader.chains) > 1 and len(homes) == 1 else ""
-        report_chain(f"{where}{len(chain)} solvers are checked as one chain; --alone checks each by itself")
+        report(f"{where}{len(chain)} solvers are checked as one chain; --alone checks each by itself")
     return merge_folders(sort_findings([*reader.findings, *found], reader.order))
 
 
