@@ -248,6 +248,7 @@ def _classify(text: str) -> Spec:
         return Spec(text, "file", net=named) if named.kind == "net" else Spec(text, named.kind)
     found = find_object(text)
     if found is None:
+        _refuse_absent(text)
         why = explain_no_repository()
         hint = f"revisions: {why}" if why else ""
         raise nothing_named(text, "file, folder, recipe or revision", hint)
@@ -255,6 +256,17 @@ def _classify(text: str) -> Spec:
     if kind_of_object == "blob":
         return Spec(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", oid)
     return Spec(text, "folder" if kind_of_object == "tree" and ":" in text else "revision", oid)
+
+
+def _refuse_absent(text: str) -> None:
+    """Raise InputError for `REV:path` of a revision that exists but lacks the path."""
+    revision, _, path = text.partition(":")
+    if not path or not revision or find_object(revision) is None:
+        return
+    hint = f"`git ls-tree -r --name-only {revision}` lists its files"
+    if find_object(f"{revision}:./{path}"):
+        hint = f"did you mean '{revision}:./{path}'?"
+    raise InputError("", f"revision '{revision}' has no file or folder '{path}'", hint)
 
 
 def working_tree_file(old: Spec) -> Spec:
@@ -471,6 +483,10 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
+    for limit in wanted:
+        if not any(_is_wanted(path, [limit]) for path in paths) and (top / limit).is_file():
+            what = f"revision '{old.text}' has no such file, and git does not track yours"
+            raise InputError(limit, what, "add it with `git add` to see it as an added file")
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)
