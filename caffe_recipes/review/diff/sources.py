@@ -24,6 +24,7 @@ from caffe_recipes.review.naming import (
     find_named,
     is_prototxt,
     nothing_named,
+    refuse_foreign_link,
     refuse_unreadable,
 )
 
@@ -385,8 +386,12 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read: {reason}", "check the path") from error
 
 
-def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:
-    """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read."""
+def read_if_exists(path: str | Path, max_bytes: int, folder: Path | None = None) -> bytes | None:
+    """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read.
+
+    Raises PrototxtError for a link out of `folder`, by default its own, to a file that is none of the user's.
+    """
+    refuse_foreign_link(path, folder or Path(path).parent)
     data = _read_or_error(Path(path), max_bytes)
     return None if isinstance(data, PrototxtError) else data
 
@@ -411,12 +416,12 @@ def _disk_tree(
 ) -> Tree:
     files, total = dict[str, bytes | PrototxtError](), 0
     for path in paths:
-        data = _read_or_error(root / path, max_bytes)
+        data = _read_or_error(root / path, max_bytes, root)
         if _is_compared(path, data, limits):
             files[path] = data
             total += 0 if isinstance(data, PrototxtError) else len(data)
             _check_total(total, max_bytes)
-    return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes))
+    return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes, root))
 
 
 def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) -> bool:
@@ -434,8 +439,11 @@ def _check_total(total: int, max_bytes: int) -> None:
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
 
 
-def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
+def _read_or_error(path: Path, max_bytes: int, folder: Path | None = None) -> bytes | PrototxtError:
+    """Return a file's bytes, or why it cannot be read: with `folder`, also that it is a link out of it."""
     try:
+        if folder is not None:
+            refuse_foreign_link(path, folder)
         return _read_disk(path, max_bytes)
     except PrototxtError as error:
         return error

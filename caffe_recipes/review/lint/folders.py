@@ -142,7 +142,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
     """
     found: dict[Path, list[Document[Any]]] = {}
     for home, paths in _group_prototxts(folder).items():
-        documents: list[Document[Any]] = [load_document(path, max_bytes=max_bytes) for path in paths]
+        documents = [_load_found(path, max_bytes) for path in paths]
         if solvers := [document for document in documents if is_solver(document)]:
             found[home] = solvers
     if not found:
@@ -156,6 +156,11 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
         what = f"the order of its solvers is unknown: {names}"
         raise InputError(folder, what, "name the files in their order, or give --apart")
     return [solver.path for solver in ordered or solvers]
+
+
+def _load_found(path: Path, max_bytes: int) -> Document[Any]:
+    with hiding_text(path, path):
+        return load_document(path, max_bytes=max_bytes)
 
 
 def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
