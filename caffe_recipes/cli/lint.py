@@ -136,8 +136,8 @@ def lint(
     form = "json" if as_json else form
     if is_diff and not is_fixing:
         raise click.UsageError("--diff needs --fix")
-    chains: list[str] = []
-    found = find_all(targets, options, chains.append)
+    notices: list[str] = []
+    found = find_all(targets, options, notices.append)
     if is_fixing:
         rewrites, fixed, generated = plan_fixes(found, options.max_bytes)
         for path in generated:
@@ -154,17 +154,17 @@ def lint(
                 echo(f"fixed {one.where} [{one.id}] {one.what}", err=True)
             found = find_all(targets, options)
     if not is_diff:
-        _print(found, form, chains)
+        _print(found, form, notices)
     if any(is_at_least(one, fail_on) for one in found):
         click.get_current_context().exit(1)
 
 
-def _print(found: list[Finding], form: str, chains: list[str]) -> None:
+def _print(found: list[Finding], form: str, notices: list[str]) -> None:
     if form == "json":
         click.echo(render_json(found))
     elif form == "github":
         echo(render_github(found), nl=bool(found), is_command=True)
     else:
-        for line in chains:
+        for line in notices:
             echo(line, err=True)
         echo(render_findings(found, painter(sys.stdout.isatty()), terminal_width()))

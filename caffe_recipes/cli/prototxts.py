@@ -52,7 +52,7 @@ def fmt(paths: tuple[str, ...], check: bool, diff: bool, max_bytes: int) -> None
         if not check and not diff:
             for file in files:
                 check_writable(file, "give - to format standard input to standard output")
-        rewrites = [plan_format(file, max_bytes=max_bytes) for file in files]
+        rewrites = [plan_format(file, max_bytes=max_bytes, is_found=file not in paths) for file in files]
     if check or diff:
         _show(rewrites, check=check, diff=diff)
         return

@@ -40,7 +40,7 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
         "caffe-recipes summary stampede2-64n-72ep:train_val --graph resnet50.svg",
     )
 )
-@click.argument("net", metavar="FILE|NAME[:net]", type=NET)
+@click.argument("net", metavar="FILE|FOLDER|NAME[:net]", type=NET)
 @click.option(
     "--phase",
     type=click.Choice(["TRAIN", "TEST"]),
@@ -89,8 +89,8 @@ def _image(context: click.Context, option: click.Parameter, text: str | None) ->
 def summary(net: str, options: SummaryOptions, form: str | None, graph: Path | None) -> None:
     """Print a net layer by layer: kernel, output, parameters and multiply-adds; then the totals.
 
-    FILE is the prototxt of a net, or of a solver, whose net is then read. NAME is the name of a recipe, and
-    NAME:NET is one of its nets.
+    FILE is the prototxt of a net, or of a solver, whose net is then read. FOLDER contains one net. NAME is
+    the name of a recipe, and NAME:NET is one of its nets.
     """
     if graph is not None:
         from caffe_recipes.review.inspect.plots import format_of

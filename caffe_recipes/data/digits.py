@@ -26,6 +26,7 @@ CLASSES = 10
 TRAIN_COUNT, VAL_COUNT = 1438, 359
 SEED = 1
 _SCALE = 4  # 8 pixels to 32
+SIDE_PX = 8 * _SCALE
 _LEVELS = 16  # scikit-learn's white
 
 

@@ -241,18 +241,31 @@ def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None
     """Hide why a file is not a prototxt, which quotes its text, if it is none of the user's.
 
     A solver may name any file of this machine, or a link in its folder may lead to one, and the log of a CI
-    job may be public. The user's are those in the folder of `named_by` and its git repository, in the current
-    folder and in the Caffe root.
+    job may be public. The user's are, for the folder of `named_by`, those of `_is_of_user`.
     """
     try:
         yield
     except PrototxtError:
-        home = real_path(Path(named_by).absolute().parent)
-        repository = next((one for one in (home, *home.parents) if (one / ".git").exists()), home)
-        if any(real_path(file).is_relative_to(real_path(one)) for one in (repository, "", caffe_root or "")):
+        if _is_of_user(file, Path(named_by).absolute().parent, caffe_root):
             raise
         what, hint = "is not a prototxt that can be read", "give the file itself, to see why"
         raise PrototxtError(file, what, hint) from None
+
+
+def refuse_foreign_link(file: str | Path, folder: str | Path) -> None:
+    """Raise PrototxtError for a file found in a folder that is a link to one that is none of the user's.
+
+    For commands that print the text or the values of what they find; see `hiding_text`.
+    """
+    if "\0" not in str(file) and not _is_of_user(Path(file), Path(folder)):  # nothing has such a name
+        raise PrototxtError(file, "is a link to a file outside its folder", "give the file itself")
+
+
+def _is_of_user(file: Path, folder: Path, caffe_root: Path | None = None) -> bool:
+    """Return whether a file is in a folder, its git repository, the current folder or the Caffe root."""
+    home = real_path(folder.absolute())
+    repository = next((one for one in (home, *home.parents) if (one / ".git").exists()), home)
+    return any(real_path(file).is_relative_to(real_path(one)) for one in (repository, "", caffe_root or ""))
 
 
 def _roots(home: Path, given: str) -> Iterator[Path]:

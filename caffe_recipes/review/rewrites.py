@@ -21,7 +21,7 @@ from caffe_recipes.caffe.prototxt import (
 )
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import render_unified, write_whole
-from caffe_recipes.review.naming import walk_prototxts
+from caffe_recipes.review.naming import refuse_foreign_link, walk_prototxts
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,13 @@ def find_prototxts(paths: Iterable[str]) -> list[str]:
     return list(by_real_path.values())
 
 
-def plan_format(path: str, *, max_bytes: int = MOST_BYTES) -> Rewrite:
-    """Read a file and format it canonically. Raises PrototxtError if it is not a prototxt."""
+def plan_format(path: str, *, max_bytes: int = MOST_BYTES, is_found: bool = False) -> Rewrite:
+    """Read a file and format it canonically. Raises PrototxtError if it is not a prototxt.
+
+    Also raises it if the file, which `is_found` in a folder, is a link to a file that is none of the user's.
+    """
+    if is_found:
+        refuse_foreign_link(path, Path(path).parent)
     text = read_prototxt(path, max_bytes)
     return Rewrite(path, text, format_text(text, path))
 

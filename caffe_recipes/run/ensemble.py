@@ -23,7 +23,7 @@ from caffe_recipes.run.context import search_path
 from caffe_recipes.run.folders import load_digests
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
-from caffe_recipes.run.predictions import Accuracy, Member, find_members, unfinished_members
+from caffe_recipes.run.predictions import MODEL, Accuracy, Member, find_members, unfinished_members
 
 if TYPE_CHECKING:
     from caffe_recipes.run.predictions import MemberAccuracies, PredictionEnv, TestSet
@@ -68,6 +68,9 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     _require_numpy()
     from caffe_recipes.run.predictions import find_predictions, measure_members
 
+    if run.endswith(MODEL):
+        hint = f"give the run, and the models as `--members {run},...`"
+        raise InputError(run, "is a model, not a run or recipe", hint)
     files = LocalFiles()
     folder = Path(find_run(files, str(options.root), run)).absolute()
     recipe = require_caffe(load_frozen(files, str(folder)), folder)

@@ -32,7 +32,7 @@ from caffe_recipes.run.events import RunState
 from caffe_recipes.run.process import own_environment
 from caffe_recipes.run.snapshots import digest_weights, verify_digest
 
-_MODEL = ".caffemodel"
+MODEL = ".caffemodel"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Me
     finish = state.finished.get(name)
     if finish is not None:  # its path is from the run's folder, which may have moved
         return Member(name, folder / "snapshots" / posixpath.basename(finish.snapshot), finish.sha256)
-    if name.endswith(_MODEL):
+    if name.endswith(MODEL):
         return Member(name, Path(name).absolute(), _digest_of(Path(name)))
     names = [phase.name for phase in recipe.phases]
     if name in names:
@@ -87,7 +87,7 @@ def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Me
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     what = f"no phase '{name[:80]}' in {recipe.name}"
-    raise InputError("--members", what, f"{meant}there are {', '.join(names)}; or give a {_MODEL}")
+    raise InputError("--members", what, f"{meant}there are {', '.join(names)}; or give a {MODEL}")
 
 
 def _check_different(members: Sequence[Member]) -> None:
@@ -266,6 +266,7 @@ def find_predictions(
     for member in members:
         hint = "restore it, or leave the member out"
         verify_digest(member.path, member.sha256, f"the model of {member.name}", hint)
+        verify_weights(member.path, tested.message)
     with open_datums(tested.lmdb) as datums:
         images = len(datums)
     is_own = not describe_access(place.folder / "snapshots")
@@ -323,7 +324,6 @@ def _predict_and_cache(
 ) -> Predictions:
     """Compute and cache a member's predictions, unless we cannot write to the run, or others can."""
     say(f"{member.name}: predicting the images of {tested.lmdb}")
-    verify_weights(member.path, tested.message)
     cached = _cache_path(member, tested, place)
     log = place.folder / "logs" / f"predict-{member.path.stem}.log"
     refused = [f"{folder} {why}" for folder in (cached.parent, log.parent) if (why := _why_closed(folder))]

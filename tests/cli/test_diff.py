@@ -330,6 +330,26 @@ def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: py
 
 
 @needs_git
+def test_a_path_that_the_revision_lacks_is_one_line(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = "`git ls-tree -r --name-only HEAD` lists its files"
+    absent = f"revision 'HEAD' has no file or folder 'nosuch.yaml'; {hint}"
+    assert call("HEAD:nosuch.yaml") == (2, absent)
+    assert call("HEAD:nosuch.yaml", "nets/net.prototxt") == (2, absent)
+    write(repo / "nets", untracked=NET)
+    said = (
+        "nets/untracked.prototxt: revision 'HEAD' has no such file, and git does not track yours; add it "
+        "with `git add` to see it as an added file"
+    )
+    assert call("HEAD", "nets/untracked.prototxt") == (2, said)
+    assert call("none:nosuch.yaml")[0] == 2
+    monkeypatch.chdir(repo / "nets")
+    said = "revision 'HEAD' has no file or folder 'net.prototxt'; did you mean 'HEAD:./net.prototxt'?"
+    assert call("HEAD:net.prototxt") == (2, said)
+    git("add", "untracked.prototxt")
+    assert call("HEAD", "untracked.prototxt") == (1, "added nets/untracked.prototxt\n")
+
+
+@needs_git
 def test_one_revision_compares_with_the_tracked_files_of_the_working_tree(repo: Path) -> None:
     write(repo / "nets", net=NET.replace("32", "8"), untracked=NET)
     (repo / "nets" / "solver.prototxt").unlink()

@@ -79,7 +79,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["missing.prototxt"], "missing.prototxt: cannot be read"),
         (["stampede2-64n-72epp"], "did you mean 'stampede2-64n-72ep'?"),
         (["stampede2-64n-72ep:nett"], "no net 'nett'"),
-        (["."], "cannot be read"),
+        (["."], "is a folder with several nets; give one: ./net.prototxt, "),
         (["wrong.prototxt"], "wrong.prototxt: layer 'c' (Convolution) has kernel_size 11"),
         (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from caffe_recipes.cli.main import commands
+from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.naming import find_at_path, find_beside, find_shared
 
 NET = "models/a/b/net.prototxt"
@@ -90,6 +91,10 @@ def test_a_net_that_recipes_share_is_in_a_folder_beside_the_solver_s(solver: Pat
     assert find_shared(solver, "../net.prototxt") is None
 
 
+def test_a_net_whose_name_no_file_can_have_is_not_found() -> None:
+    assert read_if_exists("nul\0/x", 9) is None
+
+
 @pytest.mark.parametrize("words", ["lint", "lint --json", "lint --format github", "summary", "adopt"])
 @pytest.mark.parametrize("kind", ["absolute", "above", "link", "within"])
 def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
@@ -111,6 +116,50 @@ def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
         assert Path(given).name in said
         assert ("hunter2" in said) == (kind == "within")
         assert ("is not a prototxt that can be read" in said) == (kind != "within")
+
+
+@pytest.mark.parametrize("words", ["fmt", "fmt --diff", "plot -o x.svg", "diff --json other", "diff other"])
+@pytest.mark.parametrize("where", ["outside", "within"])
+def test_a_link_in_a_folder_to_a_file_that_is_not_the_user_s_is_not_quoted(
+    solver: Path, tmp_path: Path, words: str, where: str
+) -> None:
+    tokens = {"outside": tmp_path / "home" / ".token", "within": solver.parent / ".token"}
+    put(tokens[where]).write_text("hunter2secret: 1\n")
+    solver.write_text('net: "n"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n')
+    put(Path("other") / "net.prototxt").write_text('layer { name: "a" type: "ReLU" }\n')
+    (solver.parent / "net.prototxt").symlink_to(tokens[where])
+    done = CliRunner().invoke(commands, [*words.split(), str(solver.parent)])
+    said = f"{done.output}{done.exception}"
+    assert "net.prototxt" in said
+    assert ("hunter2" in said) == (where == "within")
+    hidden = "is a link to a file outside its folder" in said or "not a prototxt that can be read" in said
+    assert hidden == (where == "outside")
+
+
+@pytest.mark.parametrize(
+    "words", ["fmt --check", "plot -o x.svg --images 9", "diff --images 9 --ranks 1 other"]
+)
+def test_a_link_within_the_folder_is_read(solver: Path, words: str) -> None:
+    text = 'net: "net.prototxt"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n'
+    put(solver.parent / "shared" / "net.prototxt").write_text('layer {\n  name: "a"\n  type: "ReLU"\n}\n')
+    solver.write_text(text)
+    (solver.parent / "net.prototxt").symlink_to("shared/net.prototxt")
+    put(Path("other") / "solver.prototxt").write_text(text.replace("base_lr: 1", "base_lr: 2"))
+    done = CliRunner().invoke(commands, [*words.split(), str(solver.parent)])
+    assert "is a link" not in f"{done.output}{done.exception}"
+
+
+def test_a_net_beside_a_solver_that_is_a_link_elsewhere_is_not_quoted(solver: Path, tmp_path: Path) -> None:
+    put(tmp_path / "home" / ".token").write_text("hunter2secret: 1\n")
+    text = 'net: "net.prototxt"\nbase_lr: 1\nlr_policy: "fixed"\nmax_iter: 9\nsnapshot_prefix: "a"\n'
+    solver.write_text(text)
+    (solver.parent / "net.prototxt").symlink_to(tmp_path / "home" / ".token")
+    put(Path("other.prototxt")).write_text(text.replace("base_lr: 1", "base_lr: 2"))
+    for words in ("plot -o x.svg --images 9", "diff --images 9 --ranks 1 other.prototxt"):
+        done = CliRunner().invoke(commands, [*words.split(), str(solver)])
+        said = f"{done.output}{done.exception}"
+        assert "net.prototxt: is a link to a file outside its folder" in said
+        assert "hunter2" not in said
 
 
 def test_a_solver_in_a_folder_that_is_a_link_elsewhere_is_not_quoted(solver: Path, tmp_path: Path) -> None:

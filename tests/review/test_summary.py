@@ -467,6 +467,22 @@ def test_what_holds_no_net_is_one_line(tmp_path: Path, text: str, what: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_stands_for_its_only_net_or_lists_its_nets(tmp_path: Path) -> None:
+    write_solver(tmp_path, 'net: "a.prototxt"')
+    with pytest.raises(InputError, match=r": is a folder without a net; give a net, a solver or a recipe$"):
+        load_net(str(tmp_path))
+    names = [str(tmp_path / name) for name in ("a.prototxt", "b.prototxt", "sub/c.prototxt", "sub/d.pt")]
+    (tmp_path / "sub").mkdir()
+    Path(names[0]).write_text(render_prototxt(L.net("a", image(1, 3, 9, 9))))
+    assert load_net(str(tmp_path)).path == names[0]
+    for count, listed in ((2, names[:2]), (3, names[:3]), (4, [*names[:3], "..."])):
+        Path(names[count - 1]).write_text(render_prototxt(L.net("b", image(1, 3, 9, 9))))
+        with pytest.raises(InputError) as caught:
+            load_net(str(tmp_path))
+        said = f"{tmp_path}: is a folder with several nets; give one: {', '.join(listed)}"
+        assert str(caught.value) == said
+
+
 def test_a_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits-local").mkdir()
     monkeypatch.chdir(tmp_path)

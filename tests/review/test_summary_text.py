@@ -83,7 +83,7 @@ def test_what_is_unknown_is_a_question_mark_null_or_empty(tmp_path: Path) -> Non
     found = summarize(read_net(str(path), SummaryOptions()))
     table = render_wide_table(found)
     assert "2x?x?x? -> 2x4x?x?" in table
-    assert "at least 0 (0 bytes)" in table
+    assert "at least 0" not in table
     assert table.splitlines()[-1].startswith("unknown shapes in 2 layers: layer 'data' (Data)")
     assert json.loads(render_json(found))["layers"][1]["parameters"] is None
     assert list(csv.DictReader(io.StringIO(render_csv(found))))[1]["parameters"] == ""
@@ -106,7 +106,38 @@ def test_the_table_gives_each_layer_its_kernel_output_parameters_and_multiply_ad
     table = render_table(summary_of(tmp_path, input_of(2, 4, 9, 9), CONV))
     (row,) = [line.split() for line in table.splitlines() if "Convolution  " in line]
     assert row == ["c", "Convolution", "3+1/2", "d2", "g2", "4x4x4", "76", "1.15", "k"]
-    assert "kernel 7+3/2 is size 7, pad 3, stride 2, d2 dilation 2, g2 2 groups" in table
+    assert "kernel 3+1/2 is size 3, pad 1, stride 2, d2 is dilation 2, g2 is 2 groups" in table
+
+
+def test_the_kernel_that_is_explained_is_one_of_the_net(tmp_path: Path) -> None:
+    convs = [
+        L.conv("a", "data", num_output=4, kernel_size=3, pad=1),
+        L.conv("b", "data", num_output=4, kernel_size=5, stride=2),
+    ]
+    table = render_table(summary_of(tmp_path, input_of(2, 4, 9, 9), *convs))
+    assert table.splitlines()[1] == "kernel 3+1 is size 3, pad 1"
+
+
+def test_a_total_is_unknown_a_lower_bound_or_exact(tmp_path: Path) -> None:
+    data = L.layer("data", "Input", top="data")
+    known = input_of(2, 4, 9, 9)
+    known.name = known.top[0] = "known"
+    rest = [L.conv("c", "data", num_output=4, kernel_size=3), L.layer("norm", "BatchNorm", "data")]
+
+    def totals(*layers: pb.LayerParameter) -> dict[str, str]:
+        lines = render_table(summary_of(tmp_path, *layers)).splitlines()
+        return {line[:22].strip(): line[23:] for line in lines[lines.index("", 2) :] if line}
+
+    found = totals(data, *rest)
+    assert (found["learned parameters"], found["multiply-adds"]) == ("unknown", "unknown")
+    found = totals(known, L.conv("k", "known", num_output=4, kernel_size=3), data, *rest)
+    assert found["learned parameters"] == "at least 148 (592 bytes)"
+    assert found["multiply-adds"].startswith("at least ")
+    found = totals(L.data(source="nowhere", batch_size=2, phase="TRAIN"), L.layer("relu", "ReLU", "data"))
+    assert (found["learned parameters"], found["batch-norm statistics"]) == ("0 (0 bytes)", "0")
+    assert found["multiply-adds"] == "none: no layer has any"
+    assert found["activations"] == "unknown"
+    assert found["unknown shapes in 2 la"]
 
 
 def test_a_net_without_kernels_has_no_line_that_explains_them(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from caffe_recipes.review.naming import (
     find_named,
     is_prototxt,
     nothing_named,
+    refuse_foreign_link,
     refuse_unreadable,
 )
 
@@ -248,6 +249,7 @@ def _classify(text: str) -> Spec:
         return Spec(text, "file", net=named) if named.kind == "net" else Spec(text, named.kind)
     found = find_object(text)
     if found is None:
+        _refuse_absent(text)
         why = explain_no_repository()
         hint = f"revisions: {why}" if why else ""
         raise nothing_named(text, "file, folder, recipe or revision", hint)
@@ -255,6 +257,17 @@ def _classify(text: str) -> Spec:
     if kind_of_object == "blob":
         return Spec(text, "recipe" if text.endswith(RECIPE_SUFFIXES) else "file", oid)
     return Spec(text, "folder" if kind_of_object == "tree" and ":" in text else "revision", oid)
+
+
+def _refuse_absent(text: str) -> None:
+    """Raise InputError for `REV:path` of a revision that exists but lacks the path."""
+    revision, _, path = text.partition(":")
+    if not path or not revision or find_object(revision) is None:
+        return
+    hint = f"`git ls-tree -r --name-only {revision}` lists its files"
+    if find_object(f"{revision}:./{path}"):
+        hint = f"did you mean '{revision}:./{path}'?"
+    raise InputError("", f"revision '{revision}' has no file or folder '{path}'", hint)
 
 
 def working_tree_file(old: Spec) -> Spec:
@@ -373,8 +386,12 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
         raise PrototxtError(path, f"cannot be read: {reason}", "check the path") from error
 
 
-def read_if_exists(path: str | Path, max_bytes: int) -> bytes | None:
-    """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read."""
+def read_if_exists(path: str | Path, max_bytes: int, folder: Path | None = None) -> bytes | None:
+    """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read.
+
+    Raises PrototxtError for a link out of `folder`, by default its own, to a file that is none of the user's.
+    """
+    refuse_foreign_link(path, folder or Path(path).parent)
     data = _read_or_error(Path(path), max_bytes)
     return None if isinstance(data, PrototxtError) else data
 
@@ -399,12 +416,12 @@ def _disk_tree(
 ) -> Tree:
     files, total = dict[str, bytes | PrototxtError](), 0
     for path in paths:
-        data = _read_or_error(root / path, max_bytes)
+        data = _read_or_error(root / path, max_bytes, root)
         if _is_compared(path, data, limits):
             files[path] = data
             total += 0 if isinstance(data, PrototxtError) else len(data)
             _check_total(total, max_bytes)
-    return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes))
+    return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes, root))
 
 
 def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) -> bool:
@@ -422,8 +439,11 @@ def _check_total(total: int, max_bytes: int) -> None:
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
 
 
-def _read_or_error(path: Path, max_bytes: int) -> bytes | PrototxtError:
+def _read_or_error(path: Path, max_bytes: int, folder: Path | None = None) -> bytes | PrototxtError:
+    """Return a file's bytes, or why it cannot be read: with `folder`, also that it is a link out of it."""
     try:
+        if folder is not None:
+            refuse_foreign_link(path, folder)
         return _read_disk(path, max_bytes)
     except PrototxtError as error:
         return error
@@ -471,6 +491,10 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
     paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
+    for limit in wanted:
+        if not any(_is_wanted(path, [limit]) for path in paths) and (top / limit).is_file():
+            what = f"revision '{old.text}' has no such file, and git does not track yours"
+            raise InputError(limit, what, "add it with `git add` to see it as an added file")
     _check_limits(wanted, paths)
     files = [path for path in paths if (top / path).is_file() and not (top / path).is_symlink()]
     before = _git_tree(old, ":", blobs, wanted, max_bytes)

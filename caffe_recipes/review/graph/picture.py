@@ -27,7 +27,7 @@ from caffe_recipes.review.graph.boxes import (
     text_width,
 )
 from caffe_recipes.review.graph.layout import lay_out
-from caffe_recipes.review.inspect.summary import per_image
+from caffe_recipes.review.inspect.summary import describe_sum, per_image
 from caffe_recipes.wording import printable
 
 if TYPE_CHECKING:
@@ -209,10 +209,10 @@ _MOST_SIDE_PX, _MOST_PX = 30_000, 100_000_000
 def _subtitle(net: LoadedNet, summary: Summary) -> str:
     totals = summary.totals
     each = per_image(totals.multiply_adds, summary.batch)
-    least = "at least " if totals.unknown else ""
-    parts = [f"{least}{totals.parameters:,} learned parameters"]
+    parts = [describe_sum(summary, "parameters", f"{totals.parameters:,} learned parameters")]
     if each is not None:
-        parts.append(f"{least}{each:,} multiply-adds an image")
+        parts.append(describe_sum(summary, "multiply_adds", f"{each:,} multiply-adds an image"))
+    parts = [part for part in parts if part != "unknown"]
     phases = f"phase {summary.phase}" if net.options.phase is not None else "both phases"
     return "; ".join([*parts, phases])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,14 @@ from caffe_recipes.review.naming import (
     find_shared,
     hiding_text,
     is_file,
+    walk_prototxts,
 )
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
     from caffe_recipes.caffe.shape_rules import Image, Images
+
+_LISTED = 3  # nets of a folder, in the error that asks for one of them
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class GivenNet:
 def load_net(
     given: str, phase: int | None = None, caffe_root: Path | None = None, max_bytes: int = MOST_BYTES
 ) -> GivenNet:
-    """Return the net of a net prototxt, of a solver prototxt, or of a recipe, `NAME[:net]`.
+    """Return the net of a net prototxt, a solver prototxt, a recipe (`NAME[:net]`) or a folder with one net.
 
     For a solver it is the net of `phase`, TRAIN by default, under `caffe_root`; without a root, the net is
     searched for as in `naming.find_at_path`, and beside the solver.
@@ -52,6 +56,9 @@ def load_net(
     """
     if _is_recipe(given):
         return _recipe_net(given)
+    named = find_named(given)
+    if named is not None and named.kind == "folder":
+        given = _only_net(given, max_bytes)
     document: Document[Message] = load_document(given, max_bytes=max_bytes)
     message = document.message
     if isinstance(message, pb.NetParameter):
@@ -80,6 +87,28 @@ def _recipe_net(given: str) -> GivenNet:
     recipe = load_recipe(named.path if named else given.partition(":")[0])
     net = (named.net if named else given.partition(":")[2]) or next(iter(recipe.nets))
     return GivenNet(f"{recipe.name}:{net}", build_net(recipe, net), pb.NetState())
+
+
+def _only_net(folder: str, max_bytes: int) -> str:
+    """Return the only net below a folder. Raises InputError if it has none, or several, which are listed."""
+    files = (file for _, found in walk_prototxts(folder) for file in found)
+    nets = list(islice((file for file in files if _is_net(file, max_bytes)), _LISTED + 1))
+    if not nets:
+        raise InputError(folder, "is a folder without a net", "give a net, a solver or a recipe")
+    if len(nets) > 1:
+        more = ", ..." if len(nets) > _LISTED else ""
+        raise InputError(
+            folder, "is a folder with several nets", f"give one: {', '.join(nets[:_LISTED])}{more}"
+        )
+    return nets[0]
+
+
+def _is_net(path: str, max_bytes: int) -> bool:
+    try:
+        document: Document[Message] = load_document(path, max_bytes=max_bytes)
+    except PrototxtError:
+        return False
+    return isinstance(document.message, pb.NetParameter)
 
 
 def _upgrade_net(document: Document[Message]) -> pb.NetParameter:

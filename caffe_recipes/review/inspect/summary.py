@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from caffe_recipes.review.inspect.nets import (
     with_image,
 )
 from caffe_recipes.units import describe_binary
+from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.shape_rules import Dim, Image, Shape
@@ -222,8 +224,7 @@ def _batch(layers: Sequence[LayerCount]) -> int | None:
 
 def _explain_unknown(layers: Sequence[LayerCount], failures: Sequence[str]) -> str:
     for layer in layers:
-        known = all(blob.shape is not None and None not in blob.shape for blob in layer.bottoms)
-        if known and any(blob.shape is None or None in blob.shape for blob in layer.tops):
+        if _has_shapes(layer.bottoms) and not _has_shapes(layer.tops):
             what = f"layer '{layer.name}' ({layer.type})"
             if layer.type not in SOURCES and layer.type not in RULES:
                 return f"{what} has no shape rule here: its output and all layers after it are unknown"
@@ -233,6 +234,10 @@ def _explain_unknown(layers: Sequence[LayerCount], failures: Sequence[str]) -> s
                 return f"{what} does not set the size of its images: give --input C,H,W"
             return f"{what} produces blobs whose shapes are known only at run time"
     return ""
+
+
+def _has_shapes(blobs: Iterable[BlobCost]) -> bool:
+    return all(blob.shape is not None and None not in blob.shape for blob in blobs)
 
 
 _HEADINGS = (
@@ -345,11 +350,21 @@ def _shorten_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[
     return list(rows)
 
 
+_KERNEL = re.compile(r"(?P<size>[\dx]+)(?:\+(?P<pad>[\dx]+))?(?:/(?P<stride>[\dx]+))?")
+
+
 def _legend(layers: Sequence[LayerCount]) -> str:
-    kernels = " ".join(layer.kernel for layer in layers)
-    parts = [words for mark, words in ((" d", "d2 dilation 2"), (" g", "g2 2 groups")) if mark in kernels]
-    if "+" in kernels or "/" in kernels:
-        parts.insert(0, "kernel 7+3/2 is size 7, pad 3, stride 2")
+    """Explain the marks in the kernels of a net by kernels that it has; empty without marks."""
+    kernels = [kernel for kernel in (layer.kernel.split(" ") for layer in layers) if kernel != [""]]
+    marked = max((kernel[0] for kernel in kernels), key=lambda one: ("+" in one) + ("/" in one), default="")
+    match = _KERNEL.fullmatch(marked)
+    parts = []
+    if match and (match["pad"] or match["stride"]):
+        named = [f"{name} {value}" for name, value in match.groupdict().items() if value]
+        parts.append(f"kernel {marked} is {', '.join(named)}")
+    marks = {mark[0]: mark for kernel in kernels for mark in kernel[1:]}
+    parts += [f"{marks['d']} is dilation {marks['d'][1:]}"] if "d" in marks else []
+    parts += [f"{marks['g']} is {marks['g'][1:]} groups"] if "g" in marks else []
     return ", ".join(parts)
 
 
@@ -425,32 +440,40 @@ def _shapes(layer: LayerCount) -> str:
     return " -> ".join(filter(None, [bottoms, tops])) if tops else f"{bottoms} ->"
 
 
+def describe_sum(summary: Summary, name: str, text: str) -> str:
+    """Return `text`, which states the total `name`, as a lower bound or as unknown if layers lack a count."""
+    if all(getattr(layer, name) is not None for layer in summary.layers):
+        return text
+    return f"at least {text}" if getattr(summary.totals, name) else "unknown"
+
+
 def _totals(summary: Summary) -> Iterator[str]:
     totals, batch = summary.totals, summary.batch
-    least = "at least " if totals.unknown else ""
     frozen = f", {totals.frozen:,} of them with lr_mult 0" if totals.frozen else ""
-    lines = [
-        (
-            "learned parameters",
-            f"{least}{totals.parameters:,} ({describe_binary(4 * totals.parameters)}){frozen}",
-        ),
-        (
-            "batch-norm statistics",
-            f"{least}{totals.statistics:,}{_describe_stats_batches(summary.stats_batch_sizes)}",
-        ),
-        (
-            "multiply-adds",
-            f"{least}{_per_image_and_batch(totals.multiply_adds, batch)}: {_matrix_layers(summary.layers)}",
-        ),
-        ("other operations", f"{least}{_per_image_and_batch(totals.other_operations, batch)}"),
-        (
-            "activations",
-            f"{least}{totals.activation_bytes:,} bytes a batch ({describe_binary(totals.activation_bytes)})",
-        ),
-    ]
-    yield from align_columns(lines)
+    adds = f"{_per_image_and_batch(totals.multiply_adds, batch)}: {_matrix_layers(summary.layers)}"
+    texts = {
+        "parameters": f"{totals.parameters:,} ({describe_binary(4 * totals.parameters)}){frozen}",
+        "statistics": f"{totals.statistics:,}{_describe_stats_batches(summary.stats_batch_sizes)}",
+        "multiply_adds": adds if totals.multiply_adds else "none: no layer has any",
+        "other_operations": _per_image_and_batch(totals.other_operations, batch),
+        "activation_bytes": f"{totals.activation_bytes:,} bytes a batch"
+        f" ({describe_binary(totals.activation_bytes)})",
+    }
+    yield from align_columns(
+        [(_TOTALS[name], describe_sum(summary, name, text)) for name, text in texts.items()]
+    )
     if summary.hint:
-        yield f"unknown shapes in {len(totals.unknown)} layers: {summary.hint}"
+        count = sum(not _has_shapes(layer.bottoms) or not _has_shapes(layer.tops) for layer in summary.layers)
+        yield f"unknown shapes in {describe_count(count, 'layer')}: {summary.hint}"
+
+
+_TOTALS = {
+    "parameters": "learned parameters",
+    "statistics": "batch-norm statistics",
+    "multiply_adds": "multiply-adds",
+    "other_operations": "other operations",
+    "activation_bytes": "activations",
+}
 
 
 def _describe_stats_batches(sizes: tuple[int, ...]) -> str:
@@ -458,8 +481,7 @@ def _describe_stats_batches(sizes: tuple[int, ...]) -> str:
 
 
 def _matrix_layers(layers: Iterable[LayerCount]) -> str:
-    counted = sorted({layer.type for layer in layers if layer.multiply_adds})
-    return f"in {', '.join(counted)}" if counted else "no layer has any"
+    return f"in {', '.join(sorted({layer.type for layer in layers if layer.multiply_adds}))}"
 
 
 def _per_image_and_batch(count: int, batch: int | None) -> str:

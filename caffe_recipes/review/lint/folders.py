@@ -142,7 +142,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
     """
     found: dict[Path, list[Document[Any]]] = {}
     for home, paths in _group_prototxts(folder).items():
-        documents: list[Document[Any]] = [load_document(path, max_bytes=max_bytes) for path in paths]
+        documents = [_load_found(path, max_bytes) for path in paths]
         if solvers := [document for document in documents if is_solver(document)]:
             found[home] = solvers
     if not found:
@@ -156,6 +156,11 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
         what = f"the order of its solvers is unknown: {names}"
         raise InputError(folder, what, "name the files in their order, or give --apart")
     return [solver.path for solver in ordered or solvers]
+
+
+def _load_found(path: Path, max_bytes: int) -> Document[Any]:
+    with hiding_text(path, path):
+        return load_document(path, max_bytes=max_bytes)
 
 
 def _group_prototxts(folder: Path) -> dict[Path, list[Path]]:
@@ -195,12 +200,12 @@ def find_script(home: Path, solvers: Sequence[Document[Any]]) -> Script:
 
 
 def lint(
-    targets: Sequence[str], options: LintOptions, report_chain: Callable[[str], None] = lambda line: None
+    targets: Sequence[str], options: LintOptions, report: Callable[[str], None] = lambda line: None
 ) -> list[Finding]:
     """Find mistakes in each recipe, then in each folder, then in the files as one chain.
 
-    Calls `report_chain` with a line for each chain of several solvers. Raises InputError for unreadable
-    input, and for options that apply to files if only recipes are given.
+    Calls `report` with a line for each chain of several solvers, and for each recipe whose files on disk are
+    stale. Raises InputError for unreadable input, and for options of files if only recipes are given.
     """
     if not all(target.strip() for target in targets):
         raise InputError("", "an empty name is given", "is a variable unset?")
@@ -212,8 +217,8 @@ def lint(
     for recipe in recipes:
         from caffe_recipes.review.lint.recipes import lint_recipe  # pydantic is slow to import
 
-        found += lint_recipe(recipe, options.dialect)
-    return found + _lint_paths(others, options, report_chain)
+        found += lint_recipe(recipe, options.dialect, report)
+    return found + _lint_paths(others, options, report)
 
 
 def is_recipe(target: str) -> bool:
@@ -245,9 +250,7 @@ def explain_rule(name: str, width: int | None = None) -> str:
     return explain(name, width)
 
 
-def _lint_paths(
-    paths: Sequence[Path], options: LintOptions, report_chain: Callable[[str], None]
-) -> list[Finding]:
+def _lint_paths(paths: Sequence[Path], options: LintOptions, report: Callable[[str], None]) -> list[Finding]:
     script = load_script(options.script, options.max_bytes) if options.script else Script()
     reader = Reader(options)
     found: list[Finding] = [*check_commands(script)]
@@ -257,7 +260,7 @@ def _lint_paths(
     for chain in reader.chains:
         homes = {str(Path(path).parent) for path in chain}
         where = f"{homes.pop()}: " if len(reader.chains) > 1 and len(homes) == 1 else ""
-        report_chain(f"{where}{len(chain)} solvers are checked as one chain; --alone checks each by itself")
+        report(f"{where}{len(chain)} solvers are checked as one chain; --alone checks each by itself")
     return merge_folders(sort_findings([*reader.findings, *found], reader.order))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caffe_recipes.files import read_bytes
@@ -11,7 +12,7 @@ from caffe_recipes.recipe.checks import Location
 from caffe_recipes.recipe.graph import model_epochs, total_epochs
 from caffe_recipes.recipe.model import Phase
 from caffe_recipes.recipe.source import load_recipe, locate_keys
-from caffe_recipes.recipe.translate import translate
+from caffe_recipes.recipe.translate import original_name, translate
 from caffe_recipes.render.dialect import find_parts
 from caffe_recipes.render.tree import generate, net_file, placed_paths, solver_file
 from caffe_recipes.review.lint.chain import Chain, ChainFacts, Link
@@ -30,6 +31,8 @@ from caffe_recipes.review.lint.recipe_rules import (
     check_tmp,
 )
 from caffe_recipes.review.lint.rules import split_place
+from caffe_recipes.review.naming import is_file
+from caffe_recipes.wording import describe_names
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -39,12 +42,14 @@ if TYPE_CHECKING:
 _Locate = Callable[[Location], str]
 
 
-def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
+def lint_recipe(
+    name_or_path: str, dialect: str, report: Callable[[str], None] = lambda line: None
+) -> list[Finding]:
     """Find mistakes in a recipe and the prototxts that it generates; mark the findings that it accepts.
 
     For another Caffe the recipe is translated, as by `generate --dialect`; if that is not possible, the
-    recipe itself is checked, and the findings say why. Raises RecipeError or PrototxtError if the recipe's
-    files cannot be generated.
+    recipe itself is checked, and the findings say why. Calls `report` with a line if files on disk differ
+    from those checked. Raises RecipeError or PrototxtError if the recipe's files cannot be generated.
     """
     recipe = load_recipe(name_or_path)
     common = recipe.solver.model_fields_set
@@ -53,6 +58,8 @@ def lint_recipe(name_or_path: str, dialect: str) -> list[Finding]:
     locate = locate_keys(name_or_path)
     paths = list(placed_paths(recipe))
     texts = {path: text for path, text in generate(recipe).items() if path in paths}
+    if stale := _describe_stale(recipe, name_or_path, texts):
+        report(stale)
     found = sort_findings(check_recipe(recipe, texts, locate, dialect), paths)
     accepted = accept_findings(found, recipe, lambda index: locate(("accept", index)))
     return [replace(one, where=place_in_recipe(one.where, recipe, common, texts, locate)) for one in accepted]
@@ -131,6 +138,19 @@ def place_in_recipe(
     own = locate(("phases", index, field))
     is_inherited = field in common and own == locate(("phases", index))
     return locate(("solver", field)) if is_inherited else own
+
+
+def _describe_stale(recipe: Recipe, name_or_path: str, texts: Mapping[str, str]) -> str:
+    """Return a line on the files on disk that differ from those generated now; empty if there are none."""
+    stale = [path for path, text in texts.items() if is_file(Path(path)) and not _is_written(path, text)]
+    if not stale:
+        return ""
+    option = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
+    verb = "differs" if len(stale) == 1 else "differ"
+    return (
+        f"{describe_names(stale)} {verb} from what {name_or_path} generates now, which is what is checked; "
+        f"run `caffe-recipes generate {name_or_path}{option}`"
+    )
 
 
 def _is_written(path: str, text: str) -> bool:

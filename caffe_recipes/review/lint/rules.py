@@ -158,8 +158,8 @@ _MAX_PLACES = 5
 def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, width: int | None = None) -> str:
     """Render findings as text: a block for each, in order, and a line with the counts.
 
-    A finding that occurs at several places is one block that lists the places; each place is counted. Lines
-    are wrapped at `width`, if given.
+    A finding that occurs at several places is one block that lists the places, and is counted once. Lines are
+    wrapped at `width`, if given.
 
     >>> one = Finding("join-jump", "warning", "s.prototxt", "what", "effect", "solver_mode: CPU")
     >>> print(render_findings([one]))
@@ -174,7 +174,7 @@ def render_findings(findings: Sequence[Finding], paint: Paint = keep_plain, widt
         same = (found.id, found.what, found.effect, found.write, found.accepted)
         groups.setdefault(same, []).append(found)
     blocks = [_render_block(group, paint, width) for group in groups.values()]
-    return "\n\n".join([*blocks, _render_counts(findings)])
+    return "\n\n".join([*blocks, _render_counts(list(groups.values()))])
 
 
 def render_github(findings: Sequence[Finding]) -> str:
@@ -260,13 +260,25 @@ def _names_its_phase(found: Finding) -> bool:
     return not found.phase or bool(re.search(rf"\b{re.escape(found.phase)}\b", found.what))
 
 
-def _render_counts(findings: Sequence[Finding]) -> str:
-    counts = dict.fromkeys(SEVERITIES, 0)
-    for found in findings:
-        counts[found.severity] += not found.accepted
-    accepted = sum(bool(found.accepted) for found in findings)
-    parts = [f"{count} {severity}{'s' if count != 1 else ''}" for severity, count in counts.items()]
-    return ", ".join(parts) + (f"; {accepted} accepted" if accepted else "")
+def _render_counts(groups: Sequence[Sequence[Finding]]) -> str:
+    """Return how many blocks of each severity there are, and in how many places if these are more.
+
+    >>> one = Finding("join-jump", "note", "s.prototxt", "what", "effect", "write")
+    >>> _render_counts([[one], [one, one], [replace(one, accepted="as published")]])
+    '0 errors, 0 warnings, 2 notes in 3 places; 1 accepted'
+    """
+    kinds = {
+        severity: [group for group in groups if not group[0].accepted and group[0].severity == severity]
+        for severity in SEVERITIES
+    }
+    parts = [_count(kind, severity if len(kind) == 1 else f"{severity}s") for severity, kind in kinds.items()]
+    accepted = [group for group in groups if group[0].accepted]
+    return ", ".join(parts) + (f"; {_count(accepted, 'accepted')}" if accepted else "")
+
+
+def _count(groups: Sequence[Sequence[Finding]], noun: str) -> str:
+    places = sum(map(len, groups))
+    return f"{len(groups)} {noun}" + (f" in {places} places" if places > len(groups) else "")
 
 
 def _to_json(found: Finding) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 - prototxts and weights, which must be the same on every host as here,
 - the folders of the Caffe root that a run writes to on this machine,
-- the LMDBs: on the hosts or to be staged, complete, and with labels within the net's classes,
+- the LMDBs: on the hosts or to be staged, complete, with labels within the net's classes,
+  and with images as large as the crop,
 - TFRecords: on the hosts or to be staged, complete, and those of the recipe,
 - the disks of the first host and of this machine: free space, and snapshots that nobody else can replace.
 """
@@ -11,22 +12,23 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
-from caffe_recipes.caffe.datums import BadLabel, check_datums
+from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
 from caffe_recipes.cluster.staging.sets import lmdb_set
 from caffe_recipes.cluster.staging.stage import plan_from, survey
+from caffe_recipes.data import digits
 from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import find_differences
-from caffe_recipes.run.context import Setting
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
@@ -39,6 +41,8 @@ from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count
+
+_Part = Literal["train", "test"]
 
 # A host reads this in a second or two; of larger files only the sizes are compared.
 HASHED_BYTES = 1e9
@@ -180,10 +184,10 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        seen = _count_records(source, view, setting.recipe.train_images)
+        seen = _count_records(source, view, "train")
         return _plan_staging(view, source, f"{setting.show(source)}: {seen}")
     if source in setting.built_data and not source.exists():
-        return [CheckResult("training data", _builder(setting, source), is_checked=False)]
+        return [CheckResult("training data", _builder(view, source, "train"), is_checked=False)]
     return _compare_lmdbs(view)
 
 
@@ -195,9 +199,9 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     if not view.plan.testings and not any(phase.test_iter for phase in phases):
         return [CheckResult("test data", "not needed", is_checked=False)]
     if path in setting.built_data and not path.exists():
-        return [CheckResult("test data", _builder(setting, path), is_checked=False)]
+        return [CheckResult("test data", _builder(view, path, "test"), is_checked=False)]
     try:
-        records = _count_records(path, view, recipe.data.test.images)
+        records = _count_records(path, view, "test")
     except DataError as error:
         if (path / "data.mdb").exists():
             raise
@@ -229,7 +233,7 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
 
 def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     """Compare the LMDBs that the hosts have, by their sizes, since hashing takes minutes."""
-    setting, data, source = view.setting, _recipe_of(view).data.train, view.setting.lmdb_source
+    setting, lmdb, source = view.setting, _recipe_of(view).data.train.lmdb, view.setting.lmdb_source
     sizes = {
         host.name: view.facts[host.name].sizes[lmdb_path(setting)][0] or 0
         for host in view.answered(setting.lmdb_hosts)
@@ -238,30 +242,31 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
         return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
     what = "no LMDB there, and none to stage" + (f" from {setting.show(source)}" if source else "")
     hint = "build it with `caffe-recipes data build`, or give its folder with --lmdb-source"
-    problems = [HostProblem(host, what, hint, data.lmdb) for host, size in sizes.items() if not size]
+    problems = [HostProblem(host, what, hint, lmdb) for host, size in sizes.items() if not size]
     common = max(sizes.values(), key=list(sizes.values()).count)
     problems += [
-        HostProblem(host, f"has {size:,} bytes, the others {common:,}", "stage it again", data.lmdb)
+        HostProblem(host, f"has {size:,} bytes, the others {common:,}", "stage it again", lmdb)
         for host, size in sizes.items()
         if size and common and size != common
     ]
     first = setting.lmdb_hosts[0]
     if problems or not first.is_local:
-        return as_findings("training data", problems, f"{data.lmdb}: present")
+        return as_findings("training data", problems, f"{lmdb}: present")
     return [
         CheckResult(
             "training data",
-            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), view, data.images)}",
+            f"{lmdb}: {_count_records(Path(setting.path(lmdb)), view, 'train')}",
         )
     ]
 
 
-def _builder(setting: Setting, path: Path) -> str:
+def _builder(view: NodeView, path: Path, part: _Part) -> str:
+    _check_crop(path, view, part, [(3, digits.SIDE_PX, digits.SIDE_PX)])
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
             hint = "install this project's extra 'local', as its README says"
             raise DataError(path, f"cannot be built without {module}", hint)
-    return f"{setting.show(path)}: will be built"
+    return f"{view.setting.show(path)}: will be built"
 
 
 def _recipe_of(view: NodeView) -> Recipe:
@@ -270,8 +275,9 @@ def _recipe_of(view: NodeView) -> Recipe:
     return recipe
 
 
-def _count_records(path: Path, view: NodeView, images: int) -> str:
-    classes = view.setting.trainer.classes()
+def _count_records(path: Path, view: NodeView, part: _Part) -> str:
+    classes, data = view.setting.trainer.classes(), _recipe_of(view).data
+    images = data.train.images if part == "train" else data.test.images
     try:
         seen = check_datums(path, classes, limit=_SAMPLE)
     except BadLabel as error:
@@ -279,9 +285,27 @@ def _count_records(path: Path, view: NodeView, images: int) -> str:
             raise
         hint = f"write `classes: {error.label + 1}`, or more, in the recipe, or {error.hint}"
         raise error.reworded(hint=hint) from None
+    _check_crop(path, view, part, seen.shapes)
     counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
     return f"{counted}, labels{sampled} within the classes"
+
+
+def _check_crop(path: Path, view: NodeView, part: _Part, shapes: Iterable[ImageShape]) -> None:
+    """Raise DataError for an image that is smaller than its crop, at which the trainer would stop."""
+    recipe = _recipe_of(view)
+    trained = [recipe.nets[recipe.phase(step.phase).net] for step in view.plan.trainings]
+    resizes = (
+        all(net.random_aspect_ratio for net in trained)
+        if part == "train"
+        else recipe.data.test.shorter_side_px is not None
+    )
+    crop = recipe.data.transform_of(part).crop_size or 0
+    _, height, width = min(shapes, key=lambda shape: min(shape[1:]), default=(0, crop, crop))
+    if not resizes and min(height, width) < crop:
+        what = f"has an image of {width}x{height} pixels, which is smaller than crop_size: {crop}"
+        hint = f"write `crop_size: {min(height, width)}`, or less, in the recipe, or use larger images"
+        raise DataError(path, what, hint)
 
 
 # Files of checkpoints that exist at a time: two pairs are kept, and a third is being written.

@@ -308,8 +308,16 @@ def test_a_model_of_another_net_is_refused(root: Path) -> None:
     other.write_text(net.read_text().replace("num_output: 10", "num_output: 7"))
     # the labels would be none of 7 classes, which no iteration looks at
     model = initialise(root, "other", 1, "other")
+    cached = sorted(root.rglob("*.npz"))
     with pytest.raises(WeightsError, match="does not fit net Small: layer 'fc10'"):
-        measure(root, members=("left", str(model)))
+        measure(root, members=("trunk", str(model)))
+    assert sorted(root.rglob("*.npz")) == cached, "nothing is predicted before all models are checked"
+
+
+def test_a_model_in_place_of_the_run_is_told_where_to_go(root: Path) -> None:
+    said = r"^left\.caffemodel: is a model, .*; give the run, and the models as `--members left\.caffemodel,"
+    with pytest.raises(InputError, match=said):
+        measure(root, "left.caffemodel")
 
 
 def test_a_model_that_is_not_what_its_phase_left_is_refused(root: Path) -> None:

@@ -51,6 +51,40 @@ def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None
     assert [(one["subject"], one["hosts"]) for one in failed] == [("test data", [])]
 
 
+def test_an_image_that_is_smaller_than_the_crop_fails_with_both_numbers(place: Place) -> None:
+    text = place.recipe.read_text()
+    place.recipe.write_text(text.replace("crop_size: 28\n", "crop_size: 32\n"))
+    code, said, _ = call(place)
+    assert code == 1
+    problem = (
+        "has an image of 28x28 pixels, which is smaller than crop_size: 32; write `crop_size: 28`, or less, "
+        "in the recipe, or use larger images"
+    )
+    root = place.root.resolve()
+    assert f"failed  training data  {root}/data/train_lmdb: {problem}\n" in said
+    assert f"failed  test data      {root}/data/test_lmdb: {problem}\n" in said
+    resized = "train_val: {random_aspect_ratio: {min_area_ratio: 0.08, aspect_ratio_change: 0.75}}"
+    text = place.recipe.read_text().replace("train_val: {}", resized)
+    text = text.replace("net: train_val_noaug, base_lr", "net: train_val, base_lr")
+    place.recipe.write_text(text.replace("batch_size: 16}", "batch_size: 16, shorter_side_px: 32}"))
+    code, said, _ = call(place)
+    assert code == 0, said
+
+
+def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> None:
+    path = place.root / "small.yaml"
+    text = place.recipe.read_text().replace("data/train_lmdb", "data/digits_train_lmdb")
+    text = text.replace("data/test_lmdb", "data/digits_val_lmdb").replace(
+        "data:\n", "data:\n  prepare: digits\n"
+    )
+    path.write_text(text.replace("crop_size: 28\n", "crop_size: 40\n"))
+    code, said, _ = call(place)
+    assert code == 1
+    assert (
+        "data/digits_train_lmdb: has an image of 32x32 pixels, which is smaller than crop_size: 40; " in said
+    )
+
+
 def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
     code, said, complained = call(place, "--hostfile", "nowhere")
     assert (code, said) == (2, "")

@@ -95,7 +95,14 @@ def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> No
     text = render_findings([ONE, *others])
     assert text.count("it jumps") == 1
     assert "\n    also at a/c.prototxt:4:1 (c), a/d.prototxt:4:1 (d), a/e.prototxt:4:1 (e)\n" in text
-    assert text.endswith("0 errors, 4 warnings, 0 notes")
+    assert text.endswith("0 errors, 1 warning in 4 places, 0 notes")
+
+
+def test_what_is_counted_are_the_blocks_and_their_places() -> None:
+    others = [replace(ONE, where=f"a/{name}.prototxt:4:1", accepted="as published") for name in "cde"]
+    text = render_findings([ONE, GRAVE, *others, replace(ONE, what="it falls")])
+    assert text.count("[") == 4
+    assert text.endswith("1 error, 2 warnings, 0 notes; 1 accepted in 3 places")
 
 
 def test_very_many_places_are_counted() -> None:

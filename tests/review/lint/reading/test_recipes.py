@@ -216,3 +216,30 @@ def test_without_the_generated_files_a_place_is_the_recipe_s_own_line(
     assert lines_of("warmup-end-jump", "init") == ["warmup_iter: 112"]
     assert lines_of("solver-field-unread", "cyc1") == ["gamma: 0.5"]
     assert lines_of("zero-start-partly", "") == ["train_val:", "train_val_noaug:"]
+
+
+def test_files_that_the_recipe_no_longer_generates_so_are_said_to_be_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        path: text for path, text in generate(load_recipe("digits-local")).items() if "prototxt/" in path
+    }
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    lint(["digits-local"], LintOptions(), said.append)
+    write_files(files, tmp_path)
+    lint(["digits-local"], LintOptions(), said.append)
+    assert said == []
+    solver = tmp_path / "prototxt" / "digits-local" / "solver_init.prototxt"
+    solver.write_text("# an earlier one\n")
+    found = lint(["digits-local"], LintOptions(), said.append)
+    assert said == [
+        "prototxt/digits-local/solver_init.prototxt differs from what digits-local generates now, which is "
+        "what is checked; run `caffe-recipes generate digits-local`"
+    ]
+    assert not [one for one in found if "solver_init" in one.where]
+    for path in files:
+        (tmp_path / path).write_text("")
+    lint(["digits-local"], LintOptions(), said.append)
+    assert said[1].startswith("prototxt/digits-local/solver_init.prototxt, prototxt/")
+    assert " in all) differ from " in said[1]
