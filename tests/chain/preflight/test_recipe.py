@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,7 +109,13 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     wait_until_trained(place)
-    assert tried(place) == {"another run of this recipe is at work here"}
+    running = f"small-1 is running (process {run.pid} on {socket.gethostname()})"
+    assert tried(place) == {running}
+    code, said, _ = call(place)
+    watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
+    outcome = f"no check fails; {running}; not tried beside it: launcher, trainer; {watch}"
+    assert (code, said.splitlines()[-1]) == (0, outcome)
+    assert tried(place, "--new") == {running}
     run.kill()
     run.communicate()
     assert tried(place) == {"a launch of this run is under way"}
