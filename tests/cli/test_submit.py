@@ -174,7 +174,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
+        (["small.yaml"], "Error: sbatch: not found on PATH; submit on a login node of the Slurm cl"),
         (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
         (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not a mail address"),
         (["small.yaml", "--mail", ""], "Error: --mail: '' is not a mail address"),

@@ -20,11 +20,13 @@ from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, State, describe_limit, explain_state, failed_nodes
 from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
+    NotConfigured,
     SchedulerAway,
     ask_node_groups,
     ask_partitions,
     find_jobs,
     has_slurm,
+    run_command,
 )
 from caffe_recipes.cluster.slurm_submit import (
     Refused,
@@ -351,9 +353,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
         raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     check_source(options.environment)
     check_placed(recipe, options)
-    if not has_slurm(env.host):
-        hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
-        raise ClusterError("sbatch", "not found on PATH", hint)
+    _check_commands(env.host)
     check_own_root(options.root)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
@@ -364,6 +364,8 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     if not any(job.is_live for job in _jobs(status)):
         try:
             exclude = _patiently(lambda: _check(planned, status, say, env), say, env)
+        except NotConfigured:
+            raise
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing was submitted; {error.hint}") from None
     with closing(SubmissionJournal(path, env.clock)) as journal:
@@ -387,6 +389,19 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
         return _submit_steps(journal, planned, steps, place, say, env)
 
 
+def _check_commands(host: Host) -> None:
+    """Raise ClusterError if this machine has no sbatch, or no configuration of Slurm."""
+    hint = "submit on a login node of the Slurm cluster; --dry-run shows what would be submitted"
+    if not has_slurm(host):
+        raise ClusterError("sbatch", "not found on PATH", hint)
+    try:
+        run_command(host, ["sbatch", "--version"])
+    except NotConfigured as error:
+        raise error.reworded(hint=hint) from None
+    except SchedulerAway:
+        return  # a controller that sends the configuration may be away for a moment
+
+
 def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
     """Return the answer from Slurm, asking again for half a minute; raises the last error if that fails.
 
@@ -395,7 +410,7 @@ def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
     for pause_s in _RETRY_PAUSES_S:
         try:
             return ask()
-        except NoCommand:
+        except (NoCommand, NotConfigured):
             raise
         except (SchedulerAway, _UnknownState) as error:
             if pause_s == _RETRY_PAUSES_S[0]:
