@@ -128,6 +128,14 @@ def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) ->
     assert "time: not known; the partition's default, unless --time is given" in shown
 
 
+def test_the_warnings_of_jobs_of_different_lengths_are_a_range(tmp_path: Path) -> None:
+    shown = call(tmp_path, "stampede2-64n-72ep", "--dry-run", "--split").stdout
+    given = {int(seconds) for seconds in re.findall(r"--signal=B:USR1@(\d+)", shown)}
+    first, last = min(given) // 60, max(given) // 60
+    assert first < last
+    assert f"at the limit: {first} min to {last} min before, Caffe writes a snapshot;" in shown
+
+
 def test_the_warning_of_a_job_of_unknown_length_is_explained(root: Path) -> None:
     shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
     assert "at the limit: 2 min before (with --time, a tenth of it, 10 min at most), Caffe writes" in shown

@@ -325,7 +325,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
-    warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
+    warnings = sorted({find_warning_s(step.time_s) for step in steps})
+    warning = " to ".join(map(describe_limit, dict.fromkeys((*warnings[:1], *warnings[-1:]))))
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
