@@ -57,7 +57,8 @@ def test_a_file_written_by_hand_is_kept_unless_it_may_be_overwritten(tmp_path: P
     file.write_text(text)
     done = call("digits-local", "--out", tmp_path)
     assert isinstance(done.exception, InputError)
-    said = "was not written by `generate`; move it, or give --overwrite"
+    command = f"caffe-recipes generate digits-local --out {tmp_path} --overwrite"
+    said = f"was not written by `generate`; move it away, or overwrite it: {command}"
     assert str(done.exception) == f"{file}: {said}"
     assert state_of(tmp_path) == {SOLVER: text}
     assert call("digits-local", "--out", tmp_path, "--overwrite").exit_code == 0

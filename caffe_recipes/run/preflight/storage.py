@@ -27,6 +27,7 @@ from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import find_differences
 from caffe_recipes.run.context import Setting
+from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
@@ -55,7 +56,8 @@ def check_files(view: NodeView) -> list[CheckResult]:
     changed = [diff.path for diff in differences if diff.what == "changed"]
     if changed and not setting.overwrite:
         what = "differs from what the recipe generates"
-        raise InputError(setting.path(changed[0]), what, "move it away, or give --overwrite")
+        command = describe_run_command("", setting.recipe, "run --overwrite")
+        raise InputError(setting.path(changed[0]), what, f"move it away, or overwrite it with {command}")
     here = LocalHost()
     ours = {
         path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -341,6 +342,13 @@ def find_output(options: SubmitOptions, name: str) -> str:
     return str(options.root.resolve() / "runs" / f"{name}.out")
 
 
+def describe_generate(recipe: AnyRecipe, options: SubmitOptions, out: Path, *more: str) -> str:
+    """Return the command that generates a recipe's files into a folder."""
+    where = [] if out.resolve() == Path.cwd() else ["--out", str(out)]
+    dialect = [] if original_name(recipe) == recipe.name else ["--dialect", recipe.dialect]
+    return shlex.join([PROGRAM, "generate", options.given, *where, *dialect, *more])
+
+
 def find_program() -> str | None:
     """Return the path of caffe-recipes for jobs, whose PATH may lack it; None if it is not found."""
     beside = Path(sys.executable).with_name(PROGRAM)
@@ -389,8 +397,7 @@ def _find_steps(
         if difference.what != "stale" and not (is_dry and difference.what == "missing"):
             where = options.out / difference.path
             what = {"missing": "no such file"}.get(difference.what, "differs from what the recipe generates")
-            dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
-            raise InputError(where, what, f"run: caffe-recipes generate {options.given}{dialect}")
+            raise InputError(where, what, f"run: {describe_generate(recipe, options, options.out)}")
     return tuple(
         JobStep(phase, options.out / path, text, _find_time(recipe, options, phase))
         for phase in phases

@@ -41,7 +41,7 @@ from caffe_recipes.cluster.slurm_submit import (
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
-from caffe_recipes.render.tree import find_differences
+from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import describe_changes
@@ -57,6 +57,7 @@ from caffe_recipes.run.submit.plan import (
     check_slurm,
     check_source,
     describe_extrapolated,
+    describe_generate,
     find_output,
     plan_submission,
 )
@@ -115,7 +116,11 @@ def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
     for difference in find_differences(plan_files(recipe), options.root):
         if difference.what == "changed":
             what = "differs from what the recipe generates, and the job would refuse it"
-            raise InputError(options.root / difference.path, what, "move it away, or generate it again")
+            hint = "move it away"  # the job writes it where it is missing
+            if difference.path in generate(recipe):
+                command = describe_generate(recipe, options, options.root, "--overwrite")
+                hint += f", or overwrite it: {command}"
+            raise InputError(options.root / difference.path, what, hint)
 
 
 def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:

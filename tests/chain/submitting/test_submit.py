@@ -342,7 +342,8 @@ def test_a_prototxt_that_the_job_would_refuse_is_told_before_it_waits(desk: Desk
     with pytest.raises(InputError) as caught:
         desk.submit(time_s=3600.0)
     what = "differs from what the recipe generates, and the job would refuse it"
-    assert str(caught.value) == f"{solver}: {what}; move it away, or generate it again"
+    command = f"caffe-recipes generate '{desk.recipe}' --out '{desk.root}' --overwrite"
+    assert str(caught.value) == f"{solver}: {what}; move it away, or overwrite it: {command}"
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 
