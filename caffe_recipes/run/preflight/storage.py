@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from caffe_recipes.caffe.datums import BadLabel, check_datums
 from caffe_recipes.cluster.commands import Host
@@ -182,8 +183,8 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        seen = _count_records(source, view, setting.recipe.train_images)
-        return _plan_staging(view, source, f"{setting.show(source)}: {seen}")
+        records, warnings = _count_records(source, view, "train")
+        return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
         return [CheckResult("training data", _builder(setting, source), is_checked=False)]
     return _compare_lmdbs(view)
@@ -199,13 +200,13 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(setting, path), is_checked=False)]
     try:
-        records = _count_records(path, view, recipe.data.test.images)
+        records, warnings = _count_records(path, view, "test")
     except DataError as error:
         if (path / "data.mdb").exists():
             raise
         hint = "build it with `caffe-recipes data build`, or correct data.test.lmdb in the recipe"
         raise error.reworded(hint=hint) from None
-    return [CheckResult("test data", f"{setting.show(path)}: {records}")]
+    return [CheckResult("test data", f"{setting.show(path)}: {records}"), *warnings]
 
 
 def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResult]:
@@ -250,12 +251,8 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     first = setting.lmdb_hosts[0]
     if problems or not first.is_local:
         return as_findings("training data", problems, f"{data.lmdb}: present")
-    return [
-        CheckResult(
-            "training data",
-            f"{data.lmdb}: {_count_records(Path(setting.path(data.lmdb)), view, data.images)}",
-        )
-    ]
+    records, warnings = _count_records(Path(setting.path(data.lmdb)), view, "train")
+    return [CheckResult("training data", f"{data.lmdb}: {records}"), *warnings]
 
 
 def _builder(setting: Setting, path: Path) -> str:
@@ -272,7 +269,16 @@ def _recipe_of(view: NodeView) -> Recipe:
     return recipe
 
 
-def _count_records(path: Path, view: NodeView, images: int) -> str:
+_SET_BY_IMAGES = {
+    "train": ("training data", "from which the epochs are counted"),
+    "test": ("test data", "from which the iterations of a test follow"),
+}
+
+
+def _count_records(
+    path: Path, view: NodeView, part: Literal["train", "test"]
+) -> tuple[str, list[CheckResult]]:
+    """Return what an LMDB has, and a warning if that is another number of images than the recipe's."""
     classes = view.setting.trainer.classes()
     try:
         seen = check_datums(path, classes, limit=_SAMPLE)
@@ -281,9 +287,15 @@ def _count_records(path: Path, view: NodeView, images: int) -> str:
             raise
         hint = f"write `classes: {error.label + 1}`, or more, in the recipe, or {error.hint}"
         raise error.reworded(hint=hint) from None
-    counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
-    return f"{counted}, labels{sampled} within the classes"
+    records = f"{seen.count:,} records, labels{sampled} within the classes"
+    images = getattr(_recipe_of(view).data, part).images
+    if seen.count == images:
+        return records, []
+    subject, sets = _SET_BY_IMAGES[part]
+    what = f"{view.setting.show(path)}: {seen.count:,} records, but data.{part}.images is {images:,}, {sets}"
+    hint = f"write `images: {seen.count}`, or use another LMDB"
+    return records, [CheckResult(subject, f"{what}; {hint}", warns=True)]
 
 
 # Files of checkpoints that exist at a time: two pairs are kept, and a third is being written.

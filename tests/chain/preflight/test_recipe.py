@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions
@@ -50,6 +51,18 @@ def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None
     assert code == 1
     failed = [one for one in json.loads(said) if one["mark"] == "failed"]
     assert [(one["subject"], one["hosts"]) for one in failed] == [("test data", [])]
+
+
+def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> None:
+    place.edit("images: 128", "images: 129")
+    place.edit("images: 16,", "images: 1600,")
+    found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
+    assert [one.message for one in found if one.mark == "warn" and one.subject.endswith(" data")] == [
+        "data/train_lmdb: 128 records, but data.train.images is 129, from which the epochs are counted; "
+        "write `images: 128`, or use another LMDB",
+        "data/test_lmdb: 16 records, but data.test.images is 1,600, from which the iterations of a test "
+        "follow; write `images: 16`, or use another LMDB",
+    ]
 
 
 def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
