@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate, write_files
@@ -112,6 +113,21 @@ def test_two_dry_runs_are_equal_and_leave_words_whole(root: Path) -> None:
     assert one == two
     assert "--job-name=small-RANDOM-init" in one
     assert re.search(r" 'CAFFE_RECIPES_SUBMITTED=small-RANDOM-init [0-9a-f]{64}' ", one)
+
+
+def test_a_misspelt_flag_of_our_programs_is_refused_before_it_fails_on_every_rank(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
+    text = text.replace("tf-digits-local", "mine").replace("deterministic: true", "determinstic: true")
+    (root / "mine.yaml").write_text(text)
+    line = text[: text.index("determinstic")].count("\n") + 1
+    done = call(root, "mine.yaml", "--dry-run")
+    what = "tensorflow.flags.determinstic: resnet_main.py has no flag --determinstic"
+    said = f"Error: mine.yaml:{line}: {what}; did you mean 'deterministic'?\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    monkeypatch.setenv("RESNET_DIR", str(root))
+    assert call(root, "mine.yaml", "--dry-run").returncode == 0
 
 
 def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) -> None:

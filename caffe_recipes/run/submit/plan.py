@@ -21,12 +21,13 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
-from caffe_recipes.errors import InputError
+from caffe_recipes.config import write_key
+from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.estimate import duration_at
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.recipe.source import load_any_recipe, need_caffe
+from caffe_recipes.recipe.source import load_any_recipe, locate_keys, need_caffe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
@@ -35,6 +36,7 @@ from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
+from caffe_recipes.run.trainer import find_trainer
 
 # The one-letter forms of sbatch options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
@@ -295,11 +297,14 @@ def plan_submission(
 ) -> PlannedJobs:
     """Return the jobs to submit, without the phases that are `done`; a dry run needs no scripts on disk.
 
-    Raises InputError if a script differs from what the recipe generates, if an option cannot be used by any
+    Raises RecipeError for a flag that the programs do not know, which would fail only on every rank of the
+    job, and InputError if a script differs from what the recipe generates, if an option cannot be used by any
     job, or if the jobs do not meet the requirements or limits of the machine in its profile.
     """
     check_mail(options.mail_user)
     check_spares(options.arguments, options.spares)
+    for location, what, hint in find_trainer(recipe).unknown_flags():
+        raise RecipeError(locate_keys(options.given)(location), f"{write_key(location)}: {what}", hint)
     profile = find_profile(recipe, options.profile)
     batch, unwanted = _pop_excluded(_choose_batch(profile, options))
     nodes = recipe.cluster.nodes + options.spares
