@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -65,7 +66,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
             echo(difference.diff, nl=False)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
-            raise CheckFailed("", paths, "run caffe-recipes generate, and remove stale files")
+            raise CheckFailed("", paths, f"run {_command(recipes, out, dialect)}, and remove stale files")
         echo(f"{len(files)} files are up to date")
         return
     for recipe, given in zip(loaded, recipes, strict=True):
@@ -74,7 +75,8 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     if foreign:
         others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""
         what = f"was not written by `generate`{others}"
-        raise InputError(out / foreign[0], what, "move it, or give --overwrite")
+        command = _command(recipes, out, dialect, "--overwrite")
+        raise InputError(out / foreign[0], what, f"move it away, or overwrite it: {command}")
     written = write_files(files, out)
     for path in written:
         echo(f"wrote {out / path}")
@@ -84,3 +86,10 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     for recipe, given in zip(loaded, recipes, strict=True):
         if warning := find_misnamed(recipe, given):
             echo(f"warning: {warning}", err=True)
+
+
+def _command(recipes: tuple[str, ...], out: Path, dialect: str, *more: str) -> str:
+    """Return the command that generates the same files."""
+    where = [] if out == Path() else ["--out", str(out)]
+    caffe = [] if dialect == OURS else ["--dialect", dialect]
+    return shlex.join(["caffe-recipes", "generate", *recipes, *where, *caffe, *more])

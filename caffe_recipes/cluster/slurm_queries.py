@@ -304,6 +304,10 @@ _AWAY = re.compile(
     r"|(?:connect|send|receive|shutdown) failure|problem talking to the database|slurmdbd|broken pipe",
     re.IGNORECASE,
 )
+# The last line of a command that finds no slurm.conf, or not the one that SLURM_CONF names.
+_UNCONFIGURED = re.compile(
+    r"could not establish a configuration source|unable to process configuration file", re.I
+)
 # A line that squeue and sinfo print even without headers, if an option names a cluster.
 _CLUSTER = re.compile(r"^CLUSTER: \S+\n", re.MULTILINE)
 _UNKNOWN = re.compile(r"invalid job id|job not found", re.IGNORECASE)
@@ -323,6 +327,10 @@ class SchedulerAway(ClusterError):
 
 class NoCommand(SchedulerAway):
     """Raised when the command does not exist on the queried host."""
+
+
+class NotConfigured(SchedulerAway):
+    """Raised when the command exists on the queried host, but no configuration of Slurm."""
 
 
 def has_slurm(host: Host) -> bool:
@@ -382,8 +390,8 @@ def run_command(
 ) -> Completed:
     """Run one of Slurm's commands in an environment that keeps its output parsable, and return the result.
 
-    Raises NoCommand if the command does not exist, and SchedulerAway if the host gives no answer or the
-    command does not end.
+    Raises NoCommand if the command does not exist, NotConfigured if Slurm is not configured on the host, and
+    SchedulerAway if the host gives no answer or the command does not end.
     """
     try:
         done = host.run([*environment, *argv], timeout_s)
@@ -394,6 +402,9 @@ def run_command(
     if done.returncode == 127:
         what = f"{argv[0]} not found on its PATH"
         raise NoCommand(host.name, what, "use a host that has Slurm's commands")
+    reason = _UNCONFIGURED.search(done.stderr) if done.returncode else None
+    if reason:
+        raise NotConfigured(host.name, f"Slurm is not configured here ({reason[0]})", "use a login node")
     return done
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from caffe_recipes.errors import InputError
 from caffe_recipes.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def _of_caffe(recipe: Recipe) -> Iterator[tuple[Location, str, str]]:
         yield from _wrong_net(recipe, phase.net, (*at, "net"), needs_test=phase.test_interval is not None)
         yield from _wrong_start(phase, names[:index], names[index:], (*at, "weights"))
         yield from _wrong_weights_iter(recipe, phase, names[:index], (*at, "weights_iter"))
+        yield from _wrong_rates(phase, at)
     yield from _shared_snapshots(recipe)
     if recipe.evaluation:
         yield from _wrong_net(recipe, recipe.evaluation.net, ("evaluation", "net"), needs_test=True)
@@ -242,6 +244,24 @@ def _wrong_weights_iter(
         every = f"every {start.snapshot_every_iter} iterations"
         what = f"phase '{start.name}' writes a snapshot {every}, not at {iteration}"
         yield at, what, f"use {_nearest_snapshot(start, iteration)}"
+
+
+def _wrong_rates(phase: Phase, at: Location) -> Iterator[tuple[Location, str, str]]:
+    """Find a value that Caffe cannot hold, or a rate that is not finite, with which it exits 0."""
+    from caffe_recipes.caffe import pb  # protobuf
+    from caffe_recipes.caffe.messages import set_fields
+    from caffe_recipes.caffe.rates import check_rates
+    from caffe_recipes.recipe.model import SolverSettings  # pydantic
+
+    solver = pb.SolverParameter()
+    for key in SolverSettings.model_fields:
+        try:
+            set_fields(solver, key, {key: getattr(phase, key)})
+        except InputError as error:
+            yield (*at, key), error.what, error.hint
+            return
+    for fault in check_rates(solver):
+        yield (*at, "lr_policy"), str(fault), "correct the schedule"
 
 
 def _nearest_snapshot(phase: Phase, iteration: int) -> int:

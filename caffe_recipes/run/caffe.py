@@ -168,6 +168,10 @@ class Caffe:
         files, placed = generate(self.recipe), placed_paths(self.recipe)
         return {placed[path]: text for path, text in files.items() if path in placed}
 
+    def unknown_flags(self) -> tuple[()]:
+        """Return nothing, since a recipe gives no flags to Caffe."""
+        return ()
+
     def folders(self) -> tuple[str, ...]:
         """Return the folders under the Caffe root that hold the prototxts."""
         return self.recipe.prototxt_dirs

@@ -237,7 +237,8 @@ def name_branch(run: str, phase: str) -> str:
     return hashlib.sha256(f"{run}/{phase}".encode()).hexdigest()[:16]
 
 
-def _name_process(path: Path) -> str:
+def name_process(path: Path) -> str:
+    """Return the process that ran a run last, according to its journal."""
     try:
         state = load_journal(path)
     except JournalError:
@@ -254,7 +255,7 @@ class Journal(JournalFile):
         super().__init__(
             path,
             clock,
-            lambda: InputError(path.parent, f"is in use by {_name_process(path)}", "wait for it, or stop it"),
+            lambda: InputError(path.parent, f"is in use by {name_process(path)}", "wait for it, or stop it"),
             hint="check the run's folder, or start over with --new",
             after_room="run the same command again to resume",
             create=create,

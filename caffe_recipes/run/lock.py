@@ -68,11 +68,11 @@ class RecipeLock:
 
     def is_run_active(self) -> bool:
         """Return whether another run or run.sh is active; False if the file system has no locks."""
-        return _is_held(self.folder / _RUN[0])
+        return is_held(self.folder / _RUN[0])
 
     def is_trainer_active(self) -> bool:
         """Return whether a trainer of another run is active; False if the file system has no locks."""
-        return _is_held(self.folder / _TRAINER[0], fcntl.LOCK_EX)
+        return is_held(self.folder / _TRAINER[0], fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Release the locks. A trainer that has inherited its lock keeps it."""
@@ -126,7 +126,7 @@ def _owner_of(path: Path) -> int | None:
         return None
 
 
-def _is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
+def is_held(path: Path, how: int = fcntl.LOCK_SH) -> bool:
     """Return whether another process holds a lock, by acquiring it for a moment in the mode `how`."""
     try:  # NFS needs a file to be writable for an exclusive lock
         file = os.open(path, (os.O_RDONLY if how == fcntl.LOCK_SH else os.O_RDWR) | os.O_NONBLOCK)

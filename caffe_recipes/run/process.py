@@ -19,8 +19,9 @@ from typing import BinaryIO
 from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.journal import FULL_DISK_WAIT_S, branch_launches
-from caffe_recipes.run.lock import RecipeLock
+from caffe_recipes.run.folders import run_folders
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, branch_launches, name_process
+from caffe_recipes.run.lock import RecipeLock, is_held
 
 POLL_S = 0.1
 # Reserved for a log in case the disk fills up: some minutes of the output of a hundred ranks.
@@ -153,6 +154,12 @@ def _is_trainer_of(pid: int, log: os.stat_result) -> bool:
         return False
 
 
+def find_running(root: Path, recipe_name: str) -> Path | None:
+    """Return the folder of a recipe's run that a process is running; None if there is none."""
+    folders = reversed(run_folders(root, recipe_name))
+    return next((folder for folder in folders if is_held(folder / "journal.lock")), None)
+
+
 def describe_launch(root: Path, state: RunState) -> str:
     """Return a message if a launch of this run is still running on this machine; else ""."""
     own = (state.launch,) if state.launch else ()
@@ -169,6 +176,9 @@ def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
     """
     lock = RecipeLock(root, recipe_name)
     if lock.is_run_active():
-        return "another run of this recipe is at work here"
+        folder = find_running(root, recipe_name)
+        if folder is None:
+            return "another run.sh or caffe-recipes run of this recipe is at work here"
+        return f"{folder.name} is running ({name_process(folder / 'journal.jsonl')})"
     left = "the mpiexec of a killed run is still at work" if lock.is_trainer_active() else ""
     return describe_launch(root, state) or left

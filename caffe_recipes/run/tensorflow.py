@@ -16,12 +16,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-import caffe_recipes
 from caffe_recipes.caffe.logs import (
     BatchOutput,
     Done,
@@ -51,7 +49,16 @@ from caffe_recipes.run.snapshots import as_failure, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 from caffe_recipes.tensorflow.logs import parse_evaluations
 from caffe_recipes.tensorflow.records import deal_files
-from caffe_recipes.tensorflow.run import Records, evaluate_argv, evaluate_environment, train_argv
+from caffe_recipes.tensorflow.run import (
+    Misspelt,
+    Records,
+    checkout,
+    evaluate_argv,
+    evaluate_environment,
+    find_unknown_flags,
+    program_texts,
+    train_argv,
+)
 
 STEP = "train"
 _ENVIRONMENT = ".venv-tf"
@@ -125,7 +132,7 @@ class TensorFlow:
             if found is None:
                 raise InputError(profile.name, f"python: {profile.python} is not a program", "correct it")
             return found
-        ours = [folder / _ENVIRONMENT / "bin/python" for folder in (root, _checkout())]
+        ours = [folder / _ENVIRONMENT / "bin/python" for folder in (root, checkout())]
         found = next((str(each) for each in ours if each.exists()), shutil.which("python3", path=path))
         if found is None:
             raise InputError("python3", "not found", self.failure_hint)
@@ -288,7 +295,7 @@ class TensorFlow:
         rates = render_horovod(self.recipe)[f"jobs/{self.recipe.name}/{_RATES}"]
         texts = {
             f"{self._folder}/{name}": text
-            for name, text in _program_texts()
+            for name, text in program_texts()
             if not _own_programs() or name == posixpath.basename(self._checker)
         }
         return {**texts, f"{self._folder}/{_RATES}": rates}
@@ -297,6 +304,10 @@ class TensorFlow:
     def landmarks(self) -> tuple[str, ...]:
         """Paths by any of which the current folder is known as the recipe's Caffe root."""
         return (_ENVIRONMENT, *self.folders())
+
+    def unknown_flags(self) -> tuple[Misspelt, ...]:
+        """Return the recipe's flags that the programs do not know; none if RESNET_DIR names others."""
+        return () if _own_programs() else tuple(find_unknown_flags(self.recipe.tensorflow))
 
     def folders(self) -> tuple[str, ...]:
         """Return the folder that holds `files`."""
@@ -404,7 +415,7 @@ class TensorFlow:
     def trial(self) -> Trial:
         """Return a trial that imports TensorFlow and Horovod, and has each program read its flags."""
         given = (self.steps("run")[0].arguments, self.testings("run")[0].arguments)
-        ours = {} if _own_programs() else dict(_program_texts())
+        ours = {} if _own_programs() else dict(program_texts())
         tried = [
             [name if ours else words[0], *words[1:]] for name, words in zip(_STARTED, given, strict=True)
         ]
@@ -597,17 +608,3 @@ def _own_programs() -> tuple[str, ...]:
     """Return the folder of the user's own programs, $RESNET_DIR, if set, as the generated scripts do."""
     given = os.environ.get("RESNET_DIR")
     return (str(Path(given).absolute()),) if given else ()
-
-
-def _program_texts() -> Iterator[tuple[str, str]]:
-    try:
-        folder = resources.files("caffe_recipes.tensorflow_programs")
-    except ModuleNotFoundError:
-        folder = _checkout() / "tensorflow_programs"
-    for file in sorted(folder.iterdir(), key=lambda each: each.name):
-        if file.name.endswith(".py") and file.name != "imagenet_to_gcs.py":
-            yield file.name, file.read_text("utf-8")
-
-
-def _checkout() -> Path:
-    return Path(caffe_recipes.__file__).resolve().parent.parent

@@ -14,6 +14,7 @@ from caffe_recipes.recipe.model import AnyRecipe, TensorFlowRecipe
 from caffe_recipes.run.caffe import Caffe
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
 from caffe_recipes.run.tensorflow import TensorFlow
+from caffe_recipes.tensorflow.run import Misspelt
 
 
 class Trainer(Protocol):
@@ -122,6 +123,9 @@ class Trainer(Protocol):
 
     def files(self) -> dict[str, str]:
         """Return the files that must exist before a launch: {path: text}."""
+
+    def unknown_flags(self) -> tuple[Misspelt, ...]:
+        """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders that hold `files`."""

@@ -8,7 +8,10 @@ are copied verbatim, even where it mixes `--flag value` and `--flag=value`. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -26,6 +29,7 @@ from caffe_recipes.config import (
     Text,
     Value,
 )
+from caffe_recipes.wording import did_you_mean
 
 # The default values of the programs' flags, which are those of tensorflow/tpu.
 _TRAIN_IMAGES, _EVAL_IMAGES = 1_281_167, 50_000
@@ -224,3 +228,46 @@ def _write_flags(flags: Mapping[str, bool | int | float | str]) -> tuple[str, ..
 def evaluate_environment(run: HorovodRun) -> dict[str, str]:
     """Return the environment variables for the evaluation."""
     return {"OMP_NUM_THREADS": str(run.evaluation.omp_num_threads)}
+
+
+_DEFINED = re.compile(r'flags\.DEFINE_\w+\(\s*"(\w+)"')
+# The flags of every program that uses absl.
+_OF_ABSL = frozenset(
+    (
+        *("alsologtostderr", "flagfile", "log_dir", "logger_levels", "logtostderr", "only_check_args", "pdb"),
+        *("pdb_post_mortem", "profile_file", "run_with_pdb", "run_with_profiling", "showprefixforinfo"),
+        *("stderrthreshold", "undefok", "use_cprofile_for_profiling", "v", "verbosity"),
+    )
+)
+Misspelt = tuple[tuple[str, ...], str, str]
+
+
+def find_unknown_flags(run: HorovodRun) -> Iterator[Misspelt]:
+    """Yield (location in a recipe, what is wrong, hint) for each flag that our programs do not know."""
+    texts = dict(program_texts())
+    known: set[str] = {*_OF_ABSL}
+    for program, at, flags in (
+        ("resnet_main.py", ("tensorflow", "flags"), run.flags),
+        ("resnet_eval.py", ("tensorflow", "evaluation", "flags"), run.evaluation.flags),
+    ):
+        known |= set(_DEFINED.findall(texts[program]))  # resnet_eval.py imports the flags of resnet_main.py
+        for name in () if "undefok" in flags else flags:
+            if name not in known:
+                other = "remove it, or set RESNET_DIR to programs that know it"
+                yield (*at, name), f"{program} has no flag --{name}", did_you_mean(name, known, other)
+
+
+def program_texts() -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each of our programs, except the one that writes records."""
+    try:
+        folder = resources.files("caffe_recipes.tensorflow_programs")
+    except ModuleNotFoundError:
+        folder = checkout() / "tensorflow_programs"
+    for file in sorted(folder.iterdir(), key=lambda each: each.name):
+        if file.name.endswith(".py") and file.name != "imagenet_to_gcs.py":
+            yield file.name, file.read_text("utf-8")
+
+
+def checkout() -> Path:
+    """Return the folder that contains this package, which is the project's in a checkout."""
+    return Path(__file__).resolve().parents[2]

@@ -57,7 +57,8 @@ def test_a_file_written_by_hand_is_kept_unless_it_may_be_overwritten(tmp_path: P
     file.write_text(text)
     done = call("digits-local", "--out", tmp_path)
     assert isinstance(done.exception, InputError)
-    said = "was not written by `generate`; move it, or give --overwrite"
+    command = f"caffe-recipes generate digits-local --out {tmp_path} --overwrite"
+    said = f"was not written by `generate`; move it away, or overwrite it: {command}"
     assert str(done.exception) == f"{file}: {said}"
     assert state_of(tmp_path) == {SOLVER: text}
     assert call("digits-local", "--out", tmp_path, "--overwrite").exit_code == 0
@@ -187,9 +188,8 @@ def test_what_has_no_equivalent_is_listed_and_nothing_is_written(
 
 def test_one_recipe_without_an_equivalent_keeps_the_others_from_being_written(tmp_path: Path) -> None:
     text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
-    (tmp_path / "past.yaml").write_text(
-        text.replace("name: digits-local\n", "name: past\n").replace("lr_iter: 1344", "lr_iter: 500")
-    )
+    text = text.replace("name: digits-local\n", "name: past\n").replace("lr_iter: 1344", "lr_iter: 500")
+    (tmp_path / "past.yaml").write_text(text.replace("power: 1\n", "power: 2\n"))  # else the rate is negative
     done = call("digits-local", tmp_path / "past.yaml", "--dialect", "intel", "--out", tmp_path / "out")
     assert str(done.exception).startswith("1 part has no exact equivalent")
     assert done.stderr.startswith("past: phase 'init': lr_iter: poly has no rate past its max_iter")

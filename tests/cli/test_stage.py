@@ -79,7 +79,7 @@ def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
 @pytest.mark.parametrize(
     ("lock", "work"),
     [
-        ("script.lock", "another run of this recipe is at work here"),
+        ("script.lock", "another run.sh or caffe-recipes run of this recipe is at work here"),
         ("lock", "the mpiexec of a killed run is still at work"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate, write_files
@@ -114,6 +115,21 @@ def test_two_dry_runs_are_equal_and_leave_words_whole(root: Path) -> None:
     assert re.search(r" 'CAFFE_RECIPES_SUBMITTED=small-RANDOM-init [0-9a-f]{64}' ", one)
 
 
+def test_a_misspelt_flag_of_our_programs_is_refused_before_it_fails_on_every_rank(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shipped_recipes()["tf-digits-local"].file.read_text("utf-8")
+    text = text.replace("tf-digits-local", "mine").replace("deterministic: true", "determinstic: true")
+    (root / "mine.yaml").write_text(text)
+    line = text[: text.index("determinstic")].count("\n") + 1
+    done = call(root, "mine.yaml", "--dry-run")
+    what = "tensorflow.flags.determinstic: resnet_main.py has no flag --determinstic"
+    said = f"Error: mine.yaml:{line}: {what}; did you mean 'deterministic'?\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    monkeypatch.setenv("RESNET_DIR", str(root))
+    assert call(root, "mine.yaml", "--dry-run").returncode == 0
+
+
 def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) -> None:
     made = rescale(load_recipe("stampede2-64n-72ep"), RescaleTarget(nodes=8, name="fewer"), root)
     (root / "fewer.yaml").write_text(made.text)
@@ -126,6 +142,14 @@ def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) ->
     assert "`estimate` gives 1 d 06 h for all phases: give e.g. --time 12:30:00 " in shown
     shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
     assert "time: not known; the partition's default, unless --time is given" in shown
+
+
+def test_the_warnings_of_jobs_of_different_lengths_are_a_range(tmp_path: Path) -> None:
+    shown = call(tmp_path, "stampede2-64n-72ep", "--dry-run", "--split").stdout
+    given = {int(seconds) for seconds in re.findall(r"--signal=B:USR1@(\d+)", shown)}
+    first, last = min(given) // 60, max(given) // 60
+    assert first < last
+    assert f"at the limit: {first} min to {last} min before, Caffe writes a snapshot;" in shown
 
 
 def test_the_warning_of_a_job_of_unknown_length_is_explained(root: Path) -> None:
@@ -174,7 +198,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["small.yaml"], "Error: sbatch: not found on PATH; submit on a machine of the Slurm cluster"),
+        (["small.yaml"], "Error: sbatch: not found on PATH; submit on a login node of the Slurm cl"),
         (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
         (["small.yaml", "--mail", "-a"], "Error: --mail: '-a' is not a mail address"),
         (["small.yaml", "--mail", ""], "Error: --mail: '' is not a mail address"),

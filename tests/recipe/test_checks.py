@@ -12,6 +12,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import parse_any_recipe, parse_recipe
 
 BRANCHED = shipped_recipes()["stampede2-448n-90ep"].file.read_text("utf-8")
+DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
 def refuse(text: str) -> RecipeError:
@@ -244,3 +245,19 @@ def test_both_sides_of_a_recipe_train_on_the_same_images(old: str, new: str, wha
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text.replace(old, new, 1), "tf.yaml", Path())
     assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "power: 2\n    max_iter: 270",
+            "power: 0.5\n    max_iter: 700",
+            "66: phases[1].lr_policy: the rate of lr_policy poly_cyc is nan at iteration 541; correct the",
+        ),
+        ("base_lr: 0.064", "base_lr: 1e60", "65: phases[1].base_lr: invalid value 1e+60; expected a number"),
+    ],
+)
+def test_a_schedule_that_cannot_be_trained_is_named_with_its_line(old: str, new: str, said: str) -> None:
+    assert DIGITS.count(old) == 1
+    assert str(refuse(DIGITS.replace(old, new))).startswith(f"mine.yaml:{said}")

@@ -38,6 +38,7 @@ from caffe_recipes.review.lint.rules import (
     path_rule,
     recipe_rule,
 )
+from caffe_recipes.tensorflow.run import find_unknown_flags
 from caffe_recipes.wording import describe_count
 
 if TYPE_CHECKING:
@@ -478,11 +479,25 @@ _Locate = Callable[[Location], str]
 
 
 def check_recipe_values(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
-    """Find an evaluation that misses or repeats images, and a net that does not fit the digits."""
+    """Find an evaluation that misses or repeats images, unknown flags, and a net unfit for the digits."""
     yield from _check_evaluation(recipe, locate(("evaluation", "iterations")))
+    yield from _check_flags(recipe, locate)
     if recipe.data.prepare == "digits":
         yield from _check_classes(recipe, locate(("net", "classes")))
         yield from _check_crop(recipe, locate(("data", "crop_size")))
+
+
+@recipe_rule(
+    "unknown-flag",
+    "warning",
+    "a flag that the TensorFlow programs of this package do not know",
+    what="{fault}",
+    effect="every rank stops at once, unless RESNET_DIR names other programs",
+    values=("flag",),
+)
+def _check_flags(recipe: Recipe, locate: _Locate) -> Iterator[Finding]:
+    for location, fault, hint in find_unknown_flags(recipe.tensorflow) if recipe.tensorflow else ():
+        yield finding("unknown-flag", locate(location), write=hint, fault=fault, flag=location[-1])
 
 
 @recipe_rule(

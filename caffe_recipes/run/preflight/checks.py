@@ -5,8 +5,10 @@ A check returns findings; an error that it raises becomes one as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
@@ -38,7 +40,7 @@ from caffe_recipes.run.preflight.storage import (
     check_train_records,
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
-from caffe_recipes.run.process import describe_work
+from caffe_recipes.run.process import describe_work, find_running
 from caffe_recipes.run.steps import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
@@ -118,8 +120,24 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)
+    running = find_running(setting.root, recipe.name) if under_way else None
     try:
-        return run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state, under_way)
+        found = run_preflight(setting, plan_chain(recipe, f"{RUNS}/{folder.name}"), state, under_way)
     finally:
         for host in setting.hosts:
             host.close()
+    return [_describe_running(setting, running, under_way, found), *found] if running else found
+
+
+def _describe_running(
+    setting: Setting, folder: Path, under_way: str, found: Sequence[CheckResult]
+) -> CheckResult:
+    """Return the finding that a run of the recipe is running, what was left out, and how to watch it."""
+    at = [] if setting.root == Path.cwd() else ["--caffe-root", str(setting.root)]
+    watch, show = (
+        f"`{shlex.join(['caffe-recipes', command, name, *at])}`"
+        for command, name in (("attach", folder.name), ("status", setting.recipe.name))
+    )
+    left_out = [finding.subject for finding in found if finding.is_left_out]
+    what = f"{under_way}; not tried beside it: {', '.join(left_out)}"
+    return CheckResult("run", f"{what}; watch it with {watch}, or see {show}", warns=True, is_running=True)

@@ -25,7 +25,9 @@ class CheckResult:
     """A finding: a `message`, which may be a warning, or an error.
 
     `hosts` are those on which the check fails; empty if it is not about particular hosts. If `unfit`, they
-    are spares that must not be used. `is_checked` is false if there was nothing to check.
+    are spares that must not be used. `is_checked` is false if there was nothing to check. If `is_left_out`,
+    the check was not done beside a training, and `is_running` marks the finding that names this training,
+    with what to do instead of starting the run.
     """
 
     subject: str
@@ -35,6 +37,8 @@ class CheckResult:
     hosts: tuple[str, ...] = ()
     unfit: bool = False
     is_checked: bool = True
+    is_left_out: bool = False
+    is_running: bool = False
 
     @property
     def mark(self) -> Literal["ok", "warn", "failed"]:
@@ -90,6 +94,9 @@ def describe_outcome(found: Sequence[CheckResult]) -> str:
         on = f" on {fold_names(hosts)}" if hosts else ""
         fails = "check fails" if len(failed) == 1 else "checks fail"
         return f"{len(failed)} {fails}{on} ({', '.join(failed)}): fix what is listed above, and try again"
+    running = next((finding for finding in found if finding.is_running), None)
+    if running:
+        return f"no check fails; {running.message}"
     if warned:
         return f"no check fails; read the warnings ({', '.join(warned)}), then start it with `run`"
     return "all checks pass; start it with `run`"

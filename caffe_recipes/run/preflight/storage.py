@@ -29,6 +29,7 @@ from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.render.tree import find_differences
+from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import find_step
@@ -59,7 +60,8 @@ def check_files(view: NodeView) -> list[CheckResult]:
     changed = [diff.path for diff in differences if diff.what == "changed"]
     if changed and not setting.overwrite:
         what = "differs from what the recipe generates"
-        raise InputError(setting.path(changed[0]), what, "move it away, or give --overwrite")
+        command = describe_run_command("", setting.recipe, "run --overwrite")
+        raise InputError(setting.path(changed[0]), what, f"move it away, or overwrite it with {command}")
     here = LocalHost()
     ours = {
         path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()
@@ -184,8 +186,8 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        seen = _count_records(source, view, "train")
-        return _plan_staging(view, source, f"{setting.show(source)}: {seen}")
+        records, warnings = _count_records(source, view, "train")
+        return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
         return [CheckResult("training data", _builder(view, source, "train"), is_checked=False)]
     return _compare_lmdbs(view)
@@ -201,13 +203,13 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(view, path, "test"), is_checked=False)]
     try:
-        records = _count_records(path, view, "test")
+        records, warnings = _count_records(path, view, "test")
     except DataError as error:
         if (path / "data.mdb").exists():
             raise
         hint = "build it with `caffe-recipes data build`, or correct data.test.lmdb in the recipe"
         raise error.reworded(hint=hint) from None
-    return [CheckResult("test data", f"{setting.show(path)}: {records}")]
+    return [CheckResult("test data", f"{setting.show(path)}: {records}"), *warnings]
 
 
 def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResult]:
@@ -252,12 +254,8 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     first = setting.lmdb_hosts[0]
     if problems or not first.is_local:
         return as_findings("training data", problems, f"{lmdb}: present")
-    return [
-        CheckResult(
-            "training data",
-            f"{lmdb}: {_count_records(Path(setting.path(lmdb)), view, 'train')}",
-        )
-    ]
+    records, warnings = _count_records(Path(setting.path(lmdb)), view, "train")
+    return [CheckResult("training data", f"{lmdb}: {records}"), *warnings]
 
 
 def _builder(view: NodeView, path: Path, part: _Part) -> str:
@@ -275,7 +273,14 @@ def _recipe_of(view: NodeView) -> Recipe:
     return recipe
 
 
-def _count_records(path: Path, view: NodeView, part: _Part) -> str:
+_SET_BY_IMAGES: Mapping[_Part, tuple[str, str]] = {
+    "train": ("training data", "from which the epochs are counted"),
+    "test": ("test data", "from which the iterations of a test follow"),
+}
+
+
+def _count_records(path: Path, view: NodeView, part: _Part) -> tuple[str, list[CheckResult]]:
+    """Return what an LMDB has, and a warning if that is another number of images than the recipe's."""
     classes, data = view.setting.trainer.classes(), _recipe_of(view).data
     images = data.train.images if part == "train" else data.test.images
     try:
@@ -286,9 +291,14 @@ def _count_records(path: Path, view: NodeView, part: _Part) -> str:
         hint = f"write `classes: {error.label + 1}`, or more, in the recipe, or {error.hint}"
         raise error.reworded(hint=hint) from None
     _check_crop(path, view, part, seen.shapes)
-    counted = f"{seen.count:,} records" + (f" (the recipe says {images:,})" if seen.count != images else "")
     sampled = "" if seen.checked == seen.count else f" of {seen.checked:,}"
-    return f"{counted}, labels{sampled} within the classes"
+    records = f"{seen.count:,} records, labels{sampled} within the classes"
+    if seen.count == images:
+        return records, []
+    subject, sets = _SET_BY_IMAGES[part]
+    what = f"{view.setting.show(path)}: {seen.count:,} records, but data.{part}.images is {images:,}, {sets}"
+    hint = f"write `images: {seen.count}`, or use another LMDB"
+    return records, [CheckResult(subject, f"{what}; {hint}", warns=True)]
 
 
 def _check_crop(path: Path, view: NodeView, part: _Part, shapes: Iterable[ImageShape]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +21,13 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
 from caffe_recipes.cluster.slurm_submit import Request
-from caffe_recipes.errors import InputError
+from caffe_recipes.config import write_key
+from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.estimate import duration_at
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.recipe.source import load_any_recipe, need_caffe
+from caffe_recipes.recipe.source import load_any_recipe, locate_keys, need_caffe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
@@ -34,6 +36,7 @@ from caffe_recipes.run.context import find_profile, submitted_environment
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
+from caffe_recipes.run.trainer import find_trainer
 
 # The one-letter forms of sbatch options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}
@@ -294,11 +297,14 @@ def plan_submission(
 ) -> PlannedJobs:
     """Return the jobs to submit, without the phases that are `done`; a dry run needs no scripts on disk.
 
-    Raises InputError if a script differs from what the recipe generates, if an option cannot be used by any
+    Raises RecipeError for a flag that the programs do not know, which would fail only on every rank of the
+    job, and InputError if a script differs from what the recipe generates, if an option cannot be used by any
     job, or if the jobs do not meet the requirements or limits of the machine in its profile.
     """
     check_mail(options.mail_user)
     check_spares(options.arguments, options.spares)
+    for location, what, hint in find_trainer(recipe).unknown_flags():
+        raise RecipeError(locate_keys(options.given)(location), f"{write_key(location)}: {what}", hint)
     profile = find_profile(recipe, options.profile)
     batch, unwanted = _pop_excluded(_choose_batch(profile, options))
     nodes = recipe.cluster.nodes + options.spares
@@ -339,6 +345,13 @@ def build_request(
 def find_output(options: SubmitOptions, name: str) -> str:
     """Return the path of the output file of the job with a name."""
     return str(options.root.resolve() / "runs" / f"{name}.out")
+
+
+def describe_generate(recipe: AnyRecipe, options: SubmitOptions, out: Path, *more: str) -> str:
+    """Return the command that generates a recipe's files into a folder."""
+    where = [] if out.resolve() == Path.cwd() else ["--out", str(out)]
+    dialect = [] if original_name(recipe) == recipe.name else ["--dialect", recipe.dialect]
+    return shlex.join([PROGRAM, "generate", options.given, *where, *dialect, *more])
 
 
 def find_program() -> str | None:
@@ -389,8 +402,7 @@ def _find_steps(
         if difference.what != "stale" and not (is_dry and difference.what == "missing"):
             where = options.out / difference.path
             what = {"missing": "no such file"}.get(difference.what, "differs from what the recipe generates")
-            dialect = "" if original_name(recipe) == recipe.name else f" --dialect {recipe.dialect}"
-            raise InputError(where, what, f"run: caffe-recipes generate {options.given}{dialect}")
+            raise InputError(where, what, f"run: {describe_generate(recipe, options, options.out)}")
     return tuple(
         JobStep(phase, options.out / path, text, _find_time(recipe, options, phase))
         for phase in phases

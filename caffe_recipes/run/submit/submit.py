@@ -20,11 +20,13 @@ from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, State, describe_limit, explain_state, failed_nodes
 from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
+    NotConfigured,
     SchedulerAway,
     ask_node_groups,
     ask_partitions,
     find_jobs,
     has_slurm,
+    run_command,
 )
 from caffe_recipes.cluster.slurm_submit import (
     Refused,
@@ -39,7 +41,7 @@ from caffe_recipes.cluster.slurm_submit import (
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.render.scripts import find_warning_s
-from caffe_recipes.render.tree import find_differences
+from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import describe_changes
@@ -55,6 +57,7 @@ from caffe_recipes.run.submit.plan import (
     check_slurm,
     check_source,
     describe_extrapolated,
+    describe_generate,
     find_output,
     plan_submission,
 )
@@ -113,7 +116,11 @@ def check_placed(recipe: AnyRecipe, options: SubmitOptions) -> None:
     for difference in find_differences(plan_files(recipe), options.root):
         if difference.what == "changed":
             what = "differs from what the recipe generates, and the job would refuse it"
-            raise InputError(options.root / difference.path, what, "move it away, or generate it again")
+            hint = "move it away"  # the job writes it where it is missing
+            if difference.path in generate(recipe):
+                command = describe_generate(recipe, options, options.root, "--overwrite")
+                hint += f", or overwrite it: {command}"
+            raise InputError(options.root / difference.path, what, hint)
 
 
 def check_unchanged(recipe: AnyRecipe, status: RunStatus | None) -> None:
@@ -323,7 +330,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
     yield f"account:      {', '.join([batch.account or 'your default', *given])}"
-    warning = describe_limit(min(find_warning_s(step.time_s) for step in steps)) if steps else ""
+    warnings = sorted({find_warning_s(step.time_s) for step in steps})
+    warning = " to ".join(map(describe_limit, dict.fromkeys((*warnings[:1], *warnings[-1:]))))
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
@@ -351,9 +359,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
         raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
     check_source(options.environment)
     check_placed(recipe, options)
-    if not has_slurm(env.host):
-        hint = "submit on a machine of the Slurm cluster; --dry-run shows what would be submitted"
-        raise ClusterError("sbatch", "not found on PATH", hint)
+    _check_commands(env.host)
     check_own_root(options.root)
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
@@ -364,6 +370,8 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     if not any(job.is_live for job in _jobs(status)):
         try:
             exclude = _patiently(lambda: _check(planned, status, say, env), say, env)
+        except NotConfigured:
+            raise
         except SchedulerAway as error:
             raise RunFailed(error.where, error.what, f"nothing was submitted; {error.hint}") from None
     with closing(SubmissionJournal(path, env.clock)) as journal:
@@ -387,6 +395,19 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
         return _submit_steps(journal, planned, steps, place, say, env)
 
 
+def _check_commands(host: Host) -> None:
+    """Raise ClusterError if this machine has no sbatch, or no configuration of Slurm."""
+    hint = "submit on a login node of the Slurm cluster; --dry-run shows what would be submitted"
+    if not has_slurm(host):
+        raise ClusterError("sbatch", "not found on PATH", hint)
+    try:
+        run_command(host, ["sbatch", "--version"])
+    except NotConfigured as error:
+        raise error.reworded(hint=hint) from None
+    except SchedulerAway:
+        return  # a controller that sends the configuration may be away for a moment
+
+
 def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
     """Return the answer from Slurm, asking again for half a minute; raises the last error if that fails.
 
@@ -395,7 +416,7 @@ def _patiently(ask: Callable[[], T], say: Say, env: SubmitEnv) -> T:
     for pause_s in _RETRY_PAUSES_S:
         try:
             return ask()
-        except NoCommand:
+        except (NoCommand, NotConfigured):
             raise
         except (SchedulerAway, _UnknownState) as error:
             if pause_s == _RETRY_PAUSES_S[0]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from caffe_recipes.cluster.hosts import open_host
 from caffe_recipes.errors import HostFailed
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions
@@ -85,6 +87,18 @@ def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> Non
     )
 
 
+def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> None:
+    place.edit("images: 128", "images: 129")
+    place.edit("images: 16,", "images: 1600,")
+    found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
+    assert [one.message for one in found if one.mark == "warn" and one.subject.endswith(" data")] == [
+        "data/train_lmdb: 128 records, but data.train.images is 129, from which the epochs are counted; "
+        "write `images: 128`, or use another LMDB",
+        "data/test_lmdb: 16 records, but data.test.images is 1,600, from which the iterations of a test "
+        "follow; write `images: 16`, or use another LMDB",
+    ]
+
+
 def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
     code, said, complained = call(place, "--hostfile", "nowhere")
     assert (code, said) == (2, "")
@@ -142,7 +156,13 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     wait_until_trained(place)
-    assert tried(place) == {"another run of this recipe is at work here"}
+    running = f"small-1 is running (process {run.pid} on {socket.gethostname()})"
+    assert tried(place) == {running}
+    code, said, _ = call(place)
+    watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
+    outcome = f"no check fails; {running}; not tried beside it: launcher, trainer; {watch}"
+    assert (code, said.splitlines()[-1]) == (0, outcome)
+    assert tried(place, "--new") == {running}
     run.kill()
     run.communicate()
     assert tried(place) == {"a launch of this run is under way"}

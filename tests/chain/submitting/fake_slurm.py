@@ -9,6 +9,13 @@ from tests.stand_in_host import StandInHost
 
 _COMMANDS = ("sbatch", "squeue", "scontrol", "sinfo", "sacct", "scancel")
 _AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+# As Slurm 22.05 prints it on a machine without slurm.conf.
+_UNCONFIGURED = (
+    "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+    "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+    "sbatch: error: _establish_config_source: failed to fetch config\n"
+    "sbatch: fatal: Could not establish a configuration source\n"
+)
 
 
 @dataclass
@@ -33,6 +40,7 @@ class FakeSlurm:
 
     jobs: dict[int, FakeJob] = field(default_factory=dict)
     is_there: bool = True
+    is_configured: bool = True
     is_away: bool = False
     is_mute: bool = False
     cluster: str = ""  # which alone knows the jobs
@@ -63,6 +71,10 @@ class FakeSlurm:
             return Completed(0 if self.is_there else 1, "", "")
         at = next(index for index, word in enumerate(argv) if word in _COMMANDS)
         call = argv[at:]
+        if not self.is_configured:
+            return Completed(1, "", _UNCONFIGURED)
+        if call == ("sbatch", "--version"):
+            return Completed(0, "slurm-wlm 22.05.8\n", "")
         self.calls.append(call)
         if self.is_away:
             return Completed(1, "", _AWAY)

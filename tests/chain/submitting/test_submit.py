@@ -167,8 +167,22 @@ def test_what_slurm_would_not_run_is_one_line_before_anything_is_written(
 
 def test_a_machine_without_slurm_says_so(desk: Desk) -> None:
     desk.slurm.is_there = False
-    with pytest.raises(ClusterError, match="sbatch: not found on PATH; submit on a machine of the Slurm"):
+    with pytest.raises(ClusterError, match="sbatch: not found on PATH; submit on a login node of the"):
         desk.submit()
+
+
+@pytest.mark.parametrize("was_submitted", [False, True])
+def test_a_machine_where_slurm_is_not_configured_says_so_at_once(desk: Desk, *, was_submitted: bool) -> None:
+    if was_submitted:
+        desk.submit(time_s=3600.0)
+    desk.slurm.is_configured = False
+    said = (
+        r"login1: Slurm is not configured here \(Could not establish a configuration source\); submit on a "
+        "login node of the Slurm cluster; --dry-run shows what would be submitted"
+    )
+    with pytest.raises(ClusterError, match=said) as caught:
+        desk.submit(time_s=3600.0)
+    assert (caught.value.exit_code, desk.paused) == (2, [])
 
 
 def test_what_sbatch_would_refuse_is_told_before_anything_is_written(desk: Desk) -> None:
@@ -328,7 +342,8 @@ def test_a_prototxt_that_the_job_would_refuse_is_told_before_it_waits(desk: Desk
     with pytest.raises(InputError) as caught:
         desk.submit(time_s=3600.0)
     what = "differs from what the recipe generates, and the job would refuse it"
-    assert str(caught.value) == f"{solver}: {what}; move it away, or generate it again"
+    command = f"caffe-recipes generate '{desk.recipe}' --out '{desk.root}' --overwrite"
+    assert str(caught.value) == f"{solver}: {what}; move it away, or overwrite it: {command}"
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 

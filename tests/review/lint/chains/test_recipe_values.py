@@ -92,3 +92,14 @@ def test_a_batch_norm_has_several_images(lint_recipe: LintRecipe, each: int, cou
     alone = [one for one in found if one.id == "batch-norm-alone" and one.phase == "init"]
     assert [one.severity for one in alone] == ["warning"] * count
     assert all("BatchNorms with one image per rank" in one.what for one in alone)
+
+
+def test_a_flag_that_our_programs_do_not_know_is_warned_of(lint_recipe: LintRecipe) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["tensorflow"]["flags"] = {"save_checkpoint_steps": 100, "deterministic": True, "verbosity": 1}
+        raw["tensorflow"]["evaluation"]["flags"] = {"seed": 2, "wandb": "on"}
+
+    evaluation, main = (one for one in lint_recipe("tf-256n-90ep", change) if one.id == "unknown-flag")
+    assert (main.severity, main.what) == ("warning", "resnet_main.py has no flag --save_checkpoint_steps")
+    assert main.write == "did you mean 'save_checkpoints_steps'?"
+    assert evaluation.values == {"flag": "wandb"}
