@@ -90,16 +90,18 @@ def test_a_plateau_has_no_rate_that_is_known_before(make_recipe: MakeRecipe) -> 
     assert "The rate" not in render_solver(recipe, recipe.phase("cyc1"))
 
 
-def test_a_schedule_that_ends_in_nan_is_refused(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(lambda raw: raw["phases"][1].update(power=0.5, lr_iter=100))
+def test_a_schedule_that_ends_in_nan_is_refused_also_if_no_yaml_has_it(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    phase = recipe.phase("cyc1").model_copy(update={"power": 0.5, "lr_iter": 100})
     with pytest.raises(RecipeError, match=r"digits-local: phase 'cyc1': the rate .* is nan at iteration 101"):
-        build_solver(recipe, recipe.phase("cyc1"))
+        build_solver(recipe, phase)
 
 
 def test_a_number_beyond_float32_is_refused_by_phase_and_field(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(lambda raw: raw["phases"][0].update(base_lr=1e39))
+    recipe = make_recipe()
+    phase = recipe.phase("init").model_copy(update={"base_lr": 1e39})
     with pytest.raises(InputError, match=r"phase 'init': base_lr: invalid value 1e\+39"):
-        build_solver(recipe, recipe.phase("init"))
+        build_solver(recipe, phase)
 
 
 def test_a_phase_that_the_recipe_stops_says_so_and_shows_the_rate_at_its_own_end(
