@@ -284,7 +284,7 @@ def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
 @click.command(
     epilog=examples(
         "caffe-recipes adopt models/resnet50 --ranks 128 --out mine.yaml",
-        "caffe-recipes adopt models/googlenet/quick_solver.prototxt --trainer caffe-torch",
+        "caffe-recipes adopt models/googlenet/quick_solver.prototxt",
     )
 )
 @click.argument("target", metavar="FOLDER|SOLVER.prototxt", type=PATH)

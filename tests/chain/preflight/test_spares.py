@@ -45,7 +45,7 @@ def spare(name: str, change: Change = str) -> StandInHost:
         done = running.finish(60, stdin)
         said = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
         # What other tests use of this machine is theirs.
-        said = re.sub(r"^\S+: (memory MemAvailable.*|rank \d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
+        said = re.sub(r"^\S+: (memory MemAvailable.*|rank \d+ \d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
         return Completed(done.returncode, change(said), done.stderr)
 
     return StandInHost(name, answer)
