@@ -47,9 +47,9 @@ def no_warmup(start: float = rules.WARMUP_START_LR) -> str:
     """Return the note that explains why a recipe does not warm up.
 
     >>> no_warmup()
-    'no warm-up: the peak rate is not above its start, 0.1'
+    'no warm-up: the peak rate is not above 0.1, where a warm-up would start'
     """
-    return f"no warm-up: the peak rate is not above its start, {start:g}"
+    return f"no warm-up: the peak rate is not above {start:g}, where a warm-up would start"
 
 
 def rate_lines(recipe: Recipe, joins: int) -> list[str]:

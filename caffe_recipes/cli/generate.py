@@ -66,7 +66,9 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
             echo(difference.diff, nl=False)
         if differences:
             paths = ", ".join(f"{difference.path} ({difference.what})" for difference in differences)
-            raise CheckFailed("", paths, f"run {_command(recipes, out, dialect)}, and remove stale files")
+            is_stale = any(difference.what == "stale" for difference in differences)
+            stale = ", and remove stale files" if is_stale else ""
+            raise CheckFailed("", paths, f"run {_command(recipes, out, dialect)}{stale}")
         echo(f"{len(files)} files are up to date")
         return
     for recipe, given in zip(loaded, recipes, strict=True):

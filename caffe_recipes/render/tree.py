@@ -63,6 +63,19 @@ def find_foreign(files: Mapping[str, str], out: Path) -> list[str]:
     return [path for path, text, seen in on_disk if seen not in (None, text) and not is_generated(seen or "")]
 
 
+def check_own_net(recipe: AnyRecipe, files: Mapping[str, str], out: Path) -> None:
+    """Raise InputError if one of `files` would replace the hand-written net that the recipe reads."""
+    own = recipe.net.prototxt if isinstance(recipe, Recipe) else None
+    if own is None or not (recipe.folder / own).exists():
+        return
+    for path in find_foreign(files, out):
+        if (out / path).samefile(recipe.folder / own):
+            what = "the recipe reads its net from this file, which would be replaced by the generated one"
+            raise InputError(
+                out / path, what, f"write another prototxt_dir in the recipe, such as prototxt/{recipe.name}"
+            )
+
+
 def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     """Write the files that differ, atomically, and return their paths.
 

@@ -246,6 +246,10 @@ def name_process(path: Path) -> str:
     return f"process {state.pid} on {state.host}"
 
 
+def _hint_in_use(run: str) -> str:
+    return f"watch it with `caffe-recipes attach {run}`, or stop it with `caffe-recipes cancel {run}`"
+
+
 class Journal(JournalFile):
     """An open journal, locked until it is closed."""
 
@@ -255,7 +259,9 @@ class Journal(JournalFile):
         super().__init__(
             path,
             clock,
-            lambda: InputError(path.parent, f"is in use by {name_process(path)}", "wait for it, or stop it"),
+            lambda: InputError(
+                path.parent, f"is in use by {name_process(path)}", _hint_in_use(path.parent.name)
+            ),
             hint="check the run's folder, or start over with --new",
             after_room="run the same command again to resume",
             create=create,

@@ -100,6 +100,7 @@ def test_a_recipe_of_each_kind_of_net_is_read_back_as_it_was(tmp_path: Path, net
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
 rates = st.floats(1e-30, 1e30)
+factors = st.floats(1e-9, 1)  # by which a rate stays finite
 counts = st.integers(1, 2**31 - 1)
 
 
@@ -125,7 +126,7 @@ phases = st.builds(
         st.fixed_dictionaries(
             {
                 "lr_policy": st.just("multistep"),
-                "gamma": rates,
+                "gamma": factors,
                 "stepvalue": st.lists(counts, min_size=1, max_size=3),
             }
         ),

@@ -114,7 +114,9 @@ def test_a_whole_line_that_no_journal_holds_is_named(line: str) -> None:
 def test_a_journal_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     first = open_journal(tmp_path)
     first.write("started", pid=os.getpid(), host="here")
-    with pytest.raises(InputError, match=r"is in use by process \d+ on .*; wait for it, or stop it"):
+    with pytest.raises(
+        InputError, match=r"is in use by process \d+ on .*; watch it with `caffe-recipes attach"
+    ):
         open_journal(tmp_path)
     first.close()
     open_journal(tmp_path).close()

@@ -58,7 +58,9 @@ def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -
         load_folder(tmp_path)
     (tmp_path / "loose.jpg").unlink()
     write(tmp_path, "a/1.jpg", "b/notes.txt")
-    with pytest.raises(DataError, match="b: contains no images"):
+    with pytest.raises(
+        DataError, match="b: contains no images; give --images a folder with a subfolder of images"
+    ):
         load_folder(tmp_path)
     write(tmp_path, "b/data.mdb")
     with pytest.raises(DataError, match="b: is an LMDB among the class folders; move it elsewhere"):

@@ -182,8 +182,8 @@ def test_the_peak_is_scaled_linearly_and_departures_are_said(batch: int, rate: f
 def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() -> None:
     made = make_new(RecipeRequest(50_000, 256, 30, profile=load_profile("stampede2-knl")))
     assert [phase.name for phase in made.recipe.phases] == ["main", "collapse"]
-    assert made.notes == ("no warm-up: the peak rate is not above its start, 0.1",)
-    assert "# No warm-up: the peak rate is not above its start, 0.1.\n" in made.text
+    assert made.notes == ("no warm-up: the peak rate is not above 0.1, where a warm-up would start",)
+    assert "# No warm-up: the peak rate is not above 0.1, where a warm-up would start.\n" in made.text
     assert "Each rise" not in made.text
     assert "the momentum history is 0 at the start of the second phase, and" in made.text.replace("\n# ", " ")
     cyclic = make_new(RecipeRequest(50_000, 256, 60, cycles=1)).text

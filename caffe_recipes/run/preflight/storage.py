@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from caffe_recipes.data.tfrecords import records_manifest_path
 from caffe_recipes.errors import DataError, InputError
 from caffe_recipes.files import is_changed_by_group
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.tree import find_differences
+from caffe_recipes.render.tree import check_own_net, find_differences, generate
 from caffe_recipes.run.events import describe_run_command
 from caffe_recipes.run.folders import RUNS
 from caffe_recipes.run.lock import RecipeLock
@@ -41,7 +42,7 @@ from caffe_recipes.run.steps import Training
 from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
-from caffe_recipes.wording import describe_count
+from caffe_recipes.wording import describe_count, plural
 
 _Part = Literal["train", "test"]
 
@@ -58,10 +59,20 @@ def check_files(view: NodeView) -> list[CheckResult]:
     """
     setting, differences = view.setting, find_differences(view.plan.files, view.setting.root)
     changed = [diff.path for diff in differences if diff.what == "changed"]
+    check_own_net(setting.recipe, view.plan.files, setting.root)
     if changed and not setting.overwrite:
-        what = "differs from what the recipe generates"
-        command = describe_run_command("", setting.recipe, "run --overwrite")
-        raise InputError(setting.path(changed[0]), what, f"move it away, or overwrite it with {command}")
+        others = f", and so {plural(len(changed) - 1, 'does', 'do')} {len(changed) - 1} more"
+        what = f"differs from what the recipe generates{others if len(changed) > 1 else ''}"
+        out = "" if setting.root.resolve() == Path.cwd() else f" --out {shlex.quote(str(setting.root))}"
+        again = describe_run_command("", setting.recipe, f"generate{out}")
+        overwrite = describe_run_command("", setting.recipe, "run --overwrite")
+        is_generated = changed[0] in generate(setting.recipe)  # those in a prototxt_dir of `.` are not
+        hint = (
+            f"run {again} and read the diff"
+            if is_generated
+            else f"move it away, or overwrite it with {overwrite}"
+        )
+        raise InputError(setting.path(changed[0]), what, hint)
     here = LocalHost()
     ours = {
         path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()
@@ -95,6 +106,9 @@ def check_start(view: NodeView) -> list[CheckResult]:
         setting.trainer.check_model(net, Path(setting.path(path)))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
+    kept = state.checkpoints.get(view.unfinished[0].phase) if view.unfinished else None
+    if kept:
+        first = f"the checkpoint at {kept[-1].iteration} of {view.unfinished[0].phase}"
     problems = find_differing_files(view.hosts, [setting.path(path) for path in read])
     if not given and not problems:
         return [CheckResult("starts from", first or setting.trainer.initialization, is_checked=False)]

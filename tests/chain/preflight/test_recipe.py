@@ -8,16 +8,24 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caffe_recipes.cluster.hosts import open_host
-from caffe_recipes.errors import HostFailed
+from caffe_recipes.errors import HostFailed, InputError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import RunOptions
+from caffe_recipes.render.tree import generate
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.checks import preflight_recipe
+from caffe_recipes.run.preflight.nodes import look_at_nodes
+from caffe_recipes.run.preflight.storage import check_start
+from caffe_recipes.run.runner import run_chain
+from caffe_recipes.run.steps import Checkpoint
 from tests.stand_in_host import StandInHost
 
 if TYPE_CHECKING:
@@ -85,6 +93,33 @@ def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> Non
     assert (
         "data/digits_train_lmdb: has an image of 32x32 pixels, which is smaller than crop_size: 40; " in said
     )
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_net_that_a_recipe_reads_is_never_overwritten(place: Place, overwrite: bool) -> None:
+    net = generate(load_recipe(place.recipe))["prototxt/small/train_val.prototxt"].partition("\n\n")[2]
+    own = place.root / "train_val.prototxt"
+    own.write_text(f"# by hand\n{net}")
+    place.edit("prototxt_dir: prototxt/small", "prototxt_dir: .")
+    place.edit("{name: Small, builder: resnet_small,", "{name: Small, prototxt: train_val.prototxt,")
+    with pytest.raises(InputError) as caught:
+        run_chain(load_recipe(place.recipe), RunOptions(root=place.root, overwrite=overwrite))
+    assert str(caught.value) == (
+        f"{own}: the recipe reads its net from this file, which would be replaced by the generated one; "
+        "write another prototxt_dir in the recipe, such as prototxt/small"
+    )
+    assert own.read_text() == f"# by hand\n{net}"
+
+
+def test_a_phase_that_resumes_starts_from_its_checkpoint(place: Place) -> None:
+    setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
+    plan = plan_chain(setting.recipe, "runs/small-1")
+    assert [one.message for one in check_start(look_at_nodes(setting, plan, RunState()))] == [
+        "the nets' fillers"
+    ]
+    kept = Checkpoint("init", 4, "s", "", "m", "", "tmp/s", "tmp/m")
+    view = look_at_nodes(setting, plan, RunState(checkpoints={"init": (replace(kept, iteration=2), kept)}))
+    assert [one.message for one in check_start(view)] == ["the checkpoint at 4 of init"]
 
 
 def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> None:
