@@ -72,7 +72,7 @@ def test_the_tensorflow_run_of_a_recipe_is_submitted_by_its_own_job_with_its_own
     (words,) = commands(done.stdout)
     assert "--time=03:00:00" in words
     assert "jobs/tf-256n-90ep/tf_train.sbatch" in words
-    assert "3 h 00 min at most, 768.0 node-hours; " in done.stdout
+    assert "3 h 00 min at most, 768.0 node-hours; at the recipe's own speed\n" in done.stdout
 
 
 def test_a_dry_run_works_on_a_laptop_that_lacks_the_caffe_root(root: Path) -> None:
@@ -147,6 +147,9 @@ def test_a_time_that_only_estimate_knows_is_named_with_the_option(root: Path) ->
 def test_the_warnings_of_jobs_of_different_lengths_are_a_range(tmp_path: Path) -> None:
     shown = call(tmp_path, "stampede2-64n-72ep", "--dry-run", "--split").stdout
     given = {int(seconds) for seconds in re.findall(r"--signal=B:USR1@(\d+)", shown)}
+    assert "; at the recipe's own speed\n" in shown
+    timed = call(tmp_path, "stampede2-64n-72ep", "--dry-run", "--split", "--time", "2:00:00").stdout
+    assert "10 h 00 min at most, 640.0 node-hours; from --time, for each job\n" in timed
     first, last = min(given) // 60, max(given) // 60
     assert first < last
     assert f"at the limit: {first} min to {last} min before, Caffe writes a snapshot;" in shown

@@ -325,7 +325,9 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
         default = "not known; the partition's default, unless --time is given"
         yield f"time:         {f'not known from this recipe; {known}' if known else default}"
     else:
-        source = "from --time" if options.time_s is not None else "an estimate"
+        source = "at the recipe's own speed"
+        if options.time_s is not None:
+            source = f"from --time{', for each job' if len(times) > 1 else ''}"
         hours = f"{planned.nodes * sum(times) / 3600:,.1f} node-hours"
         yield f"time:         {describe_limit(sum(times))} at most, {hours}; {source}"
     given = [f"{name} {value}" for name in ("partition", "qos") if (value := getattr(batch, name))]
