@@ -276,9 +276,7 @@ def load_folder(folder: Path, known: Sequence[str] | None = None) -> Pictures:
         if len(pictures) == before:
             if (folder / name / "data.mdb").exists():
                 raise DataError(folder / name, "is an LMDB among the class folders", "move it elsewhere")
-            hint = (
-                f"give --images a folder with a subfolder of images for each class, which {folder} may not be"
-            )
+            hint = f"check --images: each subfolder of {folder} must hold the images of a class"
             raise DataError(folder / name, "contains no images", hint)
     # After the loop, so that a folder without images gets its own message.
     check_nesting((picture.name for picture in pictures), folder, f"give --images {folder}/{{}}")

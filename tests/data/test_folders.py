@@ -59,7 +59,8 @@ def test_a_folder_without_images_or_classes_is_refused_by_name(tmp_path: Path) -
     (tmp_path / "loose.jpg").unlink()
     write(tmp_path, "a/1.jpg", "b/notes.txt")
     with pytest.raises(
-        DataError, match="b: contains no images; give --images a folder with a subfolder of images"
+        DataError,
+        match=r"b: contains no images; check --images: each subfolder of .* must hold the images of a class",
     ):
         load_folder(tmp_path)
     write(tmp_path, "b/data.mdb")
