@@ -200,7 +200,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / "data.mdb").exists():
-        records, warnings = _count_records(source, view, "train")
+        records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
         return [CheckResult("training data", _builder(view, source, "train"), is_checked=False)]
@@ -217,7 +217,7 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(view, path, "test"), is_checked=False)]
     try:
-        records, warnings = _count_records(path, view, "test")
+        records, warnings = _check_records(path, view, "test")
     except DataError as error:
         if (path / "data.mdb").exists():
             raise
@@ -268,7 +268,7 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     first = setting.lmdb_hosts[0]
     if problems or not first.is_local:
         return as_findings("training data", problems, f"{lmdb}: present")
-    records, warnings = _count_records(Path(setting.path(lmdb)), view, "train")
+    records, warnings = _check_records(Path(setting.path(lmdb)), view, "train")
     return [CheckResult("training data", f"{lmdb}: {records}"), *warnings]
 
 
@@ -293,7 +293,7 @@ _SET_BY_IMAGES: Mapping[_Part, tuple[str, str]] = {
 }
 
 
-def _count_records(path: Path, view: NodeView, part: _Part) -> tuple[str, list[CheckResult]]:
+def _check_records(path: Path, view: NodeView, part: _Part) -> tuple[str, list[CheckResult]]:
     """Return what an LMDB has, and a warning if that is another number of images than the recipe's."""
     classes, data = view.setting.trainer.classes(), _recipe_of(view).data
     images = data.train.images if part == "train" else data.test.images
