@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.render.dialect import find_parts, translate_whole
 from caffe_recipes.render.headers import check_namesake, find_misnamed
 from caffe_recipes.render.tree import find_differences, find_foreign, find_stale, generate_all, write_files
+from caffe_recipes.run.lock import check_unread
 
 
 @click.command(
@@ -59,7 +61,8 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         count = "1 part has" if len(inexact) == 1 else f"{len(inexact)} parts have"
         what = f"{count} no exact equivalent in the dialect {dialect}"
         raise RecipeError("", what, "nothing was written")
-    files = generate_all(translate_whole(recipe, dialect) for recipe in loaded)
+    translated = [translate_whole(recipe, dialect) for recipe in loaded]
+    files = generate_all(translated)
     if check:
         differences = find_differences(files, out)
         for difference in differences:
@@ -73,12 +76,10 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         return
     for recipe, given in zip(loaded, recipes, strict=True):
         check_namesake(recipe, given)
-    foreign = [] if overwrite else find_foreign(files, out)
-    if foreign:
-        others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        what = f"was not written by `generate`{others}"
-        command = _command(recipes, out, dialect, "--overwrite")
-        raise InputError(out / foreign[0], what, f"move it away, or overwrite it: {command}")
+    if not overwrite:
+        _check_foreign(files, out, _command(recipes, out, dialect, "--overwrite"))
+    for recipe in translated:
+        check_unread(recipe, files, out)
     written = write_files(files, out)
     for path in written:
         echo(f"wrote {out / path}")
@@ -88,6 +89,14 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
     for recipe, given in zip(loaded, recipes, strict=True):
         if warning := find_misnamed(recipe, given):
             echo(f"warning: {warning}", err=True)
+
+
+def _check_foreign(files: Mapping[str, str], out: Path, command: str) -> None:
+    """Raise InputError if `generate` did not write a file that it would overwrite."""
+    if foreign := find_foreign(files, out):
+        others = f", and neither were {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        what = f"was not written by `generate`{others}"
+        raise InputError(out / foreign[0], what, f"move it away, or overwrite it: {command}")
 
 
 def _command(recipes: tuple[str, ...], out: Path, dialect: str, *more: str) -> str:

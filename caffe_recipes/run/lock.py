@@ -15,11 +15,14 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.files import open_lock, try_lock
+from caffe_recipes.recipe.model import AnyRecipe
+from caffe_recipes.render.tree import find_differences
 
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and still hold the lock that it held.
@@ -117,6 +120,20 @@ class RecipeLock:
             return ()
         self._files[name] = file
         return (file,)
+
+
+def check_unread(recipe: AnyRecipe, files: Mapping[str, str], root: Path) -> None:
+    """Raise InputError if writing `files` would change a file that an active run of the recipe reads."""
+    if not RecipeLock(root, recipe.name).is_run_active():
+        return
+    from caffe_recipes.run.plan import plan_files  # slow to import, and seldom needed
+
+    read = {path: files[path] for path in plan_files(recipe) if path in files}
+    changed = [each.path for each in find_differences(read, root) if each.what == "changed"]
+    if changed:
+        what = f"a run of {recipe.name} reads it, and would stop or go on with a mix of old and new files"
+        hint = "wait for the run, cancel it, or generate into another folder with --out; nothing was written"
+        raise InputError(root / changed[0], what, hint)
 
 
 def _owner_of(path: Path) -> int | None:

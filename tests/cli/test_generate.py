@@ -12,6 +12,7 @@ from caffe_recipes.cli.generate import generate
 from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError, RecipeError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate_all
+from caffe_recipes.run.lock import RecipeLock
 
 FILES = generate_all([load_recipe("digits-local")])
 SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"
@@ -225,3 +226,30 @@ def test_the_help_names_each_folder_that_is_written(tmp_path: Path) -> None:
     }
     printed = call("--help").output
     assert all(folder in printed for folder in ("prototxt/<recipe>/", "jobs/<recipe>/", "jobs/lib/"))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--overwrite",)])
+def test_what_a_run_under_way_reads_is_not_changed_beneath_it(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    call("digits-local", "--out", tmp_path)
+    (tmp_path / SOLVER).write_text(FILES[SOLVER] + "# edited\n")
+    lock = RecipeLock(tmp_path, "digits-local")
+    lock.acquire()
+    before = state_of(tmp_path)
+    refused = call("digits-local", "--out", tmp_path, *arguments)
+    assert isinstance(refused.exception, InputError)
+    assert f"{tmp_path / SOLVER}: a run of digits-local reads it" in str(refused.exception)
+    assert state_of(tmp_path) == before
+    lock.close()
+    assert call("digits-local", "--out", tmp_path).exit_code == 0
+
+
+def test_beside_a_run_files_that_it_does_not_read_are_written(tmp_path: Path) -> None:
+    call("digits-local", "--out", tmp_path)
+    script = tmp_path / "jobs/digits-local/run.sh"
+    script.write_text(script.read_text() + "# edited\n")
+    lock = RecipeLock(tmp_path, "digits-local")
+    lock.acquire()
+    assert f"wrote {script}" in call("digits-local", "--out", tmp_path).output
+    lock.close()
