@@ -132,8 +132,10 @@ def _blobs_of(layers: Sequence[pb.LayerParameter], phase: int) -> Blobs:
     return next(((one.name, tuple(one.top)) for one in (*of_phase, *layers)), _USUAL)
 
 
-def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
+def build_net(recipe: Recipe, name: str, own: pb.NetParameter | None = None) -> pb.NetParameter:
     """Return one of a recipe's `nets`, from any source, after checking that its layers fit together.
+
+    `own` takes the place of the net that the recipe would read from its folder.
 
     Raises RecipeError or PrototxtError for a net that Caffe would refuse, or whose number of classes differs
     from the recipe's.
@@ -143,7 +145,7 @@ def build_net(recipe: Recipe, name: str) -> pb.NetParameter:
     variant = recipe.nets[name]
     if recipe.net.builder:  # the layers of a builder always fit together
         return _build(recipe, variant)
-    net = with_data(load_own_net(recipe), recipe, variant)
+    net = with_data(own or load_own_net(recipe), recipe, variant)
     for phase in (pb.TRAIN, pb.TEST) if variant.test else (pb.TRAIN,):
         infer_shapes(net, phase, path=f"{recipe.name}: net '{name}'")
     _check_classes(recipe, net)

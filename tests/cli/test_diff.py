@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.recipe.shipped import shipped_recipes
 
 NET = """name: "n"
 layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
@@ -327,6 +328,55 @@ def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: py
     assert call("HEAD~1", "HEAD", "--", str(repo / "nets" / "net.prototxt")) == (1, only)
     code, output = call("HEAD~1", "HEAD", "--", "nat.prototxt")
     assert (code, "neither side has a prototxt or recipe at this path" in output) == (2, True)
+
+
+OWN_NET = """name: "small"
+layer {
+  name: "score" type: "InnerProduct" bottom: "data" top: "score"
+  inner_product_param { num_output: 10 }
+}
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "label" }
+"""
+
+
+def write_recipe_of_own_net(folder: Path, net: str) -> None:
+    """Write the recipe of the digits with another net than a builder's."""
+    text = shipped_recipes()["digits-local"].file.read_text("utf-8")
+    own = re.sub(r"(?m)^net:\n(  .*\n)+", f"net: {{name: small, {net}, classes: 10}}\n", text)
+    (folder / "mine.yaml").write_text(own.replace("name: digits-local", "name: mine"))
+
+
+@needs_git
+def test_a_recipe_s_own_net_is_read_from_the_revision(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_recipe_of_own_net(repo / "nets", "prototxt: ../own.prototxt")
+    write(repo, own=OWN_NET)
+    git("add", ".")
+    git("commit", "-qm", "own")
+    equal = (0, "no difference in meaning\n")
+    assert call("HEAD:nets/mine.yaml", "nets/mine.yaml") == equal
+    write(repo, own=OWN_NET.replace('"score" bottom: "label"', '"score" bottom: "label" loss_weight: 2'))
+    code, said = call("HEAD:nets/mine.yaml")
+    assert (code, "loss: loss_weight" in said) == (1, True)
+    monkeypatch.chdir(repo / "nets")
+    assert call("HEAD:./mine.yaml", "mine.yaml") == (code, said)
+    git("rm", "-q", "--cached", "../own.prototxt")
+    git("commit", "-qm", "without it")
+    code, said = call("HEAD:nets/mine.yaml", "mine.yaml")
+    assert (code, "HEAD:own.prototxt is missing, which is its net" in said) == (2, True)
+
+
+@needs_git
+def test_code_of_a_revision_is_not_run_and_the_solvers_are_compared(repo: Path) -> None:
+    write_recipe_of_own_net(repo, "function: 'my_nets:net'")
+    (repo / "my_nets.py").write_text("raise SystemExit('it ran')\n")
+    git("add", ".")
+    git("commit", "-qm", "own")
+    recipe = repo / "mine.yaml"
+    recipe.write_text(re.sub(r"base_lr: [0-9.]+", "base_lr: 0.0123", recipe.read_text(), count=1))
+    code, said = call("HEAD:mine.yaml", "mine.yaml")
+    assert (code, "it ran" in said, "base_lr" in said) == (2, False, True)
+    assert "not compared" in said
+    assert "my_nets:net of HEAD is code, which is not run" in said
 
 
 @needs_git

@@ -41,7 +41,8 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
     Raises RecipeError or PrototxtError if a recipe cannot be generated.
     """
-    before, after = _build_all(old.recipe), _build_all(new.recipe)
+    unbuilt = old.unbuilt or new.unbuilt
+    before, after = (_build_all(side, with_nets=not unbuilt) for side in (old, new))
     files = []
     for path in dict.fromkeys([*after, *before]):
         if path not in before or path not in after:
@@ -51,12 +52,16 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
         found = diff_documents(before[path], after[path], path, defaults, scales)
         if found:
             files.append(found)
+    if unbuilt:
+        names = dict.fromkeys([*new.recipe.nets, *old.recipe.nets])
+        files += [FileDiff(f"{name}.prototxt", "unreadable", note=unbuilt) for name in names]
     values = tuple(_diff_values(old.recipe, new.recipe))
     return Comparison(old.label, new.label, tuple(files), values)
 
 
-def _build_all(recipe: Recipe) -> dict[str, Message]:
+def _build_all(side: RecipeSide, *, with_nets: bool) -> dict[str, Message]:
     """Return the messages that `generate` writes; `net:` lacks its folder, which is a value of the recipe."""
+    recipe = side.recipe
     from caffe_recipes.render.nets import build_net  # pydantic: not for files
     from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
 
@@ -65,7 +70,9 @@ def _build_all(recipe: Recipe) -> dict[str, Message]:
         solver = build_solver(recipe, phase)
         solver.net = f"{phase.net}.prototxt"
         found[_solver_path(phase)] = solver
-    nets: dict[str, pb.NetParameter] = {name: build_net(recipe, name) for name in recipe.nets}
+    if not with_nets:
+        return found
+    nets: dict[str, pb.NetParameter] = {name: build_net(recipe, name, side.own) for name in recipe.nets}
     return found | {f"{name}.prototxt": net for name, net in nets.items()}
 
 

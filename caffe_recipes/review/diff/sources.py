@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from caffe_recipes.caffe.prototxt import MOST_BYTES
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, parse_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
 from caffe_recipes.limits import limit as bound
@@ -313,10 +314,16 @@ class Tree:
 
 @dataclass(frozen=True)
 class RecipeSide:
-    """One side of a comparison of recipes."""
+    """One side of a comparison of recipes.
+
+    `own` is the net of a recipe in a revision, if it is a prototxt there; `unbuilt` says why the nets of a
+    recipe cannot be built.
+    """
 
     label: str
     recipe: Recipe
+    own: pb.NetParameter | None = None
+    unbuilt: str = ""
 
 
 Sides = tuple[TextFile, TextFile] | tuple[Tree, Tree] | tuple[RecipeSide, RecipeSide]
@@ -523,10 +530,21 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         return RecipeSide(spec.text, load_recipe(spec.text))
     data = read_blob(spec.oid, spec.text, bound("yaml-bytes"))
     recipe = parse_recipe(decode_recipe(data, spec.text), spec.text, Path())
-    if recipe.net.builder is None:
-        hint = "check out that revision and compare the folders"
-        raise RecipeError(spec.text, "has a net of its own files, which can only be read from disk", hint)
-    return RecipeSide(spec.text, recipe)
+    revision, _, path = spec.text.partition(":")
+    if recipe.net.function is not None:
+        code = f"{recipe.net.function} of {revision} is code, which is not run"
+        return RecipeSide(
+            spec.text, recipe, unbuilt=f"{code}; check out that revision and compare the folders"
+        )
+    if recipe.net.prototxt is None:
+        return RecipeSide(spec.text, recipe)
+    beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), recipe.net.prototxt))
+    place = f"{revision}:{'./' if path.startswith('./') else ''}{beside}"
+    net = _read_at(revision, place.partition(":")[2], MOST_BYTES)
+    if net is None:
+        raise RecipeError(spec.text, f"{place} is missing, which is its net", "compare another revision")
+    own = parse_prototxt(decode_prototxt(net, place, MOST_BYTES), pb.NetParameter, place)
+    return RecipeSide(spec.text, recipe, own)
 
 
 def decode_recipe(data: bytes, label: str) -> str:
