@@ -242,9 +242,10 @@ def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | No
         what = f"{own.path} crops {crop} pixels, but the first image has {train.shape[1]} x {train.shape[2]}"
         raise InputError("--net", what, "use larger images, or a smaller crop_size")
     shared = {key: data[key] for key in data if key in keys}
-    return Images(
-        shared, parts["train"], parts["test"], augmented, "The transformation is taken from the net's file."
-    )
+    why = "The transformation is taken from the net's file."
+    if train and "mean_file" in {**shared, **parts["train"], **parts["test"]}:
+        why += " Its mean_file is of other images: write the mean_value of yours, which `data check` prints."
+    return Images(shared, parts["train"], parts["test"], augmented, why)
 
 
 def _default_transform(lmdb: str, train: LmdbFacts | None) -> Images:

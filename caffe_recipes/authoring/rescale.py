@@ -70,6 +70,8 @@ def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[st
         )
     if len(made.phases) != len(source.phases):
         yield f"{len(source.phases)} phases -> {len(made.phases)}: split where a warm-up ended in a drop"
+    if source.reported or any(phase.reported for phase in source.phases):
+        yield f"`reported` is left out: those are the results of {source.name}"
 
 
 def _machine(source: Recipe, made: Recipe) -> Iterator[str]:

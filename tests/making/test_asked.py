@@ -72,6 +72,15 @@ def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, An
     assert build_net(recipe, "train_val").layer[0].data_param.source == lmdbs["lmdb"]
 
 
+def test_a_mean_file_of_other_images_is_pointed_out(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "own.prototxt"
+    file.write_text(NET.replace("mean_value: 3", "mean_file: 'imagenet_mean.binaryproto'") % (20, 4))
+    made = make_new(make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path), tmp_path)
+    assert made.recipe.data.mean_file == "imagenet_mean.binaryproto"
+    assert "Its mean_file is of other images" in made.text.replace("\n# ", " ")
+
+
+
 def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text("raise SystemExit('was run')")
     recipe = make(NewOptions(20, net="my_nets:lenet", **lmdbs), tmp_path)
