@@ -22,14 +22,17 @@ import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.limits import LIMITS_VARIABLE, hint_at_limit, limit
+from caffe_recipes.wording import did_you_mean
 
 # The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
+_MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
 # Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -424,14 +427,27 @@ def load_within(path: str | Path, name: str, fault: type[CaffeRecipesError], hin
 def load_yaml_text(path: Path, kind: str, fault: type[CaffeRecipesError]) -> str:
     """Read the text of a YAML file that should hold a `kind`; raises `fault`, also above `yaml-bytes`."""
     most = limit("yaml-bytes")
-    with reading(path, fault, f"give the path of a {kind}'s YAML"):
+    try:
         data = read_bytes(path, most + 1)
+    except OSError as error:
+        hint = f"give the path of a {kind}'s YAML"
+        if isinstance(error, FileNotFoundError):
+            hint = did_you_mean(path.name, _yaml_names(path.parent), hint)
+        raise fault(path, f"cannot be read: {error.strerror or error}", hint) from None
     if len(data) > most:
         raise fault(path, f"is over {most:,} bytes", f"is it a {kind}? {hint_at_limit('yaml-bytes')}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise fault(path, "not UTF-8 text", f"a {kind} is a YAML file") from None
+
+
+def _yaml_names(folder: Path) -> list[str]:
+    """Return the names of the YAML files in a folder; none if it cannot be read."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = islice((entry.name for entry in entries), _MOST_ENTRIES)
+        return [name for name in names if name.endswith((".yaml", ".yml"))]
+    return []
 
 
 def read_within(path: str | Path, name: str) -> bytes:

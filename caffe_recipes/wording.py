@@ -58,13 +58,24 @@ def join_names(names: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+_LEAST_PREFIX = 3  # letters; fewer begin too many names by chance
+
+
 def find_nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name most similar to `name`, or None if no similarity reaches `cutoff` (0 to 1).
+    """Return the only known name that begins with `name`, or else the most similar one.
+
+    None if no similarity reaches `cutoff` (0 to 1).
 
     >>> find_nearest("kernal_size", ["kernel_size", "pad"]), find_nearest("x", ["pad"])
     ('kernel_size', None)
+    >>> find_nearest("gen", ["generate", "new"])
+    'generate'
     """
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+    known = list(known)
+    longer = [each for each in known if each.startswith(name)] if len(name) >= _LEAST_PREFIX else []
+    if len(longer) == 1:
+        return longer[0]
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], fallback: str = "", cutoff: float = 0.6) -> str:

@@ -170,7 +170,8 @@ def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
     Keys that only describe the training, such as the title, may change. Raises InputError if the run's copy
     of the recipe cannot be read.
     """
-    values = list(_differences(_load(folder / RECIPE_JSON), freeze_recipe(recipe), ""))
+    changed = dict(_differences(_load(folder / RECIPE_JSON), freeze_recipe(recipe), ""))
+    values = [f"{at}: {what}" for at, what in changed.items() if what != changed.get(_inherited(at))]
     if values:
         more = "; ..." if len(values) > _MOST_LISTED else ""
         return f"the recipe has changed since: {'; '.join(values[:_MOST_LISTED])}{more}"
@@ -209,8 +210,17 @@ def _without_descriptive(values: object, at: str) -> object:
     return values
 
 
-def _differences(before: object, now: object, at: str) -> Iterator[str]:
-    """Yield `phases[1].base_lr: 1.02 -> 1.0` for each value that differs and does not only describe."""
+def _inherited(at: str) -> str:
+    """Return the key of `solver:` that a phase's key is inherited from.
+
+    >>> _inherited("phases[1].momentum"), _inherited("solver.momentum")
+    ('solver.momentum', '')
+    """
+    return re.sub(r"^phases\[\d+\]\.", "solver.", at) if at.startswith("phases[") else ""
+
+
+def _differences(before: object, now: object, at: str) -> Iterator[tuple[str, str]]:
+    """Yield (`phases[1].base_lr`, `1.02 -> 1.0`) for each value that differs and does not only describe."""
     if re.sub(r"\[\d+\]", "[*]", at) in _DESCRIPTIVE:
         return
     if isinstance(before, dict) and isinstance(now, dict):
@@ -220,7 +230,7 @@ def _differences(before: object, now: object, at: str) -> Iterator[str]:
         for index, (old, new) in enumerate(zip(before, now, strict=True)):
             yield from _differences(old, new, f"{at}[{index}]")
     elif before != now:
-        yield f"{at}: {_short(before)} -> {_short(now)}"
+        yield at, f"{_short(before)} -> {_short(now)}"
 
 
 def _short(value: object) -> str:

@@ -124,6 +124,15 @@ def test_a_changed_recipe_is_refused_with_what_changed(place: Place) -> None:
     assert place.tree() == before
 
 
+def test_a_key_that_all_phases_inherit_is_reported_once(place: Place) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.edit("solver: {lr_policy: fixed,", "solver: {lr_policy: fixed, momentum: 0.8,")
+    with pytest.raises(InputError, match=r"has changed since: solver.momentum: null -> 0.8; "):
+        place.run()
+
+
 def test_a_title_and_what_else_only_tells_may_change(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(RunFailed):

@@ -231,7 +231,8 @@ def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None
     status = Eye(place, job(State.CANCELLED)).one()
     told = dict(status_details(status, NOW_S))
     submits = GO_ON.replace("run", "submit")
-    assert (told["failure"], told["next"]) == ("interrupted by SIGTERM", submits)
+    assert (told["stopped"], told["next"]) == ("interrupted by SIGTERM", submits)
+    assert "failure" not in told
     assert summarize_status(status) == (
         f"job 12 was cancelled before it started; runs/small-1: interrupted by SIGTERM; {submits}"
     )

@@ -97,6 +97,7 @@ def test_version_is_the_package_s() -> None:
     ("words", "said"),
     [
         (["generat"], "Error: No such command 'generat'; did you mean 'generate'?\n"),
+        (["gen"], "Error: No such command 'gen'; did you mean 'generate'?\n"),
         (["bogus"], "Error: No such command 'bogus'; see caffe-recipes --help\n"),
         (["data", "bild"], "Error: No such command 'bild'; did you mean 'build'?\n"),
         (["generate", "."], "Error: .: is a folder; give a recipe's name, or the path of its YAML\n"),

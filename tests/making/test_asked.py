@@ -80,7 +80,6 @@ def test_a_mean_file_of_other_images_is_pointed_out(lmdbs: dict[str, Any], tmp_p
     assert "Its mean_file is of other images" in made.text.replace("\n# ", " ")
 
 
-
 def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "my_nets.py").write_text("raise SystemExit('was run')")
     recipe = make(NewOptions(20, net="my_nets:lenet", **lmdbs), tmp_path)

@@ -214,6 +214,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_recipe(tmp_path / "folder.yaml")
 
 
+def test_a_recipe_s_misspelt_file_is_compared_with_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    with pytest.raises(RecipeError, match=r"No such file or directory; did you mean 'mine\.yaml'\?"):
+        load_recipe(tmp_path / "mine.yml")
+    with pytest.raises(RecipeError, match=r"give the path of a recipe's YAML"):
+        load_recipe(tmp_path / "quite_other.yaml")
+
+
 def test_a_net_has_exactly_one_origin() -> None:
     assert "exactly one of" in str(refuse(DIGITS.replace("  builder: resnet_small\n", "")))
     both = DIGITS.replace("  builder: resnet_small\n", "  builder: resnet_small\n  prototxt: a.prototxt\n")

@@ -512,7 +512,8 @@ def status_details(status: RunStatus, now_s: float) -> Iterator[tuple[str, str]]
             yield "process", _describe_process(status).removeprefix("process ")
         failure = _describe_failure(run)
         if failure and status.state != "finished":
-            yield "before" if _is_past(status) else "failure", failure
+            name = "stopped" if isinstance(run.last_failure, RunInterrupted) else "failure"
+            yield "before" if _is_past(status) else name, failure
         if run.launches:
             yield "log", run.launches[-1][1]
         for branch in status.branches:
