@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +45,33 @@ class StartPoint:
     new_layers: tuple[str, ...] = ()
 
 
+def find_device(gpu: int | None, why: str, place: str, log: Log) -> str:
+    """Return PyTorch's name of the GPU with this number, or of the CPU for None, and log it at a `place`.
+
+    Raises InputError, with `why` the GPU is wanted, if there is no such GPU.
+    """
+    if gpu is None:
+        log.info(place, "Use CPU.")
+        return "cpu"
+    count = torch.cuda.device_count()
+    if not 0 <= gpu < count:
+        found = f"has the GPUs 0 to {count - 1}" if count else "finds no GPU"
+        hint = "for the CPU, leave -gpu out and write solver_mode: CPU"
+        raise InputError("", f"{why}, but PyTorch {found}", hint)
+    log.info(place, f"Use GPU with device ID {gpu}: {torch.cuda.get_device_name(gpu)}")
+    torch.backends.cudnn.allow_tf32 = False  # Caffe computes in float32
+    torch.backends.cudnn.deterministic = True
+    return f"cuda:{gpu}"
+
+
 def prepare(
-    param: pb.SolverParameter, path: str, start: StartPoint, ranks: Ranks, requests: SignalRequests, log: Log
+    param: pb.SolverParameter,
+    path: str,
+    start: StartPoint,
+    ranks: Ranks,
+    requests: SignalRequests,
+    log: Log,
+    device: str,
 ) -> Solver:
     """Return the solver with its nets set up. Raises InputError before anything is written."""
     log.info("solver.cpp:107", "Initializing solver from parameters: \n" + _text(param))
@@ -58,14 +83,13 @@ def prepare(
     torch.manual_seed(rank_seed)
     message, source = train_net(param, path)
     log.info("solver.cpp:153", f"Creating training net from net file: {source}")
-    net = RunnableNet(
-        message, source, DataContext(ranks.rank, ranks.size, seed, rank_seed, log), generator, log
-    )
+    context = DataContext(ranks.rank, ranks.size, seed, rank_seed, log, device)
+    net = RunnableNet(message, source, context, generator, log)
     groups = flatten_params(net, param)
     tests = []
     for index, (message, source) in enumerate(test_nets(param, path)):
         log.info("solver.cpp:249", f"Creating test net (#{index}) specified by net file: {source}")
-        context = DataContext(ranks.rank, ranks.size, seed + index + 1, rank_seed + index + 1, log)
+        context = replace(context, shuffle_seed=seed + index + 1, augment_seed=rank_seed + index + 1)
         tests.append(RunnableNet(message, source, context, generator, log, net))
     log.info("solver.cpp:121", "Solver scaffolding done.")
     solver = Solver(param, net, groups, tests, ranks, requests, log)
@@ -128,6 +152,7 @@ def load_test_net(
     level: int,
     stages: Sequence[str],
     log: Log,
+    device: str,
     edit: Callable[[pb.NetParameter], None] | None = None,
 ) -> RunnableNet:
     """Return a net in phase TEST, changed by `edit`, with its weights. Raises InputError on a mismatch."""
@@ -137,7 +162,8 @@ def load_test_net(
     param.state.phase = pb.TEST
     param.state.level = level
     param.state.stage.extend(stages)
-    net = RunnableNet(param, model, DataContext(0, 1, 0, 0, log), torch.Generator().manual_seed(0), log)
+    context = DataContext(0, 1, 0, 0, log, device)
+    net = RunnableNet(param, model, context, torch.Generator().manual_seed(0), log)
     layers_by_file = {path: copy_weights(net, load_weights(path), path, log) for path in weights}
     check_complete(net, layers_by_file, "give the weights of this net")
     return net
@@ -169,7 +195,13 @@ _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
 
 
 def load_prediction_net(
-    model: str, weights: Sequence[str], source: str, level: int, stages: Sequence[str], log: Log
+    model: str,
+    weights: Sequence[str],
+    source: str,
+    level: int,
+    stages: Sequence[str],
+    log: Log,
+    device: str,
 ) -> RunnableNet:
     """Return a net in phase TEST, with its weights, that reads `source` or the net's LMDB in order."""
 
@@ -179,7 +211,7 @@ def load_prediction_net(
                 layer.data_param.shuffle = False
                 layer.data_param.source = source or layer.data_param.source
 
-    return load_test_net(model, weights, level, stages, log, read_in_order)
+    return load_test_net(model, weights, level, stages, log, device, read_in_order)
 
 
 def check_output_path(out: str) -> None:
@@ -215,8 +247,8 @@ def predict(net: RunnableNet, out: str, log: Log) -> None:
     while done < count:
         net.forward()
         # The last batch wraps around to the first record.
-        batch = net.value(last.bottoms[0]).flatten(1).numpy()[: count - done].copy()
-        label_batch = net.value(data.tops[1]).reshape(-1).numpy()[: count - done].astype(np.int32)
+        batch = net.value(last.bottoms[0]).flatten(1).cpu().numpy()[: count - done].copy()
+        label_batch = net.value(data.tops[1]).reshape(-1).cpu().numpy()[: count - done].astype(np.int32)
         _check_batch(net, source.where, source.keys, batch, label_batch)
         scores.append(batch)
         labels.append(label_batch)

@@ -51,9 +51,10 @@ _CACHE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class DataContext:
-    """The rank, number of ranks, seeds and log that a data layer uses.
+    """The rank, number of ranks, seeds, log and device of a net.
 
-    `shuffle_seed` is the same on all ranks; `augment_seed` is different on each.
+    `shuffle_seed` is the same on all ranks; `augment_seed` is different on each. Batches are made by the CPU,
+    and then moved to the device.
     """
 
     rank: int
@@ -61,6 +62,7 @@ class DataContext:
     shuffle_seed: int
     augment_seed: int
     log: Log
+    device: str = "cpu"
 
 
 @dataclass
@@ -97,6 +99,7 @@ class RecordReader:
         self._cache: dict[int, tuple[Pixels, int]] = {}
         self._cached_bytes = 0
         self._ready: queue.Queue[LoadedBatch | Exception] = queue.Queue(max(1, min(param.prefetch, 4)))
+        self._is_pinned = context.device != "cpu"  # a GPU copies pinned memory while it computes
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_ahead, daemon=True)
 
@@ -153,7 +156,10 @@ class RecordReader:
         except ValueError as error:
             raise self._record_error(records[0], str(error)) from None
         keys = [self._datums.keys[record].decode(errors="replace") for record in records]
-        batch = torch.from_numpy(values).permute(0, 3, 1, 2)  # the memory layout stays channels-last
+        batch = torch.from_numpy(values)
+        if self._is_pinned:
+            batch = batch.pin_memory()
+        batch = batch.permute(0, 3, 1, 2)  # the memory layout stays channels-last
         return LoadedBatch(batch, torch.tensor(labels, dtype=torch.float32), keys)
 
     def _image(self, record: int) -> tuple[Pixels, int]:

@@ -149,11 +149,11 @@ def _accuracy(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     if not 1 <= param.top_k <= shape[axis]:
         raise layer_error(layer, f"top_k is {param.top_k} of {shape[axis]} classes")
     ignored = param.ignore_label if param.HasField("ignore_label") else None
-    places = torch.arange(shape[axis])
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = _as_rows(xs[0].detach(), axis)
         labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1, 1)
+        places = torch.arange(shape[axis], device=x.device)
         score = x.gather(1, labels)
         ahead = (x > score) | ((x == score) & (places > labels))
         hits = (ahead.sum(1) < param.top_k).to(x.dtype)

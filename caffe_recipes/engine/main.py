@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from caffe_recipes.caffe import pb
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.ranks import AgreedFailure, Ranks, join_ranks, rank_and_size
 from caffe_recipes.engine.settings import load_solver
@@ -116,6 +117,7 @@ usage:
   -source LMDB           read this LMDB instead of the net's
   -new_layers A,B        start these layers from their fillers, even if the
                          weights contain them; they must contain all others
+  -gpu N                 use this GPU; without it, train obeys solver_mode
   -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect
                          snapshot, stop or none (default: SIGINT stops, SIGHUP
@@ -195,8 +197,9 @@ def _check_flags(command: str, flags: Flags) -> None:
         if getattr(flags, name) not in SIGNAL_EFFECTS:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
             raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
-    if flags.gpu:
-        raise InputError("", "-gpu is not supported", "the engine runs on CPUs")
+    if flags.gpu and not (flags.gpu.isascii() and flags.gpu.isdigit() and len(flags.gpu) < 4):
+        hint = "give the number of one, such as 0: each rank uses one GPU"
+        raise InputError("", f"-gpu {flags.gpu[:80]} is not a GPU's number", hint)
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:
@@ -245,15 +248,27 @@ def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log
         if not flags.solver:
             raise InputError("caffe-torch train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
-        log.info("caffe.cpp:285", "Use CPU.")
         from caffe_recipes.engine import commands  # imports torch, which takes seconds
 
+        device = _find_device(flags, "caffe.cpp:285", log, param)
         start = commands.StartPoint(_names(flags.weights), flags.snapshot, _names(flags.new_layers))
-        solver = commands.prepare(param, flags.solver, start, world, requests, log)
+        solver = commands.prepare(param, flags.solver, start, world, requests, log, device)
     try:
         commands.run(solver, world, log)
     finally:
         solver.close()
+
+
+def _find_device(flags: Flags, place: str, log: Log, solver: pb.SolverParameter | None = None) -> str:
+    """Return the device that -gpu names, or else the solver's: the CPU without a solver."""
+    from caffe_recipes.engine import commands  # imports torch
+
+    if flags.gpu:
+        return commands.find_device(int(flags.gpu), f"-gpu {flags.gpu}", place, log)
+    if solver is not None and solver.solver_mode == solver.GPU:  # the default
+        why = f"{flags.solver}: solver_mode is GPU or missing"
+        return commands.find_device(solver.device_id, why, place, log)
+    return commands.find_device(None, "", place, log)
 
 
 def _names(listed: str) -> tuple[str, ...]:
@@ -268,11 +283,11 @@ def _test(flags: Flags) -> int:
     try:
         if not flags.model or not flags.weights:
             raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
-        log.info("caffe.cpp:465", "Use CPU.")
         from caffe_recipes.engine import commands  # imports torch
 
+        device = _find_device(flags, "caffe.cpp:465", log)
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_test_net(flags.model, weights, flags.level, stages, log)
+        net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device)
         commands.test(net, flags.iterations, log)
         net.close()
     except CaffeRecipesError as error:
@@ -292,8 +307,11 @@ def _predict(flags: Flags) -> int:
         from caffe_recipes.engine import commands  # imports torch
 
         commands.check_output_path(flags.out)
+        device = _find_device(flags, "predict", log)
         stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_prediction_net(flags.model, weights, flags.source, flags.level, stages, log)
+        net = commands.load_prediction_net(
+            flags.model, weights, flags.source, flags.level, stages, log, device
+        )
         try:
             commands.predict(net, flags.out, log)
         finally:

@@ -438,7 +438,8 @@ class RunnableNet:
                 continue
             tensor = kept[index] if kept else torch.empty(shape)
             if not kept:
-                fill(tensor, fillers[index], self._generator)
+                fill(tensor, fillers[index], self._generator)  # by the CPU: the same values for any device
+                tensor = tensor.to(self._context.device)
             explicit = {name for name in ("lr_mult", "decay_mult") if spec.HasField(name)}
             learns = layer.type != "BatchNorm"
             owned = Param(tensor, layer.name, spec.lr_mult, spec.decay_mult, learns, explicit)
@@ -542,7 +543,9 @@ class RunnableNet:
         """
         sources = [node for node in self.nodes if node.source is not None]
         start_s = time.perf_counter()
-        read = [self._run(node, [], node.blobs) for node in sources]
+        device = self._context.device
+        made = [self._run(node, [], node.blobs) for node in sources]
+        read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
         self.read_s += time.perf_counter() - start_s
         changed = None
         for node, tops in zip(sources, read, strict=True):

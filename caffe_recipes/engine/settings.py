@@ -35,7 +35,6 @@ def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
     regularization = solver.regularization_type
     cases = [
-        (solver.solver_mode != solver.CPU, "solver_mode is GPU or missing", "write solver_mode: CPU"),
         (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(TYPES)}"),
         (nets != 1, f"specifies {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
         (not solver.HasField("max_iter"), "max_iter is missing", "give it"),

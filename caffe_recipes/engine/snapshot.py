@@ -67,7 +67,7 @@ def _history_blobs(net: RunnableNet, groups: Sequence[ParamGroup]) -> list[Tenso
 def _fill_blob(blob: pb.BlobProto, tensor: Tensor) -> None:
     """Fill a blob message with a tensor, in wire format: value by value would take ten seconds."""
     blob.shape.dim.extend(tensor.shape)
-    values = tensor.detach().numpy().astype("<f4").tobytes()
+    values = tensor.detach().cpu().numpy().astype("<f4").tobytes()
     blob.MergeFromString(_DATA_TAG + _varint(len(values)) + values)
 
 

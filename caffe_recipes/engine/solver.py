@@ -407,7 +407,7 @@ class Solver:
             for batch in range(count):
                 if self._interrupted():
                     break
-                loss += net.forward()
+                loss += net.forward().item()
                 scores = net.scores()
                 values = torch.tensor([value for _, value in scores])
                 sums = values if batch == 0 else sums + values

@@ -59,8 +59,9 @@ def flatten_params(net: HasParams, solver: pb.SolverParameter) -> list[ParamGrou
             count = net.params[index].tensor.numel()
             ranges.append((index, size, size + count))
             size += -(-count // _ALIGNMENT) * _ALIGNMENT
-        weights, grads = torch.zeros(size), torch.zeros(size)
-        history = [torch.zeros(size) for _ in range(history_count(solver))]
+        device = net.params[indices[0]].tensor.device
+        weights, grads = torch.zeros(size, device=device), torch.zeros(size, device=device)
+        history = [torch.zeros_like(weights) for _ in range(history_count(solver))]
         for index, start, stop in ranges:
             param = net.params[index]
             view = view_as_blob(weights[start:stop], param.tensor.shape)

@@ -63,6 +63,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     return run_command
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that PyTorch can use")
+
+
 @pytest.fixture
 def mpiexec() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `caffe-torch` under a real mpiexec.hydra."""

@@ -93,7 +93,9 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("train",), "no solver"),
         (("train", "-solver", "none.prototxt"), "none.prototxt"),
         (("train", "-solver", "lmdb"), "lmdb"),
-        (("train", "-solver", "solver.prototxt", "-gpu", "0"), "-gpu"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "99"), "-gpu 99, but PyTorch"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "0,1"), "-gpu 0,1 is not a GPU's number"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "all"), "-gpu all is not a GPU's number"),
         (("train", "-solver", "solver.prototxt", "-sigint_effect", "die"), "'die'"),
         (
             ("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"),
@@ -120,8 +122,8 @@ def test_bad_words_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, 
 @pytest.mark.parametrize(
     ("old", "new", "part"),
     [
-        ("solver_mode: CPU", "solver_mode: GPU", "write solver_mode: CPU"),
-        ("solver_mode: CPU", "", "write solver_mode: CPU"),
+        ("solver_mode: CPU", "solver_mode: GPU device_id: 99", "write solver_mode: CPU"),
+        ("solver_mode: CPU", "device_id: -1", "write solver_mode: CPU"),
         ("base_lr: 0.1", "", "base_lr is missing"),
         ("base_lr: 0.1", "base_lr: nan", "nan"),
         ('"fixed"', '"cosine"', "lr_policy 'cosine' is unknown"),

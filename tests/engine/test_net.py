@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
@@ -14,6 +17,7 @@ from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet, filter_net, insert_splits
 from caffe_recipes.engine.updates import flatten_params
 from caffe_recipes.errors import CaffeRecipesError, InputError
+from tests.engine.conftest import needs_gpu
 from tests.engine.random_nets import random_net
 
 QUIET = Log(enabled=False)
@@ -473,6 +477,38 @@ def test_a_scale_after_a_batch_norm_that_sends_no_gradient_down_sends_none() -> 
     blobs = net.blobs()
     assert all(blob.grad is None or not blob.grad.any() for blob in blobs["ip"])
     assert any(blob.grad is not None and blob.grad.any() for blob in blobs["sc"])
+
+
+def run_random(seed: int, device: str) -> list[Tensor]:
+    """Return the outputs of two passes through the net of a seed, and the gradients of the second one."""
+    param = random_net(seed)
+    param.state.phase = pb.TRAIN
+    generator = torch.Generator().manual_seed(0)
+    net = RunnableNet(param, "net.prototxt", replace(FEED, device=device), generator, QUIET)
+    flatten_params(net, pb.SolverParameter(type="SGD"))
+    for _ in range(2):
+        loss = net.forward()
+        if loss.requires_grad:
+            loss.backward()
+    values = [net.value(output.index) for output in net.outputs]
+    grads = [param.tensor.grad for param in net.params if param.tensor.grad is not None]
+    return [each.detach().cpu() for each in (*values, *grads)]
+
+
+@needs_gpu
+def test_random_nets_have_the_same_outputs_and_gradients_on_a_gpu() -> None:
+    compared = 0
+    for seed in range(1000):
+        try:
+            on_cpu = run_random(seed, "cpu")
+        except CaffeRecipesError:
+            continue
+        if any(layer.type == "Dropout" for layer in random_net(seed).layer):
+            continue  # which elements are dropped depends on the device
+        for mine, its in zip(run_random(seed, "cuda:0"), on_cpu, strict=True):
+            assert torch.allclose(mine, its, rtol=1e-4, atol=1e-5, equal_nan=True), seed
+        compared += 1
+    assert compared > 60
 
 
 def test_random_nets_run_or_are_refused_in_one_line() -> None:

@@ -14,10 +14,18 @@ import pytest
 import torch
 
 from caffe_recipes.caffe import pb
+from tests.engine.conftest import needs_gpu
 
 CASES = Path(__file__).parents[3] / "shared" / "reference" / "parity"
 Row = dict[str, str]
 Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=needs_gpu)])
+def run(run: Run, request: pytest.FixtureRequest) -> Run:
+    """Run `caffe-torch` on the CPU, and on a GPU if there is one."""
+    flags = ("-gpu", "0") if request.param == "gpu" else ()
+    return lambda *words: run(*words, *flags)
 
 
 @pytest.fixture
@@ -202,7 +210,8 @@ def test_the_log_has_the_lines_of_the_real_caffe_in_its_order(
 ) -> None:
     reference = parity("p2_miniresnet")
     log = train(run, "--solver=solver_b.prototxt", "--weights=a_iter_40.caffemodel")
-    assert events(log) == events((reference / "train_b.log").read_text())
+    mine = re.sub(r"Use GPU with .*", "Use CPU.", log)
+    assert events(mine) == events((reference / "train_b.log").read_text())
 
 
 def events(log: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.engine.data import RecordReader
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.solver import RateSchedule, SmoothedLoss
+from tests.engine.conftest import needs_gpu
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -253,3 +255,43 @@ def test_statistics_without_params_of_their_own_decay_as_any_blob(
     factor = next(layer for layer in net.layer if layer.name == "bn").blobs[2].data[0]
     kept = 1 - 0.1 * 0.5  # of each iteration's update
     assert factor == pytest.approx((kept * 0.999 + 1) * kept, rel=1e-5)
+
+
+@needs_gpu
+def test_a_run_resumed_on_a_gpu_ends_as_the_undisturbed_one(case: Path, run: Run, change: Change) -> None:
+    change(case / "net.prototxt", ALL)
+    change(case / "solver.prototxt", ("solver_mode: CPU", "momentum: 0.9 snapshot: 3 solver_mode: GPU"))
+    assert "Use GPU with device ID 0" in train(run)
+    undisturbed = weights(case / "run_iter_6.caffemodel")
+    (case / "run_iter_6.caffemodel").unlink()
+    train(run, "-snapshot", "run_iter_3.solverstate")
+    assert np.array_equal(weights(case / "run_iter_6.caffemodel"), undisturbed)
+
+
+@needs_gpu
+def test_two_ranks_that_share_a_gpu_end_as_one_rank(
+    case: Path, run: Run, change: Change, mpiexec: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    change(case / "net.prototxt", ALL)
+    change(case / "solver.prototxt", ("solver_mode: CPU", "solver_mode: GPU"))
+    train(run)
+    alone = weights(case / "run_iter_6.caffemodel")
+    change(case / "net.prototxt", ("batch_size: 10", "batch_size: 5"))
+    done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert np.abs(weights(case / "run_iter_6.caffemodel") - alone).max() < 1e-6
+
+
+@needs_gpu
+def test_a_gpu_tests_and_predicts_as_the_cpu(case: Path, run: Run) -> None:
+    train(run)
+    common = ("-model", "net.prototxt", "-weights", "run_iter_6.caffemodel")
+    logs, scores = [], []
+    for flags in ((), ("-gpu", "0")):
+        code, log = run("test", *common, "-iterations", "3", *flags)
+        assert code == 0, log[-1000:]
+        logs.append([float(value) for value in messages(log, r"loss = ([0-9.e-]+)")])
+        assert run("predict", *common, "-out", "scores.npz", *flags)[0] == 0
+        scores.append(np.load("scores.npz")["scores"])
+    assert logs[0] == pytest.approx(logs[1], abs=1e-5)
+    assert np.abs(scores[0] - scores[1]).max() < 1e-5
