@@ -70,8 +70,6 @@ def describe_changes(source: Recipe, made: Recipe, epochs: float) -> Iterator[st
         )
     if len(made.phases) != len(source.phases):
         yield f"{len(source.phases)} phases -> {len(made.phases)}: split where a warm-up ended in a drop"
-    if source.reported or any(phase.reported for phase in source.phases):
-        yield f"`reported` is left out: those are the results of {source.name}"
 
 
 def _machine(source: Recipe, made: Recipe) -> Iterator[str]:
@@ -260,8 +258,10 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     notes = tuple(describe_changes(recipe, made, change.epochs or model_epochs(recipe)))
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_rule_breaks(recipe, made), *_warn_of_norms(made))
+    was_reported = recipe.reported or any(phase.reported for phase in recipe.phases)
+    left_out = ["`reported`, its results, is left out."] if was_reported else []
     comments: dict[Location, list[str]] = {
-        (): [f"`caffe-recipes rescale` of {recipe.name}.", *notes, *warnings]
+        (): [f"`caffe-recipes rescale` of {recipe.name}.", *left_out, *notes, *warnings]
     }
     messages = (*notes, *(f"warning: {warning}" for warning in warnings))
     return NewRecipe(made, write_recipe(made, comments), messages)
