@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from caffe_recipes.errors import CaffeRecipesError
-from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.recipe.shipped import find_rows, shipped_recipes
 
 NET = """name: "n"
 layer { name: "data" type: "Data" top: "data" data_param { source: "x" batch_size: 32 } }
@@ -555,6 +555,24 @@ def test_a_revision_s_recipes_are_compared_by_their_values(repo: Path) -> None:
     assert [(file["path"], file["kind"], len(file["changes"])) for file in files] == [
         ("mine.yaml", "recipe", 3)
     ]
+
+
+@needs_git
+def test_a_revision_s_families_are_compared_by_row(repo: Path) -> None:
+    text = shipped_recipes()["paper-t1-7680-240n-linear"].file.read_text("utf-8")
+    file = Path("family.yaml")
+    file.write_text(text)
+    git("add", "family.yaml")
+    git("commit", "-q", "-m", "family")
+    assert call("HEAD") == (0, "no difference in meaning\n")
+    file.write_text(text.replace("momentum: 0.9", "momentum: 0.8", 1))
+    code, said = call("HEAD")
+    assert (code, said.count("momentum")) == (1, 1)
+    rows = find_rows(text)
+    start = text.index(f"\n  {rows[-1]}:")
+    file.write_text(text[:start] + "\n")
+    code, said = call("HEAD")
+    assert (code, f"  rows.{rows[-1]} " in said, said.count("-> not set")) == (1, True, 1)
 
 
 @needs_git

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
+from caffe_recipes.recipe.shipped import find_rows, is_family
 from caffe_recipes.recipe.source import parse_any_recipe
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, ShownValue
 from caffe_recipes.review.diff.solvers import (
@@ -86,15 +89,39 @@ def _scale(recipe: Recipe, path: str) -> EpochScale:
 
 
 def compare_recipe_files(old: TextFile, new: TextFile) -> FileDiff | None:
-    """Return the difference of all values of two recipes, without building their nets; None if equal.
+    """Return the difference of all values of two recipes or families, without building nets; None if equal.
 
     Nothing but the two texts is read, so that any revision can be compared. Raises RecipeError.
     """
-    before, after = (
-        parse_any_recipe(decode_recipe(file.data, file.label), file.label, Path()) for file in (old, new)
-    )
-    changes = tuple(_diff_values(before, after, omitted=frozenset()))
+    before, after = (_parse_rows(file) for file in (old, new))
+    changes = tuple(_diff_rows(before, after))
     return FileDiff(new.path, "changed", "recipe", changes) if changes else None
+
+
+def _parse_rows(file: TextFile) -> dict[str, AnyRecipe]:
+    """Return the recipes of a family by row, or a single recipe under an empty name."""
+    text = decode_recipe(file.data, file.label)
+    rows = find_rows(text) if is_family(text) else [None]
+    return {row or "": parse_any_recipe(text, file.label, Path(), row) for row in rows}
+
+
+def _diff_rows(before: Mapping[str, AnyRecipe], after: Mapping[str, AnyRecipe]) -> Iterator[Change]:
+    """Yield the changes of each row; one that is the same in all rows, such as one of `base:`, only once."""
+    for row in dict.fromkeys([*after, *before]):
+        if row not in before or row not in after:
+            old, new = (_given(one[row].title if row in one else None) for one in (before, after))
+            yield Change("changed", f"rows.{row}" if row else "title", old, new)
+    common = [row for row in after if row in before]
+    changes = [(row, each) for row in common for each in _diff_values(before[row], after[row], frozenset())]
+    rows_of = Counter((change.field, change.old.text, change.new.text) for _, change in changes)
+    shown = set()
+    for row, change in changes:
+        key = (change.field, change.old.text, change.new.text)
+        is_shared = rows_of[key] == len(common)
+        if key not in shown:
+            yield change if is_shared else replace(change, field=f"rows.{row}.{change.field}")
+        if is_shared:
+            shown.add(key)
 
 
 def _diff_values(old: AnyRecipe, new: AnyRecipe, omitted: frozenset[str] = _IN_PROTOTXTS) -> Iterator[Change]:

@@ -96,6 +96,10 @@ def _is_augmented(link: Link) -> bool:
     )
 
 
+_RISES = "the momentum history also starts at 0 here, so the loss is unstable for a while"
+_DROPS = "the momentum history also starts at 0 here, so the first updates are smaller still"
+
+
 @chain_rule(
     "resume-jump",
     "note",
@@ -107,7 +111,7 @@ def _is_augmented(link: Link) -> bool:
     "join-jump",
     "warning",
     "a rate that jumps by more than 2 % from one phase to the next",
-    effect="the momentum history also starts at 0 here, so the loss is unstable for a while",
+    effect=_RISES,
     values=("before", "after", "iteration"),
     explanation=Explanation(
         "A phase starts from the weights of the previous phase, but with its own rate and an empty "
@@ -149,6 +153,7 @@ def _check_join(before: Link, link: Link, start: Start) -> Iterator[Finding]:
             link,
             key,
             what,
+            effect=_RISES if first > last else _DROPS,
             write=f"{key}: {last:.4g}, if the jump is not intended",
             before=last,
             after=first,

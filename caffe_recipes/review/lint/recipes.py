@@ -122,14 +122,14 @@ def build_chain(recipe: Recipe, documents: dict[str, Document[Any]], dialect: st
 def place_in_recipe(
     where: str, recipe: Recipe, common: Collection[str], texts: Mapping[str, str], locate: _Locate
 ) -> str:
-    """Return the place of a finding: in the generated file if that is on disk, else in the recipe.
+    """Return the place of a finding: in the recipe, but in the generated net if that is on disk.
 
     `common` are the keys of the recipe's `solver:`, which phases inherit.
     """
     path, line, _ = split_place(where)
-    if path not in texts or _is_written(path, texts[path]):
-        return where
     nets = {net_file(recipe, net): net for net in recipe.nets}
+    if path not in texts or (path in nets and _is_written(path, texts[path])):
+        return where
     if path in nets:
         return locate(("nets", nets[path]))
     index = [solver_file(recipe, phase.name) for phase in recipe.phases].index(path)
