@@ -128,6 +128,9 @@ class DiskFailed(RunFailed):
 
 def escaped_error(where: str, error: Exception) -> RunFailed:
     """Turn an unexpected exception into a RunFailed of one line, so that users never see a traceback."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, for a GPU
+        hint = "lower batch_size and raise iter_size, or use another GPU"
+        return RunFailed(where, "the GPU's memory is full", hint)
     text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     frame = traceback.extract_tb(error.__traceback__)[-1]
     hint = f"please report it, with the prototxts ({Path(frame.filename).name}, line {frame.lineno})"

@@ -105,7 +105,7 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
             "classes": net["classes"],
             "depth": _depth(asked, net),
             "net": net if asked.net else None,
-            "transform": _prototxt_transform(own, data, train)
+            "transform": _prototxt_transform(own, data, train, lmdb)
             if own and data
             else _default_transform(lmdb, train),
         }
@@ -229,7 +229,7 @@ def _depth(asked: NewOptions, net: Mapping[str, Any]) -> int:
     return int(depth) if depth.isdigit() else 0
 
 
-def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None) -> Images:
+def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None, lmdb: str) -> Images:
     """Return the transformation of a prototxt's data layers; raises InputError for too small images."""
     keys = set(Transformation.model_fields)
     parts = {part: {key: data[part][key] for key in data[part] if key in keys} for part in ("train", "test")}
@@ -243,7 +243,7 @@ def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | No
         raise InputError("--net", what, "use larger images, or a smaller crop_size")
     shared = {key: data[key] for key in data if key in keys}
     why = "The transformation is taken from the net's file."
-    if train and "mean_file" in {**shared, **parts["train"], **parts["test"]}:
+    if lmdb != data["train"]["lmdb"] and "mean_file" in {**shared, **parts["train"], **parts["test"]}:
         why += " Its mean_file is of other images: write the mean_value of yours, which `data check` prints."
     return Images(shared, parts["train"], parts["test"], augmented, why)
 

@@ -259,7 +259,7 @@ def rescale(recipe: Recipe, change: RescaleTarget, home: Path = Path()) -> NewRe
     known = find_warnings(batch, model_epochs(made), made.data.train.images)
     warnings = (*known, *find_rule_breaks(recipe, made), *_warn_of_norms(made))
     was_reported = recipe.reported or any(phase.reported for phase in recipe.phases)
-    left_out = ["`reported`, its results, is left out."] if was_reported else []
+    left_out = ["Its results (`reported`) are left out."] if was_reported else []
     comments: dict[Location, list[str]] = {
         (): [f"`caffe-recipes rescale` of {recipe.name}.", *left_out, *notes, *warnings]
     }

@@ -78,8 +78,7 @@ def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, 
         check_namesake(recipe, given)
     if not overwrite:
         _check_foreign(files, out, _command(recipes, out, dialect, "--overwrite"))
-    for recipe in translated:
-        check_unread(recipe, files, out)
+    check_unread(translated, files, out)
     written = write_files(files, out)
     for path in written:
         echo(f"wrote {out / path}")

@@ -45,21 +45,27 @@ class StartPoint:
     new_layers: tuple[str, ...] = ()
 
 
-def find_device(gpu: int | None, why: str, place: str, log: Log) -> str:
+def find_device(gpu: int | None, asked: str, hint: str, place: str, log: Log) -> str:
     """Return PyTorch's name of the GPU with this number, or of the CPU for None, and log it at a `place`.
 
-    Raises InputError, with `why` the GPU is wanted, if there is no such GPU.
+    Raises InputError, with what `asked` for the GPU, if PyTorch cannot use it.
     """
     if gpu is None:
         log.info(place, "Use CPU.")
         return "cpu"
     count = torch.cuda.device_count()
+    if not count:
+        raise InputError("", f"{asked}, but PyTorch finds no GPU", hint)
     if not 0 <= gpu < count:
-        found = f"has the GPUs 0 to {count - 1}" if count else "finds no GPU"
-        hint = "for the CPU, leave -gpu out and write solver_mode: CPU"
-        raise InputError("", f"{why}, but PyTorch {found}", hint)
-    log.info(place, f"Use GPU with device ID {gpu}: {torch.cuda.get_device_name(gpu)}")
-    torch.backends.cudnn.allow_tf32 = False  # Caffe computes in float32
+        known = f"GPUs 0 to {count - 1}" if count > 1 else "only GPU 0"
+        raise InputError("", f"{asked}, but there is no GPU {gpu}", f"this host has {known}")
+    try:
+        name = torch.cuda.get_device_name(gpu)
+    except (AssertionError, RuntimeError) as error:  # the driver is too old, or another process has the GPU
+        reason = str(error).partition("\n")[0]
+        raise InputError("", f"{asked}, but PyTorch cannot use it: {reason}", hint) from None
+    log.info(place, f"Use GPU with device ID {gpu}: {name}")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False  # as in Caffe: float32
     torch.backends.cudnn.deterministic = True
     return f"cuda:{gpu}"
 

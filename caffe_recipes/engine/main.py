@@ -198,7 +198,7 @@ def _check_flags(command: str, flags: Flags) -> None:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
             raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
     if flags.gpu and not (flags.gpu.isascii() and flags.gpu.isdigit() and len(flags.gpu) < 4):
-        hint = "give the number of one, such as 0: each rank uses one GPU"
+        hint = "give one number, such as 0, since each rank uses one GPU"
         raise InputError("", f"-gpu {flags.gpu[:80]} is not a GPU's number", hint)
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
@@ -264,11 +264,12 @@ def _find_device(flags: Flags, place: str, log: Log, solver: pb.SolverParameter 
     from caffe_recipes.engine import commands  # imports torch
 
     if flags.gpu:
-        return commands.find_device(int(flags.gpu), f"-gpu {flags.gpu}", place, log)
+        hint = "leave -gpu out to use the CPU"
+        return commands.find_device(int(flags.gpu), f"-gpu {flags.gpu}", hint, place, log)
     if solver is not None and solver.solver_mode == solver.GPU:  # the default
-        why = f"{flags.solver}: solver_mode is GPU or missing"
-        return commands.find_device(solver.device_id, why, place, log)
-    return commands.find_device(None, "", place, log)
+        asked = f"{flags.solver}: solver_mode is GPU or missing"
+        return commands.find_device(solver.device_id, asked, "write solver_mode: CPU", place, log)
+    return commands.find_device(None, "", "", place, log)
 
 
 def _names(listed: str) -> tuple[str, ...]:

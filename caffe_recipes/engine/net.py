@@ -545,8 +545,8 @@ class RunnableNet:
         start_s = time.perf_counter()
         device = self._context.device
         made = [self._run(node, [], node.blobs) for node in sources]
-        read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
         self.read_s += time.perf_counter() - start_s
+        read = [[top.to(device, non_blocking=True) for top in tops] for tops in made]
         changed = None
         for node, tops in zip(sources, read, strict=True):
             for index, top in zip(node.tops, tops, strict=True):

@@ -323,6 +323,8 @@ class Solver:
             self._averager.begin(last)
             if loss.requires_grad:
                 self._backward(loss)
+        if loss.is_cuda and self._ranks.size > 1:  # the GPU's time is not that of the exchange
+            torch.cuda.synchronize(loss.device)
         with self._exchanging():
             self._averager.finish()
         return float32(total / self.param.iter_size), requests

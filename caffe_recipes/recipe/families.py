@@ -80,6 +80,11 @@ def _find_shared(source: YamlSource) -> dict[str, str]:
     return shared
 
 
+def list_rows(text: str, where: str | Path) -> list[str]:
+    """Return the names of a family's rows. Raises RecipeError for text that is not a family."""
+    return list(_parse(text, where)[1].rows)
+
+
 def parse_row(text: str, where: str | Path, row: str | None) -> tuple[YamlSource, Family]:
     """Return a row of a family as the YAML source of a recipe, with the line of each value, and the family.
 

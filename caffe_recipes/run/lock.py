@@ -15,7 +15,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,18 +122,35 @@ class RecipeLock:
         return (file,)
 
 
-def check_unread(recipe: AnyRecipe, files: Mapping[str, str], root: Path) -> None:
-    """Raise InputError if writing `files` would change a file that an active run of the recipe reads."""
-    if not RecipeLock(root, recipe.name).is_run_active():
+def check_unread(recipes: Iterable[AnyRecipe], files: Mapping[str, str], root: Path) -> None:
+    """Raise InputError if writing `files` would change a file that an active run under `root` reads."""
+    try:
+        names = sorted(folder.name for folder in (root / "logs").iterdir())
+    except OSError:
         return
-    from caffe_recipes.run.plan import plan_files  # slow to import, and seldom needed
+    for name in names:
+        if RecipeLock(root, name).is_run_active():
+            read = _files_of_run(root, name, recipes)
+            written = {path: text for path, text in files.items() if path in read}
+            changed = [each.path for each in find_differences(written, root) if each.what == "changed"]
+            if changed:
+                what = f"a run of {name} reads it, and would stop or go on with a mix of old and new files"
+                hint = "wait for the run, cancel it, or generate elsewhere with --out; nothing was written"
+                raise InputError(root / changed[0], what, hint)
 
-    read = {path: files[path] for path in plan_files(recipe) if path in files}
-    changed = [each.path for each in find_differences(read, root) if each.what == "changed"]
-    if changed:
-        what = f"a run of {recipe.name} reads it, and would stop or go on with a mix of old and new files"
-        hint = "wait for the run, cancel it, or generate into another folder with --out; nothing was written"
-        raise InputError(root / changed[0], what, hint)
+
+def _files_of_run(root: Path, name: str, recipes: Iterable[AnyRecipe]) -> set[str]:
+    """Return the paths of the files that the active run of a recipe, or its run.sh, may read."""
+    from caffe_recipes.run.folders import load_digests, run_folders  # slow to import, and seldom needed
+    from caffe_recipes.run.plan import plan_files
+
+    read = {"jobs/lib/node.sh"}  # run.sh sends it to the hosts again for each phase
+    for recipe in recipes:
+        read |= plan_files(recipe).keys() if recipe.name == name else set()
+    for folder in run_folders(root, name)[-1:]:
+        with suppress(InputError):
+            read |= load_digests(folder).keys()
+    return read
 
 
 def _owner_of(path: Path) -> int | None:

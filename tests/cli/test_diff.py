@@ -362,7 +362,30 @@ def test_a_recipe_s_own_net_is_read_from_the_revision(repo: Path, monkeypatch: p
     git("rm", "-q", "--cached", "../own.prototxt")
     git("commit", "-qm", "without it")
     code, said = call("HEAD:nets/mine.yaml", "mine.yaml")
-    assert (code, "HEAD:own.prototxt is missing, which is its net" in said) == (2, True)
+    assert (code, "its net HEAD:own.prototxt is not in this revision" in said) == (2, True)
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("net", "said"),
+    [
+        ("../../own.prototxt", "its net ../../own.prototxt is outside the repository"),
+        ("/own.prototxt", "its net /own.prototxt is outside the repository"),
+        ("link.prototxt", "its net HEAD:nets/link.prototxt is a symbolic link, which is not followed"),
+    ],
+)
+def test_a_net_outside_the_revision_is_not_read(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, net: str, said: str
+) -> None:
+    write_recipe_of_own_net(repo / "nets", f"prototxt: {net}")
+    write(repo, own=OWN_NET)
+    (repo / "nets/link.prototxt").symlink_to("../own.prototxt")
+    git("add", ".")
+    git("commit", "-qm", "own")
+    for folder, spec in ((repo, "HEAD:nets/mine.yaml"), (repo / "nets", "HEAD:./mine.yaml")):
+        monkeypatch.chdir(folder)
+        code, output = call(spec)
+        assert (code, said in output) == (2, True), output
 
 
 @needs_git
@@ -568,6 +591,15 @@ def test_a_revision_s_families_are_compared_by_row(repo: Path) -> None:
     file.write_text(text.replace("momentum: 0.9", "momentum: 0.8", 1))
     code, said = call("HEAD")
     assert (code, said.count("momentum")) == (1, 1)
+    head, _, body = text.partition("\nrows:")
+    wide = f"{head}\nrows:{re.sub('(?m)^(?= )', '  ', body)}"
+    file.write_text(wide)
+    assert call("HEAD") == (0, "no difference in meaning\n")
+    file.write_text(wide.replace("momentum: 0.9", "momentum: 0.8", 1))
+    assert call("HEAD") == (code, said)
+    file.write_text("family: nothing\n")
+    code, said = call("HEAD")
+    assert (code, "not compared family.yaml" in said) == (2, True)
     rows = find_rows(text)
     start = text.index(f"\n  {rows[-1]}:")
     file.write_text(text[:start] + "\n")

@@ -10,9 +10,12 @@ from click.testing import CliRunner, Result
 
 from caffe_recipes.cli.generate import generate
 from caffe_recipes.errors import CaffeRecipesError, CheckFailed, InputError, RecipeError
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.tree import generate_all
+from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.lock import RecipeLock
+from caffe_recipes.run.plan import plan_files
 
 FILES = generate_all([load_recipe("digits-local")])
 SOLVER = "prototxt/digits-local/solver_cyc1.prototxt"
@@ -243,6 +246,27 @@ def test_what_a_run_under_way_reads_is_not_changed_beneath_it(
     assert state_of(tmp_path) == before
     lock.close()
     assert call("digits-local", "--out", tmp_path).exit_code == 0
+
+
+def test_a_net_that_another_recipe_s_run_shares_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shipped_recipes()["digits-local"].file.read_text("utf-8")
+    for name in ("first", "second"):
+        own = text.replace("digits-local", name)
+        Path(f"{name}.yaml").write_text(own.replace("\nnet:", "\nnets_dir: prototxt/shared\nnet:", 1))
+    call("first.yaml")
+    first = load_recipe("first.yaml")
+    create_run(tmp_path / "runs/first-1", first, plan_files(first)).close()
+    shared = Path("prototxt/shared/train_val.prototxt")
+    shared.write_text(shared.read_text() + "# edited\n")
+    lock = RecipeLock(tmp_path, "first")
+    lock.acquire()
+    refused = call("second.yaml")
+    assert f"{shared}: a run of first reads it" in str(refused.exception)
+    lock.close()
+    assert call("second.yaml").exit_code == 0
 
 
 def test_beside_a_run_files_that_it_does_not_read_are_written(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_recipe_is_written_and_what_is_other_is_told(tmp_path: Path) -> None
         "batch 4,096 -> 8,192, nodes 64 -> 128, peak rate 1.6 -> 3.2",
         "5 phases -> 8: split where a warm-up ended in a drop",
     ]
-    assert "# `reported`, its results, is left out." in (tmp_path / "a.yaml").read_text().splitlines()
+    assert "# Its results (`reported`) are left out." in (tmp_path / "a.yaml").read_text().splitlines()
     assert run("lint", "a.yaml", cwd=tmp_path).returncode == 0
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
 

@@ -21,7 +21,7 @@ from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.weights import check_weights, load_weights
 from caffe_recipes.engine.main import COMMANDS, check_modules, parse_flags
 from caffe_recipes.engine.net import LAYERS
-from caffe_recipes.errors import InputError
+from caffe_recipes.errors import InputError, escaped_error
 
 Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
@@ -549,3 +549,37 @@ def test_an_exception_of_a_command_becomes_a_line(run: Run, monkeypatch: pytest.
     code, log = run("version")
     assert code == 3
     assert log.startswith("caffe-torch: version: IndexError: dimension out of range and more; please report")
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "said"),
+    [
+        (0, ("-gpu", "0"), "-gpu 0, but PyTorch finds no GPU; leave -gpu out to use the CPU"),
+        (1, ("-gpu", "7"), "-gpu 7, but there is no GPU 7; this host has only GPU 0"),
+        (4, ("-gpu", "7"), "-gpu 7, but there is no GPU 7; this host has GPUs 0 to 3"),
+        (4, (), "missing, but there is no GPU 5; this host has GPUs 0 to 3"),
+        (1, ("-gpu", "0"), "-gpu 0, but PyTorch cannot use it: the driver is too old; leave -gpu out"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_one_line(
+    case: Path,
+    run: Run,
+    change: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    def fail(_: int) -> str:
+        raise RuntimeError("the driver is too old\nand more")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
+    change(case / "solver.prototxt", ("solver_mode: CPU", "device_id: 5"))
+    code, log = run("train", "-solver", "solver.prototxt", *words)
+    assert (code, said in only_line(log)) == (2, True), log
+
+
+def test_a_full_gpu_is_no_mistake_of_ours() -> None:
+    error = escaped_error("layer 'conv1'", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")

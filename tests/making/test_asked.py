@@ -78,6 +78,10 @@ def test_a_mean_file_of_other_images_is_pointed_out(lmdbs: dict[str, Any], tmp_p
     made = make_new(make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path), tmp_path)
     assert made.recipe.data.mean_file == "imagenet_mean.binaryproto"
     assert "Its mean_file is of other images" in made.text.replace("\n# ", " ")
+    same = NewOptions(
+        20, net=str(file), lmdb="elsewhere", images=400, test_lmdb=lmdbs["test_lmdb"], classes=4
+    )
+    assert "of other images" not in make_new(make_request(same, tmp_path), tmp_path).text
 
 
 def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) -> None:

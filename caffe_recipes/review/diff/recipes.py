@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.recipe.families import list_rows
 from caffe_recipes.recipe.model import AnyRecipe, Phase, Recipe, SolverSettings
-from caffe_recipes.recipe.shipped import find_rows, is_family
+from caffe_recipes.recipe.shipped import is_family
 from caffe_recipes.recipe.source import parse_any_recipe
 from caffe_recipes.review.diff.changes import NOT_SET, Change, Comparison, FileDiff, ShownValue
 from caffe_recipes.review.diff.solvers import (
@@ -101,7 +102,7 @@ def compare_recipe_files(old: TextFile, new: TextFile) -> FileDiff | None:
 def _parse_rows(file: TextFile) -> dict[str, AnyRecipe]:
     """Return the recipes of a family by row, or a single recipe under an empty name."""
     text = decode_recipe(file.data, file.label)
-    rows = find_rows(text) if is_family(text) else [None]
+    rows = list_rows(text, file.label) if is_family(text) else [None]
     return {row or "": parse_any_recipe(text, file.label, Path(), row) for row in rows}
 
 

@@ -530,7 +530,7 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         return RecipeSide(spec.text, load_recipe(spec.text))
     data = read_blob(spec.oid, spec.text, bound("yaml-bytes"))
     recipe = parse_recipe(decode_recipe(data, spec.text), spec.text, Path())
-    revision, _, path = spec.text.partition(":")
+    revision = spec.text.partition(":")[0]
     if recipe.net.function is not None:
         code = f"{recipe.net.function} of {revision} is code, which is not run"
         return RecipeSide(
@@ -538,13 +538,35 @@ def _open_recipe(spec: Spec) -> RecipeSide:
         )
     if recipe.net.prototxt is None:
         return RecipeSide(spec.text, recipe)
-    beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), recipe.net.prototxt))
-    place = f"{revision}:{'./' if path.startswith('./') else ''}{beside}"
-    net = _read_at(revision, place.partition(":")[2], MOST_BYTES)
-    if net is None:
-        raise RecipeError(spec.text, f"{place} is missing, which is its net", "compare another revision")
+    place = _place_beside(spec.text, recipe.net.prototxt)
+    found = find_object(place)
+    if found is None or found[1] != "blob":
+        what = f"its net {place} is not in this revision"
+        raise RecipeError(spec.text, what, "check out that revision and compare the folders")
+    net = read_blob(found[0], place, MOST_BYTES)
     own = parse_prototxt(decode_prototxt(net, place, MOST_BYTES), pb.NetParameter, place)
     return RecipeSide(spec.text, recipe, own)
+
+
+def _place_beside(spec: str, file: str) -> str:
+    """Return `REV:path`, from the top of the repository, of a file that a recipe in a revision names.
+
+    Raises RecipeError for a file outside the repository, and for a symbolic link, which is not followed.
+    """
+    revision, _, path = spec.partition(":")
+    folder = posixpath.dirname(path)
+    if path.startswith(("./", "../")):
+        folder = posixpath.join(inner_folder(), folder)
+    beside = posixpath.normpath(posixpath.join(folder, file))
+    hint = "check out that revision and compare the folders"
+    if beside.startswith(("/", "../")):
+        raise RecipeError(spec, f"its net {file} is outside the repository", hint)
+    listed = _try_git("ls-tree", "--full-tree", revision, "--", beside) or ""
+    if listed.startswith("120000"):
+        raise RecipeError(
+            spec, f"its net {revision}:{beside} is a symbolic link, which is not followed", hint
+        )
+    return f"{revision}:{beside}"
 
 
 def decode_recipe(data: bytes, label: str) -> str:
