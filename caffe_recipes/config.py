@@ -295,7 +295,7 @@ _PLAIN = {
 # What the patterns mean in words; any other pattern is shown itself.
 _PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "must start with a letter or digit; `.`, `_` and `-` may follow",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable name: letters, digits and `_`, with no digit first",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be a variable name: letters, digits and `_`, but no leading digit",
     r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$": "must be `module:function`",
 }
 

@@ -70,7 +70,7 @@ def raise_limits(texts: Sequence[str]) -> None:
 
 def hint_at_limit(name: str) -> str:
     """Return the hint for an error about a file that exceeds a bound."""
-    return f"if you trust it, raise the bound with {LIMITS_VARIABLE}={name}=N"
+    return f"if you trust it, raise the limit with {LIMITS_VARIABLE}={name}=N"
 
 
 def bound_opencv() -> None:

@@ -133,7 +133,7 @@ def test_a_bound_is_raised_by_the_environment(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "x.yaml"
     path.write_text("name: " + "[" * 60 + "]" * 60)
     with pytest.raises(
-        RecipeError, match=f"; if you trust it, raise the bound with {LIMITS_VARIABLE}=yaml-depth=N"
+        RecipeError, match=f"; if you trust it, raise the limit with {LIMITS_VARIABLE}=yaml-depth=N"
     ):
         load_recipe(path)
     monkeypatch.setenv(LIMITS_VARIABLE, "image-pixels=7,yaml-depth=70")

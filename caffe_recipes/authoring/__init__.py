@@ -1,1 +1,1 @@
-"""New recipes: by the authors' rules, from another recipe, or from a folder of prototxts. Floor 6."""
+"""New recipes: by the paper's rules, from another recipe, or from a folder of prototxts. Floor 6."""

@@ -257,7 +257,7 @@ def _prototxt_dir(found: Adopted) -> tuple[str, list[str]]:
             what = f"net: is in {folder or '.'}, but the nets of other solvers are in {chosen or '.'}"
             raise InputError(link.solver.where("net"), what, "put all nets into the same folder")
         notes.append(
-            f"{Path(link.solver.path).name} names its net in {folder or '.'}, where it is not: fixed"
+            f"{Path(link.solver.path).name} names its net in {folder or '.'}, where it does not exist: fixed"
         )
     if not chosen:
         notes.append("the solvers name their nets without a folder: written with ./")

@@ -1,4 +1,4 @@
-"""Write a new recipe by the authors' rules; comments in its YAML name the source of each number.
+"""Write a new recipe by the paper's rules; comments in its YAML name the source of each number.
 
 The learning rate is continuous: each phase starts at the rate at which the previous one ended.
 """
@@ -34,7 +34,7 @@ from caffe_recipes.render.nets import build_net
 from caffe_recipes.wording import describe_count
 
 _NET_FROM = "zero_init: section II; batch_norm_fraction: the default 0.95, section IV-C."
-_HORIZON = "lr_iter: where the rate would be 0; the last update has the first rate of the next phase."
+_HORIZON = "lr_iter: where the rate would reach 0; the last update uses the first rate of the next phase."
 _COLLAPSED = "with power 2 to 0, without augmentation, at twice the weight decay (V-B, VI)."
 _LINEAR = "Our choice: this share, and the end at 2/3 of the epochs before the cycles (the paper: 30 of 45)."
 _LARGE_WARMUP = "7 to 10 from 16K on (section V-C); the choice by batch size is ours"
@@ -76,7 +76,7 @@ def branch_lines(recipe: Recipe) -> list[str]:
     """Return comments that explain the collapses that branch off, and their cost."""
     model, more = model_epochs(recipe), total_epochs(recipe) - model_epochs(recipe)
     return [
-        f"c1 to {recipe.phases[-1].name} branch off the end of the decay and of each cycle (section VI):",
+        f"c1 to {recipe.phases[-1].name} branch off at the end of the decay and of each cycle (section VI):",
         f"the last model is trained for {model:.2f} epochs; the other collapses take {more:.2f} epochs more.",
         "`caffe-recipes ensemble` averages the predictions of all the models.",
     ]
@@ -108,9 +108,15 @@ def phase_lines(recipe: Recipe, phase: Phase, schedule: Schedule) -> dict[_Place
         "main": ["with power 1 (section IV-D).", _HORIZON],
         "init": [f"with power 1 (section VI), to {cycles.linear_to:g} of the peak.", _LINEAR, _HORIZON],
         "decay": [f"with power 2, to {cycles.square_to:g} of the peak (section VI).", _HORIZON],
-        "rise": [f"up {cycles.rise_times:g}-fold over {cycles.rise_epochs:g} (section VI)."],
-        "cyc": [f"down {cycles.fall_times:g}-fold over {cycles.fall_epochs:g} with power 2 (section VI)."],
-        "c": [f"off the end of {phase.weights}, {_COLLAPSED}"],
+        "rise": [
+            f"in which the rate rises {cycles.rise_times:g}-fold "
+            f"(section VI: over {cycles.rise_epochs:g} epochs)."
+        ],
+        "cyc": [
+            f"in which the rate falls {cycles.fall_times:g}-fold with power 2 "
+            f"(section VI: over {cycles.fall_epochs:g} epochs)."
+        ],
+        "c": [f"from the end of {phase.weights}, {_COLLAPSED}"],
         "collapse": [_COLLAPSED],
     }[name]
     is_first = recipe.phases[0] is phase

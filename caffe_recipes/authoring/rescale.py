@@ -1,4 +1,4 @@
-"""Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
+"""Rescale a recipe to other nodes, batch size or epochs, by the paper's rules.
 
 The notes and warnings describe how the result differs from its source and from the rules: in its rate and
 warm-up, and in the epochs of its collapses, cycles and rises.

@@ -207,7 +207,7 @@ def _lars(batch: int, needed: float) -> str:
 
 def _papers_measures(batch: int) -> str:
     """Describe what the paper did against the loss of accuracy at a batch size."""
-    did = "it halved the weight decay and ended with a collapse"
+    did = "the paper halved the weight decay and ended with a collapse"
     if batch >= LARGE_BATCH:
         did += f", limited the rate to {HIGHEST_LR:g} and warmed up for 7 to 10 epochs (section V-C)"
     if batch >= _LARGEST:

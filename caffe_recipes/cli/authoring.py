@@ -207,7 +207,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
 @out
 @gather(NewOptions, "asked")
 def new(asked: NewOptions, out: Path | None) -> None:
-    """Write a new recipe by the rules of arXiv:1711.04291; the YAML names the rule behind each number.
+    """Write a new recipe by the paper's rules (arXiv:1711.04291); the YAML names each number's rule.
 
     The phases are a warm-up, a linear decay, cycles if requested, and a collapse. The learning rate
     does not jump between phases.
@@ -266,7 +266,7 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
 @out
 @gather(RescaleTarget, "target")
 def rescale(recipe: str, target: RescaleTarget, out: Path | None) -> None:
-    """Rescale a recipe to other nodes, batch size or epochs, by the authors' rules.
+    """Rescale a recipe to other nodes, batch size or epochs, by the paper's rules.
 
     The learning rate grows with the batch size, up to 6.4 at 16,384 images, and the number of iterations
     falls. The first warm-up keeps its epochs. If published runs lost accuracy at this batch size, a warning

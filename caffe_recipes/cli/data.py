@@ -281,7 +281,7 @@ class _Order:
     "--test-out",
     metavar="LMDB",
     type=PATH,
-    help="Also build this LMDB, for tests, of a share of each class; its images are not in --out.",
+    help="Also build this test LMDB, from a share of each class; those images are left out of --out.",
 )
 @click.option(
     "--test-share",
@@ -301,7 +301,7 @@ class _Order:
     type=click.Choice(["lmdb"]),
     default="lmdb",
     expose_value=False,
-    help="Only lmdb; accepted as in convert_imageset.",
+    help="Only lmdb is supported; accepted for compatibility with convert_imageset.",
 )
 @gather(_Pictures, "pictures")
 @gather(_Pixels, "pixels")

@@ -31,9 +31,9 @@ class _Lazy(NamedTuple):
 # The commands by task, in the order in which they are listed.
 TASKS = {
     "Recipes": {
-        "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the recipes that ship."),
+        "recipes": _Lazy("caffe_recipes.cli.recipes", "recipes", "List the shipped recipes."),
         "show": _Lazy("caffe_recipes.cli.recipes", "show", "Show a recipe on one page."),
-        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Write a new recipe by the authors' rules."),
+        "new": _Lazy("caffe_recipes.cli.authoring", "new", "Write a new recipe by the paper's rules."),
         "rescale": _Lazy(
             "caffe_recipes.cli.authoring", "rescale", "Rescale a recipe to other nodes, batch size or epochs."
         ),

@@ -101,7 +101,7 @@ class _Pipes:
             while left:
                 left = left[os.write(self.process.stdin.fileno(), left) :]
         except (OSError, ValueError):
-            raise ClusterError("", "the command no longer reads its input", "read its output") from None
+            raise ClusterError("", "the command no longer reads its input", "see its output") from None
 
     def end_input(self) -> None:
         assert self.process.stdin is not None

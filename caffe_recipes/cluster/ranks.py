@@ -197,7 +197,7 @@ _OUT_OF_MEMORY = "Out Of Memory"
 # Without hydra's exit string, an exit code may be the rank's own, so only codes that programs rarely use
 # are taken for signals.
 _SIGNAL_NAMES = {number: (signal.strsignal(number) or "").lower() for number in (4, 6, 7, 8, 9, 11, 15)}
-_SIGNAL_NAMES[9] = "killed; out of memory?"
+_SIGNAL_NAMES[9] = "out of memory?"
 _SIGNAL_BY_TEXT = {signal.strsignal(number): number for number in _SIGNAL_NAMES}
 
 
@@ -207,7 +207,7 @@ class RankExitReader:
     >>> ends = RankExitReader()
     >>> ends.feed("srun: error: node2: task 3: Killed")
     >>> ends.cause
-    'node2: rank 3 was ended by signal 9 (killed; out of memory?)'
+    'node2: rank 3 was killed by signal 9 (out of memory?)'
     """
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class RankExitReader:
         number = self._signal
         if number is None and self._string:
             who = _name_rank(self._host, self._rank)
-            return f"{who} was ended by a signal (the launcher reported: {self._string})"
+            return f"{who} was killed by a signal (the launcher reported: {self._string})"
         if (
             number is None
             and self._code is not None
@@ -261,7 +261,7 @@ class RankExitReader:
 
     def _read_srun(self, host: str, rank: str | None, word: str) -> None:
         if word == _OUT_OF_MEMORY:
-            cause = f"{_name_rank(host, rank)} was ended because memory ran out"
+            cause = f"{_name_rank(host, rank)} was killed: out of memory"
         elif word in _SIGNAL_BY_TEXT:
             cause = _describe(host, rank, _SIGNAL_BY_TEXT[word])
         else:
@@ -275,7 +275,7 @@ def _name_rank(host: str, rank: str | None) -> str:
 
 def _describe(host: str, rank: str | None, number: int) -> str:
     name = _SIGNAL_NAMES.get(number)
-    return f"{_name_rank(host, rank)} was ended by signal {number}" + (f" ({name})" if name else "")
+    return f"{_name_rank(host, rank)} was killed by signal {number}" + (f" ({name})" if name else "")
 
 
 def _pick_signal(code: int | None, combined: int) -> int | None:

@@ -313,7 +313,7 @@ REASONS: Mapping[str, tuple[str, str]] = {
         "exclude the node, or ask the administrators",
     ),
     "NonZeroExitCode": ("its script returned an error", "see its log"),
-    "RaisedSignal": ("its script was ended by a signal", "see its log"),
+    "RaisedSignal": ("its script was killed by a signal", "see its log"),
     "OutOfMemory": ("a process used more memory than the job has", "give it more --mem, or a smaller batch"),
     "TimeLimit": ("its time limit was reached", "submit again: it resumes from the last snapshot"),
     "InactiveLimit": ("it did nothing for longer than the site allows", "see its log"),
@@ -330,13 +330,13 @@ _USED_UP = ("Minutes", "Mins")
 
 _OVER_WORDS: Mapping[State, str] = {
     State.COMPLETED: "has completed",
-    State.TIMEOUT: "was ended at its time limit",
-    State.OUT_OF_MEMORY: "was ended because it ran out of memory",
+    State.TIMEOUT: "was terminated at its time limit",
+    State.OUT_OF_MEMORY: "was killed because it ran out of memory",
     State.PREEMPTED: "was preempted by a job of higher priority",
-    State.BOOT_FAIL: "was ended because a node did not boot",
-    State.DEADLINE: "was ended at its deadline",
+    State.BOOT_FAIL: "was terminated because a node did not boot",
+    State.DEADLINE: "was terminated at its deadline",
     State.LAUNCH_FAILED: "could not be started on its nodes",
-    State.RECONFIG_FAIL: "was ended because a node could not be reconfigured",
+    State.RECONFIG_FAIL: "was terminated because a node could not be reconfigured",
 }
 _NEXT_STEP: Mapping[State, str] = {
     State.TIMEOUT: "submit again: it resumes from the last snapshot",
@@ -443,13 +443,13 @@ def _describe_end(job: Job) -> tuple[str, str]:
     hint = _NEXT_STEP.get(job.state, "")
     if job.state is State.NODE_FAIL:
         node = f"node {job.failed_node}" if job.failed_node else "one of its nodes"
-        return f"was ended because {node} failed", hint
+        return f"was terminated because {node} failed", hint
     if job.state is State.CANCELLED:
         return _describe_cancelled(job)
     if job.state is State.FAILED:
         text = "has failed"
         if job.signal:
-            text += f" by signal {job.signal}"
+            text += f" with signal {job.signal}"
         elif job.exit_code:
             text += f" with exit code {job.exit_code}"
         if job.reason not in ("", "None", "NonZeroExitCode", "RaisedSignal"):

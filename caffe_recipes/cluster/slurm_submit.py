@@ -200,7 +200,7 @@ def _check(request: Request) -> None:
 
 
 def _judge(done: Completed) -> Submitted | Refused | Unsure:
-    # A site's wrapper may print other lines, but the job number is alone on its line.
+    # A site's wrapper may print other lines, but the job id is alone on its line.
     numbers = [found for line in done.stdout.splitlines() if (found := _JOB_ID.fullmatch(line.strip()))]
     if done.returncode == 0 and numbers:
         return Submitted(int(numbers[-1][1]), numbers[-1][2] or "")
@@ -208,4 +208,4 @@ def _judge(done: Completed) -> Submitted | Refused | Unsure:
     sure = done.returncode != 0 and done.returncode not in _KILLED and not numbers
     if sure and _REFUSED.search(done.stderr) and not is_away(done.stderr):
         return Refused(reason)
-    return Unsure(reason or f"sbatch printed no job number and exited with {done.returncode}")
+    return Unsure(reason or f"sbatch printed no job id and exited with {done.returncode}")

@@ -201,7 +201,7 @@ class _Channel:
             if not self.channel.get_transport().is_active():
                 raise self.host.connection_lost() from None
             what = "the command no longer reads its input"
-            raise HostFailed(self.host.name, what, "read its output") from None
+            raise HostFailed(self.host.name, what, "see its output") from None
 
     def end_input(self) -> None:
         with suppress(OSError, EOFError):

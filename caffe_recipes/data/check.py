@@ -318,7 +318,7 @@ def _lines(report: LmdbReport) -> Iterator[str]:
 
 def label_range_text(labels: Mapping[int, int]) -> str:
     """Return the range and number of the labels as text."""
-    return f"labels {min(labels)} to {max(labels)}, {len(labels):,} different"
+    return f"labels {min(labels)} to {max(labels)}, {len(labels):,} distinct"
 
 
 def order_text(order: Shuffledness) -> str:

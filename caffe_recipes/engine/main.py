@@ -116,7 +116,7 @@ usage:
                          and the label of every image in the net's TEST LMDB
   -source LMDB           read this LMDB instead of the net's
   -new_layers A,B        start these layers from their fillers, even if the
-                         weights contain them; they must contain all others
+                         weights have them; all others must be in the weights
   -gpu N                 use this GPU; without it, train obeys solver_mode
   -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect
@@ -198,8 +198,8 @@ def _check_flags(command: str, flags: Flags) -> None:
             what = f"-{name} '{getattr(flags, name)}' is unknown"
             raise InputError("", what, f"give {', '.join(SIGNAL_EFFECTS)}")
     if flags.gpu and not (flags.gpu.isascii() and flags.gpu.isdigit() and len(flags.gpu) < 4):
-        hint = "give one number, such as 0, since each rank uses one GPU"
-        raise InputError("", f"-gpu {flags.gpu[:80]} is not a GPU's number", hint)
+        hint = "give one device ID, such as 0, since each rank uses one GPU"
+        raise InputError("", f"-gpu {flags.gpu[:80]} is not a device ID", hint)
     if flags.iterations < 1:
         raise InputError("", f"-iterations is {flags.iterations}", "give 1 or more")
     if flags.weights and flags.snapshot:

@@ -296,10 +296,10 @@ def _staging(recipe: Recipe, nodes: int, rates: CopyRates) -> tuple[Staging, ...
 def _notes(recipe: Recipe, shape: Shape, to_accuracy: float | None) -> Iterator[str]:
     if to_accuracy is not None:
         takes = f"{to_accuracy:g} % top-1 takes {EPOCHS_TO_ACCURACY[to_accuracy]} epochs"
-        yield f"{takes} by the paper (Figure 4's cycles and a collapse), not by the recipe's own phases"
+        yield f"{takes} according to the paper (Figure 4's cycles and a collapse), not by the recipe's phases"
         if shape.global_batch > _TO_ACCURACY_IMAGES:
-            what = f"{shape.global_batch:,} images an iteration: it trained with 4,096"
-            yield f"{what}, and says that the same seems to hold up to 8K to 12K"
+            what = f"{shape.global_batch:,} images per iteration: the paper trained with 4,096"
+            yield f"{what}, and says that the same seems to hold for batch sizes of up to 8K to 12K"
     if recipe.data.train.size_gb is None:
         yield "staging is not included: the recipe does not give the training LMDB's size_gb"
     tested = [phase.name for phase in recipe.phases if phase.test_interval]

@@ -10,7 +10,7 @@ rows:
     title: ...
     cluster: {nodes: 4}       # mappings are merged with the base's, `derived`, `differences` and `notes` are
                               # appended, anything else replaces the base's value
-    schedule: {epochs: 90}    # `rules.plan_phases` makes the phases from it, by the authors' rules
+    schedule: {epochs: 90}    # `rules.plan_phases` makes the phases from it, by the paper's rules
     reported_by_phase: {main: {minutes: 60}}
 ```
 """

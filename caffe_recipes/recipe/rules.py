@@ -1,4 +1,4 @@
-"""The authors' rules for schedules as formulas with their sources, and the phases that follow from them.
+"""The paper's rules for schedules as formulas with their sources, and the phases that follow from them.
 
 A `Schedule` holds what a source states about a run. `plan_phases` turns it into phases, for the paper's
 recipes and for new ones: each number that the schedule does not state follows from a rule, and is listed

@@ -91,9 +91,9 @@ def _prepare() -> _Script:
         _Path("TF_RECORDS_DIR", "folder for the TFRecords"),
     )
     notes = (
-        "imagenet_to_gcs.py shuffles the classes across its files; by the source, 2 to 3 % of accuracy are",
-        "lost without that. `caffe-recipes data check` measures the shuffling, and `caffe-recipes data",
-        "tfrecords` writes such files from an LMDB.",
+        "imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3 % of",
+        "accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and",
+        "`caffe-recipes data tfrecords` writes such files from an LMDB.",
     )
     argv = prepare_argv(*(_var(path.name) for path in paths))
     return _Script("tf_prepare.sh", "Write TFRecords from ImageNet's raw images.", paths, argv, 2, notes)

@@ -479,7 +479,7 @@ def _load_state(path: Path, net: pb.NetParameter, last_iter: int) -> pb.SolverSt
 
 def _check_names(root: Path, state: pb.SolverState, iteration: int, beside: str) -> None:
     if state.iter != iteration:
-        raise WeightsError("", f"is of iteration {state.iter:,}, but its name says {iteration:,}", _HINT)
+        raise WeightsError("", f"is from iteration {state.iter:,}, but its name says {iteration:,}", _HINT)
     if posixpath.normpath(posixpath.join(root, state.learned_net)) != posixpath.normpath(beside):
         raise WeightsError("", f"names another caffemodel, {state.learned_net}", _HINT)
 

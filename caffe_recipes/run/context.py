@@ -309,8 +309,8 @@ def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
         return
     if any(_is_in_current_folder(Path(path)) and Path(path).exists() for path in (*landmarks, RUNS)):
         return
-    lacking = ", ".join(landmarks)
-    what = f"is not a Caffe root: it has neither the recipe's file nor {lacking} or {RUNS}"
+    lacking = ", ".join((*landmarks, RUNS))
+    what = f"is not a Caffe root: it has neither the recipe's file nor any of {lacking}"
     hint = "go to the Caffe root, or name it with --caffe-root; `--caffe-root .` takes this folder"
     raise InputError(Path.cwd(), what, hint)
 
@@ -396,7 +396,7 @@ def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
             profile.name, "ibrun starts ranks inside a job only", "run inside a job, or use sbatch"
         )
     if job[: len(names)] != names:
-        what = f"ibrun takes its hosts from the job, {', '.join(job[:3])}, ..., not from a hostfile"
+        what = f"ibrun takes its hosts from the job ({', '.join(job[:3])}, ...), not from a hostfile"
         raise InputError(profile.name, what, "leave out --hostfile, or use another --profile")
 
 
@@ -445,7 +445,7 @@ def find_launcher(path: str, program: str = HYDRA, modules: Sequence[str] = ()) 
     if not found:
         raise ClusterError(program, "not found on PATH", _LAUNCHER_HINTS[program])
     if program == HYDRA and _SHELL_SPECIAL.search(found):
-        what = "hydra passes its own path unquoted to shells on the hosts, and it has special characters"
+        what = "has special characters in its path, which hydra passes unquoted to shells on the hosts"
         raise ClusterError(found, what, "install it in a folder with a plain name")
     return found
 

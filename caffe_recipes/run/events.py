@@ -404,7 +404,7 @@ class Ending(Event):
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the reason."""
         host = f"{self.host}: " if self.host else ""
-        return f"{self.phase}: {host}{self.reason}; ending the launch on every host"
+        return f"{self.phase}: {host}{self.reason}; stopping the launch on every host"
 
 
 @dataclass(frozen=True)

@@ -258,10 +258,11 @@ def end_everywhere(run: Run, lost: str | None = None) -> list[str]:
     hosts = [host for host in run.setting.hosts if host.name != lost]
     here = () if any(host.is_local for host in hosts) else (LocalHost(),)  # hydra's ssh processes remain here
     if lost:
-        run.notify(f"{lost}: any ranks there end with their connection, or before the next launch")
+        how = "end when their connection closes, or are killed before the next launch"
+        run.notify(f"{lost}: any ranks left there {how}")
     failed = end_ranks((*hosts, *here), run.id, launcher=True)
     for host, reason in failed.items():
-        run.notify(f"{host}: its ranks could not be ended: {reason}")
+        run.notify(f"{host}: its ranks could not be killed: {reason}")
     return list(failed)
 
 

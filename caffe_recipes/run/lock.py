@@ -27,8 +27,8 @@ from caffe_recipes.render.tree import find_differences
 _POLL_S = 0.1
 # Hydra's proxies outlive mpiexec by a moment, and still hold the lock that it held.
 _LINGER_S = 10.0
-_RUN = ("script.lock", "another run.sh or caffe-recipes run is at work", "wait for it, or end it")
-_TRAINER = ("lock", "the mpiexec of a killed run is still at work", "wait for its end, or end it")
+_RUN = ("script.lock", "another run.sh or caffe-recipes run is running", "wait for it, or stop it")
+_TRAINER = ("lock", "the mpiexec of a killed run is still running", "wait until it ends, or kill it")
 
 
 class RecipeLock:
@@ -134,7 +134,9 @@ def check_unread(recipes: Iterable[AnyRecipe], files: Mapping[str, str], root: P
             written = {path: text for path, text in files.items() if path in read}
             changed = [each.path for each in find_differences(written, root) if each.what == "changed"]
             if changed:
-                what = f"a run of {name} reads it, and would stop or go on with a mix of old and new files"
+                what = (
+                    f"a run of {name} reads it, and would stop, or continue with a mix of old and new files"
+                )
                 hint = "wait for the run, cancel it, or generate elsewhere with --out; nothing was written"
                 raise InputError(root / changed[0], what, hint)
 

@@ -455,7 +455,7 @@ def evaluate(run: Run, testing: Testing) -> None:
         raise RunFailed(testing.weights, what, "check the disk and run again")
     outputs = run.setting.trainer.outputs(tail.summary, testing)
     if tail.summary.fatal or not outputs:
-        words = describe_last_words(tail, "; its last words: ")
+        words = describe_last_words(tail, "; last output: ")
         reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")

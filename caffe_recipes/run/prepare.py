@@ -124,7 +124,7 @@ def check_hosts_read(run: Run, path: str, sha256: str, net: str, *, is_launched:
     for answer in ask_all(distant, lambda host: file_digest(host, at), _HASH_S):
         if answer.error and is_launched:
             continue
-        what = answer.error.what if answer.error else "differs from ours"
+        what = answer.error.what if answer.error else "differs from the file here"
         if answer.value != sha256 and not is_whole(run.path(path), sha256):
             ensure_weights(run, path, net)  # our own copy was damaged just now
             check_hosts_read(run, path, sha256, net, is_launched=is_launched)

@@ -64,8 +64,8 @@ def recover(run: Run, failure: LaunchFailed, tries: int) -> Run:
         run = replace(run, setting=replace_hosts(run.setting, dead, run))
     else:
         for host in _await_hosts(run, _BOOT_S)[:1]:
-            run.emit(Failed(f"{host} stays dead", host=host))
-            raise LaunchFailed(f"{host} stays dead", failure.hint, host, failure.where)
+            run.emit(Failed(f"{host} still does not respond", host=host))
+            raise LaunchFailed(f"{host} still does not respond", failure.hint, host, failure.where)
     return run
 
 

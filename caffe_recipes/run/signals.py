@@ -88,7 +88,7 @@ class Interrupts:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Store the first signal instead of raising, so that the caller can finish in order."""
+        """Store the first signal instead of raising, so that the caller can finish cleanly."""
         if not _is_main():
             yield
             return

@@ -44,7 +44,7 @@ _ENDING = frozenset((State.COMPLETING, State.STAGE_OUT))
 
 @dataclass(frozen=True)
 class JobStart:
-    """A start of a Slurm job: its number, and how often it was requeued before."""
+    """A start of a Slurm job: its ID, and how many times it was requeued before."""
 
     job: str = ""
     restarts: int = 0
@@ -102,9 +102,9 @@ def check_over(
         state = _wait_for_end(launch.job, ask, patience_s, say, pause, clock)
     except SchedulerAway:
         hint = _hint("try again when it does")
-        raise InputError(folder, f"{what}, and Slurm does not say whether that is over", hint) from None
+        raise InputError(folder, f"{what}, and Slurm does not say whether that job has ended", hint) from None
     if state is not None:
-        hint = _hint(f"let that job continue, or end it: scancel {launch.job}")
+        hint = _hint(f"let that job continue, or cancel it: scancel {launch.job}")
         raise InputError(folder, f"{what}, which is {state.value}", hint)
 
 
@@ -130,15 +130,15 @@ def requeue_job(
         say("not in a Slurm job: nothing to requeue")
         return 128 + signal.SIGUSR1
     if restarts >= most:
-        what = f"its time is over, and it was already requeued {describe_count(restarts, 'time')}"
+        what = f"is at its time limit, and was already requeued {describe_count(restarts, 'time')}"
         raise RunFailed(f"job {job}", what, "submit it again to resume")
     # After a restart it would be warned just as early, and get no further.
     if over.warned_s < _SHORTEST_S and not over.has_kept:
-        what = f"warned of its end {over.warned_s:.0f} s after its start, before there was a snapshot"
+        what = f"was warned of its time limit {over.warned_s:.0f} s after its start, before any snapshot"
         hint = "give it more time (sbatch --time), or a later warning (sbatch --signal=B:USR1@60)"
         raise RunFailed(f"job {job}", what, hint)
     # Printed before the call: Slurm may end this process before scontrol returns.
-    say(f"the time is over; job {job} is requeued to resume (restart {restarts + 1} of {most})")
+    say(f"the time limit is near; job {job} is requeued to resume (restart {restarts + 1} of {most})")
     reason = ""
     with _signals_to_end() as ended:
         for pause_s in _PAUSES_S:  # retry, since the controller may be busy for a while
@@ -259,7 +259,7 @@ def _wait_for_end(
                 raise
             reason = error.without_hint
         if not is_reported:
-            say(f"{reason}; waiting until Slurm says that job {job} is over")
+            say(f"{reason}; waiting until Slurm reports that job {job} has ended")
         is_reported = True
         pause(_AGAIN_S)
 

@@ -192,7 +192,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
         raise InputError("", found.stale_reason, "name the hosts to clean with --hostfile")
     work = describe_work(root, recipe.name, RunState())
     if work:
-        raise InputError(places[0], f"is in use: {work}", "wait for its end, or end it")
+        raise InputError(places[0], f"is in use: {work}", "wait until it ends, or stop it")
 
     def act(hosts: Sequence[Host]) -> list[Cleaned]:
         done = [_clean(hosts, place, files) for place in places]

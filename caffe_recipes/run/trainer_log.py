@@ -288,7 +288,7 @@ def find_guessing(summary: LogSummary, classes: int, epoch_iter: float) -> str |
     ][-2:]
     if classes > 1 and len(right) == 2 and max(right) <= (1 + _NEAR_ACCURACY) / classes:
         what = f"the accuracy is {100 * right[-1]:.3g} % after an epoch"
-        return f"{what}, as good as a guess among {classes} classes; check labels, base_lr and mean"
+        return f"{what}, no better than guessing among {classes} classes; check labels, base_lr and mean"
     return None
 
 
@@ -420,7 +420,7 @@ class Watchdog:
         for silence in self._pulses.silent(patience_s):
             if quiet_s > patience_s:
                 why = f" ({silence.reason})" if silence.reason else ""
-                what = f"not heard for {describe_duration(silence.seconds)}{why}"
+                what = f"no heartbeat for {describe_duration(silence.seconds)}{why}"
                 return Trouble(what, silence.host, is_lost=True)
         # During progress no rank is blocked, and at a normal end ranks finish at different times.
         is_blocked = quiet_s > max(BLOCKED_S, 2 * longest_s)

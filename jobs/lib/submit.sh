@@ -12,7 +12,7 @@ give_up() { # EXIT_CODE TEXT
   stop "$1" "$2; earlier jobs are still submitted; cancel them: scancel ${JOBS[*]}"
 }
 
-# --parsable prints the job number, and the cluster if there are several; sites may print other lines, too.
+# --parsable prints the job id, and the cluster if there are several; sites may print other lines, too.
 submit() { # PHASE WARNING_S [TIME]
   local printed line job='' words=() after=() grace=$(($2 / 2 < 120 ? $2 / 2 : 120))
   # Environment variables override the #SBATCH lines of the script, as they do for sbatch itself.
@@ -27,13 +27,13 @@ submit() { # PHASE WARNING_S [TIME]
   while read -r line; do
     if [[ $line =~ ^([0-9]+)(;[^[:space:]]+)?$ ]]; then job=${BASH_REMATCH[1]}; fi
   done <<<"$printed"
-  [[ -n $job ]] || give_up 3 "$1: sbatch printed no job number, but '${printed//$'\n'/ }'; check squeue --me"
+  [[ -n $job ]] || give_up 3 "$1: sbatch printed no job id, but '${printed//$'\n'/ }'; check squeue --me"
   JOBS+=("$job") LAST=$job
   printf '%s %s\n' "$1" "$job"
   [[ -z $STOPPED ]] || give_up 3 "stopped by a signal"
 }
 
-start_submit() { # INTERFACE [OPTION OF sbatch]... [-- OPTION OF caffe-recipes run...]
+start_submit() { # INTERFACE [SBATCH_OPTION]... [-- RUN_OPTION...]
   local job=$FOLDER/$RECIPE/phase.sbatch
   JOBS=() OPTIONS=() RUN_OPTIONS=() LAST='' STOPPED=''
   [[ $1 == "$SUBMIT_INTERFACE" ]] ||

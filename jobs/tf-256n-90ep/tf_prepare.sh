@@ -7,9 +7,9 @@
 #   RAW_IMAGE_DIR    folder of ImageNet's raw images
 #   TF_RECORDS_DIR   folder for the TFRecords
 #
-# imagenet_to_gcs.py shuffles the classes across its files; by the source, 2 to 3 % of accuracy are
-# lost without that. `caffe-recipes data check` measures the shuffling, and `caffe-recipes data
-# tfrecords` writes such files from an LMDB.
+# imagenet_to_gcs.py shuffles the classes across its files; according to the source, 2 to 3 % of
+# accuracy is lost without that. `caffe-recipes data check` measures the shuffling, and
+# `caffe-recipes data tfrecords` writes such files from an LMDB.
 
 set -euo pipefail
 for name in IMAGENET_TO_GCS RAW_IMAGE_DIR TF_RECORDS_DIR; do

@@ -28,7 +28,7 @@ def gradual_warmup_then_dec(learning_rate, warmup_steps, end_learning_rate, glob
     in the rest of `steps`, and stays there.
     """
     if not 0 <= warmup_steps < steps:
-        raise ValueError("warmup_steps is %s, not from 0 to below steps, %s" % (warmup_steps, steps))
+        raise ValueError("warmup_steps is %s; it must be at least 0 and less than %s" % (warmup_steps, steps))
     rise, fall = end_learning_rate - learning_rate, steps - warmup_steps
     if isinstance(global_step, numbers.Real):
         if global_step < warmup_steps:

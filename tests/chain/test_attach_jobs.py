@@ -89,7 +89,7 @@ def test_once_tells_of_the_job_and_ends(place: Place) -> None:
 def test_a_job_that_ends_without_a_run_is_a_failure(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(ENDED)]
-    with pytest.raises(RunFailed, match="small: has no run: job 12 was ended at its time limit"):
+    with pytest.raises(RunFailed, match="small: has no run: job 12 was terminated at its time limit"):
         watcher.watch()
 
 

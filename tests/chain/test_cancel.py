@@ -161,7 +161,7 @@ def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bo
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.slurm.ends = {12: "COMPLETED"}
     canceller.cancel(now=now)
-    assert canceller.said[-1] == "job 12 (init) was not cancelled, as it has completed"
+    assert canceller.said[-1] == "job 12 (init) was not cancelled, because it has completed"
     assert canceller.journal().all[0].outcome == "submitted"
 
 

@@ -159,7 +159,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "misnamed": (
         "solverstate",
         edit_state(lambda state: setattr(state, "iter", 5)),
-        "is of iteration 5, but its name says 4",
+        "is from iteration 5, but its name says 4",
     ),
     "too late": (
         "solverstate",

@@ -71,7 +71,7 @@ def test_beside_a_run_sh_at_work_no_run_starts_and_nothing_changes(place: Place)
     with held(place.root / "logs/small/script.lock"):
         before = place.tree()
         with pytest.raises(
-            InputError, match=r"script\.lock: another run\.sh or caffe-recipes run is at work"
+            InputError, match=r"script\.lock: another run\.sh or caffe-recipes run is running"
         ):
             place.run()
         assert place.tree() == before
@@ -172,7 +172,7 @@ def test_the_trainer_of_a_killed_run_sh_is_waited_for_a_moment_and_then_named(tm
     path = tmp_path / "logs/small/lock"
     with held(path):
         lock = RecipeLock(tmp_path, "small", linger_s=0.2)
-        with pytest.raises(InputError, match=r"small/lock: the mpiexec of a killed run is still at work"):
+        with pytest.raises(InputError, match=r"small/lock: the mpiexec of a killed run is still running"):
             lock.acquire_trainer()
     assert lock.acquire_trainer()
     assert not is_free(path)
@@ -218,5 +218,5 @@ def test_what_the_trainer_of_a_script_holds_is_not_shared(tmp_path: Path) -> Non
     lock = RecipeLock(tmp_path, "small", linger_s=0.1)
     with held(tmp_path / "logs/small/lock"):
         lock.share_trainer()
-        with pytest.raises(InputError, match="the mpiexec of a killed run is still at work"):
+        with pytest.raises(InputError, match="the mpiexec of a killed run is still running"):
             lock.acquire_trainer()

@@ -195,7 +195,7 @@ def test_a_host_that_reads_other_weights_is_named_before_it_trains_from_them(pla
     with pytest.raises(LaunchFailed) as caught:
         check_hosts_read(run, "w", ours, Mock())
     assert caught.value.host == "n2"
-    assert str(caught.value).startswith(f"n2: {path} differs from ours; every rank reads it")
+    assert str(caught.value).startswith(f"n2: {path} differs from the file here; every rank reads it")
 
 
 SOLVER = "prototxt/small/solver_last.prototxt"

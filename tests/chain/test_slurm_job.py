@@ -94,12 +94,14 @@ def test_what_may_live_is_refused_with_its_job(state: State) -> None:
         check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
     assert str(caught.value) == (
         f"runs/small-1: phase init was started on c9 in Slurm job 11, which is {state.value}; "
-        "let that job continue, or end it: scancel 11, or start another run with --new"
+        "let that job continue, or cancel it: scancel 11, or start another run with --new"
     )
 
 
 def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
-    with pytest.raises(InputError, match="in Slurm job 11, and Slurm does not say whether that is over"):
+    with pytest.raises(
+        InputError, match="in Slurm job 11, and Slurm does not say whether that job has ended"
+    ):
         check_over(launch("11"), FOLDER, JobStart(), away)
 
 
@@ -138,7 +140,7 @@ def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
     answers: tuple[State | ClusterError, ...], said: list[str]
 ) -> None:
     (earlier := EarlierJob(*answers)).check_over(JobStart("12"))
-    assert earlier.said == [f"{each}; waiting until Slurm says that job 11 is over" for each in said]
+    assert earlier.said == [f"{each}; waiting until Slurm reports that job 11 has ended" for each in said]
     assert (earlier.waited_s > 0) is (len(answers) > 1)
 
 
@@ -324,7 +326,7 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
     scontrol("exit 0")
     assert requeue_job(time, 10, said.append, lambda seconds: False) == 138
     assert scontrol("") == ["scontrol requeue 12"]
-    assert said == ["the time is over; job 12 is requeued to resume (restart 3 of 10)"]
+    assert said == ["the time limit is near; job 12 is requeued to resume (restart 3 of 10)"]
 
 
 @pytest.mark.parametrize(
@@ -333,13 +335,13 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
         (
             over(3),
             3,
-            "job 12: its time is over, and it was already requeued 3 times; submit it again to resume",
+            "job 12: is at its time limit, and was already requeued 3 times; submit it again to resume",
         ),
-        (over(0), 0, "job 12: its time is over, and it was already requeued 0 times"),
+        (over(0), 0, "job 12: is at its time limit, and was already requeued 0 times"),
         (
             over(0, 4.6),
             10,
-            "job 12: warned of its end 5 s after its start, before there was a snapshot; give it",
+            "job 12: was warned of its time limit 5 s after its start, before any snapshot; give it",
         ),
     ],
 )

@@ -300,8 +300,8 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
     (status,) = Eye(place, job(State.TIMEOUT, limit_s=3600.0)).all()
     assert status.state == "stopped"
     assert summarize_status(status) == (
-        "job 12 was ended at its time limit of 1 h 00 min; submit again: it resumes from the last snapshot; "
-        + GO_ON.replace("run", "submit")
+        "job 12 was terminated at its time limit of 1 h 00 min; submit again: it resumes from the last "
+        "snapshot; " + GO_ON.replace("run", "submit")
     )
 
 

@@ -100,7 +100,7 @@ def test_a_trainer_that_ignores_the_stop_is_ended_and_its_phase_finished(stopped
         ("empty", "the snapshot is empty"),
         ("truncated", "truncated"),
         ("other", "the snapshot does not fit net Small: layer 'conv1' is missing"),
-        ("cut-short", "a rank was ended by signal 9 (killed; out of memory?) after iteration 6 of 8"),
+        ("cut-short", "a rank was killed by signal 9 (out of memory?) after iteration 6 of 8"),
         ("nan", "the loss is nan at iteration 2"),
     ],
 )

@@ -264,7 +264,7 @@ MAIN_ERROR = "[mpiexec@head] main (mpiexec.c:270): process manager error waiting
 
 
 def test_the_host_of_a_rank_that_was_ended_is_named(tmp_path: Path) -> None:
-    killed = "node2: a rank was ended by signal 9 (killed; out of memory?)"
+    killed = "node2: a rank was killed by signal 9 (out of memory?)"
     tail = tail_of(tmp_path, *BLOCK, MAIN_ERROR)
     assert find_failure(tail, TRAINING) == f"{killed} before the first iteration"
     tail = tail_of(tmp_path, *lines((0, 20, "2.5")), *BLOCK, MAIN_ERROR)
@@ -356,7 +356,7 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
         return read_log(texts)
 
     assert find_guessing(tested("0.1", "0.1", "0.11"), 10, 20) == (
-        "the accuracy is 11 % after an epoch, as good as a guess among 10 classes; "
+        "the accuracy is 11 % after an epoch, no better than guessing among 10 classes; "
         "check labels, base_lr and mean"
     )
     assert find_guessing(tested("0.1", "0.1"), 10, 20) is None, "one test is luck"

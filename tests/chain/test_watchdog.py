@@ -100,7 +100,7 @@ def test_a_host_is_lost_when_neither_it_nor_the_log_is_heard(scene: Scene) -> No
     train(scene, dog, tail)
     scene.silences = [Silence("node2", SILENT_S + 1, "no answer")]
     trouble = pass_time(scene, dog, tail, SILENT_S)
-    assert trouble == Trouble("not heard for 21 s (no answer)", "node2", is_lost=True)
+    assert trouble == Trouble("no heartbeat for 21 s (no answer)", "node2", is_lost=True)
 
 
 def test_a_slow_log_gives_a_silent_host_more_time(scene: Scene) -> None:
@@ -109,7 +109,7 @@ def test_a_slow_log_gives_a_silent_host_more_time(scene: Scene) -> None:
     scene.silences = [Silence("node2", 150, "")]
     assert pass_time(scene, dog, tail, 30) is None
     trouble = pass_time(scene, dog, tail, 40)
-    assert trouble == Trouble("not heard for 2 min 30 s", "node2", is_lost=True)
+    assert trouble == Trouble("no heartbeat for 2 min 30 s", "node2", is_lost=True)
 
 
 @pytest.mark.parametrize(("display_s", "limit_s"), [(10, STALL_S), (100, 2000)])
@@ -161,7 +161,7 @@ def test_a_host_is_lost_though_other_ranks_go_on_warning(scene: Scene) -> None:
     train(scene, dog, tail)
     scene.silences = [Silence("node2", 2 * SILENT_S, "no answer")]
     trouble = pass_time_with_warnings(scene, dog, tail, round(SILENT_S))
-    assert trouble == Trouble("not heard for 40 s (no answer)", "node2", is_lost=True)
+    assert trouble == Trouble("no heartbeat for 40 s (no answer)", "node2", is_lost=True)
 
 
 def test_before_the_first_iteration_a_line_counts_once(scene: Scene) -> None:
@@ -181,7 +181,7 @@ def test_how_long_loading_took_gives_a_silent_host_no_more_time(scene: Scene) ->
     train(scene, dog, tail, every_s=1)
     scene.silences = [Silence("node2", 2 * SILENT_S, "")]
     trouble = pass_time(scene, dog, tail, SILENT_S)
-    assert trouble == Trouble("not heard for 40 s", "node2", is_lost=True)
+    assert trouble == Trouble("no heartbeat for 40 s", "node2", is_lost=True)
 
 
 def test_time_in_which_nobody_looked_is_no_silence(scene: Scene) -> None:

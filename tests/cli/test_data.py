@@ -50,7 +50,7 @@ def test_check_tells_of_records_labels_and_sizes(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [
         "3 records, 0 of them encoded images; 3 decoded",
-        "labels 0 to 3, 2 different",
+        "labels 0 to 3, 2 distinct",
     ]
     assert "3 images of 1 x 2 x 2\n" in out
 

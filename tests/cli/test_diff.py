@@ -569,7 +569,7 @@ def test_a_revision_s_recipes_are_compared_by_their_values(repo: Path) -> None:
     lines = [
         "  cluster.ranks_per_node 2 -> 4",
         "  solver.momentum 0.9 -> 0.8",
-        "  images an iteration 64 -> 128",
+        "  images per iteration 64 -> 128",
     ]
     assert call("HEAD") == (1, "\n".join(["mine.yaml:", *lines, ""]))
     assert call("HEAD", "mine.yaml") == call("HEAD")

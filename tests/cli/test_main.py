@@ -193,7 +193,7 @@ def test_show_has_shape_phases_and_reported_results() -> None:
     done = call("show", "stampede2-64n-72ep")
     assert done.returncode == 0
     for fact in (
-        "64 nodes x 2 ranks x 32 images = 4,096 images an iteration",
+        "64 nodes x 2 ranks x 32 images = 4,096 images per iteration",
         "1,281,167 images, 42 GB, in /tmp/ilsvrc12_train_lmdb",
         "7,800   24.94  31,948,800    0.1       1.59904   1.46667     0.933419   5e-05",
         "22,610   72.29  92,610,560",

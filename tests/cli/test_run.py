@@ -101,7 +101,7 @@ def test_the_environment_of_tensorflow_shows_that_a_folder_is_the_caffe_root(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = load_any_recipe("tf-digits-local")
-    with pytest.raises(InputError, match=r"file nor \.venv-tf, tensorflow/tf-digits-local"):
+    with pytest.raises(InputError, match=r"file nor any of \.venv-tf, tensorflow/tf-digits-local"):
         find_root(None, None, recipe)
     Path(".venv-tf").mkdir()
     assert find_root(None, None, recipe) == Path()

@@ -79,8 +79,8 @@ def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
 @pytest.mark.parametrize(
     ("lock", "work"),
     [
-        ("script.lock", "another run.sh or caffe-recipes run of this recipe is at work here"),
-        ("lock", "the mpiexec of a killed run is still at work"),
+        ("script.lock", "another run.sh or caffe-recipes run of this recipe is running here"),
+        ("lock", "the mpiexec of a killed run is still running"),
     ],
 )
 def test_nothing_is_cleaned_under_a_run_of_the_recipe(place: Place, lock: str, work: str) -> None:
@@ -91,7 +91,7 @@ def test_nothing_is_cleaned_under_a_run_of_the_recipe(place: Place, lock: str, w
         fcntl.flock(file, fcntl.LOCK_EX)
         done = place.call("--clean")
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"Error: {place.lmdb}: is in use: {work}; wait for its end, or end it\n"
+        assert done.stderr == f"Error: {place.lmdb}: is in use: {work}; wait until it ends, or stop it\n"
         assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
     assert place.call("--clean").returncode == 0
 

@@ -43,7 +43,7 @@ def test_the_table_ends_in_the_published_totals() -> None:
     assert done.returncode == 0
     assert "learned parameters     25,557,096 (97.5 MiB)" in done.stdout
     assert "batch-norm statistics  53,173\n" in done.stdout
-    assert "multiply-adds          4,089,184,256 an image" in done.stdout
+    assert "multiply-adds          4,089,184,256 per image" in done.stdout
 
 
 def test_json_and_graph_go_together(net: Path) -> None:

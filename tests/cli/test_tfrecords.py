@@ -31,7 +31,7 @@ def test_an_lmdb_becomes_tfrecords_that_check_measures(lmdb: Path) -> None:
     assert (out / "validation-00003-of-00004").is_file()
     seen = call("check", out, "--classes", 10, "--shuffled")
     assert seen.startswith("360 TFRecords in 4 files of 90 to 90, ")
-    assert "labels 1 to 10, 10 different; each file has 10 or more\norder: shuffled (" in seen
+    assert "labels 1 to 10, 10 distinct; each file has 10 or more\norder: shuffled (" in seen
     assert json.loads(call("check", out, "--json"))["records"] == 360
 
 

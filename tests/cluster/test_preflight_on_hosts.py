@@ -304,13 +304,13 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "ranks of another launch": (
         other_launch, "launches", "failed", ["node3"],
-        rf"node3: 2 ranks of another launch, {LAUNCH}, are at work here",
+        rf"node3: 2 ranks of another launch, {LAUNCH}, are running here",
     ),
     "a spare that cannot be reached": (
         spare_without_key, "spares", "warn", ["node3"], "node3: its host key is not in known_hosts"
     ),
     "fewer cores": (
-        fewer_cores, "cores", "warn", ["node2"], r"node2: has 2 x 1 cores, the others 2 x 4 cores"
+        fewer_cores, "cores", "warn", ["node2"], r"node2: has 2 x 1 cores, but the others have 2 x 4 cores"
     ),
     "a core of MLSL's that is not there": (
         pinned, "cores", "failed", ["node2"],
@@ -318,18 +318,18 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "less memory": (
         lambda on: on.replace("node3", "/proc/meminfo", meminfo(1, 0.5)), "memory", "warn", ["node3"],
-        r"node3: has 1 GB of memory, the others",
+        r"node3: has 1 GB of memory, but the others have",
     ),
     "a wrong clock": (
         lambda on: on.replace("node2", "/usr/bin/date", "#!/bin/sh\necho 1000000000.5\n"),
-        "clock", "warn", ["node2"], r"node2: its clock is \d+\.\d s behind ours",
+        "clock", "warn", ["node2"], r"node2: its clock is \d+\.\d s behind this machine's",
     ),
     "a /tmp too small for the LMDB": (
         lambda on: on.resize_tmp("node4", 65536), "training data", "failed", ["node4"],
         r"node4:/tmp/looked_lmdb: not enough space: [\d,]+ bytes free, [\d,]+ needed",
     ),
     "a /tmp too small for the snapshots": (
-        room_for_the_lmdb_alone, "disk", "failed", ["node1"], r"node1:/tmp: .* are free, .* are needed",
+        room_for_the_lmdb_alone, "disk", "failed", ["node1"], r"node1:/tmp: has .* free, but .* is needed",
     ),
     "a Caffe root that one host does not see": (
         lambda on: on.hide("node3", ".."), "hosts", "failed", ["node3"], r"no such folder there",
@@ -376,18 +376,19 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "an LMDB unlike the others, and none to stage": (
         short_on_one, "training data", "failed", ["node3"],
-        r"node3:/tmp/looked_lmdb: has [\d,]+ bytes, the others",
+        r"node3:/tmp/looked_lmdb: has [\d,]+ bytes, but the others have",
     ),
     "a prototxt that differs on one host": (
         lambda on: on.replace("node4", on.root / "prototxt/looked/solver_last.prototxt", "base_lr: 1\n"),
-        "prototxts", "failed", ["node4"], r"node4:.*/solver_last\.prototxt: differs from ours",
+        "prototxts", "failed", ["node4"], r"node4:.*/solver_last\.prototxt: differs from the file here",
     ),
     "weights that one host does not see": (
         lambda on: on.hide("node2", "start"), "starts from", "failed", ["node2"],
         r"node2:.*/start\.caffemodel: no such file there",
     ),
     "other weights on one host": (
-        as_long_as_ours, "starts from", "failed", ["node4"], r"node4:.*/start\.caffemodel: differs from ours",
+        as_long_as_ours, "starts from", "failed", ["node4"],
+        r"node4:.*/start\.caffemodel: differs from the file here",
     ),
     "a link under a snapshot's name": (
         lambda on: on.do("node1", "ln", "-s", "/tmp/looked_theirs", "/tmp/looked_init_iter_8.caffemodel"),

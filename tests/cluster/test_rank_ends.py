@@ -6,7 +6,7 @@ import pytest
 
 from caffe_recipes.cluster.ranks import RankExitReader
 
-KILLED = "node2: a rank was ended by signal 9 (killed; out of memory?)"
+KILLED = "node2: a rank was killed by signal 9 (out of memory?)"
 KILLED_3 = KILLED.replace("a rank", "rank 3")
 AT = "=   PID 3556 RUNNING AT node2"
 
@@ -36,7 +36,7 @@ def hydra(code: int, string: str = "") -> list[str]:
     ],
 )
 def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
-    assert said(*lines).startswith("node2: a rank was ended by ")
+    assert said(*lines).startswith("node2: a rank was killed by ")
     assert said(*lines).endswith(what)
 
 
@@ -60,9 +60,9 @@ def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
     assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED_3
     assert said("srun: error: node2: tasks 2-3: Killed") == KILLED
     oom = "srun: error: node2: tasks 2-3: Out Of Memory"
-    assert said(oom) == "node2: a rank was ended because memory ran out"
+    assert said(oom) == "node2: a rank was killed: out of memory"
     crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
-    assert said(crash) == "node2: rank 3 was ended by signal 11 (segmentation fault)"
+    assert said(crash) == "node2: rank 3 was killed by signal 11 (segmentation fault)"
     assert said("srun: error: node2: task 3: Exited with exit code 1") == ""
 
 

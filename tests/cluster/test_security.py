@@ -170,7 +170,9 @@ def test_a_launcher_whose_path_a_hosts_shell_would_read_otherwise_is_refused(
     launcher = tmp_path / folder / "mpiexec.hydra"
     launcher.parent.mkdir()
     launcher.touch(mode=0o755)
-    with pytest.raises(ClusterError, match="hydra passes its own path unquoted to shells"):
+    with pytest.raises(
+        ClusterError, match="has special characters in its path, which hydra passes unquoted to shells"
+    ):
         find_launcher(str(launcher.parent))
 
 

@@ -200,7 +200,7 @@ def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
     lines = render_text(seen).splitlines()
     assert lines[:5] == [
         "3 records, 3 of them encoded images; 2 decoded",
-        "labels 0 to 3, 2 different",
+        "labels 0 to 3, 2 distinct",
         "images by label: 0: 1, 3: 2",
         "note: 2 smaller labels have no images; the first is 1",
         "2 images of 3 x 30 x 40",

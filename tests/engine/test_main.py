@@ -94,8 +94,8 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("train", "-solver", "none.prototxt"), "none.prototxt"),
         (("train", "-solver", "lmdb"), "lmdb"),
         (("train", "-solver", "solver.prototxt", "-gpu", "99"), "-gpu 99, but PyTorch"),
-        (("train", "-solver", "solver.prototxt", "-gpu", "0,1"), "-gpu 0,1 is not a GPU's number"),
-        (("train", "-solver", "solver.prototxt", "-gpu", "all"), "-gpu all is not a GPU's number"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "0,1"), "-gpu 0,1 is not a device ID"),
+        (("train", "-solver", "solver.prototxt", "-gpu", "all"), "-gpu all is not a device ID"),
         (("train", "-solver", "solver.prototxt", "-sigint_effect", "die"), "'die'"),
         (
             ("train", "-solver", "solver.prototxt", "-weights", "a", "-snapshot", "b"),

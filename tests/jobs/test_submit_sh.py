@@ -96,7 +96,7 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
             "echo Welcome; echo to us",
             "",
             3,
-            "init: sbatch printed no job number, but 'Welcome to us'; check squeue --me",
+            "init: sbatch printed no job id, but 'Welcome to us'; check squeue --me",
         ),
         (
             refuses(1) + NUMBERS,
@@ -166,5 +166,5 @@ def test_without_its_library_nothing_is_submitted(
 def test_help_is_the_text_at_the_top(play: Play) -> None:
     code, said, complained = play.run("submit.sh", "--help")
     assert (code, complained) == (0, "")
-    assert "\nUsage: jobs/digits-local/submit.sh [OPTION OF sbatch]" in said
+    assert "\nUsage: jobs/digits-local/submit.sh [SBATCH_OPTION]" in said
     assert play.calls() == []

@@ -1,4 +1,4 @@
-"""A new recipe follows the authors' rules, goes on at every join, and has nothing that lint warns of."""
+"""A new recipe follows the paper's rules, goes on at every join, and has nothing that lint warns of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The authors' rules, at the values that they are known by."""
+"""The paper's rules, at the values that they are known by."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_the_wide_table_lists_every_layer_and_ends_in_totals(found: Summary) -> 
     assert "2x4x3x3, 2x4x3x3 ->" in rows["quiet"]
     assert "TRAIN only" in rows["data"]
     assert lines[10].split() == ["learned", "parameters", "112", "(448", "bytes)"]
-    assert "1,944 an image, 3,888 a batch: in Convolution" in lines[12]
+    assert "1,944 per image, 3,888 per batch: in Convolution" in lines[12]
 
 
 def test_a_wide_table_without_a_layer_of_one_phase_has_no_column_of_phases(tmp_path: Path) -> None:

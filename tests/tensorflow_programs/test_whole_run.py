@@ -92,7 +92,7 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     said, _ = process.communicate(timeout=600)
     assert time.monotonic() - killed < 30
     assert process.returncode == 3
-    assert "localhost: a rank was ended by signal 9" in said
+    assert "localhost: a rank was killed by signal 9" in said
 
     older, newer = [event["iteration"] for event in events(root, "checkpointed")][-2:]
     data = root / FOLDER / f"model/model.ckpt-{newer}.data-00000-of-00001"

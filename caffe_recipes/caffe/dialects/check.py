@@ -77,7 +77,7 @@ MEANING_DIFFERENCES = (
         (
             "prefetch is not set: its default is 0 in nvcaffe, 4 in SURFsara's",
             "it decides by itself how far to read ahead; the images are the same",
-            "nothing, or set prefetch",
+            "nothing to change, or set prefetch",
         ),
     ),
     MeaningDifference(

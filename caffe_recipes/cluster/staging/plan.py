@@ -257,5 +257,5 @@ def _choose_way(options: Sequence[Option], how: How | None) -> How:
         return how
     available = [option for option in options if option.seconds is not None]
     if not available:
-        raise ClusterError("", "no way of staging is available", "; ".join(option.why for option in options))
+        raise ClusterError("", "no staging method is available", "; ".join(option.why for option in options))
     return min(available, key=lambda option: option.seconds or 0.0).how

@@ -139,7 +139,7 @@ def _own_values(recipe: AnyRecipe, omitted: frozenset[str]) -> Iterator[tuple[st
     values = recipe.model_dump(mode="json", exclude={"derived", "differences", "notes"})
     yield from _flatten(values, "", "", omitted)
     if isinstance(recipe, Recipe):
-        yield "images an iteration", recipe.cluster.global_batch
+        yield "images per iteration", recipe.cluster.global_batch
 
 
 def _flatten(

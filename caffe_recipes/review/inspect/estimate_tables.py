@@ -140,7 +140,7 @@ def _explain_batches(estimates: Sequence[Estimate]) -> Iterator[str]:
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield "recipe", estimate.recipe
     yield "shape", describe_shape(estimate.shape)
-    yield "pace", _pace(estimate.pace)
+    yield "speed", _pace(estimate.pace)
     yield from (("", note) for note in estimate.pace.notes)
     for other in estimate.others:
         yield "also", _pace(other)
@@ -164,7 +164,8 @@ def _parts(estimate: Estimate, unit: Unit) -> Iterator[tuple[str, str, str, str,
         if estimate.shape.nodes == 1
         else "5 minutes for the job, 2 per phase"
     )
-    yield ("joins", "", "", unit.write(estimate.joins_s), f"allowance for starts and snapshots: {allowance}")
+    how = f"allowance for starts and snapshots: {allowance}"
+    yield ("overhead", "", "", unit.write(estimate.joins_s), how)
     how = "on one rank, forward pass only: a third of the training time per image"
     how = how if parts.evaluation_s else "none in the recipe"
     yield ("evaluation", "", "", unit.write(parts.evaluation_s), how)

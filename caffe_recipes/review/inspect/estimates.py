@@ -318,7 +318,7 @@ def group_lines(estimates: Sequence[Estimate]) -> dict[str, list[Estimate]]:
     lines: dict[str, list[Estimate]] = {}
     for each in estimates:
         batch = each.shape.global_batch if is_global else each.shape.batch_per_rank
-        lines.setdefault(f"{batch:,} images {'an iteration' if is_global else 'a rank'}", []).append(each)
+        lines.setdefault(f"{batch:,} images per {'iteration' if is_global else 'rank'}", []).append(each)
     return lines
 
 
@@ -331,7 +331,7 @@ def explain_rises(line: Sequence[Estimate]) -> Iterator[str]:
         elif index == len(line) - 1 or not _is_faster(line[index], line[index + 1]):
             few, many = line[low].shape, line[index].shape
             yield (
-                f"with {many.batch_per_node} images a node, each node is faster among {many.nodes:,} nodes "
+                f"with {many.batch_per_node} images per node, each node is faster among {many.nodes:,} nodes "
                 f"than among {few.nodes:,}, as the paper measured"
             )
 

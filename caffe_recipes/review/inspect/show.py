@@ -111,8 +111,8 @@ def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
     if found is None or run is None:
         return
     schedule = run.schedule
-    yield f"{found.workers} workers x {cluster.batch_per_rank} images = {found.batch:,} images a step"
-    yield f"{found.images_per_epoch:,} / {found.batch:,} = {found.steps_per_epoch:.2f} steps an epoch"
+    yield f"{found.workers} workers x {cluster.batch_per_rank} images = {found.batch:,} images per step"
+    yield f"{found.images_per_epoch:,} / {found.batch:,} = {found.steps_per_epoch:.2f} steps per epoch"
     yield (
         f"{found.steps:,} steps / {found.steps_per_epoch:.2f} = {found.epochs:.1f} epochs; of all "
         f"{found.images:,} images {found.epochs_of_all_images:.1f}"
@@ -133,7 +133,7 @@ def horovod_lines(recipe: AnyRecipe) -> Iterator[str]:
     if found.images_per_s_if_linear and run.linear_share:
         yield (
             f"{found.images_per_s:,g} images/s are {100 * run.linear_share:g} % of linear, "
-            f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} a node, against "
+            f"{found.images_per_s_if_linear:,.0f}: {found.images_per_s_per_node:.1f} per node, against "
             f"{found.images_per_s_if_linear / cluster.nodes:.1f} on one node alone"
         )
 
@@ -346,11 +346,11 @@ def _facts(recipe: Recipe, speed: float | None) -> Iterator[tuple[str, str]]:
     if len(leaves) > 1:
         ages = ((images_before(recipe, leaf) + images_of(recipe, leaf)) / train.images for leaf in leaves)
         named = ", ".join(f"{leaf.name} {age:.2f}" for leaf, age in zip(leaves, ages, strict=True))
-        yield "models", f"{named} epochs old at their ends; all phases train {total_epochs(recipe):.2f}"
+        yield "models", f"{named} epochs of training; {total_epochs(recipe):.2f} over all phases"
     elif total_images(recipe) / train.images - model_epochs(recipe) > 1e-9:
         yield (
             "model",
-            f"{model_epochs(recipe):.2f} epochs old at the end; all phases train {total_epochs(recipe):.2f}",
+            f"{model_epochs(recipe):.2f} epochs of training; {total_epochs(recipe):.2f} over all phases",
         )
     for phase in recipe.phases:
         yield "reported", _format_reported(phase.reported, f"after {phase.name}: ")
@@ -391,7 +391,7 @@ def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
     for line in horovod_lines(recipe):
         yield "tensorflow", line
     for different in recipe.differences:
-        ours = f"printed {_format_value(different.printed)}, here {_format_value(different.ours)}"
+        ours = f"published {_format_value(different.printed)}, here {_format_value(different.ours)}"
         yield "differs", f"{different.key}: {ours}: {different.why}"
     for note in recipe.notes:
         yield "note", note
@@ -402,14 +402,14 @@ def _origin_facts(recipe: AnyRecipe) -> Iterator[tuple[str, str]]:
 def describe_shape(shape: Cluster | Shape) -> str:
     """Return how the images of an iteration are split among nodes and ranks, as text."""
     nodes, ranks = describe_count(shape.nodes, "node"), describe_count(shape.ranks_per_node, "rank")
-    return f"{nodes} x {ranks} x {shape.batch_per_rank} images = {shape.global_batch:,} images an iteration"
+    return f"{nodes} x {ranks} x {shape.batch_per_rank} images = {shape.global_batch:,} images per iteration"
 
 
 def _describe_servers(mlsl: Mlsl | None) -> str:
     if mlsl is None:
         return ""
     cores = ", ".join(map(str, mlsl.server_affinity)) or "chosen by MLSL"
-    return f"{describe_count(mlsl.num_servers, 'server')} a rank, on cores {cores}"
+    return f"{describe_count(mlsl.num_servers, 'server')} per rank, on cores {cores}"
 
 
 def _format_value(value: float | str) -> str:

@@ -456,7 +456,7 @@ def _totals(summary: Summary) -> Iterator[str]:
         "statistics": f"{totals.statistics:,}{_describe_stats_batches(summary.stats_batch_sizes)}",
         "multiply_adds": adds if totals.multiply_adds else "none: no layer has any",
         "other_operations": _per_image_and_batch(totals.other_operations, batch),
-        "activation_bytes": f"{totals.activation_bytes:,} bytes a batch"
+        "activation_bytes": f"{totals.activation_bytes:,} bytes per batch"
         f" ({describe_binary(totals.activation_bytes)})",
     }
     yield from align_columns(
@@ -486,7 +486,7 @@ def _matrix_layers(layers: Iterable[LayerCount]) -> str:
 
 def _per_image_and_batch(count: int, batch: int | None) -> str:
     each = per_image(count, batch)
-    return f"{count:,} a batch" if each is None else f"{each:,} an image, {count:,} a batch"
+    return f"{count:,} per batch" if each is None else f"{each:,} per image, {count:,} per batch"
 
 
 def _per_image_count(count: Dim, batch: int | None) -> int | None:

@@ -104,7 +104,7 @@ _DROPS = "the momentum history also starts at 0 here, so the first updates are s
     "resume-jump",
     "note",
     "a rate that jumps by more than 2 % where a phase resumes from a solverstate",
-    write="nothing, if the jump is intended",
+    write="nothing to change if the jump is intended",
     values=("before", "after", "iteration"),
 )
 @chain_rule(
@@ -385,7 +385,7 @@ def _check_missing(before: Link, link: Link, net: Net, theirs: _Learned, ours: _
             "handover-missing",
             _layer_place(net, new[0]),
             phase=link.name,
-            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing, if intended",
+            write=f'name: "{near[0]}", as in {before.name}' if near else "nothing to change if intended",
             count=len(new),
             names=_name_layers(new),
             verb=verb,

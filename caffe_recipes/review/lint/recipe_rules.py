@@ -530,7 +530,7 @@ def _check_evaluation(recipe: Recipe, where: str) -> Iterator[Finding]:
         write = f"iterations: {whole}"
         if iterations == whole:
             once = f"batch_size: {divisor} and iterations: {test.images // divisor}, to test each image once"
-            write = once if divisor > 1 else "nothing, if intended"
+            write = once if divisor > 1 else "nothing to change if intended"
         yield finding(
             "evaluation-repeats",
             where,

@@ -275,7 +275,7 @@ def _check_warmup_end(link: Link) -> Iterator[Finding]:
     "note",
     "a single or resumed solver whose final rate is above 1e-5 of its base_lr",
     effect="the noise of the last batches stays in the final model",
-    write='nothing, if the schedule is known to work; lr_policy: "poly" decays to 0',
+    write='nothing to change if the schedule is known to work; lr_policy: "poly" decays to 0',
     values=("end", "base_lr"),
 )
 @rate_rule(

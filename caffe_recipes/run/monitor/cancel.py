@@ -59,7 +59,7 @@ class CancelEnv:
 
 
 def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None = None) -> None:
-    """Stop a run in order, as Ctrl-C does, and wait until it has ended; cancel jobs that are still queued.
+    """Stop a run cleanly, as Ctrl-C does, and wait until it has ended; cancel jobs that are still queued.
 
     Raises InputError if there is nothing to cancel, if the process is on another host, or if other users can
     write in the Caffe root; RunFailed if Slurm gives no answer.
@@ -146,7 +146,7 @@ def _cancel(
             journal.settle(seen.submission.name, seen.job_id, seen.cluster)
         (now,) = query_jobs([seen.submission], ask)
         if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
-            say(f"{job_label(now)} was not cancelled, as it {describe_state(now.job)}")
+            say(f"{job_label(now)} was not cancelled, because it {describe_state(now.job)}")
             continue
         if seen.submission.is_ours:
             journal.cancel(seen.submission.name)
@@ -161,7 +161,7 @@ def _stop_in_order(
         ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
         cancel_jobs(env.host, ids, signal="TERM", batch=True, cluster=cluster)
     jobs = ", ".join(job_label(seen) for seen in running)
-    grace = f"for which it has {options.grace_s:g} s (--now: none)"
+    grace = f"within {options.grace_s:g} s (--now stops it without one)"
     say(f"stopping {jobs}; Caffe writes a snapshot first, {grace}")
     until = env.clock() + options.grace_s
     submissions = [seen.submission for seen in running]

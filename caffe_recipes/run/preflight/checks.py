@@ -139,5 +139,5 @@ def _describe_running(
         for command, name in (("attach", folder.name), ("status", setting.recipe.name))
     )
     left_out = [finding.subject for finding in found if finding.is_left_out]
-    what = f"{under_way}; not tried beside it: {', '.join(left_out)}"
+    what = f"{under_way}; not tried while it runs: {', '.join(left_out)}"
     return CheckResult("run", f"{what}; watch it with {watch}, or see {show}", warns=True, is_running=True)

@@ -176,7 +176,7 @@ _NEEDS = (
         _RUNS,
         _caffe,
         "caffe not found on PATH or in $CAFFE_ROOT/build/tools",
-        "export CAFFE_ROOT=DIR  # of a built sara-nl/caffe",
+        "export CAFFE_ROOT=DIR  # the folder of a built sara-nl/caffe",
         "recipes trained by Caffe",
     ),
     _Need(

@@ -69,13 +69,14 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
             if name.partition("/")[0] in ours:
                 continue
             ranks = f"{describe_count(len(found), 'rank')} of another launch, {name}, "
-            what = f"{ranks}{plural(len(found), 'is', 'are')} at work here (user {found[0].user}"
+            what = f"{ranks}{plural(len(found), 'is', 'are')} running here (user {found[0].user}"
             if facts.host in local:  # a line for each host would be too many on a cluster
                 pids = describe_names([str(owner.pid) for owner in found])
                 what += f", {plural(len(found), 'process', 'processes')} {pids}"
             what += ")"
-            hint = f"wait for its end, or end what has {LAUNCH_VARIABLE}={name} in its environment"
-            hint += "; until then both are slower" if facts.host in local else ""
+            owned = f"the processes with {LAUNCH_VARIABLE}={name} in their environment"
+            hint = f"wait until it ends, or kill {owned}"
+            hint += "; until then both launches are slower" if facts.host in local else ""
             problems.append(HostProblem(facts.host, what, hint, fails=facts.host not in local))
     return problems
 
@@ -83,7 +84,7 @@ def judge_launches(view: NodeView) -> list[HostProblem]:
 def check_cores(view: NodeView) -> list[CheckResult]:
     """Compare the hosts' cores with the recipe's pinning and needs, with the profile, and with each other."""
     seen = ", ".join(dict.fromkeys(str(facts.processors) for facts in view.facts.values()))
-    cores = f"{seen} a host, {_needed_cores(view)} are needed"
+    cores = f"{seen} per host, {_needed_cores(view)} needed"
     return as_findings("cores", judge_cores(view), cores) if seen else _skip_unreachable(view, "cores")
 
 
@@ -99,7 +100,7 @@ def check_memory(view: NodeView) -> list[CheckResult]:
     totals, free = _memories(view)
     if not totals:
         return _skip_unreachable(view, "memory")
-    least = f"{describe_bytes(min(totals.values()))} a host, {describe_bytes(min(free.values()))} free"
+    least = f"{describe_bytes(min(totals.values()))} per host, {describe_bytes(min(free.values()))} free"
     return as_findings("memory", judge_memory(view), least)
 
 
@@ -108,25 +109,27 @@ def judge_memory(view: NodeView) -> list[HostProblem]:
     totals, free = _memories(view)
     expected_gb = view.setting.profile.node.memory_gb
     problems = [
-        _memory_problem(host, f"has {describe_bytes(total)} of memory, the profile says {expected_gb:g} GB")
+        _memory_problem(
+            host, f"has {describe_bytes(total)} of memory, but the profile says {expected_gb:g} GB"
+        )
         for host, total in totals.items()
         if expected_gb and total < _LEAST_PART * expected_gb * 1e9
     ]
     typical, typically_free = (median(values.values() or [0]) for values in (totals, free))
     for host, total in totals.items():
         if abs(total - typical) > (1 - _LEAST_PART) * typical:
-            what = f"has {describe_bytes(total)} of memory, the others {describe_bytes(typical)}"
+            what = f"has {describe_bytes(total)} of memory, but the others have {describe_bytes(typical)}"
             problems.append(_memory_problem(host, what))
         elif free[host] < _LEAST_PART * typically_free:
             has, others = describe_bytes(free[host]), describe_bytes(typically_free)
-            problems.append(_memory_problem(host, f"has {has} of memory free, the others {others}"))
+            problems.append(_memory_problem(host, f"has {has} of memory free, but the others {others}"))
     return problems
 
 
 def check_tmp(view: NodeView) -> list[CheckResult]:
     """Compare the size of each host's /tmp with the profile or the recipe; empty if neither names one."""
     return (
-        as_findings("/tmp", judge_tmp(view), f"{expected_gb:g} GB a host")
+        as_findings("/tmp", judge_tmp(view), f"{expected_gb:g} GB per host")
         if (expected_gb := _expected_tmp_gb(view))
         else []
     )
@@ -138,7 +141,7 @@ def judge_tmp(view: NodeView) -> list[HostProblem]:
     return [
         HostProblem(
             facts.host,
-            f"has {describe_bytes(facts.tmp_bytes)} of /tmp, {expected_gb:g} GB are expected",
+            f"has {describe_bytes(facts.tmp_bytes)} in /tmp, but {expected_gb:g} GB is expected",
             "check the profile, the recipe's cluster.tmp_gb, and the host",
             fails=False,
         )
@@ -152,7 +155,7 @@ def check_clocks(view: NodeView) -> list[CheckResult]:
     if not view.facts:
         return _skip_unreachable(view, "clock")
     most = max(abs(facts.skew_s) + facts.doubt_s for facts in view.facts.values())
-    return as_findings("clock", judge_clocks(view), f"within {most:.1f} s of ours")
+    return as_findings("clock", judge_clocks(view), f"within {most:.1f} s of this machine's")
 
 
 def judge_clocks(view: NodeView) -> list[HostProblem]:
@@ -160,7 +163,8 @@ def judge_clocks(view: NodeView) -> list[HostProblem]:
     return [
         HostProblem(
             facts.host,
-            f"its clock is {abs(facts.skew_s):.1f} s {'ahead of' if facts.skew_s > 0 else 'behind'} ours",
+            f"its clock is {abs(facts.skew_s):.1f} s "
+            f"{'ahead of' if facts.skew_s > 0 else 'behind'} this machine's",
             "synchronize it with a time server",
             fails=False,
         )
@@ -191,7 +195,7 @@ def _other_roots(view: NodeView) -> Iterator[HostProblem]:
         if facts.root_inode is None:
             yield HostProblem(facts.host, "no such folder there", hint, root)
         elif facts.root_inode != ours:
-            what = "seems to be a different folder from ours"
+            what = "seems to be a different folder from the one here"
             yield HostProblem(
                 facts.host, what, "later phases start from what a run keeps in it", root, fails=False
             )
@@ -225,15 +229,16 @@ def _judge_cores(view: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
     if there.cores < needed:
         threads = f"{cluster.ranks_per_node} x {cluster.omp_num_threads} threads"
         servers = f" and {needed - cluster.ranks_per_node * cluster.omp_num_threads} cores of MLSL's"
-        what = f"has {there}, {threads}{servers if _server_cores(view) else ''} need {needed}"
+        what = f"has {there}, but {threads}{servers if _server_cores(view) else ''} need {needed}"
         yield HostProblem(facts.host, what, _HINT_CORES, fails=False)
     elif facts.usable < min(needed, len(there.numbers)):
-        what = f"lets us use {facts.usable} of {len(there.numbers)} processors, {needed} are needed"
+        what = f"lets us use {facts.usable} of {len(there.numbers)} processors, but {needed} are needed"
         yield HostProblem(facts.host, what, "ask the job for whole nodes", fails=False)
     expected_sockets, expected_cores = _expected_node(view)
     sockets = there.sockets or expected_sockets
     if expected_cores and (expected_cores, expected_sockets) != (there.cores, sockets):
-        what = f"has {there}, {expected_sockets} x {expected_cores // (expected_sockets or 1)} are expected"
+        expected = f"{expected_sockets} x {expected_cores // (expected_sockets or 1)}"
+        what = f"has {there}, but {expected} are expected"
         yield HostProblem(
             facts.host, what, "check the profile, the recipe's cluster, and the host", fails=False
         )
@@ -256,7 +261,8 @@ def _judge_numbering(view: NodeView, facts: NodeFacts) -> Iterator[HostProblem]:
         what = f"numbers its cores {numbering}: of MLSL's servers on cores {cores}, its sockets get {shares}"
         yield HostProblem(facts.host, what, "give each socket its share in mlsl.server_affinity", fails=False)
     elif view.setting.profile.node.core_numbering not in (None, numbering):
-        what = f"numbers its cores {numbering}, the profile says {view.setting.profile.node.core_numbering}"
+        other = view.setting.profile.node.core_numbering
+        what = f"numbers its cores {numbering}, but the profile says {other}"
         yield HostProblem(facts.host, what, "check the profile, and where threads are pinned", fails=False)
 
 
@@ -292,7 +298,7 @@ def _find_outliers(seen: dict[str, str]) -> list[HostProblem]:
     most, _ = Counter(seen.values()).most_common(1)[0]
     hint = "a run is as slow as its slowest host; use identical hosts"
     return [
-        HostProblem(host, f"has {has}, the others {most}", hint, fails=False)
+        HostProblem(host, f"has {has}, but the others have {most}", hint, fails=False)
         for host, has in seen.items()
         if has != most
     ]
@@ -353,7 +359,7 @@ def _without_room(view: NodeView) -> Iterator[HostProblem]:
     for facts in view.facts.values():
         free = facts.folders[lmdb].free_bytes
         if facts.sizes[lmdb_path(view.setting)][0] is None and free < size:
-            what = f"{describe_bytes(free)} are free, the LMDB needs {describe_bytes(size)}"
+            what = f"has {describe_bytes(free)} free, but the LMDB needs {describe_bytes(size)}"
             yield HostProblem(facts.host, what, "free space there", lmdb)
 
 

@@ -78,7 +78,9 @@ def check_files(view: NodeView) -> list[CheckResult]:
         path: file_digest(here, path) for path in map(setting.path, view.plan.files) if Path(path).is_file()
     }
     problems = [
-        HostProblem(facts.host, "no such file there" if seen is None else "differs from ours", _SHARED, path)
+        HostProblem(
+            facts.host, "no such file there" if seen is None else "differs from the file here", _SHARED, path
+        )
         for facts in view.facts.values()
         for path, digest in ours.items()
         if (seen := facts.digests.get(path)) != digest
@@ -131,7 +133,7 @@ def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[Ho
                 return "no such file there"
             if seen != size:
                 return f"has {seen:,} bytes there, {size:,} here"
-            return "differs from ours" if digest and file_digest(host, path) != digest else None
+            return "differs from the file here" if digest and file_digest(host, path) != digest else None
 
         for answer in ask_all(distant, judge, _HASH_S):
             if answer.error is not None:
@@ -171,7 +173,7 @@ def check_folders(view: NodeView, writes: MayWrite = may_write) -> list[CheckRes
     shared = [near for near in nearest if is_changed_by_group(near)]
     if not shared:
         return [CheckResult("folders", found)]
-    groups = f"by the group of {', '.join(map(str, shared))} too, whose members are trusted like you"
+    groups = f"also by the group of {', '.join(map(str, shared))}, whose members are trusted as you are"
     return [CheckResult("folders", f"{found}, {groups}", warns=True)]
 
 
@@ -261,7 +263,7 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     problems = [HostProblem(host, what, hint, lmdb) for host, size in sizes.items() if not size]
     common = max(sizes.values(), key=list(sizes.values()).count)
     problems += [
-        HostProblem(host, f"has {size:,} bytes, the others {common:,}", "stage it again", lmdb)
+        HostProblem(host, f"has {size:,} bytes, but the others have {common:,}", "stage it again", lmdb)
         for host, size in sizes.items()
         if size and common and size != common
     ]
@@ -337,7 +339,7 @@ _CHECKPOINTS = 6
 _HERE = "this machine"
 _STRAYS = {
     "link": "is a link, of user {}: Caffe would write through it",
-    "foreign": "belongs to user {}, who could replace what we fetch",
+    "foreign": "belongs to user {}, who could replace the snapshot",
     "other": "is not a regular file, of user {}",
 }
 
@@ -478,7 +480,7 @@ def _nearest_folder(path: Path) -> Path:
 
 def _space_problem(disk: _Disk) -> HostProblem:
     free, needed = describe_bytes(disk.free_bytes), describe_bytes(disk.needed_bytes)
-    return HostProblem(disk.host, f"{free} are free, {needed} are needed", "free space there", disk.path)
+    return HostProblem(disk.host, f"has {free} free, but {needed} is needed", "free space there", disk.path)
 
 
 def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> None:

@@ -173,7 +173,7 @@ def misplaced_ranks(places: RankPlaces, setting: Setting) -> list[CheckResult]:
     unknown = Counter(node for node in places.by_rank.values() if node not in places.expected.values())
     for node, count in unknown.items():
         ranks = f"{describe_count(count, 'rank')} {'is' if count == 1 else 'are'}"
-        what = f"{ranks} on {node}, which is not one of our hosts"
+        what = f"{ranks} on {node}, which is not one of the run's hosts"
         error = ClusterError(setting.find_launcher(), what, hint)
         found.append(CheckResult("launcher", str(error), error))
     if not found:

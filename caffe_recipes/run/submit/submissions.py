@@ -290,14 +290,14 @@ def describe_job(seen: SubmittedJob, last_s: float | None = None, last: str = ""
         return f"unknown since {_clock(moment)} ({known}): {seen.away}"
     if seen.job is not None and seen.job.state is State.FAILED and _is_cancelled(seen, seen.job):
         # It is FAILED only because its script exits with a nonzero code after a signal.
-        return "was cancelled, and ended in order"
+        return "was cancelled, and stopped cleanly"
     if seen.job is not None:
         return describe_state(seen.job)
     return {
         "refused": f"was refused: {each.reason}",
         "cancelled": "was cancelled",
-        "submitting": "is being submitted, or its submit was killed; the next submit finds out",
-        "submitted": "is over: Slurm no longer knows it",
+        "submitting": "is being submitted, or its `submit` was killed; the next `submit` checks",
+        "submitted": "has ended: Slurm no longer knows it",
     }[each.outcome]
 
 

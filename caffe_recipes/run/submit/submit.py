@@ -84,7 +84,7 @@ def check_after(host: Host, number: int, clusters: Sequence[str] = ()) -> None:
     found = [job for cluster in clusters or ("",) for job in find_jobs(host, ids=[number], cluster=cluster)]
     if not found:
         hint = "leave out --after if it has completed"
-        raise InputError("--after", f"Slurm does not, or no longer, know job {number}", hint)
+        raise InputError("--after", f"job {number} is unknown to Slurm", hint)
     for job in found:
         if job.state.is_over and job.state is not State.COMPLETED:
             what = f"a job after job {number} would never start: it {explain_state(job)[0]}"

@@ -77,7 +77,7 @@ def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(lo
     full = check_disk(away, room_at=lambda folder: 4096)
     assert [(one.subject, one.mark) for one in full] == [("disk", "ok"), ("disk here", "failed")]
     root = look.setting.root
-    assert full[1].message.startswith(f"this machine:{root}: 4.1 kB are free, ")
+    assert full[1].message.startswith(f"this machine:{root}: has 4.1 kB free, ")
     assert [one.subject for one in check_disk(look, room_at=lambda folder: 4096)] == ["disk"]
 
 

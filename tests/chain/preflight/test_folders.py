@@ -52,7 +52,7 @@ def test_a_root_that_a_group_can_write_in_is_warned_of_once(look: NodeView, plac
     place.root.chmod(0o775)
     (found,) = check_folders(look)
     assert found.mark == "warn"
-    assert f"by the group of {place.root} too, whose members are trusted like you" in found.message
+    assert f"also by the group of {place.root}, whose members are trusted as you are" in found.message
 
 
 def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: Place) -> None:

@@ -42,7 +42,7 @@ def test_ranks_where_the_hostfile_has_them_are_no_finding(setting: Setting) -> N
         ),
         ({0: "node-a", 1: "node-a"}, "b: gets no ranks from the launcher instead of 2", ("b",), "failed"),
         (dict.fromkeys(range(4), "node-a"), "a: gets 4 ranks from the launcher", ("a",), "failed"),
-        ({**WELL, 3: "node-c"}, "1 rank is on node-c, which is not one of our hosts", (), "failed"),
+        ({**WELL, 3: "node-c"}, "1 rank is on node-c, which is not one of the run's hosts", (), "failed"),
         ({**WELL, 1: "node-b", 2: "node-a"}, "does not have the ranks that its line", ("a", "b"), "warn"),
     ],
 )

@@ -55,9 +55,9 @@ def only(found: list[CheckResult]) -> tuple[str, tuple[str, ...], str]:
 
 
 def test_nodes_as_the_profile_has_them_are_well(look: NodeView) -> None:
-    assert only(check_cores(look)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
-    assert only(check_memory(look)) == ("ok", (), "192 GB a host, 180 GB free")
-    assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of ours")
+    assert only(check_cores(look)) == ("ok", (), "2 x 24 cores per host, 48 needed")
+    assert only(check_memory(look)) == ("ok", (), "192 GB per host, 180 GB free")
+    assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of this machine's")
 
 
 def test_two_names_of_one_machine_are_told(look: NodeView) -> None:
@@ -95,9 +95,9 @@ def test_ranks_of_another_launch_are_told_with_their_hosts(look: NodeView) -> No
     found = check_launches(there)
     assert [(one.mark, one.hosts) for one in found] == [("failed", ("n2",))] * 2
     assert found[0].message.startswith(
-        "n2: 2 ranks of another launch, ab/init-1, are at work here (user alice); wait for its end"
+        "n2: 2 ranks of another launch, ab/init-1, are running here (user alice); wait until it ends"
     )
-    assert found[1].message.startswith("n2: 1 rank of another launch, cd/last-1, is at work here")
+    assert found[1].message.startswith("n2: 1 rank of another launch, cd/last-1, is running here")
     # What a killed run left is its own.
     assert only(check_launches(replace(there, state=RunState(id="ab"))))[2].startswith("n2: 1 rank")
     beside = RunState(id="0", branches={"side": "runs/x/branches/side"})
@@ -118,10 +118,10 @@ def test_on_this_machine_another_launch_is_a_warning_with_its_processes(look: No
         return said
 
     one, two = (("ab/init-1", 0), RankOwner(953, "alice")), (("ab/init-1", 1), RankOwner(954, "alice"))
-    assert "1 rank of another launch, ab/init-1, is at work here (user alice, process 953); " in warned(
+    assert "1 rank of another launch, ab/init-1, is running here (user alice, process 953); " in warned(
         dict([one])
     )
-    assert "ab/init-1, are at work here (user alice, processes 953, 954); wait" in warned(dict([one, two]))
+    assert "ab/init-1, are running here (user alice, processes 953, 954); wait" in warned(dict([one, two]))
 
 
 def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> None:
@@ -131,9 +131,9 @@ def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> 
     ]  # fmt: skip
     assert [one.message.split(";")[0] for one in found] == [
         "n2: has no core 42,43, where MLSL's servers are pinned",
-        "n2: has 2 x 20 cores, 2 x 22 threads and 4 cores of MLSL's need 48",
-        "n2: has 2 x 20 cores, 2 x 24 are expected",
-        "n2: has 2 x 20 cores, the others 2 x 24 cores",
+        "n2: has 2 x 20 cores, but 2 x 22 threads and 4 cores of MLSL's need 48",
+        "n2: has 2 x 20 cores, but 2 x 24 are expected",
+        "n2: has 2 x 20 cores, but the others have 2 x 24 cores",
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look:
     there = replace(
         look, facts={name: replace(facts, processors=alternating) for name, facts in look.facts.items()}
     )
-    assert only(check_cores(there)) == ("ok", (), "2 x 24 cores a host, 48 are needed")
+    assert only(check_cores(there)) == ("ok", (), "2 x 24 cores per host, 48 needed")
     by_socket = numbered({core: core // 24 for core in range(48)})
     mark, hosts, said = only(check_cores(changed(there, processors=by_socket)))
     assert (mark, hosts) == ("warn", ("n2",))
@@ -164,13 +164,15 @@ def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: NodeView)
     setting = replace(look.setting, recipe=recipe.model_copy(update={"cluster": cluster}))
     mark, hosts, said = only(check_cores(replace(by_socket, setting=setting)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: numbers its cores by-socket, the profile says alternate; check the profile")
+    assert said.startswith(
+        "n2: numbers its cores by-socket, but the profile says alternate; check the profile"
+    )
 
 
 def test_a_job_that_gives_part_of_a_node_is_told(look: NodeView) -> None:
     mark, hosts, said = only(check_cores(changed(look, usable=24)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: lets us use 24 of 96 processors, 48 are needed")
+    assert said.startswith("n2: lets us use 24 of 96 processors, but 48 are needed")
 
 
 def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None:
@@ -186,26 +188,26 @@ def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None
 def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) -> None:
     less = only(check_memory(changed(look, memory_bytes=int(128e9), available_bytes=int(120e9))))
     assert less[:2] == ("warn", ("n2",))
-    assert less[2].startswith("n2: has 128 GB of memory, the others 192 GB")
+    assert less[2].startswith("n2: has 128 GB of memory, but the others have 192 GB")
     taken = only(check_memory(changed(look, available_bytes=int(90e9))))
-    assert taken[2].startswith("n2: has 90 GB of memory free, the others 180 GB")
+    assert taken[2].startswith("n2: has 90 GB of memory free, but the others 180 GB")
     profile = load_profile("marenostrum4")
     small = {name: replace(facts, memory_bytes=int(64e9)) for name, facts in look.facts.items()}
     found = check_memory(replace(look, setting=replace(look.setting, profile=profile), facts=small))
-    assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, the profile says 96 GB")
+    assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, but the profile says 96 GB")
 
 
 def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: NodeView) -> None:
-    assert only(check_tmp(look)) == ("ok", (), "144 GB a host")  # of hosts that do not tell
+    assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not tell
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
     mark, hosts, said = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: has 50 GB of /tmp, 144 GB are expected; check the profile")
+    assert said.startswith("n2: has 50 GB in /tmp, but 144 GB is expected; check the profile")
     assert check_tmp(replace(look, setting=replace(look.setting, profile=load_profile("mpich")))) == []
 
 
 def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: NodeView) -> None:
     assert only(check_clocks(changed(look, skew_s=-30.0)))[2].startswith(
-        "n2: its clock is 30.0 s behind ours"
+        "n2: its clock is 30.0 s behind this machine's"
     )
     assert only(check_clocks(changed(look, skew_s=5.0, doubt_s=4.0)))[0] == "ok"

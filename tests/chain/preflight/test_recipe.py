@@ -195,13 +195,13 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     assert tried(place) == {running}
     code, said, _ = call(place)
     watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
-    outcome = f"no check fails; {running}; not tried beside it: launcher, trainer; {watch}"
+    outcome = f"no check fails; {running}; not tried while it runs: launcher, trainer; {watch}"
     assert (code, said.splitlines()[-1]) == (0, outcome)
     assert tried(place, "--new") == {running}
     run.kill()
     run.communicate()
     assert tried(place) == {"a launch of this run is under way"}
-    assert tried(place, "--new") == {"the mpiexec of a killed run is still at work"}
+    assert tried(place, "--new") == {"the mpiexec of a killed run is still running"}
     follower = place.start()
     assert follower.stdout is not None
     said = ""

@@ -78,7 +78,7 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
         (lambda said: re.sub(r": root \d+", ": root -", said), "no such folder there"),
         (
             lambda said: re.sub(r"^(\S+: folder \d+) \d+", r"\1 9", said, flags=re.M),
-            "9 bytes are free, the LMDB needs",
+            "has 9 bytes free, but the LMDB needs",
         ),
         (
             lambda said: re.sub(
@@ -112,7 +112,7 @@ def test_a_spare_whose_clock_is_wrong_may_be_used(look: NodeView) -> None:
     )
     found = told(look, late)
     assert [(one.mark, one.unfit) for one in found] == [("warn", False)]
-    assert re.search(r"n9: its clock is (98|99)\.\d s behind ours", found[0].message)
+    assert re.search(r"n9: its clock is (98|99)\.\d s behind this machine's", found[0].message)
 
 
 def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView, place: Place) -> None:
@@ -127,7 +127,7 @@ def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView,
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda said: re.sub(FOLDER, r"\1 9 ", said, flags=re.M), "9 bytes are free, "),
+        (lambda said: re.sub(FOLDER, r"\1 9 ", said, flags=re.M), "has 9 bytes free, "),
         (lambda said: re.sub(f"{FOLDER}1", r"\1 \2 0", said, flags=re.M), "cannot be written to"),
     ],
 )

@@ -57,7 +57,7 @@ def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() 
 
 def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:
     (seen,) = query_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
-    assert (seen.standing, describe_job(seen)) == ("over", "is over: Slurm no longer knows it")
+    assert (seen.standing, describe_job(seen)) == ("over", "has ended: Slurm no longer knows it")
 
 
 def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
@@ -80,7 +80,7 @@ def test_of_what_was_refused_nobody_is_asked() -> None:
 def test_a_job_that_was_cancelled_has_not_failed() -> None:
     cancelled = Submission("small-a", "a", "chain.sbatch", 0.0, outcome="cancelled", job_id=12)
     (seen,) = query_jobs([cancelled], lambda ids, names: [Job(12, "small-a", State.FAILED, exit_code=143)])
-    assert describe_job(seen) == "was cancelled, and ended in order"
+    assert describe_job(seen) == "was cancelled, and stopped cleanly"
 
 
 def test_a_job_of_a_user_s_own_that_sigterm_ended_was_cancelled() -> None:
@@ -90,5 +90,5 @@ def test_a_job_of_a_user_s_own_that_sigterm_ended_was_cancelled() -> None:
         (seen,) = query_jobs([own], lambda ids, names: [Job(50, "mine", State.FAILED, **end)])  # type: ignore[arg-type]
         return describe_job(seen)
 
-    assert tell(exit_code=143) == tell(signal=15) == "was cancelled, and ended in order"
+    assert tell(exit_code=143) == tell(signal=15) == "was cancelled, and stopped cleanly"
     assert tell(exit_code=3) == "has failed with exit code 3; see its log"

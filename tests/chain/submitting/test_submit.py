@@ -271,7 +271,7 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("", r"--after: Slurm does not, or no longer, know job 7; leave out --after if it has completed"),
+        ("", r"--after: job 7 is unknown to Slurm; leave out --after if it has completed"),
         ("FAILED", "--after: a job after job 7 would never start: it "),
         ("CANCELLED", "--after: a job after job 7 would never start: it was cancelled"),
     ],

@@ -23,7 +23,7 @@ def test_a_cut_link_is_found_within_a_minute_and_no_other_host_is_left_training(
     chain.cluster.cut("node2")
     cut = time.monotonic()
     chain.release()
-    run.wait_until(lambda: "; ending the launch on every host" in run.said())
+    run.wait_until(lambda: "; stopping the launch on every host" in run.said())
     assert time.monotonic() - cut < 60
     said = run.finish(3)
     assert "node2" in said.splitlines()[-1]

@@ -36,7 +36,7 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in log
     assert re.findall(r"Iteration (\d+), loss", log)[0] == "6"
     said = chain.job_output()
-    assert f"the time is over; job {job_id} is requeued to resume" in said
+    assert f"the time limit is near; job {job_id} is requeued to resume" in said
     assert "cyc1: 3 iterations from the checkpoint at 5" in said
     chain.check_files()
     assert [each.job_id for each in chain.submissions()] == [job_id]

@@ -159,7 +159,7 @@ def test_a_time_limit_ends_a_job_and_is_told(site: Site) -> None:
     site.slurm.wait_for(job_id, State.RUNNING)
     site.slurm.end_soon(job_id)
     job = site.slurm.wait_for(job_id, State.TIMEOUT)
-    assert describe_state(job).startswith("was ended at its time limit of 1 min; submit again")
+    assert describe_state(job).startswith("was terminated at its time limit of 1 min; submit again")
 
 
 def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_over(site: Site) -> None:

@@ -16,10 +16,10 @@ Recorded = Callable[[str], str]
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nodefail", "was ended because node c401-003 failed; submit again without that node"),
-        ("timeout", "was ended at its time limit of 1 h 00 min; submit again"),
+        ("nodefail", "was terminated because node c401-003 failed; submit again without that node"),
+        ("timeout", "was terminated at its time limit of 1 h 00 min; submit again"),
         ("failed", "has failed with exit code 3; see its log"),
-        ("oom", "was ended because it ran out of memory; give it more --mem"),
+        ("oom", "was killed because it ran out of memory; give it more --mem"),
         ("phase-2", "waits: a job that it depends on has failed, so it never starts (DependencyNeverSatisf"),
         ("killed", "was cancelled by Slurm because a job that it depends on failed; fix that"),
         ("cancelled", "was cancelled"),

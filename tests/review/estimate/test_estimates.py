@@ -172,7 +172,7 @@ def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> No
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
-    assert "pace 6,303 images/s: the recipe's reported images/s" in lines
+    assert "speed 6,303 images/s: the recipe's reported images/s" in lines
     assert "also 5,001 images/s: the paper's Table VI (nodes with 2 x 24 cores)" in lines
     assert "training 22,610 72.29 244.9" in lines
     assert "starts 2026-03-01 09:00+00:00" in lines
@@ -188,7 +188,7 @@ def test_a_page_of_years_is_in_years_and_one_beyond_the_calendar_is_refused(reci
         for speed in (0.05, 0.0003)
     )
     lines = [" ".join(line.split()) for line in render_estimate(ages, START).splitlines()]
-    assert "pace 0.05 images/s: as given" in lines
+    assert "speed 0.05 images/s: as given" in lines
     assert "part iterations epochs years" in lines
     assert "epoch 7,117.6 h, 1,281,167 images" in lines
     assert "total 60.0" in lines
@@ -201,7 +201,7 @@ def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
     recipe = load_recipe("digits-local")
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((log,)))
     lines = [" ".join(line.split()) for line in render_estimate(found, START).splitlines()]
-    assert "joins 0.4 allowance for starts and snapshots: 5 seconds per phase on one node" in lines
+    assert "overhead 0.4 allowance for starts and snapshots: 5 seconds per phase on one node" in lines
     assert estimate_values([found], START)[0]["joins_s"] == 25
 
 
@@ -229,7 +229,7 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
     )
     rises = [line for line in text.splitlines() if "faster among" in line]
     faster = "each node is faster among 768 nodes than among 512, as the paper measured"
-    assert rises == [f"note: with 16 images a node, {faster}"]
+    assert rises == [f"note: with 16 images per node, {faster}"]
 
 
 def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() -> None:
@@ -247,14 +247,19 @@ def test_the_time_to_an_accuracy_is_that_of_the_paper_s_epochs(
     assert found.duration.training_s == pytest.approx(60 * epochs, abs=0.1)
     assert [phase.epochs for phase in found.phases] == [pytest.approx(epochs, abs=0.01)]
     assert found.joins_s == 7 * 60
-    assert found.notes[0].startswith(f"{percent:g} % top-1 takes {epochs} epochs by the paper (Figure 4's")
+    assert found.notes[0].startswith(
+        f"{percent:g} % top-1 takes {epochs} epochs according to the paper (Figure 4's"
+    )
 
 
 @pytest.mark.parametrize(("batch", "warns"), [(12_288, False), (24_576, True)])
 def test_a_batch_beyond_those_that_the_paper_s_epochs_hold_for_is_noted(batch: int, warns: bool) -> None:
     recipe = load_recipe("tf-256n-90ep")
     (found,) = estimate_shapes(recipe, [Shape(256, 2, batch // 512)], SpeedInputs(images_per_s=16_400), 76)
-    assert any("the same seems to hold up to 8K to 12K" in note for note in found.notes) == warns
+    assert (
+        any("the same seems to hold for batch sizes of up to 8K to 12K" in note for note in found.notes)
+        == warns
+    )
 
 
 def test_the_paper_s_projections_are_found_again_for_its_machines() -> None:

@@ -35,8 +35,8 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
     texts = texts_in(render_sweep_plot(sweep(*shapes), "svg"))
     assert {"stampede2-64n-72ep", "nodes", "minutes", "node-hours", "256", "512"} <= texts
     assert {
-        "16 images a rank",
-        "32 images a rank",
+        "16 images per rank",
+        "32 images per rank",
         "training only, first line",
         "linear scaling",
     } <= texts
@@ -44,14 +44,14 @@ def test_a_picture_names_its_recipe_axes_nodes_and_batches() -> None:
 
 def test_a_shared_global_batch_is_one_line() -> None:
     texts = texts_in(render_sweep_plot(sweep(Shape(256, 1, 32), Shape(512, 1, 16)), "svg"))
-    assert {"8,192 images an iteration", "training only"} <= texts
+    assert {"8,192 images per iteration", "training only"} <= texts
 
 
 def test_batches_that_take_the_same_time_share_a_line() -> None:
     shapes = [Shape(nodes, 1, batch) for nodes in (1, 2) for batch in range(1, 10)]
     known = SpeedInputs(images_per_s=100)
     svg = render_sweep_plot(estimate_shapes(load_recipe("digits-local"), shapes, known), "svg")
-    assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images a rank" in texts_in(svg)
+    assert "1, 2, 3, 4, 5, 6, 7, 8, 9 images per rank" in texts_in(svg)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_node_that_was_measured_to_be_faster_among_more_is_explained_below_the
     texts = texts_in(render_sweep_plot(estimates, "svg"))
     found = [text for text in texts if text.startswith("with ")]
     assert found == [
-        "with 16 images a node, each node is faster among 768 nodes than among 512, as the paper measured"
+        "with 16 images per node, each node is faster among 768 nodes than among 512, as the paper measured"
     ]
     alone = sweep(*(Shape(nodes, 1, 32) for nodes in (256, 512, 1024, 1536)))
     assert not any(text.startswith("with ") for text in texts_in(render_sweep_plot(alone, "svg")))

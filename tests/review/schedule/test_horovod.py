@@ -44,7 +44,7 @@ def test_show_says_how_each_number_comes_about() -> None:
     for line in horovod_lines(RECIPE):
         assert line in text
     for said in (
-        "1,280,000 / 24,576 = 52.08 steps an epoch",
+        "1,280,000 / 24,576 = 52.08 steps per epoch",
         "4,680 steps / 52.08 = 89.9 epochs; of all 1,281,167 images 89.8",
         "0.1 x 24,576 / 256 = 9.6, halved to 4.8",
         "16,400 images/s = 117 minutes",
@@ -104,7 +104,7 @@ def test_both_runs_and_the_other_program_s_accuracy_are_shown() -> None:
         "14,075 iterations, loss 1.90243, top-1 75.232 %, top-5 92.41 %",
         "14,075 steps / 156.25 = 90.1 epochs; of all 1,281,167 images 90.0",
         "0.1 x 8,192 / 256 = 3.2",
-        "iterations: printed 14,062",
+        "iterations: published 14,062",
         "cluster.batch_per_rank: 14,075 x 8,192 / 1,281,167 = 90.0 epochs",
         "73.5, with tf_cnn_benchmarks",
     ):

@@ -18,7 +18,7 @@ DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
 def test_one_rank_is_no_ranks() -> None:
-    shape = "256 nodes x 1 rank x 32 images = 8,192 images an iteration"
+    shape = "256 nodes x 1 rank x 32 images = 8,192 images per iteration"
     assert shape in render_recipe(load_recipe("paper-t2-8192-256n"))
 
 
@@ -50,7 +50,7 @@ def test_a_phase_that_branches_off_says_where_and_at_which_rate() -> None:
     main, collapse = rows_of(text, "at rate")
     assert main[:3] == ["main", "fillers", "train_val"]
     assert collapse[:6] == ["collapse", "main,", "iteration", "7,638", "0.24", "train_val_noaug"]
-    assert "89.97 epochs old at the end; all phases train 94.46" in text
+    assert "89.97 epochs of training; 94.46 over all phases" in text
     assert rows_of(text, "snapshot")[:2] == [
         ["main", "/tmp/resnet_50_448nodes_iter_7638.caffemodel", "collapse"],
         ["main", "/tmp/resnet_50_448nodes_iter_8040.caffemodel"],
@@ -61,7 +61,7 @@ def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None
     text = render_recipe(load_recipe("stampede2-448n-90ep"))
     assert "reported  after main: about 60 minutes, top-1 75.6 %, top-5 92.7 %\n" in text
     assert "\n          about 65 minutes, top-1 76.1 %, top-5 93.2 %\n" in text
-    assert "448 nodes x 2 ranks x 16 images = 14,336 images an iteration" in text
+    assert "448 nodes x 2 ranks x 16 images = 14,336 images per iteration" in text
 
 
 def test_the_ensemble_s_members_and_its_reported_accuracy_are_told() -> None:
@@ -79,8 +79,8 @@ def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -
         lines = render_recipe(load_recipe(name)).splitlines()
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
 
-    assert told("stampede2-64n-72ep") == "2 servers a rank, on cores 39, 38, 43, 42"
-    assert told("paper-t7-8192-256n") == "2 servers a rank, on cores chosen by MLSL"
+    assert told("stampede2-64n-72ep") == "2 servers per rank, on cores 39, 38, 43, 42"
+    assert told("paper-t7-8192-256n") == "2 servers per rank, on cores chosen by MLSL"
     assert told("digits-local") is None
     assert recipe_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
         "num_servers": 2,
@@ -196,8 +196,10 @@ def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
 def test_a_page_tells_what_differs_from_the_source_and_what_is_derived() -> None:
     text = render_recipe(load_recipe("paper-t3-12288-768n"))
     assert "reported  Table III, row 5, batch 12,288, 768 nodes, 11,560 iterations, 37 epochs" in text
-    assert "differs   data.test.shorter_side_px: printed a centre crop of the 256x256 resized image" in text
-    assert "\n          epochs: printed 37, here 110.9: iterations and epochs are printed as in row 1" in text
+    assert "differs   data.test.shorter_side_px: published a centre crop of the 256x256 resized image" in text
+    assert (
+        "\n          epochs: published 37, here 110.9: iterations and epochs are printed as in row 1" in text
+    )
     assert "main: base_lr: 0.1 for each 256 images" in text
     values = recipe_values(load_recipe("paper-t3-12288-768n"))
     assert values["family"] == "paper-stampede2-knl"
@@ -242,7 +244,7 @@ def test_a_recipe_with_branches_says_how_old_each_of_its_models_is() -> None:
     text = render_recipe(load_recipe("digits-cyclic"))
     flat = " ".join(text.split())
     assert "collapse1 36.05, collapse2 48.07, collapse3 60.08, collapse4 72.10, collapse5 84.12" in flat
-    assert "epochs old at their ends; all phases train 100.14" in flat
+    assert "epochs of training; 100.14 over all phases" in flat
     rows = [line.split() for line in text.splitlines() if line.startswith("collapse")]
     assert [row[1] for row in rows if row[2].startswith("0.")] == [f"cyc{number}" for number in range(1, 6)]
     used = [line for line in text.splitlines() if line.endswith("the evaluation")]
