@@ -266,6 +266,21 @@ find_lmdbs() {
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"
+  check_test_lmdb "${HOSTS[@]}" # a solver may test while it trains
+}
+
+# Refuses a test LMDB that another user could have put there, as everybody can in /tmp: on hosts, or on this machine.
+check_test_lmdb() { # [HOST...]
+  local hosts=("$@") path i
+  path=$(whole_path "$TEST_LMDB")
+  if (($# > 0)); then ask_each "$@" -- read "$path" "$PWD"; else
+    hosts=("$(uname -n)") ANSWERS=("$(sh "$NODE" read "$path" "$PWD" | last_answer)")
+  fi
+  for i in "${!hosts[@]}"; do
+    [[ -n ${ANSWERS[i]} ]] || stop 3 "$TEST_LMDB: no answer from ${hosts[i]}; $(ssh_hint "${hosts[i]}")"
+    [[ ${ANSWERS[i]} == trusted ]] || stop 2 "$TEST_LMDB on ${hosts[i]}: ${ANSWERS[i]#refused }; \
+have its owner remove it, or set another test \`lmdb\` in the recipe"
+  done
 }
 
 # Copies the training LMDB to all nodes that lack it, at the same time.
@@ -415,6 +430,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
     command -v -- "$TRAINER" >/dev/null ||
       stop 3 "$3: trained, but not evaluated: $TRAINER not found from $PWD; run run.sh again where it exists"
     is_intact "$3" "$(sed -n 2p <<<"$settings")" || stop 3 "$3: $DAMAGED"
+    check_test_lmdb
     say "evaluating $3"
     logged "$4" test_model "$@" || stop 3 "evaluation: returned $?; see $log"
     check_log "$4" ''
@@ -474,6 +490,7 @@ start_chain() { # INTERFACE [--help]
   command -v -- "$TRAINER" >/dev/null ||
     say "$TRAINER: not found from $PWD; the nodes may have it${EVALUATES:+, but the evaluation needs it here}"
   # Training does not need it, and it may exist by the time of the evaluation.
+  [[ -z $EVALUATES ]] || check_test_lmdb
   [[ -z $EVALUATES || -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do trap "interrupted $signal" "$signal"; done
   stage
