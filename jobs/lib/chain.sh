@@ -441,18 +441,26 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
   say "done: $3: ${means//$'\n'/, } ($result)"
 }
 
-# Refuses a folder in which other users can create files, since links made by them would be followed.
-check_own() { # FOLDER
+# Refuses a folder in which other users can create files, since links made by them would be followed; also if it is
+# the Caffe root and they could have put there what we read or run.
+check_own() { # FOLDER [PATH...]
   local answer
-  answer=$(sh "$NODE" trust "$1" "$PWD" | last_answer) || true
+  answer=$(sh "$NODE" trust "$1" "$PWD" "${@:2}" | last_answer) || true
   [[ $answer == trusted ]] || stop 2 "$1: ${answer#refused }; make it writable only by you, or set CAFFE_ROOT to another folder"
+}
+
+check_own_files() {
+  local path paths=()
+  for path in "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" "logs/$RECIPE"; do
+    [[ -z $path ]] || paths+=("$(whole_path "$path")")
+  done
+  check_own "$PWD" "${paths[@]}" "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
 }
 
 # Two locks: only the script holds 7, and everything that it starts inherits 9. So an mpiexec that outlived its killed
 # script can be distinguished from a running script. Its phase is trained again, since its settings are not known.
 # Other users must not be able to open the locks: whoever can read a lock can hold it, and keep us waiting.
 lock() {
-  check_own "$PWD"
   mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
   check_own "$PWD/$STATE/incoming"
   { (umask 077 && cd -- "$STATE" && touch script.lock lock && chmod 600 script.lock lock) &&
@@ -475,11 +483,13 @@ start_chain() { # INTERFACE [--help]
     stop 2 "$JOBS/lib: version $CHAIN_INTERFACE does not match run.sh, version $1; generate the recipe again"
   case ${2-} in -h | --help) print_help && return ;; ?*) stop 2 "unknown argument '$2'; see run.sh --help" ;; esac
   [[ -r $NODE ]] || stop 2 "$NODE: cannot be read; start run.sh by its path, in jobs/$RECIPE beside jobs/lib"
+  (($(umask) & 8#2)) || umask 022 # a umask that lets anybody write says nothing about the group either
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; set it to the folder with hostfile"
   [[ $COPY_WITH != ssh ]] || tools+=(ssh scp)
   for tool in "${tools[@]}"; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
+  check_own_files
   configure_hydra
   read_hosts
   STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() EVALUATES=''
