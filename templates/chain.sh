@@ -381,17 +381,14 @@ fetch() { # SNAPSHOT
 fetch_snapshot() { # NAME SNAPSHOT BEFORE SETTINGS
   local model=${2##*/} host=${HOSTS[0]} log=$STATE/$1.log got=$STATE/incoming/${2##*/} after digest line
   after=$(stamp_on "$host" file-sum "$2") || exit
+  [[ -n $after ]] || { sleep 5 && after=$(stamp_on "$host" file-sum "$2"); } || exit
+  [[ -n $after ]] || stop 3 "$host:$2: no answer from the host, so not fetched; $(ssh_hint "$host")"
   digest=${after##* } after=${after% *}
-  if [[ -n $3 && -n $after ]]; then
-    [[ $after != absent && $after != "$3" ]] || stop 3 "$host:$2: not written by this run; see $log"
-  else # without stamps, check the log: if the run did nothing, the file may be old
-    grep -qE 'Iteration [0-9]|Snapshotting|Optimization Done' "$log" ||
-      stop 3 "$host:$2: the log does not show that this run wrote it; see $log"
-  fi
+  [[ $after != absent && $after != "$3" ]] || stop 3 "$host:$2: not written by this run; see $log"
   (fetch "$2") || stop 3 "$host:$2: cannot be fetched; see $log, check ssh and the disk"
   [[ -s $got ]] || stop 3 "$host:$2: empty; see $log"
   line=$(digests "$got")
-  [[ -z $after || ${line%% *} == "$digest" ]] || stop 3 "$got: incomplete or damaged copy; check the disk"
+  [[ ${line%% *} == "$digest" ]] || stop 3 "$got: incomplete or damaged copy; check the disk"
   printf '%s\n' "$4" "$line" | put "$model.made-from"
   mv -T -- "$got" "$model" || stop 3 "$model: cannot be written; check the disk"
 }
