@@ -346,6 +346,7 @@ _STRAYS = {
     "link": "is a link, of user {}: Caffe would write through it",
     "foreign": "belongs to user {}, who could replace what we fetch",
     "other": "is not a regular file, of user {}",
+    "more": "over 100 of these files are not yours, one of them of user {}, and the rest are not checked",
 }
 
 
@@ -381,7 +382,8 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
 def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
     """Return the problems at the paths on a host to which snapshots of unfinished phases would be written."""
     names = {name for step in view.unfinished for name in _written(view, step)}
-    problems = [_stray_problem(facts, stray) for stray in facts.strays if stray.path in names]
+    strays = [stray for stray in facts.strays if stray.path in names or stray.kind == "more"]
+    problems = [_stray_problem(facts, stray) for stray in strays]
     for path in _snapshot_folders(view):
         if not facts.folders[path].writable:
             problems.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
@@ -500,7 +502,8 @@ def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> N
 
 def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     what = _STRAYS[stray.kind].format(stray.owner)
-    return HostProblem(facts.host, what, "have it removed, or snapshot to another folder", stray.path)
+    them = "them" if stray.kind == "more" else "it"
+    return HostProblem(facts.host, what, f"have {them} removed, or snapshot to another folder", stray.path)
 
 
 def _snapshot_folders(view: NodeView) -> list[str]:
