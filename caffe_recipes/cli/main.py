@@ -148,6 +148,7 @@ def commands(limits: tuple[str, ...]) -> None:
 def main() -> None:
     """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
     _open_standard_files()
+    _close_umask()
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
         sys.stdout.flush()
@@ -185,6 +186,12 @@ def _open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+
+
+def _close_umask() -> None:
+    """Let nobody else write what is created, even if the umask would; the group may if others may not."""
+    umask = os.umask(0o022)
+    os.umask(umask if umask & 0o002 else umask | 0o022)
 
 
 def _raised_in(error: OSError) -> str:

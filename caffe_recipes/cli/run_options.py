@@ -211,10 +211,11 @@ class GivenRun:
         can write in.
         """
         from caffe_recipes.run.context import check_own_root, find_root
+        from caffe_recipes.run.folders import own_paths
 
         root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
         if is_checked:
-            check_own_root(root)
+            check_own_root(root, own_paths(root, recipe) if recipe else ())
         return root
 
     def options(self, recipe: AnyRecipe, given: RunOptions) -> RunOptions:

@@ -116,6 +116,17 @@ class Caffe:
         return self.recipe.data.train.source
 
     @property
+    def test_folder(self) -> str | None:
+        """The folder of the test LMDB; None if nothing is tested."""
+        is_tested = self.recipe.evaluation is not None or self.tests_on_ranks
+        return self.recipe.data.test.lmdb if is_tested else None
+
+    @property
+    def tests_on_ranks(self) -> bool:
+        """Whether a solver tests: each rank then opens the test LMDB."""
+        return any(phase.test_iter for phase in self.recipe.phases)
+
+    @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folder of the training LMDB."""
         return (self.data_folder,)

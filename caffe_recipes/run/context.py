@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,6 +226,8 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
         return connect(name, profile.copy_with)
 
     program = trainer.find_program(root, path, profile)
+    if profile.container is None:
+        check_own_root(root, [root / program])
     known, refused = drop_refused_options(profile, path)
     own = trainer.environment(root)
     environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}
@@ -284,17 +286,25 @@ def find_root(
     return Path()
 
 
-def check_own_root(root: Path) -> None:
-    """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals."""
+def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
+    """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals.
+
+    `paths` are of files and folders that are read or run, such as those of `own_paths`.
+    """
     root = root.absolute()
-    if refused := describe_access(root, root):
+    if refused := describe_access(root, root, paths):
         raise InputError(root, refused, "let nobody else write there, or give another --caffe-root")
 
 
-def describe_access(folder: Path, root: Path = Path("/")) -> str:
-    """Return why users other than root and the owner of `root` could have put files in a folder, else ""."""
+def describe_access(folder: Path, root: Path = Path("/"), paths: Iterable[Path] = ()) -> str:
+    """Return why users other than root and the owner of `root` could have put files in a folder, else "".
+
+    Or why others could have put the `paths` there; the owner of a folder in which only they can write is
+    trusted with those.
+    """
+    words = [str(path.absolute()) for path in paths]
     try:
-        ask_node(LocalHost(), "trust", str(folder.absolute()), str(root))
+        ask_node(LocalHost(), "trust", str(folder.absolute()), str(root), *words)
     except NodeRefusal as refusal:
         return refusal.what
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import re
@@ -10,6 +11,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,28 @@ def run_folders(root: Path, recipe_name: str) -> list[Path]:
     runs = root / RUNS
     names = [path.name for path in runs.iterdir()] if runs.is_dir() else []
     return [runs / name for name in sort_runs(names, recipe_name)]
+
+
+# Of more entries in the folder of a run, the rest are not checked.
+_MOST_ENTRIES = 64
+
+
+def own_paths(root: Path, recipe: AnyRecipe) -> list[Path]:
+    """Return what a run of a recipe runs, reads or obeys in the Caffe root, which others must not write."""
+    landmarks = find_trainer(recipe).landmarks
+    return [root / path for path in (*landmarks, "hostfile")] + own_run_paths(root, recipe.name)
+
+
+def own_run_paths(root: Path, name: str) -> list[Path]:
+    """Return the paths of a run, or of the latest run of a recipe, which others must not write."""
+    run, runs = parse_run_name(name), root / RUNS
+    recipe_name = run[0] if run and (runs / name).is_dir() else name
+    paths = [runs, root / "logs", root / "logs" / recipe_name]
+    with suppress(OSError):  # then nothing can be read there
+        latest = [runs / name] if recipe_name != name else run_folders(root, name)[-1:]
+        paths += [*runs.glob(f"{glob.escape(recipe_name)}.*"), *latest]
+        paths += islice((path for folder in latest for path in folder.iterdir()), _MOST_ENTRIES)
+    return paths
 
 
 def next_folder(root: Path, recipe_name: str) -> Path:

@@ -23,6 +23,7 @@ from caffe_recipes.run.snapshots import (
     verify_kept,
 )
 from caffe_recipes.run.staging import find_staging_env, refusal, stage_run
+from caffe_recipes.run.trust import check_data
 
 _HASH_S = 600.0
 
@@ -80,14 +81,20 @@ def _make_folders(run: Run) -> None:
 
 
 def stage_data(run: Run) -> None:
-    """Stage the training data on the hosts that lack it. Raises ClusterError if that fails on a host."""
+    """Stage the training data on the hosts that lack it. Raises ClusterError if that fails on a host.
+
+    Raises it as well for data that are not staged, if another user could have put them there.
+    """
     setting, place = run.setting, run.setting.path(run.setting.trainer.data_folder)
     hosts = setting.hosts
     # The plan of staging is not worth printing if this machine is the only host.
     is_worth_printing = len(hosts) > 1 or not hosts[0].is_local
     ways = find_staging_env(setting.profile, setting.how)
+    check_data(setting, "test")
     with run.lock.preparing:
         placed = stage_run(setting, ways, run.notify if is_worth_printing else lambda line: None)
+    if not placed:
+        check_data(setting, "train")
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent and setting.lmdb_source is not None:
         size = sum(file.stat().st_size for file in setting.lmdb_source.iterdir() if file.is_file())

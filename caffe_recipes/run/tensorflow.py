@@ -248,6 +248,16 @@ class TensorFlow:
         return self.recipe.tensorflow.data.train.source
 
     @property
+    def test_folder(self) -> str | None:
+        """The folder that holds the validation records."""
+        return self.recipe.tensorflow.data.validation.folder
+
+    @property
+    def tests_on_ranks(self) -> bool:
+        """Whether ranks read the validation records: only the evaluation does."""
+        return False
+
+    @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders of training records, and of validation records if they have a source."""
         data = self.recipe.tensorflow.data

@@ -69,6 +69,14 @@ class Trainer(Protocol):
         """The folder from which the training data are staged; None if the recipe names none."""
 
     @property
+    def test_folder(self) -> str | None:
+        """The folder that holds the test data; None if nothing is tested."""
+
+    @property
+    def tests_on_ranks(self) -> bool:
+        """Whether each rank opens the test data during training, too."""
+
+    @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders on the nodes to which data are staged."""
 

@@ -266,6 +266,21 @@ find_lmdbs() {
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"
+  check_test_lmdb "${HOSTS[@]}" # a solver may test while it trains
+}
+
+# Refuses a test LMDB that another user could have put there, as everybody can in /tmp: on hosts, or on this machine.
+check_test_lmdb() { # [HOST...]
+  local hosts=("$@") path i
+  path=$(whole_path "$TEST_LMDB")
+  if (($# > 0)); then ask_each "$@" -- read "$path" "$PWD"; else
+    hosts=("$(uname -n)") ANSWERS=("$(sh "$NODE" read "$path" "$PWD" | last_answer)")
+  fi
+  for i in "${!hosts[@]}"; do
+    [[ -n ${ANSWERS[i]} ]] || stop 3 "$TEST_LMDB: no answer from ${hosts[i]}; $(ssh_hint "${hosts[i]}")"
+    [[ ${ANSWERS[i]} == trusted ]] || stop 2 "$TEST_LMDB on ${hosts[i]}: ${ANSWERS[i]#refused }; \
+have its owner remove it, or set another test \`lmdb\` in the recipe"
+  done
 }
 
 # Copies the training LMDB to all nodes that lack it, at the same time.
@@ -366,17 +381,14 @@ fetch() { # SNAPSHOT
 fetch_snapshot() { # NAME SNAPSHOT BEFORE SETTINGS
   local model=${2##*/} host=${HOSTS[0]} log=$STATE/$1.log got=$STATE/incoming/${2##*/} after digest line
   after=$(stamp_on "$host" file-sum "$2") || exit
+  [[ -n $after ]] || { sleep 5 && after=$(stamp_on "$host" file-sum "$2"); } || exit
+  [[ -n $after ]] || stop 3 "$host:$2: no answer from the host, so not fetched; $(ssh_hint "$host")"
   digest=${after##* } after=${after% *}
-  if [[ -n $3 && -n $after ]]; then
-    [[ $after != absent && $after != "$3" ]] || stop 3 "$host:$2: not written by this run; see $log"
-  else # without stamps, check the log: if the run did nothing, the file may be old
-    grep -qE 'Iteration [0-9]|Snapshotting|Optimization Done' "$log" ||
-      stop 3 "$host:$2: the log does not show that this run wrote it; see $log"
-  fi
+  [[ $after != absent && $after != "$3" ]] || stop 3 "$host:$2: not written by this run; see $log"
   (fetch "$2") || stop 3 "$host:$2: cannot be fetched; see $log, check ssh and the disk"
   [[ -s $got ]] || stop 3 "$host:$2: empty; see $log"
   line=$(digests "$got")
-  [[ -z $after || ${line%% *} == "$digest" ]] || stop 3 "$got: incomplete or damaged copy; check the disk"
+  [[ ${line%% *} == "$digest" ]] || stop 3 "$got: incomplete or damaged copy; check the disk"
   printf '%s\n' "$4" "$line" | put "$model.made-from"
   mv -T -- "$got" "$model" || stop 3 "$model: cannot be written; check the disk"
 }
@@ -415,6 +427,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
     command -v -- "$TRAINER" >/dev/null ||
       stop 3 "$3: trained, but not evaluated: $TRAINER not found from $PWD; run run.sh again where it exists"
     is_intact "$3" "$(sed -n 2p <<<"$settings")" || stop 3 "$3: $DAMAGED"
+    check_test_lmdb
     say "evaluating $3"
     logged "$4" test_model "$@" || stop 3 "evaluation: returned $?; see $log"
     check_log "$4" ''
@@ -425,18 +438,26 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
   say "done: $3: ${means//$'\n'/, } ($result)"
 }
 
-# Refuses a folder in which other users can create files, since links made by them would be followed.
-check_own() { # FOLDER
+# Refuses a folder in which other users can create files, since links made by them would be followed; also if it is
+# the Caffe root and they could have put there what we read or run.
+check_own() { # FOLDER [PATH...]
   local answer
-  answer=$(sh "$NODE" trust "$1" "$PWD" | last_answer) || true
+  answer=$(sh "$NODE" trust "$1" "$PWD" "${@:2}" | last_answer) || true
   [[ $answer == trusted ]] || stop 2 "$1: ${answer#refused }; make it writable only by you, or set CAFFE_ROOT to another folder"
+}
+
+check_own_files() {
+  local path paths=()
+  for path in "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" "logs/$RECIPE"; do
+    [[ -z $path ]] || paths+=("$(whole_path "$path")")
+  done
+  check_own "$PWD" "${paths[@]}" "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
 }
 
 # Two locks: only the script holds 7, and everything that it starts inherits 9. So an mpiexec that outlived its killed
 # script can be distinguished from a running script. Its phase is trained again, since its settings are not known.
 # Other users must not be able to open the locks: whoever can read a lock can hold it, and keep us waiting.
 lock() {
-  check_own "$PWD"
   mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
   check_own "$PWD/$STATE/incoming"
   { (umask 077 && cd -- "$STATE" && touch script.lock lock && chmod 600 script.lock lock) &&
@@ -459,11 +480,13 @@ start_chain() { # INTERFACE [--help]
     stop 2 "$JOBS/lib: version $CHAIN_INTERFACE does not match run.sh, version $1; generate the recipe again"
   case ${2-} in -h | --help) print_help && return ;; ?*) stop 2 "unknown argument '$2'; see run.sh --help" ;; esac
   [[ -r $NODE ]] || stop 2 "$NODE: cannot be read; start run.sh by its path, in jobs/$RECIPE beside jobs/lib"
+  (($(umask) & 8#2)) || umask 022 # a umask that lets anybody write says nothing about the group either
   cd -- "${CAFFE_ROOT:-.}" 2>/dev/null || stop 2 "CAFFE_ROOT: no such folder; set it to the folder with hostfile"
   [[ $COPY_WITH != ssh ]] || tools+=(ssh scp)
   for tool in "${tools[@]}"; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
+  check_own_files
   configure_hydra
   read_hosts
   STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() EVALUATES=''
@@ -474,6 +497,7 @@ start_chain() { # INTERFACE [--help]
   command -v -- "$TRAINER" >/dev/null ||
     say "$TRAINER: not found from $PWD; the nodes may have it${EVALUATES:+, but the evaluation needs it here}"
   # Training does not need it, and it may exist by the time of the evaluation.
+  [[ -z $EVALUATES ]] || check_test_lmdb
   [[ -z $EVALUATES || -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do trap "interrupted $signal" "$signal"; done
   stage

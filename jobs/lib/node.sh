@@ -3,7 +3,7 @@
 # Copies, checks and removes LMDBs and files on a node where other users can write. It needs sh, GNU coreutils and flock:
 #
 #   sh node.sh VERB FOLDER WORD...      for the LMDB in FOLDER
-#   sh node.sh VERB PATH ROOT WORD...   for the file PATH (verbs file-* and trust); ROOT is the Caffe root
+#   sh node.sh VERB PATH ROOT WORD...   for the file PATH (verbs file-*, read and trust); ROOT is the Caffe root
 #   sh node.sh manifest PATH            for the source file of an LMDB
 #
 # The last line of output is the answer, `caffe-recipes: WORD...`; after prelude.sh it begins with the token of the call.
@@ -12,7 +12,7 @@
 set -u
 umask 077
 export LC_ALL=C
-block=16777216 hashers=8 me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
+block=16777216 hashers=8 reads=no me=$(id -u) mark=${CAFFE_RECIPES_TOKEN:-caffe-recipes:}
 
 # Starts on a new line, since a login shell may have printed an incomplete one.
 answer() {
@@ -46,19 +46,23 @@ is_private_group() { case $(ls -ld -- "$2") in ??????????+*) false ;; *) [ "$1 $
 relation() {
     case $1/ in
     "$target/") ;;
-    "$target"/*) printf 'contains %s, which ' "${1##*/}" ;;
+    "$target"/*) printf 'contains %s, which ' "${1#"$target"/}" ;;
     *) case $target in "$1"/*) printf 'is under %s, which ' "$1" ;; *) printf 'leads to %s, which ' "$1" ;; esac ;;
     esac
 }
 
-# STEP: checks one step of a path. `shared` is yes if anybody can create files beside it, as in /tmp.
+# STEP: checks one step of a path. `shared` is yes if anybody can create files beside it, as in /tmp. `reads` is yes if we
+# only read or run what is there: then the owner of a step that is not shared is trusted, such as a colleague's dataset.
 check_step() {
     seen=$(stat -c '%u %g 0x%f' -- "$1") || refuse "$1 cannot be examined"
     owner=${seen%% *} mode=${seen##* } group=${seen#* }
     case " 0 $me $trusted " in
     *" $owner "*) ;;
     *) # folders that contain the Caffe root are trusted
-        case $root in "$1"/*) ;; *) refuse "$(relation "$1")belongs to $(owner_of "$1"), who can change its contents" ;; esac
+        [ "$reads$shared" = yesno ] || case $root in "$1"/*) ;; *)
+            refuse "$(relation "$1")belongs to $(owner_of "$1"), who can change its contents"
+            ;;
+        esac
         ;;
     esac
     [ -L "$1" ] && return
@@ -100,6 +104,18 @@ check_folder() {
         mode=0x$(stat -L -c %f -- "$1")
         [ $((mode & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
     fi
+}
+
+# PATH: refuses a file or folder that we only read or run, if another user could have put it there; for an LMDB, its files
+# too. liblmdb would create or open the target of a link named lock.mdb, so the folder's owner is not trusted with that.
+check_read() {
+    reads=yes
+    if [ -d "$1" ]; then check_folder "$1"; else check_path "$1"; fi
+    if [ -f "$1/data.mdb" ]; then
+        check_path "$1/data.mdb"
+        check_folder "$(dirname "$(readlink -f -- "$1/data.mdb")")"
+    fi
+    if [ -L "$1/lock.mdb" ]; then reads=no && check_step "$1/lock.mdb"; fi
 }
 
 # PATH: prints the free bytes of its disk, found from its nearest parent that exists.
@@ -338,11 +354,16 @@ node() {
     folder=$target data=$target/data.mdb kind='an LMDB' parts=$target/.data.mdb.part-
     stamp=$target/.caffe-recipes-staged locks=$target/.caffe-recipes-lock
     case $verb in
-    file-* | trust) folder=${target%/*}/ && trust_owner_of "$1" && shift ;;
+    file-* | read | trust) folder=${target%/*}/ && trust_owner_of "$1" && shift ;;
     *) trust_owner_of . ;;
     esac
     case $verb in
-    trust) check_folder "$target"; answer trusted ;;
+    read) check_read "$target"; answer trusted ;;
+    trust) # also further paths, which we only read or run
+        check_folder "$target"
+        for path in "$@"; do check_read "$path"; done
+        answer trusted
+        ;;
     manifest) manifest ;;
     probe) check_folder "$folder"; probe "$@" ;;
     stage) stage "$@" ;;

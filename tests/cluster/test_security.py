@@ -19,7 +19,7 @@ import yaml
 from caffe_recipes.cluster.hostfile import parse_hostfile, slurm_hosts
 from caffe_recipes.cluster.hosts import LocalHost, open_host
 from caffe_recipes.cluster.launcher import ssh_environment
-from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.ssh import authenticate
 from caffe_recipes.cluster.ssh_config import load_ssh_options
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source, load_digest, staging_lock
@@ -220,6 +220,30 @@ def test_what_another_user_owns_on_the_way_to_an_lmdb_is_refused_and_not_touched
     with contextlib.suppress(NodeRefusal):
         assert clean_node(HOST, str(lmdb))[0] in ("kept", "nothing")
     assert [(path, path.lstat().st_ctime_ns) for path in sorted(disk.rglob("*"))] == before
+
+
+@as_root
+def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as name:
+        lmdb = Path(name) / "datasets" / "lmdb"
+        lmdb.mkdir(parents=True)
+        for path in (lmdb / "data.mdb", lmdb / "lock.mdb"):
+            path.touch(mode=0o644)
+        for path in (Path(name), lmdb.parent, lmdb, *lmdb.iterdir()):
+            of_nobody(path)
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        ask_node(HOST, "read", str(lmdb), "/none")
+        (Path(name) / "link").symlink_to(lmdb)
+        ask_node(HOST, "read", f"{name}/link", "/none")
+        (lmdb / "lock.mdb").unlink()
+        (lmdb / "lock.mdb").symlink_to("/none")  # Caffe would create what it names
+        of_nobody(lmdb / "lock.mdb")
+        with pytest.raises(NodeRefusal, match=r"contains lock\.mdb, which belongs to user"):
+            ask_node(HOST, "read", str(lmdb), "/none")
+        (lmdb / "lock.mdb").unlink()
+        lmdb.chmod(0o777)
+        with pytest.raises(NodeRefusal, match="can be changed by anybody"):
+            ask_node(HOST, "read", str(lmdb), "/none")
 
 
 @pytest.mark.parametrize("name", ["data.mdb", STAMP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,56 @@ def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: S
     small_cluster.hook("mpiexec.hydra", "exit 1")
     assert small_cluster.run().returncode == 3
     assert {call.argv[5] for call in small_cluster.calls("ssh")} == {"c401-001", "c401-002"}
+
+
+@pytest.mark.parametrize(
+    "name", ["build/tools", "build/tools/caffe", "hostfile", "models/intel_optimized_models", "logs"]
+)
+def test_what_anybody_can_write_below_the_caffe_root_is_neither_read_nor_run(
+    small_cluster: StandInCluster, name: str
+) -> None:
+    path = small_cluster.root / name
+    if not path.exists():
+        path.mkdir(parents=True)
+    path.chmod(0o777)
+    said = small_cluster.refused()
+    assert (
+        f"caffe root: contains {name}, which can be changed by anybody; make it writable only by you" in said
+    )
+
+
+def test_under_an_open_umask_nothing_is_created_that_others_can_write(small_cluster: StandInCluster) -> None:
+    before = os.umask(0)
+    try:
+        done = small_cluster.run()
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    for path in small_cluster.root.rglob("*"):
+        assert path.is_symlink() or not path.stat().st_mode & 0o002, path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: StandInCluster) -> None:
+    lmdb = small_cluster.root / small_cluster.recipe.data.test.lmdb
+    os.chown(lmdb, 65534, 65534)
+    said = small_cluster.refused()
+    assert (
+        f"{small_cluster.recipe.data.test.lmdb} on c401-001: belongs to user nobody (65534), who can" in said
+    )
+    assert "; have its owner remove it, or set another test `lmdb` in the recipe\n" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_a_test_lmdb_that_another_user_puts_there_during_the_run_is_not_tested_with(
+    small_cluster: StandInCluster,
+) -> None:
+    lmdb = small_cluster.root / small_cluster.recipe.data.test.lmdb
+    small_cluster.hook("mpiexec.hydra", f"chown 65534 '{lmdb}'")
+    done = small_cluster.run()
+    assert done.returncode == 2
+    assert "belongs to user nobody (65534), who can change its contents" in done.stderr
+    assert not (small_cluster.play / "test.argv").exists()
 
 
 def test_an_unknown_argument(small_cluster: StandInCluster) -> None:

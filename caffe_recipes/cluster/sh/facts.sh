@@ -24,19 +24,26 @@ look_at_folder() {
     say folder "$(stat -L -c %d -- "$folder")" "${room:--1}" "$writable" "$open"
 }
 
-# Reports files that Caffe would overwrite, or links that it would write through, and that are not ours.
+# Reports files that Caffe would overwrite, or links that it would write through, and that are not ours. After 100 of them
+# it reports that there are more, and stops: in /tmp, another user can create any number.
 look_at_snapshots() {
     say snapshots
+    strays=0
     for file in "$1"_iter_*.caffemodel "$1"_iter_*.solverstate; do
         if [ -L "$file" ]; then
-            say found link "$(user_of "$file")" "$(clean "$file")"
+            kind='link'
         elif ! [ -e "$file" ]; then
             continue
         elif ! [ -f "$file" ]; then
-            say found other "$(user_of "$file")" "$(clean "$file")"
+            kind='other'
         elif [ "$(stat -c %u -- "$file")" != "$me" ]; then
-            say found foreign "$(user_of "$file")" "$(clean "$file")"
+            kind='foreign'
+        else
+            continue
         fi
+        strays=$((strays + 1))
+        if [ "$strays" -gt 100 ]; then say found more "$(user_of "$file")" "$(clean "$1")_iter_*" && return; fi
+        say found "$kind" "$(user_of "$file")" "$(clean "$file")"
     done
 }
 

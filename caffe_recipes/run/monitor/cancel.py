@@ -16,6 +16,7 @@ from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.context import check_own_root
+from caffe_recipes.run.folders import own_run_paths
 from caffe_recipes.run.monitor.files import LocalFiles, Process
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.signals import CANCEL
@@ -65,7 +66,8 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     write in the Caffe root; RunFailed if Slurm gives no answer.
     """
     env = env or CancelEnv()
-    check_own_root(Path(options.root))  # its journals name the processes and jobs that are ended
+    root = Path(options.root)
+    check_own_root(root, own_run_paths(root, run))  # its journals name the processes and jobs that are ended
     ask = Slurm(env.host)
     status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
     away = next((job.away for job in status.jobs if job.away), "")

@@ -53,7 +53,10 @@ class Folder:
 
 @dataclass(frozen=True)
 class Stray:
-    """Something at a path to which we will write: a link, another user's file, or not a regular file."""
+    """Something at a path to which we will write: a link, another user's file, or not a regular file.
+
+    The kind `more` stands for those that are not listed; its path has a `*`.
+    """
 
     kind: str
     owner: str

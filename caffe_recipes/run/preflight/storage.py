@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
 from caffe_recipes.cluster.commands import Host
@@ -40,11 +39,10 @@ from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import STAGING_HINT, find_staging_env
 from caffe_recipes.run.steps import Training
 from caffe_recipes.run.tensorflow import load_records_manifest
+from caffe_recipes.run.trust import DataPart, ask_about_data
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, plural
-
-_Part = Literal["train", "test"]
 
 # A host reads this in a second or two; of larger files only the sizes are compared.
 HASHED_BYTES = 1e9
@@ -218,6 +216,8 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
         return [CheckResult("test data", "not needed", is_checked=False)]
     if path in setting.built_data and not path.exists():
         return [CheckResult("test data", _builder(view, path, "test"), is_checked=False)]
+    if problems := _find_untrusted(view, "test"):
+        return as_findings("test data", problems)
     try:
         records, warnings = _check_records(path, view, "test")
     except DataError as error:
@@ -267,6 +267,7 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
         for host, size in sizes.items()
         if size and common and size != common
     ]
+    problems += _find_untrusted(view, "train")
     first = setting.lmdb_hosts[0]
     if problems or not first.is_local:
         return as_findings("training data", problems, f"{lmdb}: present")
@@ -274,7 +275,13 @@ def _compare_lmdbs(view: NodeView) -> list[CheckResult]:
     return [CheckResult("training data", f"{lmdb}: {records}"), *warnings]
 
 
-def _builder(view: NodeView, path: Path, part: _Part) -> str:
+def _find_untrusted(view: NodeView, part: DataPart) -> list[HostProblem]:
+    """Return the hosts on which another user could have put the data of a part."""
+    answers = ask_about_data(view.setting, part, view.hosts)
+    return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error is not None]
+
+
+def _builder(view: NodeView, path: Path, part: DataPart) -> str:
     _check_crop(path, view, part, [(3, digits.SIDE_PX, digits.SIDE_PX)])
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
@@ -289,13 +296,13 @@ def _recipe_of(view: NodeView) -> Recipe:
     return recipe
 
 
-_SET_BY_IMAGES: Mapping[_Part, tuple[str, str]] = {
+_SET_BY_IMAGES: Mapping[DataPart, tuple[str, str]] = {
     "train": ("training data", "from which the epochs are counted"),
     "test": ("test data", "from which the iterations of a test follow"),
 }
 
 
-def _check_records(path: Path, view: NodeView, part: _Part) -> tuple[str, list[CheckResult]]:
+def _check_records(path: Path, view: NodeView, part: DataPart) -> tuple[str, list[CheckResult]]:
     """Return what an LMDB has, and a warning if that is another number of images than the recipe's."""
     classes, data = view.setting.trainer.classes(), _recipe_of(view).data
     images = data.train.images if part == "train" else data.test.images
@@ -317,7 +324,7 @@ def _check_records(path: Path, view: NodeView, part: _Part) -> tuple[str, list[C
     return records, [CheckResult(subject, f"{what}; {hint}", warns=True)]
 
 
-def _check_crop(path: Path, view: NodeView, part: _Part, shapes: Iterable[ImageShape]) -> None:
+def _check_crop(path: Path, view: NodeView, part: DataPart, shapes: Iterable[ImageShape]) -> None:
     """Raise DataError for an image that is smaller than its crop, at which the trainer would stop."""
     recipe = _recipe_of(view)
     trained = [recipe.nets[recipe.phase(step.phase).net] for step in view.plan.trainings]
@@ -341,6 +348,7 @@ _STRAYS = {
     "link": "is a link, of user {}: Caffe would write through it",
     "foreign": "belongs to user {}, who could replace the snapshot",
     "other": "is not a regular file, of user {}",
+    "more": "over 100 of these files are not yours, one of them of user {}, and the rest are not checked",
 }
 
 
@@ -376,7 +384,8 @@ def check_snapshots(view: NodeView) -> list[CheckResult]:
 def judge_snapshots(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
     """Return the problems at the paths on a host to which snapshots of unfinished phases would be written."""
     names = {name for step in view.unfinished for name in _written(view, step)}
-    problems = [_stray_problem(facts, stray) for stray in facts.strays if stray.path in names]
+    strays = [stray for stray in facts.strays if stray.path in names or stray.kind == "more"]
+    problems = [_stray_problem(facts, stray) for stray in strays]
     for path in _snapshot_folders(view):
         if not facts.folders[path].writable:
             problems.append(HostProblem(facts.host, "cannot be written to", "fix its mode or owner", path))
@@ -495,7 +504,8 @@ def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> N
 
 def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     what = _STRAYS[stray.kind].format(stray.owner)
-    return HostProblem(facts.host, what, "have it removed, or snapshot to another folder", stray.path)
+    them = "them" if stray.kind == "more" else "it"
+    return HostProblem(facts.host, what, f"have {them} removed, or snapshot to another folder", stray.path)
 
 
 def _snapshot_folders(view: NodeView) -> list[str]:
@@ -539,6 +549,8 @@ def check_test_records(view: NodeView) -> list[CheckResult]:
         return [CheckResult(_TEST, f"{setting.show(folder)}: will be built", is_checked=False)]
     if not view.plan.testings:
         return [CheckResult(_TEST, "not needed", is_checked=False)]
+    if problems := _find_untrusted(view, "test"):
+        return as_findings(_TEST, problems)
     made = load_records_manifest(data, folder, setting.trainer.classes())
     return [CheckResult(_TEST, f"{setting.show(folder)}: {made.records:,} images in {made.shards} files")]
 
@@ -568,4 +580,5 @@ def _compare_records(view: NodeView, hosts: Sequence[Host], data: Records, subje
         for host, size in sizes.items()
         if size != common
     ]
+    problems += _find_untrusted(view, "train")
     return as_findings(subject, problems, f"{data.folder}: present")

@@ -44,7 +44,7 @@ from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
-from caffe_recipes.run.folders import describe_changes
+from caffe_recipes.run.folders import describe_changes, own_paths
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
@@ -362,7 +362,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
-    check_own_root(options.root)
+    check_own_root(options.root, own_paths(options.root, recipe))
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     status = _patiently(lambda: _look(recipe, options, env), say, env)

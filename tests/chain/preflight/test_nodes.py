@@ -138,3 +138,12 @@ def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
     (own,) = as_findings("hosts", [as_problem("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
     (over,) = as_findings("hosts", [as_problem("c1", HostFailed("gate", "its host key is revoked"))])
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")
+
+
+def test_at_most_a_hundred_files_of_others_are_listed_however_many_there_are(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"a_iter_{number}.caffemodel").symlink_to("/nowhere")
+    facts = ask_node(LocalHost(), [("snapshots", f"{tmp_path}/a"), ("snapshots", f"{tmp_path}/b")])
+    *listed, more = facts.strays
+    assert (len(listed), {stray.kind for stray in listed}) == (100, {"link"})
+    assert (more.kind, more.path) == ("more", f"{tmp_path}/a_iter_*")
