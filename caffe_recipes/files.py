@@ -293,15 +293,41 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
                 break
             folder = _step(folder, step)
             status = os.fstat(folder)
+            _check_owner(folder, status, is_shared)
             if is_shared and not status.st_mode & stat.S_ISVTX:
                 by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
                 for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
                     if can:
                         raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
-            is_shared = _is_open(status) or (is_shared and status.st_uid not in (0, os.geteuid()))
+            is_shared = _is_open(status)
         yield _Place(folder, step)
     finally:
         os.close(folder)
+
+
+def _check_owner(folder: int, status: os.stat_result, is_shared: bool) -> None:
+    """Raise OSError for a folder whose owner could exchange our files in it.
+
+    This is the owner of a folder that others can write to, since the sticky bit does not bind the owner, and
+    of any folder in such a one, who can open it to others later. Elsewhere the user chose to trust the owner.
+    """
+    if status.st_uid in (0, os.geteuid()) or not (is_shared or _is_open(status)):
+        return
+    if not is_shared and _is_unknown(status.st_uid):
+        return  # /tmp itself, as a container shows it
+    who = f"{_name_of(folder)} belongs to user {status.st_uid}, who can replace files in it"
+    raise _untrusted(f"{who}; choose another folder")
+
+
+def _is_unknown(user: int) -> bool:
+    """Return whether a user is not mapped into our user namespace, as root is not in most containers."""
+    try:
+        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except (OSError, ValueError):
+        return False
+    ranges = [tuple(map(int, line.split())) for line in lines]
+    return user == unknown and not any(first <= user < first + count for first, _, count in ranges)
 
 
 def _split(path: str) -> list[str]:
