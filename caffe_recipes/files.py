@@ -33,8 +33,18 @@ from caffe_recipes.wording import did_you_mean
 # The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
 _MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
+_REMOVE = "remove it or choose another folder"
 # Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class UntrustedPathError(PermissionError):
+    """Raised for a path where another user could have put a file or could exchange ours."""
+
+    @property
+    def why(self) -> str:
+        """The reason, without what to do next."""
+        return str(self.strerror).rpartition("; ")[0]
 
 
 def name_beside(path: Path) -> Path:
@@ -132,9 +142,9 @@ def make_own_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if _is_open(os.fstat(place.folder)):
             if status.st_uid != os.geteuid():
-                raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
+                raise _untrusted(f"it belongs to user {status.st_uid}", _REMOVE)
             if _is_open(status) or is_changed_by_group(f"/proc/self/fd/{place.folder}/{place.name}"):
-                raise _untrusted("other users can write to it; remove it or choose another folder")
+                raise _untrusted("other users can write to it", _REMOVE)
 
 
 def open_lock(path: Path) -> int:
@@ -244,7 +254,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        kind = UntrustedPathError if isinstance(error, UntrustedPathError) else OSError
+        raise kind(error.errno, error.strerror, str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -315,8 +326,7 @@ def _check_owner(folder: int, status: os.stat_result, is_shared: bool) -> None:
         return
     if not is_shared and _is_unknown(status.st_uid):
         return  # /tmp itself, as a container shows it
-    who = f"{_name_of(folder)} belongs to user {status.st_uid}, who can replace files in it"
-    raise _untrusted(f"{who}; choose another folder")
+    raise _untrusted(f"{_name_of(folder)} belongs to user {status.st_uid}, who can replace files in it")
 
 
 def _is_unknown(user: int) -> bool:
@@ -364,7 +374,7 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
         if not is_trusted:
             where = f"{_name_of(folder)}/{name}"
             what = f"{where} is a symbolic link of user {status.st_uid}, and other users can replace it"
-            raise _untrusted(f"{what}; remove it or choose another folder")
+            raise _untrusted(what, _REMOVE)
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
@@ -374,8 +384,8 @@ def _is_open(folder: os.stat_result) -> bool:
     return bool(folder.st_mode & stat.S_IWOTH)
 
 
-def _untrusted(why: str) -> OSError:
-    return PermissionError(errno.EPERM, why)
+def _untrusted(why: str, hint: str = "choose another folder") -> OSError:
+    return UntrustedPathError(errno.EPERM, f"{why}; {hint}")
 
 
 def _name_of(folder: int) -> str:
@@ -429,6 +439,31 @@ def open_file(path: str | Path) -> BinaryIO:
         file.close()
         raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return file
+
+
+def read_trusted(path: Path, most_bytes: int) -> bytes:
+    """Read at most `most_bytes` of a file that nobody but this user, root and its folder's owner can change.
+
+    A group that can write to the folder is trusted as its owner is, except within a world-writable folder.
+    Raises UntrustedPathError if others could have put the file there, changed it or led the path to it, and
+    OSError for a pipe or a device.
+    """
+    with _naming(path), _open_place(path) as place:
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(
+            place.name, "rb", opener=lambda name, mode: os.open(name, mode | flags, dir_fd=place.folder)
+        ) as file:
+            status, around = os.fstat(file.fileno()), os.fstat(place.folder)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file")
+            if _is_open(around):
+                raise _untrusted(f"anybody can put files into its folder {_name_of(place.folder)}")
+            if _is_open(status):
+                raise _untrusted("anybody can change it")
+            by_group = is_changed_by_group(f"/proc/self/fd/{place.folder}")
+            if status.st_uid not in (0, os.geteuid(), around.st_uid) and not by_group:
+                raise _untrusted(f"it belongs to user {status.st_uid}, who can change it")
+            return read_pieces(file, most_bytes)
 
 
 def _open_at_once(path: str | Path) -> BinaryIO:
