@@ -410,22 +410,27 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
 
 
 _PATIENCE_S = 2.0  # for the other end of a pipe
+_SILENCE_S = 60.0  # of the writer of a named pipe, who may be anybody
+_SILENCES = 10  # that all of a named pipe may take
 _PIECE_BYTES = 1 << 20
 
 
-def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+def read_bytes(path: str | Path, most_bytes: int, *, silence_s: float = _SILENCE_S) -> bytes:
     """Read at most `most_bytes` of a file, a pipe or a terminal; raises OSError for anything else.
 
-    A pipe with a writer is read to its end; one without a writer for 2 s raises TimeoutError.
+    A pipe with a writer is read to its end; one without a writer for 2 s raises TimeoutError. So does a named
+    pipe whose writer sends nothing for `silence_s`, or does not end within ten times as long. The pipe of a
+    process substitution, `<(...)`, has no name: only the user can write to it, and it may take any time.
     """
     with _open_at_once(path) as file:
         descriptor = file.fileno()
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
             raise OSError(errno.EINVAL, "it is a device, not a file")
-        start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
+        if stat.S_ISFIFO(mode):
+            return _read_pipe(descriptor, most_bytes, silence_s)
         os.set_blocking(descriptor, True)
-        return start + read_pieces(file, most_bytes - len(start))
+        return read_pieces(file, most_bytes)
 
 
 class NotAFileError(OSError):
@@ -538,16 +543,32 @@ def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _await_writer(descriptor: int, most_bytes: int) -> bytes:
-    """Return the first bytes of a pipe, or b"" once it has a writer; raises TimeoutError without one."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
+def _read_pipe(descriptor: int, most_bytes: int, silence_s: float) -> bytes:
+    """Read a pipe that was opened without blocking, as read_bytes describes; raises TimeoutError."""
+    is_named = not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
+    begun = heard = time.monotonic()
+    pieces: list[bytes] = []
+    has_writer = False
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    while most_bytes > 0:
+        left_s = min(heard + silence_s, begun + _SILENCES * silence_s) - time.monotonic()
+        if is_named and left_s < 0:
+            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe whose writer does not finish")
         try:
-            start = os.read(descriptor, min(_PIECE_BYTES, most_bytes))
+            piece = os.read(descriptor, min(_PIECE_BYTES, most_bytes))
         except BlockingIOError:
-            return b""
-        if start or not most_bytes:
-            return start
-        if time.monotonic() > until:
+            has_writer = True
+            ready.poll(left_s * 1000 if is_named else None)
+            continue
+        if piece:
+            pieces.append(piece)
+            most_bytes -= len(piece)
+            heard, has_writer = time.monotonic(), True
+        elif has_writer:
+            break
+        elif time.monotonic() - begun > _PATIENCE_S:
             raise TimeoutError(errno.ETIMEDOUT, "it is a pipe without a writer")
-        time.sleep(0.01)
+        else:
+            time.sleep(0.01)
+    return b"".join(pieces)
