@@ -33,8 +33,18 @@ from caffe_recipes.wording import did_you_mean
 # The number of symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
 _MOST_ENTRIES = 10_000  # of a folder that are searched for a similar name
+_REMOVE = "remove it or choose another folder"
 # Traversing a folder does not need permission to list it.
 _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class UntrustedPathError(PermissionError):
+    """Raised for a path where another user could have put a file or could exchange ours."""
+
+    @property
+    def why(self) -> str:
+        """The reason, without what to do next."""
+        return str(self.strerror).rpartition("; ")[0]
 
 
 def name_beside(path: Path) -> Path:
@@ -132,9 +142,9 @@ def make_own_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if _is_open(os.fstat(place.folder)):
             if status.st_uid != os.geteuid():
-                raise _untrusted(f"it belongs to user {status.st_uid}; remove it or choose another folder")
+                raise _untrusted(f"it belongs to user {status.st_uid}", _REMOVE)
             if _is_open(status) or is_changed_by_group(f"/proc/self/fd/{place.folder}/{place.name}"):
-                raise _untrusted("other users can write to it; remove it or choose another folder")
+                raise _untrusted("other users can write to it", _REMOVE)
 
 
 def open_lock(path: Path) -> int:
@@ -244,7 +254,8 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        kind = UntrustedPathError if isinstance(error, UntrustedPathError) else OSError
+        raise kind(error.errno, error.strerror, str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -293,15 +304,40 @@ def _open_place(path: Path, *, is_folder: bool = False) -> Iterator[_Place]:
                 break
             folder = _step(folder, step)
             status = os.fstat(folder)
+            _check_owner(folder, status, is_shared)
             if is_shared and not status.st_mode & stat.S_ISVTX:
                 by_group = is_changed_by_group(f"/proc/self/fd/{folder}")
                 for who, can in (("anybody", _is_open(status)), ("a group", by_group)):
                     if can:
                         raise _untrusted(f"{who} can replace files in its folder {_name_of(folder)}")
-            is_shared = _is_open(status) or (is_shared and status.st_uid not in (0, os.geteuid()))
+            is_shared = _is_open(status)
         yield _Place(folder, step)
     finally:
         os.close(folder)
+
+
+def _check_owner(folder: int, status: os.stat_result, is_shared: bool) -> None:
+    """Raise OSError for a folder whose owner could exchange our files in it.
+
+    This is the owner of a folder that others can write to, since the sticky bit does not bind the owner, and
+    of any folder in such a one, who can open it to others later. Elsewhere the user chose to trust the owner.
+    """
+    if status.st_uid in (0, os.geteuid()) or not (is_shared or _is_open(status)):
+        return
+    if not is_shared and _is_unknown(status.st_uid):
+        return  # /tmp itself, as a container shows it
+    raise _untrusted(f"{_name_of(folder)} belongs to user {status.st_uid}, who can replace files in it")
+
+
+def _is_unknown(user: int) -> bool:
+    """Return whether a user is not mapped into our user namespace, as root is not in most containers."""
+    try:
+        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except (OSError, ValueError):
+        return False
+    ranges = [tuple(map(int, line.split())) for line in lines]
+    return user == unknown and not any(first <= user < first + count for first, _, count in ranges)
 
 
 def _split(path: str) -> list[str]:
@@ -338,7 +374,7 @@ def _read_link(folder: int, name: str, is_on_the_way: bool) -> str | None:
         if not is_trusted:
             where = f"{_name_of(folder)}/{name}"
             what = f"{where} is a symbolic link of user {status.st_uid}, and other users can replace it"
-            raise _untrusted(f"{what}; remove it or choose another folder")
+            raise _untrusted(what, _REMOVE)
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
@@ -348,8 +384,8 @@ def _is_open(folder: os.stat_result) -> bool:
     return bool(folder.st_mode & stat.S_IWOTH)
 
 
-def _untrusted(why: str) -> OSError:
-    return PermissionError(errno.EPERM, why)
+def _untrusted(why: str, hint: str = "choose another folder") -> OSError:
+    return UntrustedPathError(errno.EPERM, f"{why}; {hint}")
 
 
 def _name_of(folder: int) -> str:
@@ -374,22 +410,27 @@ def _write(place: _Place, part: str, data: bytes, mode: int, is_synced: bool) ->
 
 
 _PATIENCE_S = 2.0  # for the other end of a pipe
+_SILENCE_S = 60.0  # of the writer of a named pipe, who may be anybody
+_SILENCES = 10  # that all of a named pipe may take
 _PIECE_BYTES = 1 << 20
 
 
-def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+def read_bytes(path: str | Path, most_bytes: int, *, silence_s: float = _SILENCE_S) -> bytes:
     """Read at most `most_bytes` of a file, a pipe or a terminal; raises OSError for anything else.
 
-    A pipe with a writer is read to its end; one without a writer for 2 s raises TimeoutError.
+    A pipe with a writer is read to its end; one without a writer for 2 s raises TimeoutError. So does a named
+    pipe whose writer sends nothing for `silence_s`, or does not end within ten times as long. The pipe of a
+    process substitution, `<(...)`, has no name: only the user can write to it, and it may take any time.
     """
     with _open_at_once(path) as file:
         descriptor = file.fileno()
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or file.isatty()):
             raise OSError(errno.EINVAL, "it is a device, not a file")
-        start = _await_writer(descriptor, most_bytes) if stat.S_ISFIFO(mode) else b""
+        if stat.S_ISFIFO(mode):
+            return _read_pipe(descriptor, most_bytes, silence_s)
         os.set_blocking(descriptor, True)
-        return start + read_pieces(file, most_bytes - len(start))
+        return read_pieces(file, most_bytes)
 
 
 class NotAFileError(OSError):
@@ -403,6 +444,31 @@ def open_file(path: str | Path) -> BinaryIO:
         file.close()
         raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     return file
+
+
+def read_trusted(path: Path, most_bytes: int) -> bytes:
+    """Read at most `most_bytes` of a file that nobody but this user, root and its folder's owner can change.
+
+    A group that can write to the folder is trusted as its owner is, except within a world-writable folder.
+    Raises UntrustedPathError if others could have put the file there, changed it or led the path to it, and
+    OSError for a pipe or a device.
+    """
+    with _naming(path), _open_place(path) as place:
+        flags = os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(
+            place.name, "rb", opener=lambda name, mode: os.open(name, mode | flags, dir_fd=place.folder)
+        ) as file:
+            status, around = os.fstat(file.fileno()), os.fstat(place.folder)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotAFileError(errno.EINVAL, "it is a pipe or a device, not a file")
+            if _is_open(around):
+                raise _untrusted(f"anybody can put files into its folder {_name_of(place.folder)}")
+            if _is_open(status):
+                raise _untrusted("anybody can change it")
+            by_group = is_changed_by_group(f"/proc/self/fd/{place.folder}")
+            if status.st_uid not in (0, os.geteuid(), around.st_uid) and not by_group:
+                raise _untrusted(f"it belongs to user {status.st_uid}, who can change it")
+            return read_pieces(file, most_bytes)
 
 
 def _open_at_once(path: str | Path) -> BinaryIO:
@@ -477,16 +543,32 @@ def read_pieces(file: BinaryIO, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _await_writer(descriptor: int, most_bytes: int) -> bytes:
-    """Return the first bytes of a pipe, or b"" once it has a writer; raises TimeoutError without one."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
+def _read_pipe(descriptor: int, most_bytes: int, silence_s: float) -> bytes:
+    """Read a pipe that was opened without blocking, as read_bytes describes; raises TimeoutError."""
+    is_named = not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("pipe:")
+    begun = heard = time.monotonic()
+    pieces: list[bytes] = []
+    has_writer = False
+    ready = select.poll()
+    ready.register(descriptor, select.POLLIN)
+    while most_bytes > 0:
+        left_s = min(heard + silence_s, begun + _SILENCES * silence_s) - time.monotonic()
+        if is_named and left_s < 0:
+            raise TimeoutError(errno.ETIMEDOUT, "it is a pipe whose writer does not finish")
         try:
-            start = os.read(descriptor, min(_PIECE_BYTES, most_bytes))
+            piece = os.read(descriptor, min(_PIECE_BYTES, most_bytes))
         except BlockingIOError:
-            return b""
-        if start or not most_bytes:
-            return start
-        if time.monotonic() > until:
+            has_writer = True
+            ready.poll(left_s * 1000 if is_named else None)
+            continue
+        if piece:
+            pieces.append(piece)
+            most_bytes -= len(piece)
+            heard, has_writer = time.monotonic(), True
+        elif has_writer:
+            break
+        elif time.monotonic() - begun > _PATIENCE_S:
             raise TimeoutError(errno.ETIMEDOUT, "it is a pipe without a writer")
-        time.sleep(0.01)
+        else:
+            time.sleep(0.01)
+    return b"".join(pieces)

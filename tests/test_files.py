@@ -6,6 +6,8 @@ import os
 import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -209,6 +211,62 @@ def test_within_a_shared_folder_one_where_anybody_can_exchange_files_is_refused(
     with pytest.raises(PermissionError, match="anybody can replace files in its folder"):
         write_whole({shared / "open" / "file": b""})
     assert list((shared / "open").iterdir()) == []
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_no_file_is_put_where_the_owner_of_a_shared_folder_can_exchange_it(shared: Path, mode: int) -> None:
+    theirs = shared / "ilsvrc12"
+    (theirs / "mine").mkdir(parents=True)
+    theirs.chmod(mode)
+    os.chown(theirs, STRANGER, STRANGER)
+    writes = (lambda path: write_whole({path: b"new"}), check_replaceable, make_own_folder)
+    why = f"ilsvrc12 belongs to user {STRANGER}, who can replace files in it"
+    for write in writes:
+        for path in (theirs / "new", theirs / "mine" / "new"):
+            with pytest.raises(PermissionError, match=why) as caught:
+                write(path)
+            assert caught.value.filename == str(path)
+    assert [path.name for path in theirs.rglob("*")] == ["mine"]
+
+
+@as_root
+def test_the_owner_of_a_folder_that_anybody_can_write_to_is_not_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    os.chown(tmp_path, STRANGER, STRANGER)
+    with pytest.raises(PermissionError, match=f"belongs to user {STRANGER}"):
+        write_whole({tmp_path / "file": b"new"})
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+@as_root
+def test_a_folder_of_a_colleague_outside_of_shared_folders_is_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "project" / "mine").mkdir(parents=True)
+    (tmp_path / "project").chmod(mode)
+    os.chown(tmp_path / "project", STRANGER, STRANGER)
+    write_whole({tmp_path / "project" / "mine" / "file": b"new"})
+    make_own_folder(tmp_path / "project" / "mine" / "lmdb")
+
+
+@as_root
+def test_in_a_container_that_does_not_map_root_its_shared_folder_is_used(shared: Path) -> None:
+    """There /tmp seems to belong to nobody, as does what any other user made in it."""
+    (shared / "theirs").mkdir()
+    for folder in (shared, shared / "theirs"):
+        os.chown(folder, STRANGER, STRANGER)
+        folder.chmod(0o1777)
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom caffe_recipes.files import write_whole\n"
+        "for name in ('file', 'theirs/file'):\n"
+        "    try: write_whole({Path(sys.argv[1], name): b'new'})\n"
+        "    except PermissionError as error: print(error.strerror)\n"
+    )
+    words = ["unshare", "--user", "--map-user=1000", sys.executable, "-c", program, str(shared)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no user namespace: {done.stderr.strip()[-100:]}")
+    assert f"{shared}/theirs belongs to user" in done.stdout
+    assert [path.name for path in sorted(shared.rglob("*"))] == ["file", "theirs"]
 
 
 @as_root

@@ -27,11 +27,11 @@ from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, Pat
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NoReturn
 
 from caffe_recipes.cluster.staging.manifest import private_cache, write_cache_file
 from caffe_recipes.errors import CaffeRecipesError, RecipeError
-from caffe_recipes.files import read_bytes, read_pieces
+from caffe_recipes.files import UntrustedPathError, read_pieces, read_trusted
 
 RUN_CODE = "CAFFE_RECIPES_RUN_CODE"
 
@@ -78,9 +78,9 @@ def call_beside(folder: Path, name: str, argument: object, where: str) -> object
     consent = _consent
     if consent.level == "recorded" and os.environ.get(RUN_CODE) == "1":
         consent = _Consent("once")
-    folder = Path(os.path.realpath(folder))
+    given, folder = Path.cwd() / folder, Path(os.path.realpath(folder))
     known = _read_record(folder, name)
-    files = _Files(folder, module.partition(".")[0], consent, known)
+    files = _Files(folder, given, module.partition(".")[0], consent, known)
     if not files.is_own_root(files.root):
         hint = f"for an installed module, write a file there with `from {module} import {attribute}`"
         raise RecipeError(where, f"no module '{files.root}' next to the recipe", hint)
@@ -106,11 +106,15 @@ class _Files(MetaPathFinder, Loader):
     """Find and run the modules next to a recipe, from the same bytes whose digest is compared or recorded.
 
     They take precedence over installed modules, except the standard library's, and are read as source, never
-    as bytecode. `root` is the module that the recipe names; it may have the name of a standard module.
+    as bytecode. `root` is the module that the recipe names; it may have the name of a standard module. Files
+    are opened below `given`, the path by which the user named the folder, so that its links are checked.
     """
 
-    def __init__(self, folder: Path, root: str, consent: _Consent, known: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, folder: Path, given: Path, root: str, consent: _Consent, known: Mapping[str, str] | None
+    ) -> None:
         self.folder = folder
+        self._given = given
         self.root = root
         self._consent = consent
         self._known = known or {}
@@ -119,11 +123,19 @@ class _Files(MetaPathFinder, Loader):
         self._installed = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - text
 
     def read(self, file: Path) -> tuple[str, bytes, str]:
-        """Return a file's path relative to the folder, its bytes and their digest; raises OSError."""
-        data = read_bytes(file, _MOST_BYTES + 1)
+        """Return a file's path relative to the folder, its bytes and their digest; raises OSError.
+
+        Refuses a file that another user could have planted or changed.
+        """
+        shown = file.relative_to(self.folder).as_posix()
+        try:
+            data = read_trusted(self._given / shown, _MOST_BYTES + 1)
+        except UntrustedPathError as error:
+            hint = "keep the recipe and its code where only you can write"
+            self._refuse(f"{shown} is not run: {error.why}", hint)
         if len(data) > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it is over {_MOST_BYTES:,} bytes", str(file))
-        return file.relative_to(self.folder).as_posix(), data, hashlib.sha256(data).hexdigest()
+        return shown, data, hashlib.sha256(data).hexdigest()
 
     def is_own_root(self, name: str) -> bool:
         """Return whether a top-level module is one next to the recipe."""
@@ -190,7 +202,7 @@ class _Files(MetaPathFinder, Loader):
             self._refuse(what, "put it next to the recipe")
         return found
 
-    def _refuse(self, what: str, hint: str) -> None:
+    def _refuse(self, what: str, hint: str) -> NoReturn:
         self.refused = self.refused or (what, hint)
         raise ImportError(what)
 
@@ -230,6 +242,8 @@ def _check_unchanged(
     for shown, digest in known.items():
         try:
             now = files.read(files.folder / shown)[2]
+        except ImportError:
+            raise RecipeError(where, *(files.refused or ("", ""))) from None
         except (OSError, ValueError):
             now = ""
         if now != digest:
@@ -285,7 +299,7 @@ def _record(folder: Path, name: str, known: Mapping[str, str], files: _Files, co
     for shown, digest in known.items():
         try:
             kept |= {shown: digest} if files.read(folder / shown)[2] == digest else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, ImportError):
             continue
     made = dict(sorted({**kept, **files.ran}.items()))
     if made == known:
@@ -305,7 +319,7 @@ def _failed(where: str, module: str, error: BaseException) -> RecipeError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return RecipeError(where, f"no module '{error.name}' next to the recipe", "check the name")
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, OSError) and frames[-1][0] == read_bytes.__code__.co_filename:
+    if isinstance(error, OSError) and frames[-1][0] == read_trusted.__code__.co_filename:
         file = Path(error.filename or f"{module}.py").name
         return RecipeError(where, f"{file} cannot be read: {error.strerror}", "check its permissions")
     if isinstance(error, SyntaxError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,10 +59,13 @@ def is_prototxt(name: str, start: bytes) -> bool:
 
 
 def is_prototxt_file(path: str | Path) -> bool:
-    """Return whether a file on disk is a prototxt, by `is_prototxt`; True if it cannot be read."""
+    """Return whether a file on disk is a prototxt, by `is_prototxt`; True if it cannot be read.
+
+    A pipe or device is not one: whoever searches a folder did not ask to wait for what it may send.
+    """
     name = os.fspath(path)
     if not name.endswith(".pt"):
-        return name.endswith(".prototxt")
+        return name.endswith(".prototxt") and not is_pipe_or_device(path)
     if not Path(path).is_file():
         return False
     try:
@@ -224,6 +228,15 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # a path with a NUL, or too long
         return False
+
+
+def is_pipe_or_device(path: str | Path) -> bool:
+    """Return whether a path leads to a pipe, socket or device; False for one that leads to nothing."""
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - of a text, too
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def refuse_unreadable(error: OSError) -> NoReturn:

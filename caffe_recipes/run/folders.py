@@ -11,7 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -115,17 +115,20 @@ def create_run(
     digests = find_trainer(recipe).digest_files(files)
     frozen = {RECIPE_JSON: freeze_recipe(recipe), _DIGESTS: digests}
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir()
-        for name in ("logs", "snapshots", "checkpoints"):
-            (part / name).mkdir()
-        for name, values in frozen.items():
-            (part / name).write_text(json.dumps(values, indent=1) + "\n")
-        journal = Journal(part / "journal.jsonl", clock, create=True)
-        journal.append(Created(recipe.name, secrets.token_hex(8)))
-        part.rename(folder)
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, part, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            part.mkdir()
+            for name in ("logs", "snapshots", "checkpoints"):
+                (part / name).mkdir()
+            for name, values in frozen.items():
+                (part / name).write_text(json.dumps(values, indent=1) + "\n")
+            journal = Journal(part / "journal.jsonl", clock, create=True)
+            undo.callback(journal.close)
+            journal.append(Created(recipe.name, secrets.token_hex(8)))
+            part.rename(folder)
+            undo.pop_all()
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
         what = f"cannot be created: {error.strerror}"
         # Only another run creates a folder with that name.
         exists = error.errno in (errno.EEXIST, errno.ENOTEMPTY)

@@ -28,6 +28,7 @@ FULL_DISK_WAIT_S = 60.0
 _PAUSE_S = 1.0
 # With these errors the journal is intact, so the hint is not to start over.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FLAGS = os.O_RDWR | os.O_APPEND
 State = TypeVar("State")
 Fold = Callable[[State, str, Mapping[str, Any], float], State]
 
@@ -80,24 +81,25 @@ class JournalFile:
         self._after_room = after_room
         self._appending = threading.Lock()
         try:
-            flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
-            self._file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
+            file, is_new = _open_or_create(path) if create else (os.open(path, _FLAGS), False)
+            self._file = os.fdopen(file, "rb+", buffering=0)
         except OSError as error:
             raise _open_error(path, error, hint) from None
         try:
-            self._lock = self._acquire_lock(busy, hint)
+            self._lock = self._acquire_lock(busy, hint, is_new)
         except BaseException:
             self._file.close()
             raise
 
-    def _acquire_lock(self, busy: Callable[[], InputError], hint: str) -> int:
+    def _acquire_lock(self, busy: Callable[[], InputError], hint: str, is_new: bool) -> int:
         """Return the descriptor of the lock file, locked.
 
         Earlier versions lock the file itself, so that is locked too if possible. A lock of another process on
-        the file itself counts only if there is no lock file yet.
+        the file itself counts only if there is no lock file yet, and not if this process has just created the
+        file: then a reader holds it.
         """
         path = self.path.with_suffix(".lock")
-        is_first = not os.path.lexists(path)
+        is_first = not is_new and not os.path.lexists(path)
         try:
             if not try_lock(self._file.fileno()) and is_first:
                 raise busy()
@@ -174,6 +176,14 @@ class JournalFile:
         return self._file.read().rfind(b"\n") + 1
 
 
+def _open_or_create(path: Path) -> tuple[int, bool]:
+    """Open a file, created if missing; return its descriptor and whether this process created it."""
+    try:
+        return os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666), True
+    except FileExistsError:
+        return os.open(path, _FLAGS | os.O_CREAT, 0o666), False
+
+
 def _open_error(path: Path, error: OSError, hint: str) -> JournalError:
     if error.errno in _READ_ONLY:
         hint = "make the disk and the folder writable, and run again"
@@ -243,7 +253,7 @@ def name_process(path: Path) -> str:
         state = load_journal(path)
     except JournalError:
         return "another process"
-    return f"process {state.pid} on {state.host}"
+    return "another process" if state.pid is None else f"process {state.pid} on {state.host}"
 
 
 def _hint_in_use(run: str) -> str:

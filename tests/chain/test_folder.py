@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from caffe_recipes.authoring.new import RecipeRequest, make_new
-from caffe_recipes.errors import CaffeRecipesError
+from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe, parse_recipe
 from caffe_recipes.recipe.translate import translate
-from caffe_recipes.run.folders import freeze_recipe, thaw_recipe
+from caffe_recipes.run.folders import create_run, freeze_recipe, thaw_recipe
 from caffe_recipes.run.monitor.files import LocalFiles, load_frozen
 from tests.chain.conftest import RECIPE
 from tests.chain.told_run import WHOLE, launched, started, tell_run
@@ -215,3 +216,15 @@ def test_every_command_reads_a_run_of_each_kind_of_net(
     done = call(tmp_path, "ensemble", "small-1", "--members", "init,cyc1")
     assert (done.returncode, done.stdout) == (2, "")
     assert "prototxt/small/train_val.prototxt: cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("error", [InputError("journal", "is in use"), KeyboardInterrupt(), OSError(5, "no")])
+def test_a_run_that_cannot_be_created_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
+    def clock() -> float:
+        raise error
+
+    with pytest.raises((InputError, KeyboardInterrupt)):
+        create_run(tmp_path / "runs" / "digits-local-1", load_recipe("digits-local"), {}, clock)
+    assert list((tmp_path / "runs").iterdir()) == []
+    links = Path("/proc/self/fd").glob("*")
+    assert not [link for link in links if os.path.realpath(link).startswith(str(tmp_path))]

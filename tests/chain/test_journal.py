@@ -7,7 +7,8 @@ import os
 import resource
 import stat
 import threading
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO
 
@@ -138,6 +139,20 @@ def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> No
             with pytest.raises(InputError, match=r"is in use by process \d+ on "):
                 open_journal(tmp_path)
         assert journal.state().pid == os.getpid()
+
+
+def test_who_locks_a_journal_as_soon_as_it_exists_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    class Raced(Journal):
+        """A journal that a reader locks between its creation and our lock."""
+
+        def _acquire_lock(self, busy: Callable[[], InputError], hint: str, *words: bool) -> int:
+            fcntl.flock(theirs.enter_context(self.path.open("rb")), fcntl.LOCK_SH)
+            return super()._acquire_lock(busy, hint, *words)
+
+    with ExitStack() as theirs, closing(Raced(tmp_path / "journal.jsonl", create=True)) as journal:
+        journal.write("started", pid=os.getpid(), host="here")
+        with pytest.raises(InputError, match=rf"is in use by process {os.getpid()} on here"):
+            open_journal(tmp_path)
 
 
 def test_a_program_of_an_earlier_version_that_carries_on_a_run_is_seen(tmp_path: Path) -> None:

@@ -55,6 +55,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_pipe_in_a_folder_is_not_waited_for(here: Path) -> None:
+    for folder in ("old", "new"):
+        write(here / folder, net=NET, solver=SOLVER)
+    os.mkfifo(here / "new" / "pipe.prototxt")
+    (here / "new/net.prototxt").unlink()
+    os.mkfifo(here / "new" / "net.prototxt")
+    writers = [os.open(here / "new" / name, os.O_RDWR) for name in ("pipe.prototxt", "net.prototxt")]
+    code, said = call("old", "new")
+    assert code == 2
+    assert "is a pipe or a device, not a file" in said
+    for writer in writers:
+        os.close(writer)
+
+
 def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(unreadable: Path, here: Path) -> None:
     write(here / "other", net=NET)
     code, said = call(unreadable, here / "other")

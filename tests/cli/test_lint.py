@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,14 @@ def solver(tmp_path: Path) -> Path:
     path = tmp_path / "solver.prototxt"
     path.write_text(SOLVER)
     return path
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(solver: Path) -> None:
+    before = call(solver.parent).stdout
+    os.mkfifo(solver.parent / "pipe.prototxt")
+    writer = os.open(solver.parent / "pipe.prototxt", os.O_RDWR)
+    assert call(solver.parent).stdout == before
+    os.close(writer)
 
 
 def test_findings_are_printed_and_fail(solver: Path) -> None:

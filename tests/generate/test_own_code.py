@@ -14,6 +14,9 @@ import pytest
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.render.own_code import RUN_CODE, allowing_code, call_beside
 
+STRANGER = 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
 
 @pytest.fixture(autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -51,6 +54,12 @@ def refused(folder: Path, name: str = "nets:own") -> str:
     assert not (folder / "ran").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def refused_at_consent(folder: Path) -> str:
+    """Return why code is refused although the user asked to run it."""
+    with allowing_code("always"):
+        return refused(folder)
 
 
 def records(state: Path) -> list[Path]:
@@ -136,6 +145,87 @@ def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> No
     consent(folder)
     (folder / "yaml.py").write_text("")
     assert "yaml.py is code you did not allow" in refused(folder)
+
+
+def test_no_code_is_run_in_a_folder_where_anybody_can_put_files(folder: Path) -> None:
+    consent(folder)
+    what = f".py is not run: anybody can put files into its folder {folder}"
+    for mode in (0o1777, 0o777):
+        folder.chmod(mode)
+        for refusal in (refused_at_consent(folder), refused(folder)):
+            assert refusal.endswith(f"{what}; keep the recipe and its code where only you can write")
+    folder.chmod(0o755)
+    assert call(folder) == "made of it"
+
+
+@pytest.mark.parametrize("inner", ["helper.py", "helper/__init__.py", "helper/made.py"])
+def test_nor_is_code_below_such_a_folder(folder: Path, inner: str) -> None:
+    (folder / "helper.py").unlink()
+    (folder / "nets.py").write_text("import helper.made\ndef own(net):\n    return net\n")
+    for name in ("helper/__init__.py", "helper/made.py", inner):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    path = (folder / inner).parent if inner.startswith("helper/") else folder
+    path.chmod(0o1777)
+    assert f"anybody can put files into its folder {path}" in refused_at_consent(folder)
+
+
+def test_no_code_that_anybody_can_change_is_run(folder: Path) -> None:
+    (folder / "helper.py").chmod(0o666)
+    assert "helper.py is not run: anybody can change it" in refused_at_consent(folder)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["nets.py", "helper.py"])
+def test_no_code_that_another_user_put_beside_the_recipe_is_run(folder: Path, name: str) -> None:
+    """Others could write to the folder before, and the code may catch the error."""
+    text = "try:\n    import helper\nexcept Exception:\n    pass\ndef own(net):\n    return net\n"
+    (folder / "nets.py").write_text(text)
+    os.chown(folder / name, STRANGER, STRANGER)
+    assert f"{name} is not run: it belongs to user {STRANGER}, who can" in refused_at_consent(folder)
+
+
+@as_root
+def test_no_code_is_run_that_a_planted_link_or_folder_in_a_shared_one_leads_to(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shared = tmp_path_factory.mktemp("shared")
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(folder)
+    os.chown(shared / "link", STRANGER, STRANGER, follow_symlinks=False)
+    assert "is a symbolic link of user" in refused_at_consent(shared / "link")
+    (shared / "theirs").mkdir()
+    (shared / "theirs/nets.py").write_text("def own(net):\n    return net\n")
+    os.chown(shared / "theirs", STRANGER, STRANGER)
+    assert f"theirs belongs to user {STRANGER}" in refused_at_consent(shared / "theirs")
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "group", "mode"), [(STRANGER, STRANGER, 0o755), (0, STRANGER, 0o2775), (0, 0, 0o775)]
+)
+def test_the_code_of_a_colleague_of_a_group_and_of_a_folder_below_tmp_is_run(
+    folder: Path, owner: int, group: int, mode: int
+) -> None:
+    os.chown(folder, owner, group)
+    folder.chmod(mode)
+    os.chown(folder / "helper.py", owner if owner or not group else 1234, group)
+    (folder / "helper.py").chmod(0o664)
+    assert consent(folder) == "made of it"
+    assert call(folder) == "made of it"
+
+
+def test_code_in_a_folder_of_one_s_own_below_a_shared_one_is_run(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path_factory.mktemp("shared")
+    shared.chmod(0o1777)
+    folder.rename(shared / "mine")
+    (shared / "link").symlink_to("mine")
+    monkeypatch.chdir(shared)
+    for path in (shared / "mine", Path("mine"), Path("link"), Path("mine/../link")):
+        assert consent(path) == "made of it"
+    assert call(shared / "mine") == "made of it"
 
 
 def test_bytecode_is_never_run(folder: Path) -> None:

@@ -23,6 +23,7 @@ from caffe_recipes.limits import limit as bound
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
     find_named,
+    is_pipe_or_device,
     is_prototxt,
     nothing_named,
     refuse_foreign_link,
@@ -447,10 +448,15 @@ def _check_total(total: int, max_bytes: int) -> None:
 
 
 def _read_or_error(path: Path, max_bytes: int, folder: Path | None = None) -> bytes | PrototxtError:
-    """Return a file's bytes, or why it cannot be read: with `folder`, also that it is a link out of it."""
+    """Return a found file's bytes, or why it cannot be read: with `folder`, also that it is a link out of it.
+
+    Only a pipe that the user named is waited for.
+    """
     try:
         if folder is not None:
             refuse_foreign_link(path, folder)
+        if is_pipe_or_device(path):
+            raise PrototxtError(path, "is a pipe or a device, not a file", "move it away")
         return _read_disk(path, max_bytes)
     except PrototxtError as error:
         return error

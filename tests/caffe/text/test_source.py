@@ -48,6 +48,43 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
         read_bytes(pipe, 100)
 
 
+def test_a_named_pipe_is_given_up_after_a_silence_of_its_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for sent in (b"", b"a"):
+        writer = os.open(pipe, os.O_RDWR)
+        os.write(writer, sent)
+        with pytest.raises(TimeoutError, match="it is a pipe whose writer does not finish"):
+            read_bytes(pipe, 100, silence_s=0.05)
+        os.close(writer)
+
+
+def test_a_named_pipe_is_given_up_in_time_although_its_writer_trickles(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'while printf a; do sleep 0.02; done > "$0"', str(pipe)]) as writer:
+        with pytest.raises(TimeoutError, match="it is a pipe whose writer does not finish"):
+            read_bytes(pipe, 10**6, silence_s=0.1)
+        writer.terminate()
+
+
+def test_a_named_pipe_may_take_longer_than_the_silence(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        ["sh", "-c", 'for i in 1 2 3 4 5 6; do printf a; sleep 0.1; done > "$0"', str(pipe)]
+    ):
+        assert read_bytes(pipe, 100, silence_s=0.4) == b"aaaaaa"
+
+
+def test_a_process_substitution_may_be_silent(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with subprocess.Popen(["sh", "-c", "sleep 0.2; printf a; sleep 0.2; printf b"], stdout=writer):
+        os.close(writer)
+        assert read_bytes(f"/dev/fd/{reader}", 100, silence_s=0.01) == b"ab"
+    os.close(reader)
+
+
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 def test_a_device_is_no_file(device: str) -> None:
     with pytest.raises(OSError, match="it is a device, not a file"):
