@@ -263,16 +263,19 @@ STALL_S = 120.0
 _MAX_TRANSFER_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
 
-# set -C makes `>` create a new file or fail. The host itself removes an interrupted copy.
+# mktemp names the new file, since another user could make a pipe of a name that he sees in our argv, and `>`
+# opens a pipe even under set -C. Signals do not end mktemp, so that our traps know the name, nor rm: the
+# host itself removes an interrupted copy.
 _RECEIVE = """\
 umask 077
-set -C
+part=
 trap 'exit 1' TERM HUP INT
-trap 'rm -f -- "$2"' EXIT
-cat >"$2" || exit 1
-set -- "$1" "$2" "$3" "$(wc -c <"$2")"
-test "$4" -eq "$3" || { echo "$4 of $3 bytes arrived" >&2; exit 1; }
-mv -f -T -- "$2" "$1"
+trap 'trap "" TERM HUP INT; test -z "$part" || rm -f -- "$part"' EXIT
+part=$(trap '' TERM HUP INT && mktemp -- "$1.XXXXXXXXXX") || exit 1
+cat >"$part" || exit 1
+set -- "$1" "$2" "$(wc -c <"$part")"
+test "$3" -eq "$2" || { echo "$3 of $2 bytes arrived" >&2; exit 1; }
+mv -f -T -- "$part" "$1"
 """
 _SEND = """\
 test -f "$1" || { test -e "$1" && echo "is not a file" >&2 || echo "No such file or directory" >&2; exit 1; }
@@ -283,11 +286,10 @@ stat -L -c %s /dev/fd/3 && exec cat <&3
 
 def put_file(host: Host, path: Path, to: str) -> None:
     """Copy a file to a host. Raises ClusterError, in which case nothing has changed on the host."""
-    part = f"{to}.{secrets.token_hex(4)}.part"
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            argv = ["sh", "-c", _RECEIVE, "sh", to, part, str(size)]
+            argv = ["sh", "-c", _RECEIVE, "sh", to, str(size)]
             with host.start(argv, _MAX_TRANSFER_S) as command, _watch_progress(command, to) as moved:
                 _send(command, file, moved)
                 _check(command, to)

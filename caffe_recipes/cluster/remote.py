@@ -240,13 +240,12 @@ def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[
 def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> None:
     """Let the host copy the file itself; if it cannot, or sees a different file, send it."""
     stem = f".caffe-recipes-{host.name}-{hashlib.sha256(file.to.encode()).hexdigest()[:12]}-"
-    part = f"{stem}{secrets.token_hex(4)}"
     limit_s = 2 * seconds_for(size)
     if sees:
-        words = _ask(host, "fill", file.to, root, file.sha256, part, str(file.kept), stem, limit_s=limit_s)
+        words = _ask(host, "fill", file.to, root, file.sha256, str(file.kept), stem, limit_s=limit_s)
         if words[0] == "placed":
             return
-    _ask(host, "ready", file.to, root, stem)
+    part = _ask(host, "ready", file.to, root, stem)[-1]
     try:
         host.put(file.kept, posixpath.join(posixpath.dirname(file.to), part))
         words = _ask(host, "commit", file.to, root, file.sha256, part, limit_s=limit_s)

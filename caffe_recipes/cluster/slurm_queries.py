@@ -346,8 +346,9 @@ def find_jobs(
     since: datetime | None = None,
     cluster: str = "",
 ) -> tuple[Job, ...]:
-    """Return the jobs with these ids, and those with exactly these names, latest submission first.
+    """Return the jobs with these ids, and our own with exactly these names, latest submission first.
 
+    Jobs of other users are found by id only: anybody can give a job the name of one of ours.
     The controller knows live jobs, and ended jobs for some minutes (MinJobAge). Accounting, if the site has
     it, knows the rest, and who cancelled a job. Jobs unknown to both are omitted. `since` is the time from
     which accounting is searched for names, on the clock of the host's Slurm; the default is 30 days ago.
@@ -444,7 +445,7 @@ def _ask_controller(
 def _list_named(host: Host, names: Collection[str], cluster: str) -> list[Job]:
     if not names:
         return []
-    argv = ["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", *_by_name(names)]
+    argv = ["squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", *_own_by_name(host, names)]
     return [job for job in parse_squeue(_ask(host, on_cluster(argv, cluster))) if job.name in names]
 
 
@@ -470,7 +471,11 @@ def _ask_accounting(
     start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
     try:
         by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
-        found = _account(host, cluster, [*_by_name(names), *(start or (_ACCOUNTED_SINCE,))]) if names else ()
+        found = (
+            _account(host, cluster, [*_own_by_name(host, names), *(start or (_ACCOUNTED_SINCE,))])
+            if names
+            else ()
+        )
     except SchedulerAway as error:
         if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
             return ()
@@ -491,9 +496,13 @@ def _account(host: Host, cluster: str, which: Iterable[str]) -> tuple[Job, ...]:
     return parse_sacct(_read(host, argv, done))
 
 
-def _by_name(names: Collection[str]) -> tuple[str, ...]:
-    """Return the option that selects jobs by name; () if a name has a comma, which selects all jobs."""
-    return () if any("," in name for name in names) else (f"--name={','.join(names)}",)
+def _own_by_name(host: Host, names: Collection[str]) -> tuple[str, ...]:
+    """Return the options that select our own jobs, by name unless a name has a comma."""
+    user_id = _ask(host, ["id", "-u"]).strip()
+    if not user_id.isdecimal():
+        _unreadable("id", user_id)
+    by_name = () if any("," in name for name in names) else (f"--name={','.join(names)}",)
+    return (f"--user={user_id}", *by_name)
 
 
 def _merge(jobs: Iterable[Job]) -> Iterable[Job]:

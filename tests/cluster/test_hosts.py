@@ -190,7 +190,7 @@ def test_a_copy_is_private_and_replaces_a_link_whatever_lay_there(host: Host, tm
         assert not (tmp_path / name).is_symlink()
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "target").read_text() == "theirs"
-    assert not list(tmp_path.glob("*.part"))
+    assert not [*tmp_path.glob("*.part"), *tmp_path.glob("put?*")]
 
 
 def test_a_copy_that_fails_leaves_what_was_there(host: Host, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_copy_that_fails_leaves_what_was_there(host: Host, tmp_path: Path) -> 
     with pytest.raises(ClusterError, match="folder: cannot be"):
         host.put(tmp_path / "old", str(tmp_path / "folder"))
     assert (tmp_path / "old").read_text() == "old"
-    assert not list(tmp_path.glob("*.part"))
+    assert not [*tmp_path.glob("*.part"), *tmp_path.glob("old?*"), *tmp_path.glob("folder?*")]
 
 
 def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from caffe_recipes.cluster.commands import Running
+from caffe_recipes.cluster.commands import Completed, Running
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import PlacedFile, drop_files, own_file_stamp, place_files
 from caffe_recipes.cluster.ssh import SshHost
@@ -19,6 +24,7 @@ from tests.cluster.conftest import SshServer
 from tests.stand_in_host import StandInHost, answer_call
 
 NOBODY = 65534
+USER = 4242
 DATA = os.urandom(100_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
@@ -35,6 +41,42 @@ class ToldHost(LocalHost):
         if argv[3] == "caffe-recipes":  # not a copy
             self.asked.append(argv[5])
         return super().start(["/nowhere" if word in self.unseen else word for word in argv], limit_s)
+
+
+@dataclass(frozen=True)
+class WatchedHost(ToldHost):
+    """Like ToldHost, as USER, while NOBODY makes a pipe of each file in `tmp` that an argv names too early.
+
+    He is always faster than the command. `pipes` are the pipes that he reads from.
+    """
+
+    tmp: Path = Path("/nowhere")
+    pipes: list[int] = field(default_factory=list)
+
+    def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+        for name in {word.removeprefix(f"{self.tmp}/") for word in argv}:
+            if name.startswith((".caffe-recipes-", "f.")) and not (self.tmp / name).exists():
+                self._plant(self.tmp / name)
+        as_user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+        seen = ["/nowhere" if word in self.unseen else word for word in argv]
+        return LocalHost.start(self, [*as_user, *seen], limit_s)
+
+    def _plant(self, path: Path) -> None:
+        os.mkfifo(path)
+        path.chmod(0o666)
+        os.chown(path, NOBODY, NOBODY)
+        self.pipes.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        fcntl.fcntl(self.pipes[-1], fcntl.F_SETPIPE_SZ, 1 << 20)  # holds all of DATA
+
+    def received(self) -> bytes:
+        """Return what he has read, and remove his pipes."""
+        received = b"".join(os.read(pipe, len(DATA)) for pipe in self.pipes)
+        for pipe in self.pipes:
+            os.close(pipe)
+        for path in self.tmp.iterdir():
+            if path.is_fifo():
+                path.unlink()
+        return received
 
 
 @dataclass
@@ -61,6 +103,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
     (root / "kept").write_bytes(DATA)
     yield Place(root, tmp, root / "kept")
     assert not list(tmp.rglob(".caffe-recipes-*"))
+
+
+@pytest.fixture
+def open_place() -> Iterator[Place]:
+    """Give a Place that all users can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        place = Place(Path(folder), Path(folder, "tmp"), Path(folder, "kept"))
+        place.root.chmod(0o755)
+        place.tmp.mkdir()
+        place.tmp.chmod(0o1777)
+        place.kept.write_bytes(DATA)
+        yield place
 
 
 @pytest.mark.parametrize(
@@ -100,6 +154,75 @@ def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: 
     assert host.asked == (
         ["file-probe", "file-fill"] if seen else ["file-probe", "file-ready", "file-commit"]
     )
+
+
+@needs_root
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
+@pytest.mark.parametrize("way", ["copied there", "sent there", "put"])
+def test_who_sees_our_commands_cannot_have_a_file_written_into_his_pipe(open_place: Place, way: str) -> None:
+    place = open_place
+    unseen = () if way == "copied there" else (str(place.kept),)
+    host = WatchedHost("n1", unseen=unseen, tmp=place.tmp)
+    error = None
+    try:
+        if way == "put":
+            host.put(place.kept, str(place.tmp / "f"))
+        else:
+            place.place(host=host)
+    except ClusterError as failed:
+        error = failed
+    assert host.received() == b"", "another user has received the file"
+    assert error is None
+    assert [path.name for path in place.tmp.iterdir()] == ["f"]
+    assert (place.tmp / "f").read_bytes() == DATA
+    placed = (place.tmp / "f").stat()
+    assert (placed.st_uid, placed.st_mode & 0o7777) == (USER, 0o600)
+
+
+@pytest.mark.parametrize(
+    "shell", [("dash",), ("busybox", "sh"), ("bash", "--posix")], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize("seen", [False, True])
+def test_in_any_shell_a_file_is_placed_alike(place: Place, shell: tuple[str, ...], seen: bool) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+
+    class ShellHost(ToldHost):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            return super().start([*shell, *argv[1:]], limit_s)
+
+    host = ShellHost("n1", unseen=() if seen else (str(place.kept),))
+    assert place.place(host=host).read_bytes() == DATA
+    assert [path.name for path in place.tmp.iterdir()] == ["f"]
+
+
+def test_a_copy_that_is_stopped_leaves_nothing(place: Place) -> None:
+    started: list[Running] = []
+
+    class Stopped(LocalHost):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            started.append(super().start(argv, limit_s))
+            return started[0]
+
+    def stop() -> None:
+        with (place.root / "slow").open("wb", buffering=0) as source:
+            source.write(bytes(1 << 18))
+            while (
+                not any(path.stat().st_size for path in place.tmp.iterdir()) and time.monotonic() < deadline
+            ):
+                time.sleep(0.02)
+            started[0].stop()
+
+    deadline = time.monotonic() + 20
+    os.mkfifo(place.root / "slow")
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop)
+        with pytest.raises(ClusterError):
+            Stopped("n1").put(place.root / "slow", str(place.tmp / "f"))
+        stopping.result()
+    while list(place.tmp.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(place.tmp.iterdir()) == []
 
 
 def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: Path) -> None:
@@ -150,9 +273,14 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) ->
     @dataclass
     class FullHost(StandInHost):
         def put(self, path: Path, to: str) -> None:
+            assert to == "/tmp/a/.caffe-recipes-n2-0123"
             raise HostFailed(self.name, "cannot be copied: No space left on device", "check it", to)
 
-    host = FullHost("n2", answer=lambda argv, _: answer_call(argv, "absent 999999 0"))
+    def answer(argv: tuple[str, ...], _: bytes) -> Completed:
+        is_ready = argv[5] == "file-ready"
+        return answer_call(argv, "ready .caffe-recipes-n2-0123" if is_ready else "absent 999999 0")
+
+    host = FullHost("n2", answer)
     with pytest.raises(ClusterError, match=r"^n2:/tmp/a/f: cannot be copied: No space left on device; check"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
     assert [argv[5] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]

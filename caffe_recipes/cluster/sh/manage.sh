@@ -5,7 +5,7 @@ manage() {
     case $verb in
     file-look) file_look ;;
     file-probe) file_probe "$@" ;;
-    file-ready) file_ready "$1"; answer ready ;;
+    file-ready) file_ready "$1"; answer "ready ${part##*/}" ;;
     file-fill) file_fill "$@" ;;
     file-commit) file_commit "$@" ;;
     file-abandon) rm -f -- "$folder$1"*; answer abandoned ;;
@@ -162,10 +162,16 @@ file_probe() {
     answer "absent $(free_bytes "${folder%/}") $sees"
 }
 
-# STEM: makes the folder, and removes what a killed copy has left behind.
+# STEM: makes the folder, removes what a killed copy has left behind, and sets part to a new empty file. mktemp names it, since
+# another user could make a pipe of a name that he sees in our argv, and `>` opens a pipe even under set -C. Signals do not end
+# mktemp, so that our traps know the name, nor rm.
 file_ready() {
     file_make_folder
     rm -f -- "$folder$1"*
+    part=$(trap '' TERM HUP INT && mktemp -- "$folder$1XXXXXXXXXX" 2>&1) || {
+        complaint=$part part=''
+        refuse "cannot be created: ${complaint##*: }"
+    }
 }
 
 # DIGEST PART: verifies a part, and gives it its final name.
@@ -183,14 +189,14 @@ file_commit() {
     answer placed
 }
 
-# DIGEST PART KEPT STEM: copies KEPT, which this host can read; set -C makes `>` create a new file or fail.
+# DIGEST KEPT STEM: copies KEPT, which this host can read.
 file_fill() {
-    file_ready "$4"
-    part=$folder$2
+    part=''
     trap 'exit 1' TERM HUP INT
-    trap 'rm -f -- "$part"' EXIT
-    complaint=$( (set -C && cat -- "$3" >"$part") 2>&1) || refuse "cannot be copied: ${complaint##*: }"
-    file_commit "$1" "$2"
+    trap 'trap "" TERM HUP INT; test -z "$part" || rm -f -- "$part"' EXIT
+    file_ready "$3"
+    complaint=$( (cat -- "$2" >"$part") 2>&1) || refuse "cannot be copied: ${complaint##*: }"
+    file_commit "$1" "${part##*/}"
 }
 
 # DIGEST: removes a placed file, unless it has changed.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from caffe_recipes.cluster.commands import Completed
 from tests.stand_in_host import StandInHost
 
+OUR_ID = 1000
 _COMMANDS = ("sbatch", "squeue", "scontrol", "sinfo", "sacct", "scancel")
 _AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 # As Slurm 22.05 prints it on a machine without slurm.conf.
@@ -28,6 +29,7 @@ class FakeJob:
     state: str = "PENDING"
     reason: str = "Resources"
     failed_node: str = ""
+    user_id: int = OUR_ID
 
 
 @dataclass
@@ -69,6 +71,8 @@ class FakeSlurm:
     def _answer(self, argv: tuple[str, ...], stdin: bytes) -> Completed:
         if argv[0] == "sh":
             return Completed(0 if self.is_there else 1, "", "")
+        if argv[-2:] == ("id", "-u"):
+            return Completed(0, f"{OUR_ID}\n", "")
         at = next(index for index, word in enumerate(argv) if word in _COMMANDS)
         call = argv[at:]
         if not self.is_configured:
@@ -105,7 +109,7 @@ class FakeSlurm:
         lines = [
             f"{job.job_id}|{job.job_id}|{job.state}|1|debug|30:00|N/A|N/A|N/A||{job.reason}|{job.name}\n"
             for job in self.jobs.values()
-            if job.name in names
+            if job.name in names and _option(call, "--user") == str(job.user_id)
         ]
         return Completed(0, "".join(lines), "")
 
@@ -118,8 +122,9 @@ class FakeSlurm:
         blamed = f" FailedNode={job.failed_node}" if job.failed_node else ""
         return Completed(
             0,
-            f"JobId={job.job_id} JobName={job.name} UserId=a(1) JobState={job.state} Reason={job.reason} "
-            f"Partition=debug NodeList=(null) ExitCode=0:0{blamed}\n",
+            f"JobId={job.job_id} JobName={job.name} UserId=a({job.user_id}) "
+            f"JobState={job.state} Reason={job.reason} Partition=debug NodeList=(null) "
+            f"ExitCode=0:0{blamed}\n",
             "",
         )
 

@@ -83,6 +83,29 @@ def test_an_sbatch_without_an_answer_is_looked_for_by_its_name(desk: Desk) -> No
     assert (job.job_id, desk.paused) == (12, [1.0])
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_another_users_job_of_that_name_is_never_recorded_as_ours(desk: Desk, is_taken: bool) -> None:
+    real = desk.slurm._sbatch
+
+    def mimic(call: tuple[str, ...]) -> object:
+        done = real(call)
+        if "--test-only" not in call:
+            if not is_taken:
+                desk.slurm.jobs.popitem()
+            name = next(word.removeprefix("--job-name=") for word in call if word.startswith("--job-name="))
+            desk.slurm.jobs[99] = FakeJob(99, name, user_id=1002)
+        return done
+
+    desk.slurm.is_mute = True
+    desk.slurm._sbatch = mimic  # type: ignore[method-assign, assignment]
+    if is_taken:
+        assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
+    else:
+        with pytest.raises(RunFailed, match="the job was not submitted"):
+            desk.submit(time_s=3600.0)
+    assert 99 not in [job.job_id for job in desk.journal().all]
+
+
 def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(desk: Desk) -> None:
     real = desk.slurm._sbatch
 

@@ -108,6 +108,22 @@ def test_a_job_is_found_while_it_waits_and_runs_and_after_its_end(site: Site) ->
     assert describe_state(site.find(blocking)) == "was cancelled"
 
 
+def test_a_job_of_another_user_is_not_found_by_its_name(site: Site) -> None:
+    nobody = ["env", "--chdir=/", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    theirs = ["sbatch", "--hold", "--parsable", "--job-name=same", "--chdir=/tmp", "--wrap=exit 0"]
+    ours = site.submit("exit 0", "same", options=["--hold"])
+    other = int(site.slurm.cluster.run("head", [*nobody, *theirs]).stdout)
+    found = find_submission(site.head, "same")
+    assert found is not None
+    assert found.job_id == ours
+    cancel_jobs(site.head, [ours])
+    assert [job.job_id for job in find_jobs(site.head, ids=[other])] == [other]
+    cancel_jobs(site.head, [other])
+    found = find_submission(site.head, "same")
+    assert found is not None
+    assert found.job_id == ours
+
+
 def test_a_failed_job_tells_its_exit_code_and_who_depends_on_it_is_cancelled(site: Site) -> None:
     first = site.submit("exit 3", options=["--hold"])
     second = site.submit("exit 0", "b", dependency=first)

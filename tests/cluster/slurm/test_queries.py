@@ -30,7 +30,13 @@ class Answers:
     """What each of Slurm's commands answers; `asked` holds what they were asked."""
 
     def __init__(self, **answers: Completed | Callable[[tuple[str, ...]], Completed]) -> None:
-        self.answers = {"sacct": DISABLED, "scontrol": NO_JOB, "squeue": Completed(0, "", ""), **answers}
+        self.answers = {
+            "id": Completed(0, "1000\n", ""),
+            "sacct": DISABLED,
+            "scontrol": NO_JOB,
+            "squeue": Completed(0, "", ""),
+            **answers,
+        }
         self.asked: list[tuple[str, ...]] = []
         self.host = StandInHost("login1", self.answer)
 
@@ -38,7 +44,8 @@ class Answers:
         assert argv[0] == "env"
         assert "LC_ALL=C" in argv and "SLURM_TIME_FORMAT=standard" in argv
         command = argv[argv.index("SLURM_TIME_FORMAT=standard") + 1 :]
-        self.asked.append(command)
+        if command[0] != "id":
+            self.asked.append(command)
         answer = self.answers[command[0]]
         return answer if isinstance(answer, Completed) else answer(command)
 
@@ -68,6 +75,32 @@ def test_names_are_matched_exactly(recorded: Recorded) -> None:
     assert "--name=a name | with a bar" in slurm.asked[0]
     assert "--states=all" in slurm.asked[0]
     assert find_jobs(slurm.host, names=["chain"]) == ()
+
+
+@pytest.mark.parametrize("name", ["chain", "a,b"])
+@pytest.mark.parametrize("where", ["squeue", "sacct"])
+def test_another_users_job_of_that_name_is_not_ours(name: str, where: str) -> None:
+    rows = {
+        "squeue": f"{{}}|7|RUNNING|1|p|1:00|N/A|N/A|N/A||None|{name}\n",
+        "sacct": f"{{}}|7|COMPLETED|0:0|1|p|01:00:00|Unknown|Unknown|Unknown|n1|None|{name}\n",
+    }
+
+    def answer(argv: tuple[str, ...]) -> Completed:
+        jobs = {"7": "1000", "8": "1002"}
+        user = next((word.partition("=")[2] for word in argv if word.startswith("--user=")), "")
+        shown = (rows[where].format(job) for job, owner in jobs.items() if user in ("", owner))
+        return Completed(0, "".join(shown), "")
+
+    slurm = Answers(**{where: answer})
+    assert [job.job_id for job in find_jobs(slurm.host, names=[name])] == [7]
+
+
+def test_a_job_of_another_user_is_found_by_its_number() -> None:
+    shown = "JobId=8 JobName=theirs UserId=b(1002) JobState=RUNNING Reason=None ExitCode=0:0\n"
+    slurm = Answers(scontrol=Completed(0, shown, ""))
+    (job,) = find_jobs(slurm.host, ids=[8])
+    assert job.name == "theirs"
+    assert not any(word.startswith("--user") for command in slurm.asked for word in command)
 
 
 def test_a_name_with_a_comma_is_not_taken_for_two() -> None:

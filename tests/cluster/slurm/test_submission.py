@@ -180,6 +180,8 @@ def test_a_submission_is_looked_for_by_its_name() -> None:
     row = "7|7|PENDING|1|p|1:00|N/A|N/A|N/A||Priority|chain-1\n"
 
     def answer(argv: tuple[str, ...], _: bytes) -> Completed:
+        if "id" in argv:
+            return Completed(0, "1000\n", "")
         if "squeue" in argv:
             return Completed(0, row, "")
         return Completed(1, "", "Invalid job id specified; Slurm accounting storage is disabled")
