@@ -98,8 +98,8 @@ def test_what_a_recipe_commits_in_jobs_stays_small_enough_to_read_in_a_pull_requ
     folders = ("lib", *(name for name, one in shipped_recipes().items() if one.row is None))
     files = [path for folder in folders for path in (ROOT / "jobs" / folder).glob("*")]
     lines = {path: path.read_text().count("\n") for path in files}
-    assert sum(count for path, count in lines.items() if path.parent.name == "lib") < 960
-    assert lines[ROOT / "jobs/lib/chain.sh"] < 520
+    assert sum(count for path, count in lines.items() if path.parent.name == "lib") < 940
+    assert lines[ROOT / "jobs/lib/chain.sh"] < 500
     for path, count in lines.items():
         if path.name == "run.sh":
             phases = path.with_name("submit.sh").read_text().count("\n  submit ")
@@ -107,7 +107,7 @@ def test_what_a_recipe_commits_in_jobs_stays_small_enough_to_read_in_a_pull_requ
         elif path.suffix == ".sbatch":
             assert count <= 40, path
     assert sum(count for path, count in lines.items() if path.name.startswith("tf_")) <= 150
-    assert sum(lines.values()) <= 1_860
+    assert sum(lines.values()) <= 1_800
 
 
 # Names that say nothing to a reader; what JSON calls so stands in strings.

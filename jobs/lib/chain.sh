@@ -4,7 +4,7 @@
 # shellcheck disable=SC2153,SC2064 # run.sh sets RECIPE etc.; traps expand the name of the signal when they are set
 readonly CHAIN_INTERFACE=1
 JOBS=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-readonly NODE=$JOBS/lib/node.sh
+readonly NODE=$JOBS/lib/node.sh OWN_HINT='make it writable only by you, or set CAFFE_ROOT to another folder'
 
 print_help() {
   sed -n '2,/^$/s/^# \{0,1\}//p' "$JOBS/$RECIPE/run.sh"
@@ -248,7 +248,7 @@ find_lmdbs() {
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
   SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # all nodes share the Caffe root
-  ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" -
+  ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "$(whole_path "$TEST_LMDB")" # a solver may test
   for i in "${!hosts[@]}"; do
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
     case $state in
@@ -266,21 +266,6 @@ find_lmdbs() {
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"
-  check_test_lmdb "${HOSTS[@]}" # a solver may test while it trains
-}
-
-# Refuses a test LMDB that another user could have put there, as everybody can in /tmp: on hosts, or on this machine.
-check_test_lmdb() { # [HOST...]
-  local hosts=("$@") path i
-  path=$(whole_path "$TEST_LMDB")
-  if (($# > 0)); then ask_each "$@" -- read "$path" "$PWD"; else
-    hosts=("$(uname -n)") ANSWERS=("$(sh "$NODE" read "$path" "$PWD" | last_answer)")
-  fi
-  for i in "${!hosts[@]}"; do
-    [[ -n ${ANSWERS[i]} ]] || stop 3 "$TEST_LMDB: no answer from ${hosts[i]}; $(ssh_hint "${hosts[i]}")"
-    [[ ${ANSWERS[i]} == trusted ]] || stop 2 "$TEST_LMDB on ${hosts[i]}: ${ANSWERS[i]#refused }; \
-have its owner remove it, or set another test \`lmdb\` in the recipe"
-  done
 }
 
 # Copies the training LMDB to all nodes that lack it, at the same time.
@@ -427,7 +412,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
     command -v -- "$TRAINER" >/dev/null ||
       stop 3 "$3: trained, but not evaluated: $TRAINER not found from $PWD; run run.sh again where it exists"
     is_intact "$3" "$(sed -n 2p <<<"$settings")" || stop 3 "$3: $DAMAGED"
-    check_test_lmdb
+    check_own "have its owner remove it" "$PWD" "$(whole_path "$TEST_LMDB")"
     say "evaluating $3"
     logged "$4" test_model "$@" || stop 3 "evaluation: returned $?; see $log"
     check_log "$4" ''
@@ -438,12 +423,12 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
   say "done: $3: ${means//$'\n'/, } ($result)"
 }
 
-# Refuses a folder in which other users can create files, since links made by them would be followed; also if it is
-# the Caffe root and they could have put there what we read or run.
-check_own() { # FOLDER [PATH...]
+# Refuses a folder in which other users can create files, since links made by them would be followed; also if they could
+# have put there what we read or run.
+check_own() { # HINT FOLDER [PATH...]
   local answer
-  answer=$(sh "$NODE" trust "$1" "$PWD" "${@:2}" | last_answer) || true
-  [[ $answer == trusted ]] || stop 2 "$1: ${answer#refused }; make it writable only by you, or set CAFFE_ROOT to another folder"
+  answer=$(sh "$NODE" trust "$2" "$PWD" "${@:3}" | last_answer) || true
+  [[ $answer == trusted ]] || stop 2 "$2: ${answer#refused }; $1"
 }
 
 check_own_files() {
@@ -451,7 +436,7 @@ check_own_files() {
   for path in "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" "logs/$RECIPE"; do
     [[ -z $path ]] || paths+=("$(whole_path "$path")")
   done
-  check_own "$PWD" "${paths[@]}" "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
+  check_own "$OWN_HINT" "$PWD" "${paths[@]}" "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
 }
 
 # Two locks: only the script holds 7, and everything that it starts inherits 9. So an mpiexec that outlived its killed
@@ -459,7 +444,7 @@ check_own_files() {
 # Other users must not be able to open the locks: whoever can read a lock can hold it, and keep us waiting.
 lock() {
   mkdir -p -- "$STATE/incoming" || stop 3 "$STATE: cannot be written; check the disk"
-  check_own "$PWD/$STATE/incoming"
+  check_own "$OWN_HINT" "$PWD/$STATE/incoming"
   { (umask 077 && cd -- "$STATE" && touch script.lock lock && chmod 600 script.lock lock) &&
     exec 7>>"$STATE/script.lock" 9>>"$STATE/lock"; } ||
     stop 3 "$STATE: its locks cannot be written; check who owns them, and the disk"
@@ -497,7 +482,6 @@ start_chain() { # INTERFACE [--help]
   command -v -- "$TRAINER" >/dev/null ||
     say "$TRAINER: not found from $PWD; the nodes may have it${EVALUATES:+, but the evaluation needs it here}"
   # Training does not need it, and it may exist by the time of the evaluation.
-  [[ -z $EVALUATES ]] || check_test_lmdb
   [[ -z $EVALUATES || -s $TEST_LMDB/data.mdb ]] || say "$TEST_LMDB: no LMDB for the evaluation yet; $LMDB_HINT"
   for signal in INT TERM HUP; do trap "interrupted $signal" "$signal"; done
   stage

@@ -75,7 +75,7 @@ def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) 
     tools.chmod(0o777)
     code, _, error = place.call("--caffe", str(tools / "caffe"))
     assert (code, error.count("\n")) == (2, 1)
-    assert f"leads to {tools}, which can be changed by anybody; " in error
+    assert f"is used with {tools}, which can be changed by anybody; " in error
 
 
 def test_no_run_is_cancelled_whose_journal_anybody_can_write(place: Place) -> None:

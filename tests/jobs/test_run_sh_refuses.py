@@ -77,10 +77,11 @@ def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: S
     lmdb = small_cluster.root / small_cluster.recipe.data.test.lmdb
     os.chown(lmdb, 65534, 65534)
     said = small_cluster.refused()
-    assert (
-        f"{small_cluster.recipe.data.test.lmdb} on c401-001: belongs to user nobody (65534), who can" in said
+    used = (
+        f"on c401-001: is used with {lmdb}, which belongs to user nobody (65534), who can change its contents"
     )
-    assert "; have its owner remove it, or set another test `lmdb` in the recipe\n" in said
+    assert used in said
+    assert "; have its owner remove it, or set another `lmdb` in the recipe\n" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")

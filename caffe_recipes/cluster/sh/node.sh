@@ -47,7 +47,10 @@ relation() {
     case $1/ in
     "$target/") ;;
     "$target"/*) printf 'contains %s, which ' "${1#"$target"/}" ;;
-    *) case $target in "$1"/*) printf 'is under %s, which ' "$1" ;; *) printf 'leads to %s, which ' "$1" ;; esac ;;
+    *)
+        case $target in "$1"/*) how='is under' ;; *) [ "$reads" = no ] && how='leads to' || how='is used with' ;; esac
+        printf '%s %s, which ' "$how" "$1"
+        ;;
     esac
 }
 
@@ -115,7 +118,8 @@ check_read() {
         check_path "$1/data.mdb"
         check_folder "$(dirname "$(readlink -f -- "$1/data.mdb")")"
     fi
-    if [ -L "$1/lock.mdb" ]; then reads=no && check_step "$1/lock.mdb"; fi
+    reads=no
+    [ ! -L "$1/lock.mdb" ] || check_step "$1/lock.mdb"
 }
 
 # PATH: prints the free bytes of its disk, found from its nearest parent that exists.
@@ -359,13 +363,9 @@ node() {
     esac
     case $verb in
     read) check_read "$target"; answer trusted ;;
-    trust) # also further paths, which we only read or run
-        check_folder "$target"
-        for path in "$@"; do check_read "$path"; done
-        answer trusted
-        ;;
+    trust) check_folder "$target"; for path in "$@"; do check_read "$path"; done; answer trusted ;; # those are only read or run
     manifest) manifest ;;
-    probe) check_folder "$folder"; probe "$@" ;;
+    probe) check_folder "$folder"; [ -z "${3-}" ] || check_read "$3"; probe "$@" ;; # an LMDB that is only read
     stage) stage "$@" ;;
     file-expect) file_expect ;;
     file-sum) file_sum ;;
