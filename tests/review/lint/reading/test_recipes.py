@@ -183,19 +183,26 @@ def test_an_acceptance_of_what_there_is_not_is_an_error(
     assert unknown.write.startswith(write)
 
 
-def test_a_place_is_in_the_generated_file_where_that_is_as_generated(
+def test_a_place_is_in_the_recipe_but_for_a_net_in_the_generated_file_if_that_is_as_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for path, text in generate(load_recipe("digits-local")).items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)
-    jumps = [one.where for one in lint(["digits-local"], LintOptions()) if one.id == "join-jump"]
-    assert jumps[0].startswith("prototxt/digits-local/solver_cyc1.prototxt:")
-    Path("prototxt/digits-local/solver_cyc1.prototxt").write_text("stale")
-    stale = [one.where for one in lint(["digits-local"], LintOptions()) if one.id == "join-jump"]
-    assert stale[0].startswith("digits-local.yaml:")
-    assert stale[1:] == jumps[1:]
+
+    def places_of(rule: str) -> list[str]:
+        return [one.where for one in lint(["digits-local"], LintOptions()) if one.id == rule]
+
+    assert places_of("join-jump")[0].startswith("digits-local.yaml:")
+    nets = places_of("zero-start-partly")
+    assert nets[0].startswith("prototxt/digits-local/train_val.prototxt:")
+    Path("prototxt/digits-local/train_val.prototxt").write_text("stale")
+    stale = places_of("zero-start-partly")
+    assert sorted(where.partition(":")[0] for where in stale) == [
+        "digits-local.yaml",
+        "prototxt/digits-local/train_val_noaug.prototxt",
+    ]
 
 
 def test_without_the_generated_files_a_place_is_the_recipe_s_own_line(
