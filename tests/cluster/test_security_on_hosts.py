@@ -361,7 +361,7 @@ def own(net):
 
 @pytest.fixture
 def project() -> Iterator[Path]:
-    """Give a project whose recipe has a function make its net, in a file that everybody may write."""
+    """Give a project whose recipe has a function make its net, and a folder where everybody may write."""
     text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     net = {"name": "own", "classes": 10, "function": "my_nets:own"}
     raw = yaml.safe_load(text) | {"name": "mine", "accept": [], "net": net}
@@ -372,7 +372,7 @@ def project() -> Iterator[Path]:
         (folder / "my_nets.py").write_text(OWN_NETS)
         folder.parent.chmod(0o755)
         (folder / "state").chmod(0o1777)  # as /tmp
-        (folder / "my_nets.py").chmod(0o666)
+        (folder / "my_nets.py").chmod(0o644)
         yield folder
 
 
@@ -417,12 +417,19 @@ def test_another_user_can_neither_read_nor_change_our_consent(project: Path) -> 
 
 def test_code_that_another_user_changed_is_not_run(project: Path) -> None:
     assert ours(project, "generate", "mine.yaml").returncode == 0
+    (project / "my_nets.py").chmod(0o666)
     assert as_mallory(project, "echo 'import os; os.mkdir(\"hacked\")' >>my_nets.py") == 0
     for words in (["summary", "mine.yaml"], ["lint", "mine.yaml"], ["submit", "--dry-run", "mine.yaml"]):
         done = ours(project, *words)
         assert done.returncode == 2, done.stdout
-        assert "my_nets.py has changed since you allowed it" in done.stderr
+        assert "my_nets.py is not run: anybody can change it" in done.stderr
         assert not (project / "ran").exists()
+        assert not (project / "hacked").exists()
+    (project / "my_nets.py").chmod(0o644)
+    for words in (["summary", "mine.yaml"], ["lint", "mine.yaml"], ["submit", "--dry-run", "mine.yaml"]):
+        done = ours(project, *words)
+        assert done.returncode == 2, done.stdout
+        assert "my_nets.py has changed since you allowed it" in done.stderr
         assert not (project / "hacked").exists()
 
 
