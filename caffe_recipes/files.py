@@ -41,10 +41,7 @@ _PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class UntrustedPathError(PermissionError):
     """Raised for a path where another user could have put a file or could exchange ours."""
 
-    @property
-    def why(self) -> str:
-        """The reason, without what to do next."""
-        return str(self.strerror).rpartition("; ")[0]
+    why = ""  # the reason, without what to do next
 
 
 def name_beside(path: Path) -> Path:
@@ -253,9 +250,11 @@ def _naming(path: Path) -> Iterator[None]:
     """Make an OSError name the intended file, not the temporary one next to it."""
     try:
         yield
+    except UntrustedPathError as error:
+        error.filename = str(path)
+        raise
     except OSError as error:
-        kind = UntrustedPathError if isinstance(error, UntrustedPathError) else OSError
-        raise kind(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @dataclass(frozen=True)
@@ -385,7 +384,9 @@ def _is_open(folder: os.stat_result) -> bool:
 
 
 def _untrusted(why: str, hint: str = "choose another folder") -> OSError:
-    return UntrustedPathError(errno.EPERM, f"{why}; {hint}")
+    error = UntrustedPathError(errno.EPERM, f"{why}; {hint}")
+    error.why = why
+    return error
 
 
 def _name_of(folder: int) -> str:

@@ -22,8 +22,7 @@ from caffe_recipes.run.snapshots import (
     verify_digest,
     verify_kept,
 )
-from caffe_recipes.run.staging import find_staging_env, refusal, stage_run
-from caffe_recipes.run.trust import check_data
+from caffe_recipes.run.staging import check_data, find_staging_env, refusal, stage_run
 
 _HASH_S = 600.0
 

@@ -1,4 +1,7 @@
-"""Stage a recipe's training data, an LMDB or TFRecords, on the hosts of a hostfile; remove it again."""
+"""Stage a recipe's training data, an LMDB or TFRecords, on the hosts of a hostfile; remove it again.
+
+Data that are not staged are checked: no other user may have put them there, as everybody can in /tmp.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from caffe_recipes.cluster import remote
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import ask_all, open_all
+from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
 from caffe_recipes.cluster.staging.plan import CopyRates, How
@@ -225,3 +229,34 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
         cleaned.get(host.name) or Cleaned(host.name, f"not cleaned: {busy[host.name]}", failed=True)
         for host in hosts
     ]
+
+
+DataPart = Literal["train", "test"]
+_ASK_S = 120.0
+_HINTS = {
+    "train": "have it removed and stage your own copy (--lmdb-source), or set another folder in the recipe",
+    "test": "have it removed, or set a folder with your own copy in the recipe",
+}
+
+
+def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> tuple[Answer[object], ...]:
+    """Ask hosts who could have put the data there; the error of an answer names the folder and its owner.
+
+    Test data are asked about on this machine, which evaluates, and on the hosts only if ranks read them too.
+    """
+    trainer = setting.trainer
+    folder = trainer.data_folder if part == "train" else trainer.test_folder
+    if folder is None:
+        return ()
+    if part == "test":
+        here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
+        hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
+    path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
+    return ask_all(hosts, lambda host: remote.ask_node(host, "read", path, root, hint=hint), _ASK_S)
+
+
+def check_data(setting: Setting, part: DataPart) -> None:
+    """Raise ClusterError if another user could have put the data there that a run reads."""
+    error = first_error(ask_about_data(setting, part, setting.hosts))
+    if error is not None:
+        raise error

@@ -15,7 +15,7 @@ from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
-from caffe_recipes.run.trust import DataPart, check_data
+from caffe_recipes.run.staging import DataPart, check_data
 
 if TYPE_CHECKING:
     from tests.chain.conftest import Place

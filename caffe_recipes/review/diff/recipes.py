@@ -65,10 +65,10 @@ def compare_recipes(old: RecipeSide, new: RecipeSide, defaults: bool = False) ->
 
 def _build_all(side: RecipeSide, *, with_nets: bool) -> dict[str, Message]:
     """Return the messages that `generate` writes; `net:` lacks its folder, which is a value of the recipe."""
-    recipe = side.recipe
     from caffe_recipes.render.nets import build_net  # pydantic: not for files
     from caffe_recipes.render.solvers import build_solver  # pydantic: not for files
 
+    recipe = side.recipe
     found: dict[str, Message] = {}
     for phase in recipe.phases:
         solver = build_solver(recipe, phase)
