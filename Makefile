@@ -55,7 +55,7 @@ proto: $(STAMP)
 ## generate: rewrite prototxt/ and jobs/ from the shipped recipes, and the digests of the paper's runs
 generate: $(STAMP)
 	$(BIN)/caffe-recipes generate $(RECIPES)
-	$(BIN)/python -m tests.generate.family_digests
+	$(BIN)/python -m tests.render.family_digests
 
 ## house: count the package's modules, classes and statements, compared with those before the rewrite
 house: $(STAMP)

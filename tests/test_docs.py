@@ -40,13 +40,13 @@ NOT_RUN = {
     r"source |git config|eval ": "changes the reader's shell or configuration",
     r"caffe-recipes completion .* > ~/": "writes to the reader's home: tests/cli/test_setup.py",
     r"caffe-recipes run digits-(local|cyclic)": "trains for minutes: make demo does, and .ci/run",
-    r"caffe-recipes run (mine|photos)\.yaml": "trains for half a minute, as tests/chain/test_end_to_end.py",
-    r"caffe-recipes ensemble ": "needs the run before it: tests/chain/ensemble",
+    r"caffe-recipes run (mine|photos)\.yaml": "trains for half a minute, as tests/run/test_end_to_end.py",
+    r"caffe-recipes ensemble ": "needs the run before it: tests/run/ensemble",
     r"caffe-recipes (run|preflight|stage) .*--hostfile": "needs hosts: tests/cluster",
     r"caffe-recipes (submit|status) ": "needs Slurm: tests/cluster/slurm",
     r"caffe-recipes data (build --images|check ilsvrc12)": "needs images: tests/cli/test_data.py",
-    r"caffe-recipes new --net": "needs images: tests/making/test_asked.py",
-    r"caffe-recipes adopt models/": "needs the reader's files: tests/making/test_adopt.py",
+    r"caffe-recipes new --net": "needs images: tests/authoring/test_asked.py",
+    r"caffe-recipes adopt models/": "needs the reader's files: tests/authoring/test_adopt.py",
     r"(mpiexec\.hydra .*)?caffe-torch ": "trains: tests/engine",
 }
 

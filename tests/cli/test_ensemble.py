@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain.conftest import RECIPE
-from tests.chain.told_run import WHOLE, tell_run
+from tests.run.conftest import RECIPE
+from tests.run.recorded_run import WHOLE, tell_run
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain.conftest import RECIPE
-from tests.chain.told_run import finished, launched, started, tell_run
+from tests.run.conftest import RECIPE
+from tests.run.recorded_run import finished, launched, started, tell_run
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

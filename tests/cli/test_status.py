@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain.conftest import RECIPE
-from tests.chain.told_run import WHOLE, launched, started, tell_run
+from tests.run.conftest import RECIPE
+from tests.run.recorded_run import WHOLE, launched, started, tell_run
 
 STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
 

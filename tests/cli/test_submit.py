@@ -14,7 +14,7 @@ from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.dialect import translate_whole
 from caffe_recipes.render.tree import generate, write_files
-from tests.chain.conftest import RECIPE
+from tests.run.conftest import RECIPE
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

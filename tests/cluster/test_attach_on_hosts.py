@@ -20,9 +20,9 @@ from rich.console import Console
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
-from tests.chain import fake_caffe
-from tests.chain.conftest import RECIPE, _write_lmdb
 from tests.cluster.harness.cluster import Cluster
+from tests.run import fake_caffe
+from tests.run.conftest import RECIPE, _write_lmdb
 
 pytestmark = pytest.mark.cluster
 

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.errors import ClusterError, HostFailed, InputError, RunFailed
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.folders import create_run
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from tests.stand_in_host import StandInHost, answer_call
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+HERE = socket.gethostname()
+Event = tuple[str, dict[str, object]]
+FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
+
+
+class Watcher:
+    """Watches as attach does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+
+    def __init__(self, place: Place, connect: Callable[[str], Host] = LocalHost) -> None:
+        self.place, self.output, self.now_s = place, io.StringIO(), 0.0
+        self.connect = connect
+        self.meanwhile: Callable[[str], object] = lambda said: None
+        self.rests_s = 0.02
+        self.until = time.monotonic() + 600
+
+    def watch(self, run: str = "small", on: str | None = None, *, once: bool = False) -> str:
+        """Attach, and return what that has said."""
+        ticks = itertools.count(0, 60)  # each line of progress is due
+        reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: next(ticks))
+        env = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
+        attach(run, AttachOptions(str(self.place.root), on, once), reporter, env)
+        return self.output.getvalue()
+
+    def _pause(self, seconds: float) -> None:
+        assert time.monotonic() < self.until, self.output.getvalue()
+        self.now_s += seconds
+        self.meanwhile(self.output.getvalue())
+        time.sleep(self.rests_s)
+
+
+def make_run(place: Place, *events: Event, log: str = "") -> Path:
+    """Write a run that no process has carried on, as far as these events."""
+    folder, recipe = place.root / "runs" / "small-1", load_recipe(place.recipe)
+    folder.parent.mkdir()
+    journal = create_run(folder, recipe, {}, lambda: 1_700_000_000.0)
+    for event, details in events:
+        journal.write(event, **details)
+    journal.close()
+    (folder / "logs" / "init-1.log").write_text(log)
+    (folder / "snapshots" / "last.caffemodel").write_bytes(b"weights")
+    return folder
+
+
+def started(pid: int = 2**22 + 1, host: str = HERE) -> Event:
+    return "started", {"pid": pid, "host": host}
+
+
+def launched(phase: str = "init", attempt: int = 1) -> Event:
+    log = f"runs/small-1/logs/{phase}-{attempt}.log"
+    return "launched", {"phase": phase, "attempt": attempt, "log": log, "host": HERE, "stamp": None}
+
+
+def finished(phase: str) -> Event:
+    return "finished", {"phase": phase, "snapshot": f"runs/small-1/snapshots/{phase}.caffemodel", **FINISHED}
+
+
+EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
+WHOLE = (started(), launched(), finished("init"), finished("cyc1"), finished("last"), EVALUATED)
+LOG = """\
+[0] I1120 11:49:33.000000  6374 solver.cpp:312] Iteration 0, loss = 2.5
+[1] I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9
+[0] I1120 11:49:33.000000  6374 sgd_solver.cpp:219] Iteration 0, lr = 0.1
+[0] I1120 11:49:34.000000  6374 solver.cpp:312] Iteration 2, loss = 1.25
+[0] I1120 11:49:34.000000  6374 sgd_solver.cpp:219] Iteration 2, lr = 0.1
+[0] I1120 11:49:35.000000  6374 solver.cpp:312] Iteration 4, lo"""
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: str | None) -> None:
+    place.behave(cyc1="waits")
+    run, watcher = place.start(), Watcher(place)
+    while not (place.root / "runs/small-1/journal.jsonl").exists():
+        time.sleep(0.02)
+
+    def release(said: str) -> None:
+        if "cyc1 2/3  4/6" in said:
+            (place.root / "release").touch()
+
+    watcher.meanwhile = release
+    said = watcher.watch(on=on).splitlines()
+    ours, _ = run.communicate(timeout=600)
+    assert run.returncode == 0
+    table = next(index for index, line in enumerate(said) if line.startswith("phase "))
+    assert said[table:] == ours.splitlines()[-len(said[table:]) :]
+    begins = f"runs/small-1: log and state of this run; process {run.pid} on {HERE}"
+    whole = ours.splitlines()
+    run_s = [line for line in whole[whole.index(begins) :] if not line.startswith("  ")]
+    assert [line for line in said if not line.startswith("  ")] == run_s  # all but progress
+
+
+def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
+    folder = make_run(place, started(), launched(), log=LOG)
+    holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place)
+    holder.write("started", pid=os.getpid(), host=HERE)
+    before = place.tree()
+
+    def go_on(said: str) -> None:
+        assert place.tree() == before
+        holder.close()
+        journal = Journal(folder / "journal.jsonl")  # and so can a run
+        for event, details in WHOLE[2:]:
+            journal.write(event, **details)
+        journal.close()
+
+    watcher.meanwhile = go_on
+    assert "model: runs/small-1/snapshots/last.caffemodel" in watcher.watch()
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_once_tells_where_a_run_stands(place: Place, on: str | None) -> None:
+    folder = make_run(place, started(), launched(), finished("init"), launched("cyc1"))
+    (folder / "logs" / "cyc1-1.log").write_text(LOG)
+    journal = folder / "journal.jsonl"
+    journal.write_text(journal.read_text().replace(str(2**22 + 1), str(os.getpid())))
+    with closing(Journal(journal)):
+        said = Watcher(place).watch(on=on, once=True)
+    assert said.splitlines()[1:] == [
+        "init: 8 iterations from the nets' fillers",
+        "init: finished in 3 s, 1,234 images/s; runs/small-1/snapshots/init.caffemodel",
+        "cyc1: 6 iterations from runs/small-1/snapshots/small_init_iter_8.caffemodel",
+        "  cyc1 2/3  2/6  lr 0.1         loss 1.250       128 images/s  "
+        "phase    0:02 left  run     0:04 left",
+    ]
+
+
+@pytest.mark.parametrize("given", ["runs/small-1", "runs/small-1/", "small-1", "small", "YAML", "folder"])
+def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, given: str) -> None:
+    folder = make_run(place, *WHOLE)
+    said = Watcher(place).watch({"YAML": str(place.recipe), "folder": str(folder)}.get(given, given))
+    assert said.splitlines()[-2:] == [
+        "loss3/top-1: 75.00 % (reported: 76.3 %)",
+        "model: runs/small-1/snapshots/last.caffemodel",
+    ]
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_of_a_finished_run_whose_model_is_gone_that_is_said(place: Place, on: str | None) -> None:
+    folder = make_run(place, *WHOLE)
+    model, named = folder / "snapshots/last.caffemodel", "model: runs/small-1/snapshots/last.caffemodel"
+    assert Watcher(place).watch(on=on, once=True).splitlines()[-1] == named
+    model.unlink()
+    gone = f"{model}: the model is missing; restore it, or train again with --new"
+    assert Watcher(place).watch(on=on, once=True).splitlines()[-2:] == [named, gone]
+
+
+def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
+    first = make_run(place, *WHOLE)
+    for number in (9, 10):
+        (first.parent / f"small-{number}").mkdir()
+        for name in ("journal.jsonl", "recipe.json"):
+            (first.parent / f"small-{number}" / name).write_text((first / name).read_text())
+    assert Watcher(place).watch("small").startswith("runs/small-10: ")
+
+
+def test_a_run_that_is_not_there_is_told_with_those_that_are(place: Place) -> None:
+    make_run(place)
+    with pytest.raises(InputError, match=r"no run or recipe is named 'smal-1'; did you mean 'small-1'\?"):
+        Watcher(place).watch("smal-1")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "not JSON"), ("[]", "valid"), ('{"name": "x"}', "title: Field required")]
+)
+def test_a_spoilt_recipe_is_named(place: Place, text: str, said: str) -> None:
+    (make_run(place) / "recipe.json").write_text(text)
+    with pytest.raises(InputError, match=rf"small-1/recipe\.json: is not the recipe of a run: .*{said}"):
+        Watcher(place).watch()
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_failed_run_ends_as_the_run_did(place: Place, once: bool) -> None:
+    make_run(place, started(), launched(), ("failed", {"phase": "init", "reason": "the loss is nan"}))
+    with pytest.raises(RunFailed) as caught:
+        Watcher(place).watch(once=once)
+    assert str(caught.value) == "phase init: failed: the loss is nan; log: runs/small-1/logs/init-1.log"
+
+
+def test_an_interrupted_run_says_how_to_go_on(place: Place) -> None:
+    make_run(place, started(), launched(), ("interrupted", {"signal": "SIGINT", "trained": False}))
+    with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes"):
+        Watcher(place).watch()
+
+
+def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -> None:
+    place.behave(init="waits")
+    run = place.start()
+    log = place.root / "runs/small-1/logs/init-1.log"
+    while not log.exists() or "Iteration 4, lr" not in log.read_text():
+        time.sleep(0.02)
+    watcher = Watcher(place)
+
+    def kill(said: str) -> None:
+        run.kill()
+        run.wait()
+
+    watcher.meanwhile = kill
+    with pytest.raises(RunFailed) as caught:
+        watcher.watch(str(place.recipe))
+    command = f"`caffe-recipes run '{place.recipe}'`"
+    assert (
+        str(caught.value)
+        == f"runs/small-1: process {run.pid} on {HERE} has ended unexpectedly; {command} resumes it"
+    )
+    assert "init 1/3  4/8" in watcher.output.getvalue()
+    run.communicate()
+    (place.root / "release").touch()
+
+
+CHECKPOINT = dict.fromkeys(
+    ("state", "state_sha256", "model", "model_sha256", "state_path", "model_path"), "x"
+)
+
+
+def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:
+    failed: Event = ("failed", {"phase": "init", "reason": "node3 is dead"})
+    more: tuple[Event, ...] = (
+        ("retrying", {"number": 1, "retries": 3}),
+        ("replaced", {"host": "node3", "spare": "node9"}),
+        ("checkpointed", {**CHECKPOINT, "phase": "init", "iteration": 4000}),
+        ("heard", {"a": [1, {"b": "of a later version"}]}),
+        ("finished later", {"phase": 7}),
+    )
+    make_run(place, started(), launched(), failed, *more, launched("init", 2), *WHOLE[2:])
+    said = Watcher(place).watch().splitlines()
+    assert said[2:7] == [
+        "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
+        "trying again (1 of 3)",
+        "node9 replaces node3",
+        "init: checkpoint at iteration 4,000",
+        "init: 8 iterations from the nets' fillers",
+    ]
+
+
+def test_what_earlier_processes_did_is_told_in_short(place: Place) -> None:
+    failed: Event = ("failed", {"phase": "cyc1", "reason": "x"})
+    make_run(place, *WHOLE[:3], launched("cyc1"), failed, started(77), launched("cyc1", 2), *WHOLE[3:])
+    said = Watcher(place).watch().splitlines()
+    assert said[0].endswith(f"; process 77 on {HERE}")
+    assert said[1] == "init: finished before; runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    assert not any("failed" in line for line in said)
+
+
+def test_what_a_run_remarks_is_shown_and_resumes_nothing(place: Place) -> None:
+    failed: Event = ("failed", {"phase": "init", "reason": "x"})
+    remark: Event = ("notice", {"message": "first the end of side is waited for, which trains"})
+    of_phase: Event = ("notice", {"message": "no checkpoint: the disk is full", "phase": "init"})
+    make_run(place, started(), launched(), of_phase, failed, remark)
+    watcher = Watcher(place)
+    with pytest.raises(RunFailed, match=r"^phase init: failed: x; log: "):
+        watcher.watch()
+    lines = [line for line in watcher.output.getvalue().splitlines() if not line.startswith("  ")]
+    assert lines[2:] == [
+        "init: no checkpoint: the disk is full",
+        "first the end of side is waited for, which trains",
+    ]
+
+
+def test_of_a_long_log_the_end_is_read(place: Place) -> None:
+    noise = "[0] " + "x" * 4091 + "\n"
+    folder = make_run(place, started(), launched(), log=noise * 600 + LOG)
+    with closing(Journal(folder / "journal.jsonl")) as held:
+        held.write("started", pid=os.getpid(), host=HERE)
+        assert "  init 1/3  2/8  lr 0.1" in Watcher(place).watch(once=True)
+
+
+class LosesTouch(LocalHost):
+    """A host whose connection is lost for a while, after a few commands."""
+
+    commands = 0
+
+    def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
+        LosesTouch.commands += 1
+        if 4 < LosesTouch.commands < 9:
+            raise HostFailed(self.name, "the connection was lost", "check the host")
+        return super().run(argv, timeout_s)
+
+
+def test_a_lost_connection_is_told_once_and_opened_again(place: Place) -> None:
+    folder = make_run(place, started(), launched(), log=LOG)
+    holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place, LosesTouch)
+    holder.write("started", pid=os.getpid(), host=HERE)
+    LosesTouch.commands = 0
+
+    def go_on(said: str) -> None:
+        if "connected again" in said:
+            for event, details in WHOLE[2:]:
+                holder.write(event, **details)
+
+    watcher.meanwhile = go_on
+    said = watcher.watch(on="login1").splitlines()
+    holder.close()
+    assert said.count("login1: the connection was lost; check the host; trying again") == 1
+    assert said.count("login1: connected again") == 1
+    assert watcher.now_s > 10, "it is not tried all the time"
+    assert said[-1].startswith("model: ")
+
+
+def test_a_host_that_cannot_be_reached_at_first_is_an_error(place: Place) -> None:
+    fault = HostFailed("login1", "is not known", "add its key")
+    with pytest.raises(ClusterError, match="login1: is not known; add its key"):
+        Watcher(place, lambda name: StandInHost(name, fault=fault)).watch(on="login1")
+
+
+def test_a_process_on_another_host_is_asked_for_there(place: Place) -> None:
+    make_run(place, started(77, "login7"), launched(), log=LOG)
+    records = ("node login7", "lives no", "end")
+    host = StandInHost("login7", answer=lambda argv, stdin: answer_call(argv, *records))
+    with pytest.raises(RunFailed, match="process 77 on login7 has ended unexpectedly"):
+        Watcher(place, lambda name: host).watch()
+    assert host.asked[0][0][5:] == ("look", "77", "login7", str(place.root / "runs/small-1/journal.jsonl"))
+
+
+def be_dead(name: str) -> Host:
+    return StandInHost(name, fault=HostFailed(name, "does not answer", "check it"))
+
+
+def be_no_host(name: str) -> Host:
+    raise InputError("", f"{name!r} does not answer", "write a name or an address")
+
+
+@pytest.mark.parametrize("reach", [be_dead, be_no_host])
+def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(
+    place: Place, reach: Callable[[str], Host]
+) -> None:
+    folder = make_run(place, started(77, "login7"), launched(), log=LOG)
+    watcher = Watcher(place, reach)
+
+    watcher.rests_s = 0
+
+    def go_on(said: str) -> None:
+        if watcher.now_s > 60:
+            make_failed(folder)
+
+    watcher.meanwhile = go_on
+    with pytest.raises(RunFailed, match="phase init: failed: at last"):
+        watcher.watch()
+    said = watcher.output.getvalue()
+    assert (
+        said.count("cannot tell whether process 77 on login7 is alive: ")
+        == said.count("does not answer")
+        == 1
+    )
+
+
+def make_failed(folder: Path) -> None:
+    text = (folder / "journal.jsonl").read_text()
+    if "at last" not in text:
+        line = {
+            "time": "2026-11-20T12:00:00.000+00:00",
+            "event": "failed",
+            "phase": "init",
+            "reason": "at last",
+        }
+        (folder / "journal.jsonl").write_text(f"{text}{json.dumps(line)}\n")
+
+
+def call(place: Place, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", "from caffe_recipes.cli.main import main; main()", "attach", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        argv, cwd=place.root, stdout=pipe, stderr=pipe, text=True, preexec_fn=_listen, start_new_session=True
+    )
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
+    place.behave(init="waits")
+    run = place.start()
+    while not (place.root / "runs/small-1/journal.jsonl").exists():
+        time.sleep(0.02)
+    watching = call(place, "small")
+    assert watching.stdout
+    while "init 1/3  4/8" not in (line := watching.stdout.readline()):
+        assert line
+    watching.send_signal(signal.SIGINT)
+    _, complained = watching.communicate(timeout=600)
+    assert (watching.returncode, complained) == (130, "detached; the run continues\n")
+    (place.root / "release").touch()
+    run.communicate(timeout=600)
+    assert run.returncode == 0
+    done = call(place, "small-1", "--once")
+    assert "loss3/top-1: 75.00 %" in done.communicate(timeout=600)[0]
+    assert done.returncode == 0
+
+
+def test_what_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> None:
+    make_run(place, started(), launched())
+    for words, code in ((["small", "--on", "a;b"], 2), (["small"], 3)):
+        done = call(place, *words)
+        _, complained = done.communicate(timeout=600)
+        assert (done.returncode, complained.count("\n")) == (code, 1)
+        assert complained.startswith("Error: ")

@@ -1,0 +1,147 @@
+"""Watching a run that a job of Slurm's carries on, or is to."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.run.console import Reporter
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from caffe_recipes.run.monitor.logs import LogOptions, show_log
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
+from tests.run.recorded_run import EVALUATED, finished, launched, started, tell, tell_run
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+WAITS = Job(12, "small-a", State.PENDING, reason="Resources")
+RUNS = Job(12, "small-a", State.RUNNING)
+ENDED = Job(12, "small-a", State.TIMEOUT)
+
+
+class Watcher:
+    """Watches as attach does; its clock goes when it pauses, and of `meanwhile` one thing happens then."""
+
+    def __init__(self, place: Place, job: Job | None = WAITS) -> None:
+        self.place, self.job = place, job
+        self.output, self.now_s = io.StringIO(), 0.0
+        self.meanwhile: list[Callable[[], object]] = []
+        journal = SubmissionJournal(submissions_path(place.root, "small"), lambda: 1_700_000_000.0)
+        journal.begin(Submission("small-a", "a", "chain.sbatch", 0.0))
+        journal.settle("small-a", 12)
+        journal.close()
+        self.until = time.monotonic() + 600
+
+    def watch(self, run: str = "small", *, once: bool = False) -> list[str]:
+        reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: self.now_s)
+        env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        attach(run, AttachOptions(str(self.place.root), once=once), reporter, env, self._ask)
+        return self.said()
+
+    def said(self) -> list[str]:
+        return self.output.getvalue().splitlines()
+
+    def see(self, job: Job | None) -> Callable[[], None]:
+        return lambda: setattr(self, "job", job)
+
+    def _ask(self, ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        if self.job is None:
+            raise ClusterError("login1", "Slurm gives no answer", "ask again later")
+        return [self.job]
+
+    def _pause(self, seconds: float) -> None:
+        assert time.monotonic() < self.until, self.said()
+        self.now_s += 11  # so that Slurm is asked each time
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+
+def begin(place: Place, log: str = "") -> Path:
+    return tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=log)
+
+
+def end(place: Place) -> None:
+    tell(place.root / "runs/small-1", finished("init"), finished("cyc1"), finished("last"), EVALUATED)
+
+
+def test_while_the_job_waits_its_state_is_told_until_the_run_is_there(place: Place) -> None:
+    watcher = Watcher(place)
+    watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place), lambda: None, lambda: end(place)]
+    said = watcher.watch()
+    assert said[:2] == ["job 12 waits: its nodes are still in use (Resources)", "job 12 is running"]
+    assert said[2].startswith("runs/small-1: log and state of this run; process ")
+    assert said[-1].startswith("runs/small-1/snapshots") or "model" in said[-1]
+
+
+def test_once_tells_of_the_job_and_ends(place: Place) -> None:
+    assert Watcher(place).watch(once=True) == ["job 12 waits: its nodes are still in use (Resources)"]
+
+
+def test_a_job_that_ends_without_a_run_is_a_failure(place: Place) -> None:
+    watcher = Watcher(place)
+    watcher.meanwhile = [watcher.see(ENDED)]
+    with pytest.raises(RunFailed, match="small: has no run: job 12 was terminated at its time limit"):
+        watcher.watch()
+
+
+def test_a_run_whose_job_is_queued_again_is_waited_for(place: Place) -> None:
+    watcher = Watcher(place)
+    folder = begin(place)
+    tell(folder, ("interrupted", {"signal": "SIGUSR1"}))
+    watcher.meanwhile = [
+        lambda: None,
+        lambda: None,
+        watcher.see(RUNS),
+        lambda: tell(folder, started(host="node8", job="12"), launched("init", 2)),
+        lambda: end(place),
+    ]
+    said = watcher.watch()
+    assert "job 12 waits: its nodes are still in use (Resources)" in said
+    assert any(line.startswith("runs/small-1: interrupted by SIGUSR1") for line in said)
+
+
+def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
+    begin(place)
+    with pytest.raises(RunFailed, match="on node7 has ended unexpectedly"):
+        Watcher(place, ENDED).watch()
+
+
+def test_a_scheduler_that_goes_away_is_told_with_what_was_known_last(place: Place) -> None:
+    watcher = Watcher(place)
+    watcher.meanwhile = [watcher.see(None), watcher.see(RUNS), lambda: begin(place), lambda: end(place)]
+    said = watcher.watch()
+    now = time.strftime("%H:")
+    assert said[1].startswith(f"job 12 unknown since {now}")
+    assert said[1].endswith(
+        "(it waits: its nodes are still in use (Resources)): login1: Slurm gives no answer; ask again later"
+    )
+
+
+def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
+    watcher = Watcher(place)
+    said: list[str] = []
+    log: list[bytes] = []
+    watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place, "a\n"), lambda: None, lambda: end(place)]
+    env = FollowEnv(lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s)
+    options = LogOptions(str(place.root), follow=True)
+    show_log("small", options, log.append, said.append, env, watcher._ask)
+    assert b"".join(log) == b"a\n"
+    assert said == [
+        "job 12 waits: its nodes are still in use (Resources)",
+        "job 12 is running",
+        "==> runs/small-1/logs/init-1.log <==",
+    ]
+
+
+def test_without_run_and_job_it_is_bad_input(place: Place) -> None:
+    with pytest.raises(InputError, match="no run or recipe is named 'large'"):
+        Watcher(place).watch("large")

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.errors import InputError, RunFailed
+from caffe_recipes.run.journal import Journal
+from caffe_recipes.run.monitor.follow import FollowEnv
+from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
+from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
+from tests.run.recorded_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+
+class Reader:
+    """Reads as `logs` does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.now_s = place, 0.0
+        self.log = b""
+        self.said: list[str] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        self.until = time.monotonic() + 600
+
+    def read(self, run: str = "small", **options: object) -> str:
+        given = LogOptions(str(self.place.root), **options)  # type: ignore[arg-type]
+        env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
+        show_log(run, given, self._write, self.said.append, env)
+        return self.log.decode()
+
+    def _write(self, data: bytes) -> None:
+        self.log += data
+
+    def _pause(self, seconds: float) -> None:
+        assert time.monotonic() < self.until, self.log
+        self.now_s += seconds
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+
+
+def two_logs(place: Place) -> None:
+    folder = tell_run(
+        place.root, place.recipe, started(), launched(), finished("init"), launched("cyc1"), log=LOG
+    )
+    (folder / "logs" / "cyc1-1.log").write_text("[0] of cyc1\n")
+
+
+@pytest.mark.parametrize("on", [None, "localhost"])
+def test_the_log_of_the_phase_that_trains_is_written(place: Place, on: str | None) -> None:
+    two_logs(place)
+    reader = Reader(place)
+    assert reader.read(on=on) == "[0] of cyc1\n"
+    assert reader.said == ["==> runs/small-1/logs/cyc1-1.log <=="]
+
+
+def test_that_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> None:
+    two_logs(place)
+    assert Reader(place).read(phase="init") == f"{LOG}\n"
+
+
+def test_the_words_of_a_rank_come_without_its_label(place: Place) -> None:
+    two_logs(place)
+    said = Reader(place).read(phase="init", rank=1)
+    assert said == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
+
+
+def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place) -> None:
+    folder = tell_run(
+        place.root, place.recipe, started(), launched(), failed("init", "x"), launched("init", 2)
+    )
+    (folder / "logs" / "init-2.log").write_text("[0] again\n")
+    assert Reader(place).read() == "[0] again\n"
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("cyc9", "runs/small-1: has no phase 'cyc9'; there are: init, cyc1, last"),
+        ("cyc1", "runs/small-1: phase cyc1 has not been launched; wait for it with -f"),
+        (None, "runs/small-1: no phase has been launched; wait for it with -f"),
+    ],
+)
+def test_a_log_that_is_not_there_is_one_line(place: Place, phase: str | None, said: str) -> None:
+    tell_run(place.root, place.recipe, started())
+    with pytest.raises(InputError) as caught:
+        Reader(place).read(phase=phase)
+    assert str(caught.value) == said
+
+
+def test_a_log_is_followed_over_the_phases_until_the_run_is_finished(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(host="elsewhere"))
+    logs = folder / "logs"
+    reader = Reader(place)
+
+    def begin() -> None:
+        tell(folder, launched())
+        (logs / "init-1.log").write_text("a\nb")
+
+    def go_on() -> None:
+        with (logs / "init-1.log").open("a") as file:
+            file.write("b\nthe last")
+        tell(folder, finished("init"), launched("cyc1"))
+        (logs / "cyc1-1.log").write_text("c\n")
+
+    def end() -> None:
+        (logs / "last-1.log").write_text("d\n")
+        tell(folder, finished("cyc1"), launched("last"), finished("last"), WHOLE[-1])
+
+    reader.meanwhile = [begin, lambda: None, go_on, lambda: None, end]
+    assert reader.read(follow=True) == "a\nbb\nthe last\nc\nd\n"
+    assert reader.said == [f"==> runs/small-1/logs/{phase}-1.log <==" for phase in ("init", "cyc1", "last")]
+
+
+def test_one_phase_is_followed_to_its_end(place: Place) -> None:
+    folder = tell_run(place.root, place.recipe, started(host="elsewhere"), launched(), log="a\n")
+    reader = Reader(place)
+    reader.meanwhile = [lambda: tell(folder, finished("init"), launched("cyc1"))]
+    assert reader.read(follow=True, phase="init") == "a\n"
+
+
+def test_who_follows_a_run_that_fails_is_told_as_attach_tells(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"), log="a\nb")
+    reader = Reader(place)
+    with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):
+        reader.read(follow=True)
+    assert reader.log == b"a\nb\n"
+
+
+def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
+    two_logs(place)
+    before = place.tree()
+    with closing(Journal(place.root / "runs/small-1/journal.jsonl")):
+        Reader(place).read()
+    assert place.tree() == before
+
+
+def submit(place: Place, job_id: int | None = 12) -> Path:
+    output = place.root / "runs" / "small-a.out"
+    journal = SubmissionJournal(submissions_path(place.root, "small"))
+    journal.begin(Submission("small-a", "a", "chain.sbatch", 0.0, output=str(output)))
+    if job_id is not None:
+        journal.settle("small-a", job_id)
+    journal.close()
+    return output
+
+
+@pytest.mark.parametrize("run", ["small", "small-1", "YAML"])
+def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> None:
+    output = submit(place)
+    reader = Reader(place)
+    options = LogOptions(str(place.root))
+    given = str(place.recipe) if run == "YAML" else run
+    with pytest.raises(InputError, match="no such file: job 12 has not started; see caffe-recipes status"):
+        show_job_log(given, options, reader._write, reader.said.append)
+    output.write_text("module: not found\n")
+    show_job_log(given, options, reader._write, reader.said.append)
+    assert reader.log == b"module: not found\n"
+
+
+def test_without_a_job_there_is_no_output(place: Place) -> None:
+    submit(place, job_id=None)
+    with pytest.raises(InputError, match="small: no job was submitted; submit one with caffe-recipes submit"):
+        show_job_log("small", LogOptions(str(place.root)), print, print)
+
+
+def submit_phases(place: Place, *phases: str) -> dict[str, Path]:
+    """Submit a job a phase, numbered from 12 on; return where each writes."""
+    journal = SubmissionJournal(submissions_path(place.root, "small"))
+    outputs = {phase: place.root / "runs" / f"{phase}.out" for phase in phases}
+    for number, (phase, output) in enumerate(outputs.items(), 12):
+        name = f"small-{phase}"
+        journal.begin(Submission(name, "a", "phase.sbatch", 0.0, phase=phase, output=str(output)))
+        journal.settle(name, number)
+    journal.close()
+    return outputs
+
+
+def read_job(place: Place, *jobs: Job) -> str:
+    def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        return jobs
+
+    reader = Reader(place)
+    show_job_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+    return reader.log.decode()
+
+
+def test_of_a_job_a_phase_the_output_of_the_one_that_runs_is_written(place: Place) -> None:
+    outputs = submit_phases(place, "init", "cyc1", "last")
+    for phase in ("init", "cyc1", "last"):
+        outputs[phase].write_text(phase)
+    jobs = (Job(12, "small-init", State.COMPLETED), Job(13, "small-cyc1", State.RUNNING))
+    assert read_job(place, *jobs, Job(14, "small-last", State.REQUEUED)) == "cyc1"
+
+
+def test_where_none_runs_the_output_of_the_last_that_has_begun_is_written(place: Place) -> None:
+    outputs = submit_phases(place, "init", "cyc1", "last")
+    outputs["init"].write_text("init")
+    outputs["cyc1"].write_text("cyc1")
+    assert read_job(place) == "cyc1"
+
+
+def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
+    submit_phases(place, "init", "cyc1")
+    with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not started"):
+        read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
+
+
+def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    output = place.root / "slurm-50.out"
+    output.write_text("mine")
+    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+    submit(place).write_text("an earlier one")
+    assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
+
+
+def test_where_slurm_does_not_tell_it_that_is_one_line(place: Place) -> None:
+    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    with pytest.raises(InputError, match="small: the output file of job 50 is not known to Slurm; it"):
+        read_job(place, Job(50, "mine", State.RUNNING))
+
+
+def test_a_run_that_a_job_is_to_begin_has_no_log_and_why(place: Place) -> None:
+    submit(place)
+    reader = Reader(place)
+
+    def ask(ids: Collection[int], names: Collection[str]) -> Sequence[Job]:
+        return (Job(12, "small-a", State.PENDING, reason="Resources"),)
+
+    with pytest.raises(InputError) as caught:
+        show_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+    assert str(caught.value) == (
+        "small: job 12 waits: its nodes are still in use (Resources); wait for its log with -f"
+    )
+    assert reader.said == []

@@ -1,0 +1,77 @@
+"""Where a run is to write on this machine: looked at before anything is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.render.tree import write_files
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.preflight.nodes import NodeView
+from caffe_recipes.run.preflight.storage import check_folders, may_write
+from tests.stand_in_host import StandInHost
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+
+@pytest.fixture
+def look(place: Place) -> NodeView:
+    recipe = load_recipe(place.recipe)
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
+    return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {}, {})
+
+
+def test_folders_that_can_be_made_are_well(look: NodeView, place: Place) -> None:
+    before = place.tree()
+    (found,) = check_folders(look)
+    assert (found.mark, found.message) == (
+        "ok",
+        "runs, logs/small, prototxt/small can be written to",
+    )
+    assert place.tree() == before
+
+
+def test_a_root_that_is_read_only_is_named_once(look: NodeView, place: Place) -> None:
+    (found,) = check_folders(look, writes=lambda folder: folder != place.root)
+    assert str(found.error) == (
+        f"{place.root}: cannot be written to, and a run writes in runs, logs/small, prototxt/small; "
+        "fix its mode, owner or mount"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
+def test_a_root_that_a_group_can_write_in_is_warned_of_once(look: NodeView, place: Place) -> None:
+    os.chown(place.root, 0, 54321)
+    place.root.chmod(0o775)
+    (found,) = check_folders(look)
+    assert found.mark == "warn"
+    assert f"also by the group of {place.root}, whose members are trusted as you are" in found.message
+
+
+def test_each_folder_that_cannot_be_written_to_is_named(look: NodeView, place: Place) -> None:
+    for name in ("runs", "logs/small", "prototxt"):
+        (place.root / name).mkdir(parents=True)
+    found = check_folders(look, writes=lambda folder: folder == place.root)
+    assert [one.error and one.error.where for one in found] == [
+        f"{place.root}/runs",
+        f"{place.root}/logs/small",
+        f"{place.root}/prototxt",
+    ]
+
+
+def test_prototxts_that_are_all_in_place_may_be_read_only(look: NodeView, place: Place) -> None:
+    write_files(look.plan.files, place.root)
+    (found,) = check_folders(look, writes=lambda folder: "prototxt" not in folder.parts)
+    assert found.message == "runs, logs/small can be written to"
+
+
+def test_who_may_write_is_asked_of_the_system(tmp_path: Path) -> None:
+    assert may_write(tmp_path)
+    assert not may_write(Path("/proc/self"))

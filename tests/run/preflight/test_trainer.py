@@ -1,0 +1,121 @@
+"""The trial of a Caffe: what it is given, and what is said of how it ends."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shapes import infer_shapes
+from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import NodeRefusal, call
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.caffe import judge, trial_net, trial_solvers
+from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.preflight.findings import Commands, HostProblem
+from caffe_recipes.run.preflight.trials import render_environment, try_trainer
+from caffe_recipes.run.steps import Attempt
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+FATAL = "F1120 11:49:33.775818  6374 sgd_solver.cpp:117] Unknown learning rate policy: poly_cyc"
+DONE = "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."
+# As glog and libprotobuf have it of an unknown field.
+UNKNOWN_FIELD = (
+    "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing text-format caffe.SolverParameter: "
+    '19:12: Message type "caffe.SolverParameter" has no field named "lr_iter".\n'
+    "F1120 11:49:33.775818  6374 upgrade_proto.cpp:90] Check failed: ReadProtoFromTextFile(param_file, param)"
+)
+
+
+def try_caffe(place: Place, script: str, limit_s: float = 60.0) -> list[HostProblem]:
+    (place.root / "caffe").write_text(f"#!/bin/sh\n{script}\n")
+    recipe = load_recipe(place.recipe)
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: LocalHost(name))
+    return try_trainer(setting, setting.hosts, Commands(), limit_s)
+
+
+def test_each_policy_is_tried_once_by_the_phase_that_says_most_of_it() -> None:
+    solvers = trial_solvers(load_recipe("stampede2-64n-72ep"))
+    assert list(solvers) == ["poly_cyc", "poly"]
+    tried = solvers["poly_cyc"]
+    assert (tried.max_iter, tried.warmup_iter, tried.lr_iter, tried.display) == (2, 1, 18720, 1)
+    assert (tried.net, tried.snapshot_after_train, tried.solver_mode) == ("net.prototxt", False, tried.CPU)
+    assert not solvers["poly"].HasField("warmup_iter")
+
+
+def test_the_net_of_a_trial_needs_no_data() -> None:
+    assert infer_shapes(trial_net(), pb.TRAIN).blobs["ip"] == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "said"),
+    [
+        (Attempt(0, DONE), None),
+        (Attempt(134, FATAL), "fails: Unknown learning rate policy: poly_cyc"),
+        (Attempt(0, f"{DONE}\n{FATAL}"), "fails: Unknown learning rate policy: poly_cyc"),
+        (Attempt(134, UNKNOWN_FIELD), "has no field named"),
+        (Attempt(0, ""), "exits with 0 and without `Optimization Done.`"),
+        (Attempt(124, "waiting for a licence"), "within 120 s; its last line: waiting for a licence"),
+        (Attempt(126, "sh: caffe: Permission denied"), "does not start: sh: caffe: Permission denied"),
+        (Attempt(139, "Segmentation fault"), "exits with 139 .* its last line: Segmentation fault"),
+    ],
+)
+def test_a_trial_is_judged_by_its_log(attempt: Attempt, said: str | None) -> None:
+    seen = judge(attempt)
+    assert seen is None if said is None else re.search(said, seen or "")
+
+
+def test_one_process_that_knows_of_no_other_ranks_is_started_in_a_folder_of_its_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PMI_RANK": "1", "SLURM_PROCID": "1", "MINE": "it's $(mine)\n"}.items():
+        monkeypatch.setenv(name, value)
+    place.edit("omp_num_threads: 1", "omp_num_threads: 3")
+    script = f"""
+        pwd -P >>'{place.root}/where'; stat -c %a . >>'{place.root}/where'
+        printf '%s,' "${{PMI_RANK-}}" "${{SLURM_PROCID-}}" "$OMP_NUM_THREADS" "$MINE" "$*" >'{place.root}/got'
+        touch core; echo '{DONE}' >&2"""
+    assert try_caffe(place, script) == []
+    folder, mode = (place.root / "where").read_text().split()
+    assert (place.root / "got").read_text() == ",,3,it's $(mine)\n,train --solver=solver_0.prototxt,"
+    assert mode == "700"
+    assert not Path(folder).exists()
+
+
+def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) -> None:
+    script = f"echo waiting >&2; pwd -P >'{place.root}/where'; trap '' TERM; sleep 600 & wait; sleep 600"
+    begun = time.monotonic()
+    troubles = try_caffe(place, script, limit_s=1.0)
+    assert time.monotonic() - begun < 30
+    assert [trouble.what for trouble in troubles] == [
+        "does not finish a trial within 1 s; its last line: waiting"
+    ]
+    assert (troubles[0].host, troubles[0].place) == ("localhost", "./caffe")
+    assert not Path((place.root / "where").read_text().strip()).exists()
+
+
+def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables() -> None:
+    given = {"PMI_SIZE": "2", "CAFFE_RECIPES_LAUNCH": "x", "BASH_FUNC_module%%": "() { :; }", "A": "$(b) 'c'"}
+    assert render_environment(given).splitlines() == [
+        "unset PMI_SIZE",
+        "unset CAFFE_RECIPES_LAUNCH",
+        "export A='$(b) '\"'\"'c'\"'\"''",
+        "export GLOG_logtostderr=1",
+    ]
+
+
+def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "missing"
+    monkeypatch.setenv("TMPDIR", str(missing))
+    with pytest.raises(NodeRefusal) as caught:
+        call(LocalHost("n1"), "trial", "try", "5", "0", "0")
+    said = f"n1: cannot be tried: cannot write to {missing}: No such file or directory"
+    assert str(caught.value) == said

@@ -1,0 +1,69 @@
+"""A run that is finished, asked for again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.errors import RunFailed, WeightsError
+from caffe_recipes.run.journal import JournalError
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+
+def make_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no journal opened for writing, as on a disk that is read-only."""
+    opened = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("journal.jsonl") and flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_a_finished_run_on_a_read_only_disk_is_shown(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = place.run()
+    make_read_only(monkeypatch)
+    assert place.run().outputs == before.outputs
+    assert "small-1 is finished; use --new to start another run" in place.output.getvalue()
+
+
+def test_a_hostfile_that_a_finished_run_does_not_use_is_named(place: Place) -> None:
+    place.run()
+    place.run(hostfile=place.root / "other")
+    last = place.output.getvalue().partition("small-1 is finished; ")[2]
+    assert last.startswith("--hostfile is not used; use --new to start another run")
+
+
+def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    make_read_only(monkeypatch)
+    with pytest.raises(
+        JournalError, match="cannot be opened: Read-only file system; make the disk"
+    ) as caught:
+        place.run()
+    assert "--new" not in str(caught.value)
+
+
+def test_where_a_lost_snapshot_may_still_lie_is_named(place: Place) -> None:
+    place.behave(cyc1="ends-early")
+    with pytest.raises(RunFailed):
+        place.run()
+    place.behave()
+    kept = place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    kept.write_bytes(kept.read_bytes()[:100])
+    hint = "restore it, for example from tmp/small_init_iter_8.caffemodel on the host of rank 0"
+    with pytest.raises(WeightsError, match=hint):
+        place.run()
+    kept.write_bytes((place.root / "tmp/small_init_iter_8.caffemodel").read_bytes())
+    assert place.run().outputs

@@ -1,0 +1,46 @@
+"""A run whose folder is taken away under it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.run.test_interruptions import wait_until_trained
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+SAID = "runs/small-1: was removed or moved while the run used it; put it back, and run again"
+
+
+@pytest.mark.parametrize("words", [(), ("--on-failure", "retry")])
+def test_a_run_whose_folder_is_moved_says_so_and_goes_on_once_it_is_back(
+    place: Place, words: tuple[str, ...]
+) -> None:
+    place.behave(cyc1="waits")
+    run = place.start(*words)
+    wait_until_trained(place, "cyc1")
+    folder, aside = place.root / "runs/small-1", place.root / "runs/aside"
+    folder.rename(aside)
+    said, complained = run.communicate(timeout=600)
+    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
+    assert "trying again" not in said
+    assert not folder.exists(), "nothing is made in its place"
+    place.wait_for_no_process()
+    aside.rename(folder)
+    place.behave()
+    assert place.call()[0] == 0
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]
+
+
+def test_a_run_whose_folder_is_removed_ends_with_its_ranks(place: Place) -> None:
+    place.behave(init="waits")
+    run = place.start()
+    wait_until_trained(place, "init")
+    shutil.rmtree(place.root / "runs/small-1")
+    _, complained = run.communicate(timeout=600)
+    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
+    assert "Traceback" not in complained
+    place.wait_for_no_process()

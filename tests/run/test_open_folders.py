@@ -1,0 +1,116 @@
+"""Folders below the Caffe root in which anybody can put programs or journals: nothing there is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.context import check_own_root
+from caffe_recipes.run.folders import own_paths
+from caffe_recipes.run.monitor.cancel import CancelOptions, cancel_run
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+HINT = "let nobody else write there, or give another --caffe-root"
+MAIN = "from caffe_recipes.cli.main import main; main()"
+
+
+def others_write(top: Path) -> list[str]:
+    """Return the files and folders in which anybody can write."""
+    paths = (path for path in top.rglob("*") if not path.is_symlink())
+    return [str(path.relative_to(top)) for path in paths if path.stat().st_mode & 0o002]
+
+
+@pytest.mark.parametrize(
+    ("folder", "mode"),
+    [
+        ("build/tools", 0o777),
+        ("prototxt/small", 0o777),
+        ("runs", 0o777),
+        ("runs", 0o1777),
+        ("runs/small-1", 0o777),
+        ("runs/small-1/snapshots", 0o777),
+        ("logs", 0o1777),
+        ("logs/small", 0o777),
+    ],
+)
+def test_nothing_is_run_or_read_in_a_folder_where_another_user_can_put_files(
+    place: Place, folder: str, mode: int
+) -> None:
+    for name in ("build/tools", "runs/small-1/snapshots", folder):
+        (place.root / name).mkdir(parents=True, exist_ok=True)
+    (place.root / "caffe").rename(place.root / "build/tools/caffe")
+    place.edit("trainer: ./caffe", "trainer: build/tools/caffe")
+    check_own_root(place.root, own_paths(place.root, load_recipe(place.recipe)))
+    (place.root / folder).chmod(mode)
+    what = f"contains {folder}, which can be changed by anybody"
+    assert place.call() == (2, "", f"Error: {place.root}: {what}; {HINT}\n")
+
+
+@pytest.mark.parametrize("name", ["caffe", "hostfile", "runs/small-1/journal.jsonl"])
+def test_nor_is_a_file_that_anybody_can_write(place: Place, name: str) -> None:
+    (place.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (place.root / name).touch()
+    (place.root / name).chmod(0o777)
+    assert place.call() == (
+        2,
+        "",
+        f"Error: {place.root}: contains {name}, which can be changed by anybody; {HINT}\n",
+    )
+
+
+def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) -> None:
+    tools = place.root.parent / "tools"
+    tools.mkdir()
+    (place.root / "caffe").rename(tools / "caffe")
+    tools.chmod(0o777)
+    code, _, error = place.call("--caffe", str(tools / "caffe"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"is used with {tools}, which can be changed by anybody; " in error
+
+
+def test_no_run_is_cancelled_whose_journal_anybody_can_write(place: Place) -> None:
+    (place.root / "runs/small-1").mkdir(parents=True)
+    (place.root / "runs").chmod(0o777)
+    with pytest.raises(InputError, match="contains runs, which can be changed by anybody"):
+        cancel_run("small-1", CancelOptions(str(place.root)), print)
+
+
+def call_with_umask(place: Place, umask: str) -> None:
+    script = f'umask {umask}; exec "$0" -c "$1" run small.yaml'
+    argv = ["sh", "-c", script, sys.executable, MAIN]
+    done = subprocess.run(argv, cwd=place.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_under_an_open_umask_leaves_nothing_that_others_can_write(place: Place) -> None:
+    call_with_umask(place, "000")
+    assert others_write(place.root) == []
+    assert (place.root / "runs/small-1").stat().st_mode & 0o777 == 0o755
+    call_with_umask(place, "000")
+
+
+def test_a_run_under_a_umask_for_a_group_leaves_its_folders_to_the_group(place: Place) -> None:
+    call_with_umask(place, "002")
+    for name in ("runs", "runs/small-1", "logs/small", "prototxt/small"):
+        assert (place.root / name).stat().st_mode & 0o777 == 0o775
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_what_a_member_of_the_group_has_made_in_a_shared_root_is_used() -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as name:
+        for folder in ("runs/small-1/snapshots", "logs/small"):
+            (Path(name) / folder).mkdir(parents=True)
+        for path in (Path(name), *Path(name).rglob("*")):
+            os.chown(path, 0 if path == Path(name) else 65534, 54321)
+            path.chmod(0o2775)
+        check_own_root(Path(name), [Path(name) / "runs/small-1/snapshots", Path(name) / "logs/small"])

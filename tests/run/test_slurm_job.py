@@ -1,0 +1,406 @@
+"""A run in Slurm jobs: what was launched in one that is over is gone on with in the next, on other nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from caffe_recipes.cluster.slurm_jobs import Job, State
+from caffe_recipes.cluster.slurm_queries import NoCommand, SchedulerAway
+from caffe_recipes.errors import ClusterError, InputError, RunFailed
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.events import Launch, RunState
+from caffe_recipes.run.slurm_job import (
+    JobStart,
+    TimeOver,
+    asks_slurm,
+    check_over,
+    list_kept,
+    requeue_job,
+    started_before,
+    this_job,
+    wait_for_slurm,
+)
+
+if TYPE_CHECKING:
+    from tests.run.conftest import Place
+
+FOLDER = Path("runs/small-1")
+
+
+def launch(job: str = "", restarts: int = 0, host: str = "c9", hosts: tuple[str, ...] = ("c9",)) -> Launch:
+    log = "runs/small-1/logs/init-1.log"
+    return Launch("init", 1, log, host, None, 0, hosts=hosts, job=job, restarts=restarts)
+
+
+def nothing(number: int) -> Iterable[Job]:
+    return ()
+
+
+def unasked(number: int) -> Iterable[Job]:
+    raise AssertionError("nothing is asked")
+
+
+def away(number: int) -> Iterable[Job]:
+    raise SchedulerAway("login", "gives no answer", "ask again later")
+
+
+def answer(state: State) -> list[Job]:
+    return [Job(12, "small", state)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "start"),
+    [
+        ({}, JobStart()),
+        ({"SLURM_JOB_ID": "12"}, JobStart("12")),
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "3"}, JobStart("12", 3)),
+        ({"SLURM_JOB_ID": "x", "SLURM_RESTART_COUNT": "3"}, JobStart()),
+        ({"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": ""}, JobStart("12")),
+    ],
+)
+def test_the_job_around_a_run_is_known_by_its_environment(
+    environment: dict[str, str], start: JobStart
+) -> None:
+    assert this_job(environment) == start
+
+
+def test_what_another_start_of_a_job_launched_is_told_from_what_this_one_did() -> None:
+    state = RunState(job="12", restarts=1)
+    starts = (("12", 1), ("12", 0), ("11", 1), ("", 0))
+    assert [started_before(launch(*start), state) for start in starts] == [False, True, True, False]
+
+
+def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_says() -> None:
+    check_over(launch("12"), FOLDER, JobStart("12", 1), unasked)
+
+
+@pytest.mark.parametrize("state", [state for state in State if state.is_over])
+def test_a_job_is_over_where_slurm_says_so_or_does_not_know_it(state: State) -> None:
+    check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
+    check_over(launch("11"), FOLDER, JobStart(), nothing)
+
+
+@pytest.mark.parametrize("state", [state for state in State if not state.is_over])
+def test_what_may_live_is_refused_with_its_job(state: State) -> None:
+    with pytest.raises(InputError) as caught:
+        check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
+    assert str(caught.value) == (
+        f"runs/small-1: phase init was started on c9 in Slurm job 11, which is {state.value}; "
+        "let that job continue, or cancel it: scancel 11, or start another run with --new"
+    )
+
+
+def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
+    with pytest.raises(
+        InputError, match="in Slurm job 11, and Slurm does not say whether that job has ended"
+    ):
+        check_over(launch("11"), FOLDER, JobStart(), away)
+
+
+class EarlierJob:
+    """Answers of Slurm's on an earlier job, in order, the last again and again; a pause takes its time."""
+
+    def __init__(self, *answers: State | ClusterError) -> None:
+        self.answers, self.said, self.waited_s = list(answers), list[str](), 0.0
+
+    def ask(self, number: int) -> Iterable[Job]:
+        said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(said, ClusterError):
+            raise said
+        return answer(said)
+
+    def pause(self, seconds: float) -> None:
+        self.waited_s += seconds
+
+    def check_over(self, here: JobStart) -> None:
+        check_over(launch("11"), FOLDER, here, self.ask, self.said.append, self.pause, lambda: self.waited_s)
+
+
+AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
+NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ((State.COMPLETED,), []),
+        ((AWAY, AWAY, State.COMPLETED), ["c1: gives no answer"]),
+        ((State.COMPLETING, AWAY, State.COMPLETING, State.CANCELLED), ["job 11 is COMPLETING"]),
+    ],
+)
+def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
+    answers: tuple[State | ClusterError, ...], said: list[str]
+) -> None:
+    (earlier := EarlierJob(*answers)).check_over(JobStart("12"))
+    assert earlier.said == [f"{each}; waiting until Slurm reports that job 11 has ended" for each in said]
+    assert (earlier.waited_s > 0) is (len(answers) > 1)
+
+
+@pytest.mark.parametrize(
+    ("last", "here", "waits"),
+    [
+        (AWAY, JobStart("12"), True),
+        (State.COMPLETING, JobStart("12"), True),
+        (State.RUNNING, JobStart("12"), False),
+        (State.PENDING, JobStart("12"), False),
+        (NO_COMMAND, JobStart("12"), False),
+        (AWAY, JobStart(), False),
+        (State.COMPLETING, JobStart(), False),
+    ],
+)
+def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
+    last: State | ClusterError, here: JobStart, waits: bool
+) -> None:
+    earlier = EarlierJob(last)
+    with pytest.raises(InputError, match="in Slurm job 11"):
+        earlier.check_over(here)
+    assert (600 <= earlier.waited_s < 7200) if waits else earlier.waited_s == 0
+
+
+@pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
+def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
+    with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; resume it"):
+        check_over(launch(here.job), FOLDER, here, unasked)
+
+
+def leave_launch(place: Place, left: Launch) -> None:
+    """Leave a run whose phase `init` was launched elsewhere, and of whose end nothing tells."""
+    place.behave(init="ends-early")
+    place.call()
+    journal = place.root / "runs/small-1/journal.jsonl"
+    started = {"event": "started", "pid": 1, "host": left.host, "job": left.job, "restarts": left.restarts}
+    launched = {"event": "launched", **asdict(left)}
+    del launched["time_s"]
+    lines = ({"time": "2026-11-20T12:00:00.000+00:00", **event} for event in (started, launched))
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    place.behave()
+
+
+def test_a_job_that_is_queued_again_goes_on_from_other_nodes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_launch(place, launch("12", hosts=("c9", "c8")))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    state = place.run()
+    assert (state.outputs is not None, state.job, state.restarts) == (True, "12", 1)
+    assert state.hosts == ("localhost",)
+    assert "phase init: failed: its Slurm job, 12, has ended; log: " in place.output.getvalue()
+    assert place.trained() == ["init", "init", "cyc1", "last"]
+    launched = [event for event in place.events() if event["event"] == "launched"]
+    assert [(event["job"], event["restarts"]) for event in launched] == [("12", 0), *[("12", 1)] * 3]
+
+
+def test_on_a_node_of_rank_0_that_is_ours_again_what_it_left_is_judged(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_launch(place, launch("12", hosts=("localhost", "c8")))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert place.run().outputs
+    assert "init: the trainer of a killed run has ended since" in place.output.getvalue()
+
+
+def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    place.run(until="init")
+    started = next(event for event in place.events() if event["event"] == "started")
+    assert started.keys() == {"time", "event", "pid", "host"}
+    assert started["pid"] == os.getpid()
+
+
+STARTED = "Slurm has just started and is waiting for its nodes"
+
+
+class Slurm:
+    """One that gives no answer for so many questions, and then has just been started for some."""
+
+    def __init__(self, away: float, young: int = 0) -> None:
+        self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0
+        self.said: list[str] = []
+
+    def is_ready(self, number: int) -> bool:
+        self.asked += 1
+        if self.asked <= self.away:
+            raise SchedulerAway("c1", "gives no answer", "ask again later")
+        return self.asked > self.away + self.young
+
+    def pause(self, seconds: float) -> None:
+        self.paused_s += seconds
+
+    def wait(self) -> None:
+        wait_for_slurm("12", self.is_ready, self.said.append, self.pause, lambda: self.paused_s)
+
+
+@pytest.mark.parametrize(
+    ("away", "young", "said"),
+    [
+        (0, 0, []),
+        (3, 2, ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]),
+        (
+            0,
+            2,
+            [f"{STARTED}; waiting for Slurm, which starts the ranks", "Slurm answers"],
+        ),
+    ],
+)
+def test_ranks_that_slurm_starts_are_started_when_it_knows_its_nodes(
+    away: int, young: int, said: list[str]
+) -> None:
+    (slurm := Slurm(away, young)).wait()
+    assert slurm.asked == away + young + 1
+    assert slurm.said == said
+
+
+def test_slurm_is_not_waited_for_for_ever() -> None:
+    (slurm := Slurm(away=float("inf"))).wait()
+    assert 600 <= slurm.paused_s < 7200
+    assert slurm.said[1:] == ["Slurm still does not answer; starting the ranks nevertheless"]
+
+
+def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
+    def nobody(number: int) -> bool:
+        raise NoCommand("c1", "scontrol not found on its PATH", "")
+
+    def pause(seconds: float) -> None:
+        raise AssertionError("nothing is waited for")
+
+    wait_for_slurm("12", nobody, pytest.fail, pause)
+
+
+@pytest.mark.parametrize(
+    ("program", "environment", "asks"),
+    [
+        ("srun", {}, True),
+        ("ibrun", {}, True),
+        ("mpiexec.hydra", {}, True),
+        ("mpiexec.hydra", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-oBatchMode=yes"}, False),
+    ],
+)
+def test_hydra_needs_no_slurm_where_it_starts_its_proxies_by_ssh(
+    program: str, environment: dict[str, str], asks: bool
+) -> None:
+    assert asks_slurm(program, environment) is asks
+
+
+Scontrol = Callable[[str], list[str]]
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>{folder}/calls
+{does}
+"""
+SAYS_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; exit 1'
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
+    """Put a stand-in for scontrol on PATH that does what is said; return its calls so far."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def behave(does: str) -> list[str]:
+        program, calls = tmp_path / "bin/scontrol", tmp_path / "calls"
+        program.write_text(SCONTROL.format(folder=tmp_path, does=does))
+        program.chmod(0o755)
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    return behave
+
+
+def over(restarts: int = 0, warned_s: float = 600.0, *, has_kept: bool = False) -> TimeOver:
+    return TimeOver(JobStart("12", restarts), warned_s, has_kept)
+
+
+@pytest.mark.parametrize("time", [over(2), over(2, 5.0, has_kept=True), over(2, 120.0)])
+def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: TimeOver) -> None:
+    said: list[str] = []
+    scontrol("exit 0")
+    assert requeue_job(time, 10, said.append, lambda seconds: False) == 138
+    assert scontrol("") == ["scontrol requeue 12"]
+    assert said == ["the time limit is near; job 12 is requeued to resume (restart 3 of 10)"]
+
+
+@pytest.mark.parametrize(
+    ("time", "most", "why"),
+    [
+        (
+            over(3),
+            3,
+            "job 12: is at its time limit, and was already requeued 3 times; submit it again to resume",
+        ),
+        (over(0), 0, "job 12: is at its time limit, and was already requeued 0 times"),
+        (
+            over(0, 4.6),
+            10,
+            "job 12: was warned of its time limit 5 s after its start, before any snapshot; give it",
+        ),
+    ],
+)
+def test_a_job_that_would_come_no_further_is_not_queued_again(
+    scontrol: Scontrol, time: TimeOver, most: int, why: str
+) -> None:
+    scontrol("exit 0")
+    with pytest.raises(RunFailed, match=re.escape(why)):
+        requeue_job(time, most, print)
+    assert scontrol("") == []
+
+
+def test_a_busy_controller_is_asked_again(scontrol: Scontrol) -> None:
+    scontrol(f"[ $(wc -l <${{0%/bin/*}}/calls) -gt 2 ] || {{ {SAYS_AWAY}; }}")
+    assert requeue_job(over(), 10, lambda line: None, lambda seconds: False) == 138
+    assert len(scontrol("")) == 3
+
+
+def test_a_controller_that_stays_away_is_told(scontrol: Scontrol) -> None:
+    scontrol(SAYS_AWAY)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waited.append(seconds)
+        return False
+
+    with pytest.raises(RunFailed, match="is not requeued: Unable to contact slurm controller; submit it"):
+        requeue_job(over(), 10, lambda line: None, wait)
+    assert len(scontrol("")) == len(waited) > 5
+
+
+def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -> None:
+    said: list[str] = []
+    scontrol(f"kill -TERM {os.getpid()}; {SAYS_AWAY}")
+    assert requeue_job(over(), 10, said.append) == 143
+    assert len(scontrol("")) == 1
+    assert said[-1] == "stopped by a signal; job 12 is not requeued"
+
+
+def test_the_end_that_scontrol_itself_brings_is_no_cancelling(scontrol: Scontrol) -> None:
+    scontrol(f"kill -TERM {os.getpid()}")
+    assert requeue_job(over(), 10, lambda line: None) == 138
+
+
+def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
+    said: list[str] = []
+    scontrol("exit 0")
+    assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, said.append) == 138
+    assert (scontrol(""), said) == ([], ["not in a Slurm job: nothing to requeue"])
+
+
+def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:
+    recipe = load_recipe("digits-local")
+    assert list_kept(tmp_path, recipe) == frozenset()
+    for name in ("1/snapshots/old", "2/checkpoints/a", "2/branches/side/snapshots/b"):
+        path = tmp_path / f"runs/digits-local-{name}.caffemodel"
+        path.parent.mkdir(parents=True)
+        path.touch()
+    before = list_kept(tmp_path, recipe)
+    assert {Path(path).name for path, _ in before} == {"a.caffemodel", "b.caffemodel"}
+    os.utime(tmp_path / "runs/digits-local-2/checkpoints/a.caffemodel", (1, 1))
+    assert list_kept(tmp_path, recipe) != before
