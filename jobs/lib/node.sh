@@ -23,13 +23,7 @@ answer() {
 refuse() { answer "refused $(printf %s "$*" | tr -s '[:cntrl:]' ' ' | cut -c 1-300)"; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
 
-owner_of() {
-    name=$(stat -c %U -- "$1") || name=UNKNOWN
-    case $name in
-    UNKNOWN) printf 'user %s' "$(stat -c %u -- "$1")" ;;
-    *) printf 'user %s (%s)' "$name" "$(stat -c %u -- "$1")" ;;
-    esac
-}
+owner_of() { stat -c 'user %U (%u)' -- "$1" | sed 's/UNKNOWN (\([0-9]*\))/\1/'; }
 
 # ROOT: trusts the owner of the folder that we run from, such as another user's checkout: they can change its programs.
 trust_owner_of() {
@@ -102,11 +96,16 @@ check_path() {
 # FOLDER: refuses it if it exists and other users can create files in it.
 check_folder() {
     check_path "$1"
-    if exists "$1"; then
-        [ -d "$1" ] || refuse "$(relation "$1")is not a folder"
-        mode=0x$(stat -L -c %f -- "$1")
-        [ $((mode & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
-    fi
+    exists "$1" || return 0
+    [ -d "$1" ] || refuse "$(relation "$1")is not a folder"
+    mode=0x$(stat -L -c %f -- "$1")
+    [ $((mode & 02)) = 0 ] || refuse "$(relation "$1")can be changed by anybody"
+}
+
+# FILE: refuses it if another user could change it, or replace it or the target of its link.
+check_data() {
+    check_path "$1"
+    check_folder "$(dirname "$(readlink -f -- "$1")")"
 }
 
 # PATH: refuses a file or folder that we only read or run, if another user could have put it there; for an LMDB, its files
@@ -114,10 +113,7 @@ check_folder() {
 check_read() {
     reads=yes
     if [ -d "$1" ]; then check_folder "$1"; else check_path "$1"; fi
-    if [ -f "$1/data.mdb" ]; then
-        check_path "$1/data.mdb"
-        check_folder "$(dirname "$(readlink -f -- "$1/data.mdb")")"
-    fi
+    [ ! -f "$1/data.mdb" ] || check_data "$1/data.mdb"
     reads=no
     [ ! -L "$1/lock.mdb" ] || check_step "$1/lock.mdb"
 }
@@ -143,11 +139,8 @@ read_stamp() {
     made=0 digest=- was='' format=''
     [ -f "$stamp" ] && ! [ -L "$stamp" ] && [ "$(stat -c %u -- "$stamp")" = "$me" ] || return 1
     read -r format found_made digest was <"$stamp"
-    case $format:$found_made in
-    caffe-recipes-1: | caffe-recipes-1:*[!0-9]*) return 1 ;;
-    caffe-recipes-1:*) made=$found_made ;;
-    *) return 1 ;;
-    esac
+    case $found_made in '' | *[!0-9]*) return 1 ;; esac
+    [ "$format" = caffe-recipes-1 ] && made=$found_made
 }
 
 # Does the stamp match the current file?
@@ -164,26 +157,18 @@ tree_digest() {
     workers=$(nproc)
     [ "$workers" -le "$hashers" ] || workers=$hashers
     [ "$workers" -le "$blocks" ] || workers=$blocks
-    first=0
-    {
-        while [ "$first" -lt "$workers" ]; do
-            at=$first
-            while [ "$at" -lt "$blocks" ]; do
-                sum=$(dd if="$1" bs="$block" skip="$at" count=1 iflag=fullblock status=none | sha256sum)
-                echo "$at ${sum%% *}"
-                at=$((at + workers))
-            done &
-            first=$((first + 1))
-        done
-        wait
-    } | sort -n | cut -d ' ' -f 2 | sha256sum | cut -c 1-64
+    for first in $(seq 0 $((workers - 1))); do
+        for at in $(seq "$first" "$workers" $((blocks - 1))); do
+            sum=$(dd if="$1" bs="$block" skip="$at" count=1 iflag=fullblock status=none | sha256sum)
+            echo "$at ${sum%% *}"
+        done &
+    done | sort -n | cut -d ' ' -f 2 | sha256sum | cut -c 1-64
 }
 
 # Refuses an existing copy that cannot be trusted; sets digest to `-` unless staging has verified it.
 check_copy() {
     [ -f "$data" ] || refuse "contains something other than $kind"
-    check_path "$data"
-    check_folder "$(dirname "$(readlink -f -- "$data")")"
+    check_data "$data"
     stamp_fits || digest=-
 }
 
@@ -199,14 +184,8 @@ probe() {
 # Makes $folder and sets new to the number of folders made.
 make_folder() {
     check_folder "$folder"
-    way='' rest=${folder#/} new=0
-    while [ -n "$rest" ]; do
-        way=$way/${rest%%/*}
-        case $rest in */*) rest=${rest#*/} ;; *) rest='' ;; esac
-        exists "$way" && continue
-        message=$(mkdir -- "$way" 2>&1) && new=$((new + 1)) && continue
-        [ -d "$way" ] || refuse "$message"
-    done
+    message=$(mkdir -p -v -- "$folder" 2>&1) || refuse "cannot be created: ${message##*: }"
+    new=$(printf '%s\n' "$message" | sed '/^$/d' | wc -l)
     check_folder "$folder"
     [ "$(stat -L -c %u -- "$folder")" = "$me" ] || refuse "belongs to $(owner_of "$folder/")"
 }
@@ -244,11 +223,11 @@ commit() {
 # Fails if the process that held the lock before has removed it, along with everything that it had made.
 lock() {
     mkdir -m 700 -- "$locks" 2>/dev/null
-    seen=$(stat -c '%u 0x%f' -- "$locks") || refuse "$locks cannot be created"
-    mode=${seen#* }
-    if [ "${seen% *}" != "$me" ] || [ $((mode & 0170077)) != $((040000)) ]; then
-        refuse "$locks is not a private folder of ours; it belongs to $(owner_of "$locks")"
-    fi
+    seen=$(stat -c '%u %A' -- "$locks") || refuse "$locks cannot be created"
+    case $seen in
+    "$me d"???--[-S]--[-T]) ;;
+    *) refuse "$locks is not a private folder of ours; it belongs to $(owner_of "$locks")" ;;
+    esac
     exec 8>>"$locks/lock"
     flock 8
     # shellcheck disable=SC3013
@@ -335,21 +314,11 @@ file_make_folder() {
     check_path "$folder"
 }
 
+# [FUNCTION]: reports the file, and what the function prints for it.
 file_look() {
     check_path "$folder"
-    if look; then answer "present $found"; else answer absent; fi
-}
-
-# Like file_look, but also makes the folder, for a file that will be written there.
-file_expect() {
-    file_make_folder
-    file_look
-}
-
-# Like file_look, but also reports the digest of the file.
-file_sum() {
-    check_path "$folder"
-    if look; then answer "present $found $(sha256 "$target")"; else answer absent; fi
+    look || answer absent
+    answer "present $found${1:+ $("$1" "$target")}"
 }
 
 node() {
@@ -367,8 +336,8 @@ node() {
     manifest) manifest ;;
     probe) check_folder "$folder"; [ -z "${3-}" ] || check_read "$3"; probe "$@" ;; # an LMDB that is only read
     stage) stage "$@" ;;
-    file-expect) file_expect ;;
-    file-sum) file_sum ;;
+    file-expect) file_make_folder; file_look ;; # it will be written there
+    file-sum) file_look sha256 ;;
     *) manage "$@" ;; # in manage.sh, for `run` and `stage`
     esac
 }

@@ -221,6 +221,21 @@ def test_too_little_room_leaves_nothing_behind(lmdb: Path) -> None:
     assert not lmdb.parent.exists()
 
 
+def test_why_a_folder_cannot_be_created_is_said_in_a_few_words(lmdb: Path) -> None:
+    with pytest.raises(NodeRefusal, match=r"cannot be created: File name too long;"):
+        reserve_part(HOST, str(lmdb.with_name("x" * 300)), PART, 7)
+
+
+def test_only_folders_that_staging_made_are_counted_and_removed(lmdb: Path) -> None:
+    lmdb.parent.mkdir()
+    reserve_part(HOST, str(lmdb / "deep"), PART, 7)
+    stamp = parse_stamp((lmdb / "deep" / STAMP).read_text())
+    assert stamp is not None
+    assert stamp.folders_made == 2
+    abandon_part(HOST, str(lmdb / "deep"))
+    assert list(lmdb.parent.iterdir()) == []
+
+
 def test_a_link_of_our_own_on_the_way_is_followed(lmdb: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     lmdb.parent.symlink_to(tmp_path / "disk")
