@@ -34,7 +34,7 @@ def load_netspec(path: Path) -> ModuleType:
     """Import net_spec.py as a module of a package whose protobuf is ours, with what old copies expect."""
     spec = importlib.util.spec_from_file_location("pycaffe.net_spec", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path}: no Python module; name pycaffe's net_spec.py")
+        raise SystemExit(f"{path}: not a Python module; name pycaffe's net_spec.py")
     package, proto, six = ModuleType("pycaffe"), ModuleType("pycaffe.proto"), ModuleType("six")
     package.__path__ = []
     proto.caffe_pb2 = pb  # type: ignore[attr-defined]

@@ -331,7 +331,7 @@ def test_a_planted_file_does_not_open_ours_by_its_mode(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_grows_grows_in_no_folder_that_another_user_made(shared: Path) -> None:
+def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> None:
     made = shared / ".lmdb.partial"
     make_own_folder(made)
     make_own_folder(made)  # to resume there

@@ -214,7 +214,7 @@ def _epochs(recipe: Recipe, phase: Phase) -> float:
 
 
 _DROPPED = ("nets_dir", "reported", "derived", "differences", "notes", "accept", "solver", "phases")
-# What a difference may be of that is as in the source.
+# Keys that rescaling does not change, so that their `differences` still apply.
 _KEPT = ("net", "nets", "data")
 _TOO_FEW = "final-rate-high"
 _ALONE = "batch-norm-alone"

@@ -69,8 +69,8 @@ def trainer(default: str) -> Callable[[run_options.Command], run_options.Command
         "--trainer",
         metavar="caffe-torch|PATH",
         type=PATH_TEXT,
-        help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary from the Caffe "
-        f"root [default: {default}]",
+        help="The program that trains: caffe-torch (PyTorch), or the path of a Caffe binary, relative to "
+        f"the Caffe root [default: {default}]",
     )
 
 
@@ -106,7 +106,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     type=PATH_TEXT,
     metavar="NAME|FILE|MODULE:FUNCTION",
     help="The net: a builder (resnet18, resnet34, resnet50, resnet101, resnet152 or resnet_small), a "
-    "prototxt, or a function in a module next to the recipe, as my_nets:lenet [default: resnet50]",
+    "prototxt, or a function in a module next to the recipe, e.g. my_nets:lenet [default: resnet50]",
 )
 @click.option(
     "--images", metavar="N", type=COUNT, help="Images in the training LMDB [default: its number of records]"

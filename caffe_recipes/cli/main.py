@@ -189,7 +189,7 @@ def _open_standard_files() -> None:
 
 
 def _close_umask() -> None:
-    """Let nobody else write what is created, even if the umask would; the group may if others may not."""
+    """Make new files unwritable for others and, if the umask let others write, also for the group."""
     umask = os.umask(0o022)
     os.umask(umask if umask & 0o002 else umask | 0o022)
 

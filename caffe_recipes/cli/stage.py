@@ -37,7 +37,7 @@ from caffe_recipes.run.staging import clean_recipe, stage_recipe
 def stage(typed: run_options.GivenRun, whole: bool, clean: bool) -> None:
     """Copy a recipe's training data to every host that lacks it.
 
-    An LMDB is copied to all hosts, including spares. Of TFRecords, each host gets the files that its ranks
+    An LMDB is copied to all hosts, including spares. For TFRecords, each host gets the files that its ranks
     read, and a spare gets those of the host that it replaces. Each copy is verified, and renamed into place
     atomically. A correct copy is not sent again; a file that `stage` did not write is never replaced.
     """

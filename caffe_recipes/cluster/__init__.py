@@ -1,1 +1,1 @@
-"""Where a recipe runs: hostfiles, hosts, launchers, staging. Knows no Caffe and no recipe. Floor 2."""
+"""Where a recipe runs: hostfiles, hosts, launchers, staging. Knows neither Caffe nor recipes. Floor 2."""

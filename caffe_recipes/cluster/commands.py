@@ -263,7 +263,7 @@ STALL_S = 120.0
 _MAX_TRANSFER_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
 
-# mktemp names the new file, since another user could make a pipe of a name that he sees in our argv, and `>`
+# mktemp names the new file, since another user could make a pipe with a name seen in our argv, and `>`
 # opens a pipe even under set -C. Signals do not end mktemp, so that our traps know the name, nor rm: the
 # host itself removes an interrupted copy.
 _RECEIVE = """\

@@ -212,7 +212,7 @@ _MISTAKES = (
     (re.compile(r".*\bslots\s*=.*"), "this is the syntax of Open MPI; for hydra write `host:ranks`"),
     (
         re.compile(r"\[?[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,}(?:%\w+)?\]?(?::[0-9]+)?"),
-        "hydra takes what follows a colon for ranks; write the host's name, and its address in"
+        "hydra reads what follows a colon as the number of ranks; write the host's name, and its address in"
         " /etc/hosts or as HostName in ~/.ssh/config",
     ),
     (re.compile(r"[^\s:]+\s+[0-9]+"), "for hydra write one `host:ranks` per line"),
@@ -327,7 +327,7 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     """
     if len(hosts) < nodes:
         room = f"{describe_count(len(hosts), 'host')} x {describe_count(ranks_per_node, 'rank')}"
-        what = f"{room} = {len(hosts) * ranks_per_node}, the recipe needs {nodes * ranks_per_node}"
+        what = f"{room} = {len(hosts) * ranks_per_node}, but the recipe needs {nodes * ranks_per_node}"
         raise InputError(where, what, f"give {nodes} hosts")
     taken = hosts[:nodes]
     here = next((name for name in taken if _LOOPBACK.fullmatch(name)), None)

@@ -121,7 +121,7 @@ class Profile(Value):
     name: FileName
     title: Text
     source: Text | None = Field(None, description="where these values come from")
-    notes: tuple[Text, ...] = Field((), description="what else to know about the machine, one line each")
+    notes: tuple[Text, ...] = Field((), description="further facts about the machine, one per line")
     launcher: Launcher = Launcher()
     fabric: Text | None = None
     modules: tuple[Text, ...] = Field((), description="loaded before the launcher starts")

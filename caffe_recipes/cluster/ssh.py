@@ -636,7 +636,7 @@ def _check_key(options: SshOptions, lines: tuple[KnownKey, ...], key: bytes) -> 
         scan = f"ssh-keyscan {port}{options.host} >> {file}"
         hint = f"compare it with the key that the site publishes, then run `{scan}`"
     elif verdict == "changed":
-        what = f"its host key has CHANGED: {presented}, {where} has another one"
+        what = f"its host key has CHANGED: {presented}, but {where} has a different one"
         remove = f"ssh-keygen -R '{name}' -f {file}"
         hint = f"ask the site why; if the change is legitimate, run `{remove}` and add the new key"
     else:

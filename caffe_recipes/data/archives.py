@@ -56,7 +56,7 @@ def load_members(where: str, file: BinaryIO, base: int, size: int) -> dict[str, 
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would keep all members in memory
                 if not member.isdir():
                     if member.isreg() and member.offset_data + member.size > size:
-                        raise DataError(where, f"is cut short in '{member.name}'", _COPY_HINT)
+                        raise DataError(where, f"is truncated in '{member.name}'", _COPY_HINT)
                     found[_normalise(member.name)] = _locate(member, base, found)
             _check_end(where, part, tar.offset)
     except tarfile.TarError as error:
@@ -105,7 +105,7 @@ def _check_end(where: str, part: _FileSlice, offset: int) -> None:
         raise DataError(where, f"is damaged: no header found at byte {offset:,}", _COPY_HINT)
     if len(end) < 2 * tarfile.BLOCKSIZE:
         what = "it ends in a header" if any(end) else "its end marker, two blocks of zeros, is missing"
-        raise DataError(where, f"is cut short: {what}", _COPY_HINT)
+        raise DataError(where, f"is truncated: {what}", _COPY_HINT)
 
 
 class _FileSlice(io.RawIOBase):

@@ -42,7 +42,7 @@ class Problem:
 def first_hint(problems: Sequence[Problem], fallback: str) -> str:
     """Return the hint of the first problem that has one, or `fallback`.
 
-    >>> first_hint([Problem("has label 3"), Problem("is cut short", hint="copy it")], "fix it")
+    >>> first_hint([Problem("has label 3"), Problem("is truncated", hint="copy it")], "fix it")
     'copy it'
     """
     return next((problem.hint for problem in problems if problem.hint), fallback)

@@ -181,7 +181,7 @@ def decode(data: bytes, flag: int) -> Pixels:
     except cv2.error:
         raise ValueError(f"has over {limit('image-pixels'):,} pixels" if data else "is empty") from None
     if pixels is None:
-        raise ValueError("is not an image that OpenCV can decode, or is cut short")
+        raise ValueError("is not an image that OpenCV can decode, or is truncated")
     return pixels
 
 

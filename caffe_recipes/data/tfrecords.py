@@ -100,7 +100,7 @@ def records_manifest_path(out: Path) -> Path:
 
 def load_record_set(out: Path) -> RecordSet | None:
     """Return the manifest of a folder of TFRecords, or None if it has none. Raises DataError."""
-    hint = "remove it, or make the records again"
+    hint = "remove it, or create the records again"
     return read_manifest(records_manifest_path(out), _parse_set, "is not a manifest of TFRecords", hint)
 
 
@@ -363,7 +363,7 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
 
 _NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
 _MIB = 2**20
-_REBUILD_HINT = "copy the records again, or make them again"
+_REBUILD_HINT = "copy or create the records again"
 
 V = TypeVar("V", bytes, int)
 
@@ -391,7 +391,7 @@ class RecordsReport:
     @property
     def hint(self) -> str:
         """What to do: copy files again that lost records, or else fix the images."""
-        return first_hint(self.problems, "fix the source images, and make the records again")
+        return first_hint(self.problems, "fix the source images, and create the records again")
 
 
 def is_records(path: Path) -> bool:

@@ -137,7 +137,7 @@ def _wrong_phases(
     for index, name in enumerate(chosen):
         at = (*where, index)
         if name not in names:
-            yield at, f"no phase '{name}'", did_you_mean(name, names, f"there are {', '.join(names)}")
+            yield at, f"no phase '{name}'", did_you_mean(name, names, f"the phases are {', '.join(names)}")
         elif name in chosen[:index]:
             yield at, f"phase '{name}' is named twice", "list each phase once"
 
@@ -197,7 +197,7 @@ def _wrong_net(
     recipe: Recipe, name: str, at: Location, *, needs_test: bool
 ) -> Iterator[tuple[Location, str, str]]:
     if name not in recipe.nets:
-        hint = did_you_mean(name, recipe.nets, f"there are {', '.join(recipe.nets)}")
+        hint = did_you_mean(name, recipe.nets, f"the nets are {', '.join(recipe.nets)}")
         yield at, f"no net '{name}' under `nets`", hint
     elif needs_test and not recipe.nets[name].test:
         yield (

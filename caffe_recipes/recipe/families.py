@@ -204,7 +204,7 @@ def _check_reported(source: YamlSource, phases: list[str]) -> None:
         raise RecipeError(source.place((_BY_PHASE,)), f"{_BY_PHASE}: must be a mapping of phases", "")
     for name in by_phase:
         if name not in phases:
-            hint = did_you_mean(str(name), phases, f"there are {', '.join(phases)}")
+            hint = did_you_mean(str(name), phases, f"the phases are {', '.join(phases)}")
             raise RecipeError(source.place((_BY_PHASE, str(name))), f"no phase '{name}'", hint)
 
 

@@ -202,12 +202,12 @@ class Net(Value):
     name: Text
     classes: Count
     builder: Builder | None = None
-    prototxt: PathText | None = Field(None, description="path of a net, from the recipe's folder")
+    prototxt: PathText | None = Field(None, description="path of a net, relative to the recipe's folder")
     function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     batch_norm_fraction: Fraction = Field(0.95, description="moving_average_fraction of every BatchNorm")
     zero_init: Literal["none", "last-block", "every-block"] = Field(
         "none",
-        description="which residual blocks' last BatchNorm filler is 0: no, the last of a stage, every block",
+        description="residual blocks whose last BatchNorm filler is 0: none, the last of each stage, or all",
     )
     fillers: Fillers = Fillers()
 
@@ -262,7 +262,9 @@ class Transformation(Value):
     mean_value: tuple[NotNegative, ...] = Field(
         (), description="subtracted from every pixel: one value, or one each for blue, green and red"
     )
-    scale: Positive | None = Field(None, description="factor of every value, after the mean is subtracted")
+    scale: Positive | None = Field(
+        None, description="factor that every value is multiplied by, after the mean is subtracted"
+    )
     force_color: bool | None = Field(None, description="decode every image to three channels")
     force_gray: bool | None = Field(None, description="decode every image to one channel")
 
@@ -444,7 +446,9 @@ class Recipe(Loaded):
     name: FileName
     title: Text
     source: Text | None = None
-    trainer: Text = Field(description="`caffe-torch`, or the path of a Caffe binary from the Caffe root")
+    trainer: Text = Field(
+        description="`caffe-torch`, or the path of a Caffe binary, relative to the Caffe root"
+    )
     prototxt_dir: FolderText = Field(description="folder of the solvers and nets under the Caffe root")
     nets_dir: FolderText | None = Field(None, description="folder of shared nets; default: prototxt_dir")
     net: Net

@@ -356,7 +356,7 @@ def logged_pace(recipe: Recipe, logs: Iterable[tuple[str, Iterable[str]]]) -> Pa
     if not seconds:
         where, known = (paths[0] if len(paths) == 1 else ""), "no" if not lines else f"{lines}"
         what = f"{known} lines `Iteration N, loss = ...` with a time, too few to compute the speed"
-        raise InputError(where, what, "give a Caffe log with at least two in succession")
+        raise InputError(where, what, "give a Caffe log with at least two consecutive ones")
     several = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Pace(images / seconds, "log", f"{paths[0]}{several}", tuple(notes))
 

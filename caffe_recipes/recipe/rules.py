@@ -206,7 +206,7 @@ class Schedule(Value):
         lengths = (self.iterations, self.epochs)
         if self.decay == "cycles":
             if lengths != (None, None):
-                raise ValueError("with cycles, remove iterations and epochs: the parts have lengths")
+                raise ValueError("with cycles, remove iterations and epochs: each part has its own length")
             if self.collapse or self.collapse_epochs or self.weight_decay_steps > 1:
                 raise ValueError("with cycles, give `cycles.collapse_epochs`, and only one weight decay")
         elif lengths.count(None) != 1:

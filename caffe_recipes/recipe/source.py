@@ -30,14 +30,14 @@ _OF_CAFFE = (".prototxt", ".pbtxt", ".pt", ".caffemodel", ".solverstate")
 
 
 _TAKES_ANY = (
-    "give it to show, generate, tf log, preflight, stage, run, submit, status, attach, logs or cancel"
+    "use it with show, generate, tf log, preflight, stage, run, submit, status, attach, logs or cancel"
 )
 
 
 def load_recipe(name_or_path: str | Path, instead: str = _TAKES_ANY) -> Recipe:
     """Read a recipe for Caffe, as `load_any_recipe` does.
 
-    RecipeError for one that TensorFlow trains, too, with what to do `instead`.
+    Also raises RecipeError for one that TensorFlow trains, with what to do `instead`.
     """
     return need_caffe(load_any_recipe(name_or_path), name_or_path, instead)
 

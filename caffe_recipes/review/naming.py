@@ -251,10 +251,10 @@ def real_path(path: str | Path) -> Path:
 
 @contextmanager
 def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
-    """Hide why a file is not a prototxt, which quotes its text, if it is none of the user's.
+    """Hide why a file is not a prototxt, which quotes its text, unless it is one of the user's files.
 
     A solver may name any file of this machine, or a link in its folder may lead to one, and the log of a CI
-    job may be public. The user's are, for the folder of `named_by`, those of `_is_of_user`.
+    job may be public. `_is_of_user` defines the user's files, for the folder of `named_by`.
     """
     try:
         yield
@@ -266,7 +266,7 @@ def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None
 
 
 def refuse_foreign_link(file: str | Path, folder: str | Path) -> None:
-    """Raise PrototxtError for a file found in a folder that is a link to one that is none of the user's.
+    """Raise PrototxtError for a file found in a folder that is a link to one that is not the user's.
 
     For commands that print the text or the values of what they find; see `hiding_text`.
     """

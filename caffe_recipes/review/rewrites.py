@@ -59,7 +59,7 @@ def find_prototxts(paths: Iterable[str]) -> list[str]:
 def plan_format(path: str, *, max_bytes: int = MOST_BYTES, is_found: bool = False) -> Rewrite:
     """Read a file and format it canonically. Raises PrototxtError if it is not a prototxt.
 
-    Also raises it if the file, which `is_found` in a folder, is a link to a file that is none of the user's.
+    Also raises it if the file, which `is_found` in a folder, is a link to a file that is not the user's.
     """
     if is_found:
         refuse_foreign_link(path, Path(path).parent)

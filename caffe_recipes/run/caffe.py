@@ -287,7 +287,7 @@ class Caffe:
         return Trial(
             {"net.prototxt": render_prototxt(trial_net()), **texts},
             {f"lr_policy {name}": ("train", f"{_SOLVER}{names[name]}") for name in solvers},
-            f"trains, and knows lr_policy {', '.join(solvers)}",
+            f"trains, and supports lr_policy {', '.join(solvers)}",
         )
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:

@@ -293,7 +293,7 @@ def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
     """
     root = root.absolute()
     if refused := describe_access(root, root, paths):
-        raise InputError(root, refused, "let nobody else write there, or give another --caffe-root")
+        raise InputError(root, refused, "make it writable only by you, or give another --caffe-root")
 
 
 def describe_access(folder: Path, root: Path = Path("/"), paths: Iterable[Path] = ()) -> str:
@@ -321,7 +321,7 @@ def _check_current_folder(recipe: AnyRecipe, typed: Sequence[str]) -> None:
         return
     lacking = ", ".join((*landmarks, RUNS))
     what = f"is not a Caffe root: it has neither the recipe's file nor any of {lacking}"
-    hint = "go to the Caffe root, or name it with --caffe-root; `--caffe-root .` takes this folder"
+    hint = "cd to the Caffe root, or give it with --caffe-root; `--caffe-root .` uses this folder"
     raise InputError(Path.cwd(), what, hint)
 
 

@@ -75,7 +75,7 @@ def run_folders(root: Path, recipe_name: str) -> list[Path]:
     return [runs / name for name in sort_runs(names, recipe_name)]
 
 
-# Of more entries in the folder of a run, the rest are not checked.
+# At most this many entries of the folder of a run are checked.
 _MOST_ENTRIES = 64
 
 

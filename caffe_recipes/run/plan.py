@@ -34,7 +34,7 @@ def plan_steps(recipe: AnyRecipe, folder: str = "", until: str | None = None) ->
         return steps
     names = [step.phase for step in steps]
     if until not in names:
-        hint = f"{did_you_mean(until, names)} there are {', '.join(names)}".lstrip()
+        hint = f"{did_you_mean(until, names)} the phases are {', '.join(names)}".lstrip()
         raise InputError("--until", f"no phase '{until[:80]}' in {recipe.name}", hint)
     return steps[: names.index(until) + 1]
 

@@ -87,7 +87,7 @@ def _find_member(folder: Path, recipe: Recipe, state: RunState, name: str) -> Me
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean '{near[0]}'? " if near else ""
     what = f"no phase '{name[:80]}' in {recipe.name}"
-    raise InputError("--members", what, f"{meant}there are {', '.join(names)}; or give a {MODEL}")
+    raise InputError("--members", what, f"{meant}the phases are {', '.join(names)}; or give a {MODEL}")
 
 
 def _check_different(members: Sequence[Member]) -> None:

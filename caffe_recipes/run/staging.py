@@ -165,7 +165,7 @@ def find_staged_hosts(options: StageOptions) -> tuple[tuple[str, ...], FoundHost
     """Return the hosts, and where they were found; raises InputError if none is named."""
     found = find_hosts(Path(os.path.realpath(options.root)), options.hostfile)
     if found.names is None:
-        raise InputError(found.where, "no such file", "write one host a line there, or give --hostfile")
+        raise InputError(found.where, "no such file", "write one host per line to it, or give --hostfile")
     return found.names, found
 
 

@@ -190,7 +190,7 @@ class TensorFlow:
         """To how many groups of ranks the training files are dealt: by default each node gets its own.
 
         Not by default where the images of a step must not depend on the nodes, where there are too few files,
-        and for programs of somebody's own, which may not know the flag.
+        and for the user's own programs, which may not know the flag.
         """
         run, nodes = self.recipe.tensorflow, self.recipe.cluster.nodes
         is_shared = run.flags.get("deterministic") or run.data.train.files < nodes or _own_programs()
@@ -498,7 +498,7 @@ def load_records_manifest(records: Records, source: Path, classes: int) -> Recor
     """Read the manifest of a folder of TFRecords; raises DataError unless it is of the recipe's records."""
     path, made = records_manifest_path(source), load_record_set(source)
     if made is None:
-        raise DataError(path, "no such file", "make the records, or name their folder with --lmdb-source")
+        raise DataError(path, "no such file", "create the records, or name their folder with --lmdb-source")
     if (made.records, made.shards) != (records.images, records.files):
         what = f"{made.records:,} images in {made.shards:,} files; the recipe says {records.images:,} in "
         raise DataError(path, f"{what}{records.files:,}", "correct the recipe, or name other records")
@@ -520,7 +520,7 @@ def _load_records(records: Records, source: Path, classes: int) -> _RecordFiles:
         size = made.sizes_bytes[number] if made.sizes_bytes else seen.size_bytes
         if seen.size_bytes != size:
             what = f"{seen.size_bytes:,} bytes; the manifest says {size:,}"
-            raise DataError(seen.data, what, "copy the records again, or make them again")
+            raise DataError(seen.data, what, "copy or create the records again")
         digest = made.digests[number] if made.digests else known_digest(seen, cache_folder())
         files.append(SetFile(name, seen, digest))
     manifest = SetFile(".manifest.json", stat_source(path), digest_of(path))

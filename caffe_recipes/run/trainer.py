@@ -106,7 +106,7 @@ class Trainer(Protocol):
     # The plan.
 
     def find_program(self, root: Path, path: str, profile: Profile) -> str:
-        """Return the program's path, from the Caffe root. Raises InputError if it does not exist."""
+        """Return the program's path, relative to the Caffe root. Raises InputError if it does not exist."""
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment variables that each process of the program needs."""

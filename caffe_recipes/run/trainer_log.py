@@ -49,8 +49,8 @@ class Progress:
     """The progress of a phase. A value is None until the log shows it.
 
     `phases` are all phases of the run, with their last iterations. `waited` is what the trainer waited for
-    lately, as shares of the time, if its log tells. `next_iter` is the iteration whose loss the log shows
-    next, which gives the speed; None if the speed is known already, or if no loss is to follow.
+    lately, as shares of the time, if its log reports it. `next_iter` is the iteration whose loss the log
+    shows next, which gives the speed; None if the speed is known already, or if no loss is to follow.
     """
 
     phase: str

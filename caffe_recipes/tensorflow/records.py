@@ -106,7 +106,7 @@ def _add_field(
 
 _HEAD, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _MASK = 0xA282EAD8
-_REBUILD = "make the records again"
+_REBUILD = "create the records again"
 
 
 class DamagedError(DataError):
@@ -171,7 +171,7 @@ def read_records(path: Path) -> Iterator[bytes]:
         while head := file.read(_HEAD.size):
             where = f"record {number:,} at byte {at:,}"
             if len(head) < _HEAD.size:
-                raise DamagedError(path, f"{where} is cut short", _REBUILD)
+                raise DamagedError(path, f"{where} is truncated", _REBUILD)
             length, crc = _HEAD.unpack(head)
             if crc != masked_crc32c(head[:8]):
                 what = "is not a TFRecord file" if not number else f"{where} is damaged: its length is wrong"
@@ -180,7 +180,7 @@ def read_records(path: Path) -> Iterator[bytes]:
                 raise DataError(path, f"{where} has {length:,} bytes", hint_at_limit("record-bytes"))
             at += _HEAD.size + length + _CRC.size
             if at > size:
-                raise DamagedError(path, f"{where} is cut short", _REBUILD)
+                raise DamagedError(path, f"{where} is truncated", _REBUILD)
             data, crc = file.read(length), file.read(_CRC.size)
             if _CRC.unpack(crc)[0] != masked_crc32c(data):
                 raise DamagedError(path, f"{where} is damaged", _REBUILD)

@@ -124,7 +124,7 @@ class HorovodRun(Value):
     schedule: GradualWarmup
     images_per_epoch: Count = Field(description="as given by the source, which may round")
     linear_share: Fraction | None = Field(None, description="speed as a fraction of that of linear scaling")
-    intra_threads: Count = Field(description="of each worker, like the next two")
+    intra_threads: Count = Field(description="per worker; so are inter_threads and kmp_blocktime")
     inter_threads: Count
     kmp_blocktime: CountOrZero = Field(description="milliseconds")
     model: FileName = Field(description="the model's folder inside the folder of all models")

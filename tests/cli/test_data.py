@@ -183,7 +183,7 @@ def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
-    what = "is not an image that OpenCV can decode, or is cut short"
+    what = "is not an image that OpenCV can decode, or is truncated"
     hint = "fix it and run the same command again to resume, or give --skip-bad"
     assert (code, out) == (2, "")
     assert err == f"Error: {folder}/b/1.jpg: {what}; {hint}\n"
@@ -285,7 +285,7 @@ def test_each_image_is_in_the_training_or_the_test_lmdb(tmp_path: Path) -> None:
     assert [name[0] for name in build("half", "--test-share", "0.5")[2]] == [*"aaaaa", *"bb", "c"]
 
 
-def test_what_there_is_nothing_of_is_bad_input(tmp_path: Path) -> None:
+def test_a_missing_input_or_output_is_bad_input(tmp_path: Path) -> None:
     out = tmp_path / "lmdb"
     assert call("build", "--images", tmp_path / "none", "--out", out)[0] == 2
     assert call("build", "--images", tmp_path, "--out", out)[0] == 2

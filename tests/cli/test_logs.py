@@ -41,7 +41,10 @@ def test_a_name_like_no_other_gets_the_latest_runs(root: Path) -> None:
     for number in (9, 10):
         shutil.copytree(root / "runs/small-1", root / f"runs/other-{number}")
     done = call(root, "x")
-    assert "no run or recipe is named 'x'; there are other-10, small-1; or give the folder" in done.stderr
+    assert (
+        "no run or recipe is named 'x'; the latest runs are other-10, small-1; or give the folder"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("-f",)])

@@ -71,7 +71,7 @@ def test_a_folder_with_nothing_of_the_recipe_is_refused_and_stays_empty(
         done = call(here, *command[1:], recipe, command=command[0])
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"Error: {here}: is not a Caffe root: it has neither the recipe's file")
-        assert done.stderr.endswith("; `--caffe-root .` takes this folder\n")
+        assert done.stderr.endswith("; `--caffe-root .` uses this folder\n")
         assert done.stderr.count("\n") == 1
         assert list(here.iterdir()) == []
 
@@ -131,6 +131,6 @@ def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
     planted.chmod(0o755)
     tmp_path.chmod(mode)
     done = call(tmp_path, "tf-digits-local", "--caffe-root", ".", command=command)
-    what = "can be changed by anybody; let nobody else write there, or give another --caffe-root"
+    what = "can be changed by anybody; make it writable only by you, or give another --caffe-root"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {tmp_path}: {what}\n")
     assert [path.name for path in tmp_path.iterdir()] == [".venv-tf"]

@@ -51,8 +51,8 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
     ("line", "hint"),
     [
         ("root@a", "write only the host; set its user in ~/.ssh/config"),
-        ("fe80::1", "hydra takes what follows a colon for ranks; write the host's name"),
-        ("[2001:db8::1]:2", "hydra takes what follows a colon for ranks; write the host's name"),
+        ("fe80::1", "hydra reads what follows a colon as the number of ranks; write the host's name"),
+        ("[2001:db8::1]:2", "hydra reads what follows a colon as the number of ranks; write the host's name"),
         ("a slots=4", "this is the syntax of Open MPI; for hydra write `host:ranks`"),
         ("root@a slots=4 max_slots=4", "write only the host"),
         ("a max-slots=2", "this is the syntax of Open MPI"),
@@ -106,7 +106,7 @@ def test_only_the_hosts_that_ranks_run_on_are_taken() -> None:
 
 
 def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
-    with pytest.raises(InputError, match="1 host x 2 ranks = 2, the recipe needs 4; give 2 hosts"):
+    with pytest.raises(InputError, match="1 host x 2 ranks = 2, but the recipe needs 4; give 2 hosts"):
         take_hosts(("a",), 2, 2, "hostfile")
 
 

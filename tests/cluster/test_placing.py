@@ -159,7 +159,7 @@ def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: 
 @needs_root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
 @pytest.mark.parametrize("way", ["copied there", "sent there", "put"])
-def test_who_sees_our_commands_cannot_have_a_file_written_into_his_pipe(open_place: Place, way: str) -> None:
+def test_a_user_who_sees_our_argv_cannot_receive_a_file_through_a_pipe(open_place: Place, way: str) -> None:
     place = open_place
     unseen = () if way == "copied there" else (str(place.kept),)
     host = WatchedHost("n1", unseen=unseen, tmp=place.tmp)
@@ -252,7 +252,7 @@ def test_what_a_killed_copy_has_left_goes_and_what_others_left_stays(place: Plac
     other.unlink()
 
 
-def test_what_arrives_otherwise_is_not_placed(place: Place) -> None:
+def test_a_file_that_changed_in_transit_is_not_placed(place: Place) -> None:
     place.kept.write_bytes(b"changed since")
     for unseen in ((), (str(place.kept),)):
         with pytest.raises(
@@ -363,7 +363,7 @@ def test_what_somebody_else_made_is_named_and_left_as_it_is(place: Place, attack
 
 @needs_root
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_nothing_is_put_under_what_somebody_else_may_exchange(place: Place, kind: str) -> None:
+def test_no_file_is_placed_in_a_folder_that_another_user_can_replace(place: Place, kind: str) -> None:
     theirs = place.tmp / "theirs"
     if kind == "folder":
         theirs.mkdir()

@@ -392,7 +392,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a link under a snapshot's name": (
         lambda on: on.do("node1", "ln", "-s", "/tmp/looked_theirs", "/tmp/looked_init_iter_8.caffemodel"),
-        "snapshots", "failed", ["node1"], r"node1:/tmp/looked_init_iter_8\.caffemodel: is a link, of user"
+        "snapshots", "failed", ["node1"], r"node1:/tmp/looked_init_iter_8\.caffemodel: is a link of user"
     ),
     "another user's file under a snapshot's name": (
         lambda on: on.do("node1", "install", "-onobody", "/dev/null", "/tmp/looked_last_iter_4.solverstate"),
@@ -426,7 +426,7 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
     assert [line[8:23].strip() for line in said.splitlines() if line.startswith(("warn", "failed"))] == []
     assert re.search(r"^ok +hosts +node\[1-4\]: 4 x 2 ranks of 8 images$", said, re.MULTILINE)
     assert re.search(
-        r"^ok +trainer +\./bin/caffe trains, and knows lr_policy poly_cyc, fixed$", said, re.MULTILINE
+        r"^ok +trainer +\./bin/caffe trains, and supports lr_policy poly_cyc, fixed$", said, re.MULTILINE
     )
     assert "to be staged on 4 of 4 hosts by" in said
     assert said.splitlines()[-1] == "all checks pass; start it with `run`"
@@ -470,4 +470,4 @@ def test_caffe_torch_is_tried_like_any_caffe(ground: Ground) -> None:
     write_files(plan_files(load_recipe(ground.root / "recipe.yaml")), ground.root)
     code, found = ground.look()
     assert code == 0, found
-    assert f"{BIN}/caffe-torch trains, and knows lr_policy poly_cyc" in [one["said"] for one in found]
+    assert f"{BIN}/caffe-torch trains, and supports lr_policy poly_cyc" in [one["said"] for one in found]

@@ -62,7 +62,7 @@ def test_a_run_starts_and_stages_as_the_profile_and_the_command_line_say(
     finally:
         for node in cluster.nodes:
             cluster.run(node, ["rm", "-rf", "--one-file-system", chain.tmp])
-    assert "without -PSM2, which it does not know" in said
+    assert "without -PSM2, which it does not accept" in said
     assert "2 of 2 hosts by copy" in said
     ranks = [line for line in (chain.root / "ranks").read_text().splitlines() if line.startswith("node")]
     told = f"a b'$(c) granularity=fine,compact,1,0 {secret} 1"

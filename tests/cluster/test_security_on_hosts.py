@@ -62,7 +62,7 @@ def launch(cluster: Cluster, shared: Path, environment: dict[str, str], *command
 
 
 @pytest.mark.parametrize("careless", ["accept-new", "askpass"])
-def test_hydras_ssh_adds_no_key_and_asks_nobody(cluster: Cluster, shared: Path, careless: str) -> None:
+def test_hydras_ssh_adds_no_key_and_never_prompts(cluster: Cluster, shared: Path, careless: str) -> None:
     known, asked, askpass = shared / "known", shared / "asked", shared / "askpass"
     askpass.write_text(f'#!/bin/sh\necho "$1" >>{asked}; echo yes\n')
     askpass.chmod(0o755)

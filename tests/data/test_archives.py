@@ -102,7 +102,7 @@ def test_a_broken_image_is_named_with_its_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.7])
 def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, part: float) -> None:
     whole = train_tar().rstrip(b"\0")
-    with pytest.raises(DataError, match=r"images.tar: is (cut short|not a complete tar)"):
+    with pytest.raises(DataError, match=r"images.tar: is (truncated|not a complete tar)"):
         load_archive(write(tmp_path, whole[: int(len(whole) * part)]))
 
 
@@ -117,10 +117,10 @@ def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, part: float) ->
 def test_a_tar_that_is_cut_between_its_images_is_refused(tmp_path: Path, length: int, what: str) -> None:
     cut = pack({f"{number}.jpg": b"x" * 512 for number in range(3)})[:length]
     labels = write(tmp_path, b"".join(b"%d.jpg 0\n" % number for number in range(3)), "val.txt")
-    with pytest.raises(DataError, match=rf"images\.tar: is cut short: {what}; copy the archive again"):
+    with pytest.raises(DataError, match=rf"images\.tar: is truncated: {what}; copy the archive again"):
         load_archive(write(tmp_path, cut), labels)
     train = pack({"n01.tar": cut, "n02.tar": pack({"1.jpg": b"x"})})
-    with pytest.raises(DataError, match=rf"images\.tar: n01\.tar: is cut short: {what}; copy"):
+    with pytest.raises(DataError, match=rf"images\.tar: n01\.tar: is truncated: {what}; copy"):
         load_archive(write(tmp_path, train))
 
 

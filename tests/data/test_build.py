@@ -170,7 +170,7 @@ def test_an_image_that_does_not_decode_is_named_and_nothing_stands_under_the_nam
     whole = bad.read_bytes()
     bad.write_bytes(whole[:500])
     with pytest.raises(
-        DataError, match=r"a/4.JPEG: is not an image that OpenCV can decode, or is cut short; .*--skip-bad"
+        DataError, match=r"a/4.JPEG: is not an image that OpenCV can decode, or is truncated; .*--skip-bad"
     ):
         build_lmdb(plan_of(listed), tmp_path / "out" / "lmdb")
     assert names(tmp_path / "out") == [".lmdb.partial"]

@@ -49,8 +49,8 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
         (image(-1), "has label -1, which is below 0"),
         (image(None), "has no label"),
         (image(1, data=b""), "holds no image"),
-        (image(1, data=b"<html>"), "is not an image that OpenCV can decode, or is cut short"),
-        (image(1, data=encode(".jpg")[:-40]), "is not an image that OpenCV can decode, or is cut short"),
+        (image(1, data=b"<html>"), "is not an image that OpenCV can decode, or is truncated"),
+        (image(1, data=encode(".jpg")[:-40]), "is not an image that OpenCV can decode, or is truncated"),
         (
             image(1, data=bytes(cv2.imencode(".png", noise(4, 4).astype(np.uint16))[1])),
             "has more than 8 bits per channel",
@@ -77,7 +77,7 @@ def test_images_are_decoded_many_at_a_time_and_none_is_left(tmp_path: Path) -> N
     datums = [image(0, data=b"<html>" if index % 50 == 7 else None) for index in range(150)]
     seen = check_lmdb(write(tmp_path / "lmdb", *datums), decode=None)
     assert (seen.decoded, seen.shapes) == (147, {(3, 30, 40): 147})
-    what = "is not an image that OpenCV can decode, or is cut short"
+    what = "is not an image that OpenCV can decode, or is truncated"
     assert problems(seen) == [f"record '00000007_x7' {what}, and 2 more like it"]
 
 

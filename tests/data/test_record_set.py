@@ -59,7 +59,7 @@ def test_a_file_that_lost_records_fails_the_check_and_is_not_kept(
     spoil(file)
     seen = check_records(records, 5)
     assert problems(seen) == [f"{file.name}: has {left} of 10 records"]
-    assert seen.hint == "copy the records again, or make them again"
+    assert seen.hint == "copy or create the records again"
     assert problems(check_records(file, 5)) == [f"{file.name}: has {left} of 10 records"]
     size = file.stat().st_size
     with pytest.raises(DataError, match=rf"{file.name}: has {size:,} of [\d,]+ bytes; remove the folder"):
@@ -83,14 +83,14 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:
-    assert check_records(records, 4).hint == "fix the source images, and make the records again"
+    assert check_records(records, 4).hint == "fix the source images, and create the records again"
 
 
 def test_a_damaged_file_is_told_of_once(records: Path) -> None:
     file = records / "train-00002-of-00004"
     file.write_bytes(file.read_bytes()[:-5])
     (problem,) = problems(check_records(records, 5))
-    assert problem.endswith("is cut short")
+    assert problem.endswith("is truncated")
 
 
 def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:

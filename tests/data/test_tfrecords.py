@@ -314,6 +314,6 @@ def test_a_file_that_is_cut_short_is_a_problem_that_the_check_found(lmdb: Path, 
         path.write_bytes(path.read_bytes()[:left])
     seen = check_records(out, CLASSES)
     assert len(seen.problems) == 1
-    assert "is cut short" in str(seen.problems[0])
-    assert "is cut short" in render_records_text(seen)
+    assert "is truncated" in str(seen.problems[0])
+    assert "is truncated" in render_records_text(seen)
     assert json.loads(json.dumps(records_values(seen)))["records"] == seen.count

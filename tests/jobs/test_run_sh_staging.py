@@ -166,7 +166,7 @@ def save_manifest(bare: StandInCluster) -> None:
     hash_source(find_source(bare.root / SOURCE), bare.play / ".cache/caffe-recipes")
 
 
-def test_a_copy_is_held_once_against_the_digest_of_the_source_s_manifest(bare: StandInCluster) -> None:
+def test_a_copy_is_compared_once_with_the_digest_of_the_source_s_manifest(bare: StandInCluster) -> None:
     save_manifest(bare)
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     stamp = parse_stamp((lmdb(bare) / STAMP).read_text())

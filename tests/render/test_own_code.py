@@ -100,7 +100,7 @@ def test_only_1_in_the_environment_allows_code(
 
 
 @pytest.mark.parametrize("file", ["nets.py", "helper.py"])
-def test_a_file_that_changed_is_asked_about_again(folder: Path, file: str) -> None:
+def test_a_changed_file_needs_consent_again(folder: Path, file: str) -> None:
     consent(folder)
     with (folder / file).open("a") as text:
         text.write("# changed\n")
@@ -245,7 +245,7 @@ def test_bytecode_is_never_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["code:interact", "builtins:input", "os.path:join", "click:echo", "caffe_recipes.cli.main:main"]
 )
-def test_what_is_installed_is_not_taken(folder: Path, name: str) -> None:
+def test_installed_modules_are_not_used(folder: Path, name: str) -> None:
     said = refused(folder, name)
     root, module = name.partition(":")[0].partition(".")[0], name.partition(":")[0]
     assert f"no module '{root}' next to the recipe; for an installed module, write a file there with" in said

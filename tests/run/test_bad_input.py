@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     ),
     "more ranks than hosts x ppn": (
         all_of(text("hostfile", "localhost\n"), edit("nodes: 1,", "nodes: 2,")),
-        "hostfile: 1 host x 2 ranks = 2, the recipe needs 4; give 2 hosts",
+        "hostfile: 1 host x 2 ranks = 2, but the recipe needs 4; give 2 hosts",
     ),
     "host that does not exist": (
         text("hostfile", "no-such-host.invalid\n"),

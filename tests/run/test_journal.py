@@ -130,7 +130,7 @@ def test_nobody_else_can_open_what_a_journal_is_locked_by(tmp_path: Path) -> Non
         assert stat.S_IMODE((tmp_path / "journal.lock").stat().st_mode) == 0o600
 
 
-def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> None:
+def test_a_reader_of_a_journal_cannot_keep_a_run_from_resuming(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
     with (tmp_path / "journal.jsonl").open("rb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_SH)
@@ -141,7 +141,7 @@ def test_who_can_read_a_journal_keeps_no_run_from_resuming(tmp_path: Path) -> No
         assert journal.state().pid == os.getpid()
 
 
-def test_who_locks_a_journal_as_soon_as_it_exists_keeps_no_run_from_starting(tmp_path: Path) -> None:
+def test_a_reader_that_locks_a_new_journal_cannot_keep_the_run_from_starting(tmp_path: Path) -> None:
     class Raced(Journal):
         """A journal that a reader locks between its creation and our lock."""
 

@@ -108,7 +108,7 @@ def test_what_is_snapshotted_on_the_way_is_kept_once_and_the_last_is_none(
 @pytest.mark.parametrize(
     "said", ["Ignoring source layer conv1", "Iteration 0, loss = nan", "Iteration 0, loss = 87.3365"]
 )
-def test_nothing_is_kept_of_what_is_not_to_be_gone_on_from(
+def test_no_checkpoint_is_kept_that_must_not_be_resumed_from(
     make: Callable[[Policy], Launch], said: str
 ) -> None:
     launch = make(Policy(checkpoint_every=2))

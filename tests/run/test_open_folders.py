@@ -20,7 +20,7 @@ from caffe_recipes.run.monitor.cancel import CancelOptions, cancel_run
 if TYPE_CHECKING:
     from tests.run.conftest import Place
 
-HINT = "let nobody else write there, or give another --caffe-root"
+HINT = "make it writable only by you, or give another --caffe-root"
 MAIN = "from caffe_recipes.cli.main import main; main()"
 
 

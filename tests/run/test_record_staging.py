@@ -153,7 +153,7 @@ def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(si
 
     last = site.root / "made/train/train-00011-of-00012"
     last.write_bytes(bytes(20))
-    assert refuse() == f"{last}: 20 bytes; the manifest says 21; copy the records again, or make them again"
+    assert refuse() == f"{last}: 20 bytes; the manifest says 21; copy or create the records again"
     last.unlink()
     assert refuse().startswith(f"{last}: cannot be read: No such file")
     manifest = site.manifest("train")
@@ -164,7 +164,7 @@ def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(si
     last.write_bytes(bytes(21))
     assert refuse().startswith(f"{manifest}: records of 12 classes; the recipe says 10; correct tensorflow.")
     manifest.unlink()
-    assert refuse().startswith(f"{manifest}: no such file; make the records, or name their folder")
+    assert refuse().startswith(f"{manifest}: no such file; create the records, or name their folder")
 
 
 def test_a_recipe_without_a_source_or_without_records_names_the_key(site: Site) -> None:

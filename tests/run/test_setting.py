@@ -126,7 +126,7 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
 ) -> None:
     needs_four = recipe(place, 4)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-003]")
-    said = "the Slurm job: 3 hosts x 2 ranks = 6, the recipe needs 8; give 4 hosts"
+    said = "the Slurm job: 3 hosts x 2 ranks = 6, but the recipe needs 8; give 4 hosts"
     with pytest.raises(InputError, match=said):
         choose_hosts(needs_four, find_hosts(place.root, None))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
@@ -144,7 +144,7 @@ def test_an_option_that_the_launcher_does_not_know_is_left_out_with_a_warning(pl
     rows = [line for line in place.output.getvalue().splitlines() if "PSM2" in line]
     assert len(rows) == 1
     assert rows[0].startswith("warn    launcher       ")
-    assert rows[0].endswith(", without -PSM2, which it does not know")
+    assert rows[0].endswith(", without -PSM2, which it does not accept")
 
 
 def test_a_launcher_that_knows_the_option_is_given_it_at_every_start(
@@ -170,7 +170,7 @@ def test_a_profile_alone_decides_on_the_launchers_options(place: Place) -> None:
     assert "PSM2" not in place.output.getvalue()
     (place.root / "mine.yaml").write_text("name: mine\ntitle: mine\nlauncher: {options: [-PSM2]}\n")
     assert place.run(profile=str(place.root / "mine.yaml"), new=True).outputs
-    assert ", without -PSM2, which it does not know" in place.output.getvalue()
+    assert ", without -PSM2, which it does not accept" in place.output.getvalue()
 
 
 def test_a_profile_gives_ranks_its_environment_and_loads_its_modules(

@@ -53,7 +53,7 @@ def test_a_phase_that_the_recipe_has_not_is_one_line_and_changes_nothing(place: 
     code, said, complained = place.call("--until", "cyc2")
     assert (code, said) == (2, "")
     assert complained == (
-        "Error: --until: no phase 'cyc2' in small; did you mean 'cyc1'? there are init, cyc1, last\n"
+        "Error: --until: no phase 'cyc2' in small; did you mean 'cyc1'? the phases are init, cyc1, last\n"
     )
     assert place.tree() == before
 

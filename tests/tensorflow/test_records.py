@@ -57,7 +57,7 @@ def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> No
     if len(path.read_bytes()) == first:
         assert list(read_records(path)) == [b"first"]
         return
-    with pytest.raises(DataError, match=r"file: record [01] at byte (0|21) is cut short; make the records"):
+    with pytest.raises(DataError, match=r"file: record [01] at byte (0|21) is truncated; make the records"):
         list(read_records(path))
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> No
     ("at", "said"),
     [
         (0, "is not a TFRecord file; give TFRecord files"),
-        (14, "record 0 at byte 0 is damaged; make the records again"),
+        (14, "record 0 at byte 0 is damaged; create the records again"),
         (20, "record 0 at byte 0 is damaged; make"),
         (22, "record 1 at byte 21 is damaged: its length is wrong; make"),
         (40, "record 1 at byte 21 is damaged; make"),

@@ -397,7 +397,7 @@ def _read_disk(path: str | Path, max_bytes: int) -> bytes:
 def read_if_exists(path: str | Path, max_bytes: int, folder: Path | None = None) -> bytes | None:
     """Return a file's bytes, at most one more than `max_bytes`; None if it cannot be read.
 
-    Raises PrototxtError for a link out of `folder`, by default its own, to a file that is none of the user's.
+    Raises PrototxtError for a link out of `folder`, by default its own, to a file that is not the user's.
     """
     refuse_foreign_link(path, folder or Path(path).parent)
     data = _read_or_error(Path(path), max_bytes)
@@ -443,7 +443,7 @@ def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) 
 
 def _check_total(total: int, max_bytes: int) -> None:
     if total > _MOST_TOGETHER * max_bytes:
-        what = f"the files to compare are over {_MOST_TOGETHER * max_bytes:,} bytes together"
+        what = f"the files to compare exceed {_MOST_TOGETHER * max_bytes:,} bytes in total"
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
 
 

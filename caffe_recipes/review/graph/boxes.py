@@ -1,6 +1,6 @@
 """Turn a net into boxes and edges: a box is a layer with the in-place layers on its top.
 
-A box has the texts that describe_layer its layers, and the size that these take in print.
+A box has the texts that describe its layers, and the size that these take in print.
 """
 
 from __future__ import annotations

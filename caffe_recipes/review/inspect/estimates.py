@@ -223,7 +223,8 @@ def _check_run(recipe: Recipe, path: Path) -> None:
     for what, value in wanted.items():
         if ran[what] not in (None, value):
             problem = f"is a run with {what} {ran[what]}, not {value}"
-            raise InputError(path, problem, f"give logs of {recipe.name} in its own shape")
+            hint = f"give logs of {recipe.name} with the recipe's own nodes, ranks and batch size"
+            raise InputError(path, problem, hint)
 
 
 def _run_shape(values: object) -> dict[str, object]:

@@ -688,7 +688,7 @@ def _check_activation(phase: PhaseNet, i: int) -> Iterator[Finding]:
     "note",
     "a loss and an accuracy of the same label that differ in ignore_label",
     what="{layer} ignores label {ours}, but {loss} ignores {theirs}",
-    effect="the accuracy counts other images than the loss",
+    effect="the accuracy counts different images from the loss",
 )
 def _check_ignored_labels(phase: PhaseNet) -> Iterator[Finding]:
     losses: dict[str, pb.LayerParameter] = {}

@@ -98,7 +98,7 @@ def inline_net(solver: Solver, field: str) -> Net:
     "note",
     "a net that was not found, and so not checked",
     what="{given} was found neither in the current folder nor beside the solver",
-    effect="the net and what it must have in common with its solver were not checked",
+    effect="the net, and whether it fits its solver, were not checked",
     write="give --caffe-root DIR, or put a copy of the net beside the solver",
 )
 @path_rule(
@@ -108,7 +108,7 @@ def inline_net(solver: Solver, field: str) -> Net:
     what="no file {given} under {caffe_root}",
     effect="Caffe stops with `File not found`",
     write="{field}: {path}",
-    fix="writes the path from the Caffe root of a net of this name that is beside the solver",
+    fix="writes the path, relative to the Caffe root, of the net with this name beside the solver",
 )
 def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) -> NetPlace:
     """Find the net that a solver's `field` names.
@@ -136,7 +136,7 @@ def find_net(solver: Solver, field: str, caffe_root: Path | None, phase: str) ->
             given=given,
             caffe_root=caffe_root,
             field=field,
-            path=existing or "the path of the net from the Caffe root",
+            path=existing or "the path of the net, relative to the Caffe root",
         )
         return NetPlace(beside_file, (missing,))
     home = Path(solver.path).absolute().parent.name
@@ -157,13 +157,13 @@ def _field_value(solver: pb.SolverParameter, field: str) -> Any:  # noqa: ANN401
 @path_rule(
     "net-folder",
     "warning",
-    "a net whose path names another folder than the solver's",
+    "a net whose path names a folder other than the solver's",
     effect="Caffe stops with `File not found` if that folder does not exist",
     values=("folder", "own"),
     explanation=Explanation(
-        "`net:` is a path from the folder that Caffe is started in, usually its root. Lint does not know "
-        "that folder, and the name of the net's folder differs from that of the solver's, as it does after "
-        "a folder was renamed.",
+        "`net:` is a path relative to the folder that Caffe is started in, usually its root. Lint does not "
+        "know that folder, and the name of the net's folder differs from that of the solver's, as it does "
+        "after a folder was renamed.",
         "Correct the path, or give --caffe-root DIR to search for the net there.",
     ),
     fix="writes the path of a net of this name that is beside the solver, if it ends like the solver's own "
@@ -681,7 +681,7 @@ def _display_path(path: Path, solver: Solver) -> Path:
 @path_rule(
     "solver-path",
     "warning",
-    "a command whose --solver names another folder than the one that the file is in",
+    "a command whose --solver names a folder other than the one that contains the file",
     what="the command gives --solver={path}, but the file is in {home}",
     effect="Caffe stops with `File not found` if that folder does not exist",
     write="--solver={renamed}",

@@ -420,7 +420,7 @@ _SAME_IN_BOTH = ("scale", "mean_value", "mean_file", "force_color", "force_gray"
     "warning",
     "`phase` set in a layer, which does not put the layer in that phase",
     what="{layer} has phase: {name}, which does not put it in that phase only",
-    effect="the layer is in both phases, and behaves in both as it should in that one",
+    effect="the layer is in both phases, and in both it behaves as in {name}",
     write="include {{ phase: {name} }}",
 )
 def check_include_rules(view: NetView) -> Iterator[Finding]:

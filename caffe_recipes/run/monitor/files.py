@@ -60,7 +60,7 @@ class Process:
 
 
 NO_PROCESS = Process(0, "", "")
-# What the path of a run's folder is followed by if that has a journal.
+# The suffix that turns the path of a run's folder into that of its journal.
 HAS_JOURNAL = "/journal.jsonl"
 
 
@@ -285,7 +285,7 @@ def _describe_runs(names: Sequence[str]) -> str:
     shown = [f"{recipe}-{number}" for recipe, number in latest.items()][:_FEW_RUNS]
     more = ", ..." if len(latest) > _FEW_RUNS else ""
     hint = "give the folder that contains `runs` with --caffe-root"
-    return f"there are {', '.join(shown)}{more}; or {hint}" if shown else hint
+    return f"the latest runs are {', '.join(shown)}{more}; or {hint}" if shown else hint
 
 
 def _first_error(error: Exception) -> str:

@@ -95,7 +95,7 @@ class RunInterrupted(RunFailed):
 
 
 class ShownRun:
-    """A run in the folder `path`, which the user named `given`; its news are shown by `reporter`."""
+    """A run in the folder `path`, which the user named `given`; its new lines are shown by `reporter`."""
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ def _slurm(machine: Machine) -> str | None:
         if path := machine.find(name):
             done = machine.host.run([path, *asks], _ASK_S)
             if done.returncode:
-                reason = (done.stderr.strip().splitlines() or [f"ends with {done.returncode}"])[-1]
+                reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
                 raise ClusterError(path, reason, "")
     return _program("sbatch", "--version")(machine)
 

@@ -26,7 +26,9 @@ from caffe_recipes.wording import describe_count, describe_names, plural
 MOST_SKEW_S = 2.0
 # The fraction of the others' or the profile's memory that a host must have.
 _LEAST_PART = 0.9
-_HINT_CORES = "more threads than cores are slow: lower the recipe's omp_num_threads or ranks_per_node"
+_HINT_CORES = (
+    "more threads than cores slow training down: lower the recipe's omp_num_threads or ranks_per_node"
+)
 
 
 def check_hosts(view: NodeView) -> list[CheckResult]:
@@ -189,7 +191,9 @@ def _other_roots(view: NodeView) -> Iterator[HostProblem]:
     """Yield the hosts whose Caffe root is missing, or is a different folder from ours."""
     root = str(view.setting.root)
     shared = view.setting.profile.shared_folder
-    hint = f"the Caffe root must be {f'below {shared}' if shared else 'on a file system of all hosts'}"
+    hint = (
+        f"the Caffe root must be {f'below {shared}' if shared else 'on a file system that all hosts share'}"
+    )
     ours = str(Path(root).stat().st_ino)
     for facts in view.facts.values():
         if facts.root_inode is None:
@@ -233,7 +237,7 @@ def _judge_cores(view: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
         yield HostProblem(facts.host, what, _HINT_CORES, fails=False)
     elif facts.usable < min(needed, len(there.numbers)):
         what = f"lets us use {facts.usable} of {len(there.numbers)} processors, but {needed} are needed"
-        yield HostProblem(facts.host, what, "ask the job for whole nodes", fails=False)
+        yield HostProblem(facts.host, what, "request whole nodes for the job", fails=False)
     expected_sockets, expected_cores = _expected_node(view)
     sockets = there.sockets or expected_sockets
     if expected_cores and (expected_cores, expected_sockets) != (there.cores, sockets):

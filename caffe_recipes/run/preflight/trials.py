@@ -79,7 +79,7 @@ def check_launcher(view: NodeView) -> list[CheckResult]:
     if not setting.refused_options:
         return [CheckResult("launcher", message)]
     options = ", ".join(setting.refused_options)
-    return [CheckResult("launcher", f"{message}, without {options}, which it does not know", warns=True)]
+    return [CheckResult("launcher", f"{message}, without {options}, which it does not accept", warns=True)]
 
 
 def start_patiently(start: Callable[[], str], wait: Callable[[], bool]) -> str:
@@ -233,7 +233,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
     return [CheckResult("ranks", str(error), error)]
 
 
-_EVERYWHERE = "the Caffe root and the trainer must be on a file system of all hosts"
+_EVERYWHERE = "the Caffe root and the trainer must be on a file system that all hosts share"
 _ABSENT = {"absent": "no such program there", "other": "is not an executable program there"}
 # The limit of one attempt: a cold start from a busy file system, and two iterations.
 TRIAL_S = 120.0

@@ -200,11 +200,13 @@ def _find_partitions(given: str | None, partitions: Sequence[Partition]) -> list
     if given is None:
         default = default_partition(partitions)
         if default is None:
-            raise InputError("", "Slurm has no default partition", f"give --partition; there are: {names}")
+            raise InputError(
+                "", "Slurm has no default partition", f"give --partition; the partitions are {names}"
+            )
         return [default]
     for name in given.split(","):
         if name not in known:
-            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"there are: {names}")
+            raise InputError("", f"Slurm has no partition {name[:80]!r}", f"the partitions are {names}")
     return [known[name] for name in given.split(",")]
 
 

@@ -29,7 +29,7 @@ from caffe_recipes.run.monitor.files import HostFiles, LocalFiles, ReadRequest, 
 SUFFIX = ".submissions.jsonl"
 Outcome = Literal["submitting", "submitted", "refused", "cancelled"]
 _FIELDS = ("name", "group", "script", "argv", "profile", "phase", "output", "cluster", "excluded")
-_HINT = "fix it, or move it away once no job of the recipe waits or runs"
+_HINT = "fix it, or move it away once no job of the recipe is pending or running"
 
 
 _EXCLUDE = "--exclude="

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 PROGRAMS = ("sh", "env", "sleep", "timeout")
 # What is asked for, and what is said of it: of a chain for four nodes.
 REFUSED = [
-    (("--partition", "nope"), "Slurm has no partition 'nope'; there are: debug, short"),
+    (("--partition", "nope"), "Slurm has no partition 'nope'; the partitions are debug, short"),
     (("--spares", "1"), "debug has 4 nodes, and the job needs 5; it would never start"),
     (("--partition", "short"), "short allows at most 2 nodes per job, and this job needs 4"),
     (

@@ -155,7 +155,9 @@ def test_a_stamp_that_cannot_be_read_is_none_of_ours(lmdb: Path, text: str) -> N
 @pytest.mark.parametrize(
     ("content", "reason"), [(b"record", "6 of 7 bytes arrived"), (b"recordS", "digest of the copy differs")]
 )
-def test_what_arrives_cut_short_or_changed_is_not_named(lmdb: Path, content: bytes, reason: str) -> None:
+def test_a_truncated_or_changed_copy_does_not_get_its_final_name(
+    lmdb: Path, content: bytes, reason: str
+) -> None:
     reserve_part(HOST, str(lmdb), PART, 7)
     (lmdb / PART).write_bytes(b"records")
     digest = digest_of(lmdb / PART)

@@ -71,7 +71,7 @@ def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) 
     with subprocess.Popen(["sleep", "60"]) as victim:
         tell_run(place.root, place.recipe, started(pid=victim.pid), launched())
         place.root.chmod(0o1777)
-        with pytest.raises(InputError, match="can be changed by anybody; let nobody else write there"):
+        with pytest.raises(InputError, match="can be changed by anybody; make it writable only by you"):
             Canceller(place.root).cancel()
         assert victim.poll() is None
         victim.kill()

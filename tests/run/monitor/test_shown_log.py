@@ -84,7 +84,7 @@ def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place
 @pytest.mark.parametrize(
     ("phase", "said"),
     [
-        ("cyc9", "runs/small-1: has no phase 'cyc9'; there are: init, cyc1, last"),
+        ("cyc9", "runs/small-1: has no phase 'cyc9'; the phases are init, cyc1, last"),
         ("cyc1", "runs/small-1: phase cyc1 has not been launched; wait for it with -f"),
         (None, "runs/small-1: no phase has been launched; wait for it with -f"),
     ],

@@ -313,7 +313,7 @@ def test_of_a_run_that_another_job_is_to_go_on_with_no_process_is_told(place: Pl
     assert "process" not in dict(status_details(Eye(place, job(State.FAILED)).one(), NOW_S))
 
 
-def test_where_slurm_is_away_a_run_s_state_is_unknown_since_it_was_heard_of(place: Place) -> None:
+def test_without_an_answer_from_slurm_a_run_s_state_is_unknown_since_it_was_last_seen(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=LOG)
     submit(place, None)
     (status,) = Eye(place).all(away)

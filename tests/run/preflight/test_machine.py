@@ -81,7 +81,10 @@ def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: NodeVi
     }
     known["n2"] = replace(known["n2"], root_inode=None)
     said = only(check_hosts(replace(look, facts=known)))[2]
-    assert said == f"n2:{root}: no such folder there; the Caffe root must be on a file system of all hosts"
+    assert (
+        said
+        == f"n2:{root}: no such folder there; the Caffe root must be on a file system that all hosts share"
+    )
     profile = look.setting.profile.model_copy(update={"shared_folder": "/work"})
     said = only(check_hosts(replace(look, facts=known, setting=replace(look.setting, profile=profile))))[2]
     assert said.endswith("the Caffe root must be below /work")

@@ -75,7 +75,9 @@ def test_without_a_partition_the_default_s_limits_count() -> None:
     with pytest.raises(InputError, match="debug has 4 nodes, and the job needs 5; it would never start"):
         check_slurm(asked(5), [DEBUG, LONG], [])
     assert check_slurm(asked(5, partition="long"), [DEBUG, LONG], []).notes == ()
-    with pytest.raises(InputError, match="Slurm has no default partition; give --partition; there are: long"):
+    with pytest.raises(
+        InputError, match="Slurm has no default partition; give --partition; the partitions are long"
+    ):
         check_slurm(asked(), [LONG], [])
 
 
@@ -92,7 +94,7 @@ def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
     assert "using the default of long, no limit" in note
 
 
-def test_a_job_that_must_wait_for_nodes_to_be_mended_is_told_so() -> None:
+def test_a_job_that_must_wait_for_broken_nodes_gets_a_note() -> None:
     broken = NodeGroup("debug", None, 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait

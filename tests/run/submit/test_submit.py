@@ -172,7 +172,7 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; there are: debug, long"),
+        ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; the partitions are debug, long"),
         ({"spares": 4}, r"debug has 4 nodes, and the job needs 5; it would never start"),
         ({"time_s": 7260.0}, r"debug runs a job for at most 2 h 00 min, and this job needs 2 h 01 min"),
         ({"profile": "none"}, "unknown profile 'none'"),
@@ -536,6 +536,6 @@ def test_nothing_is_submitted_from_a_root_where_another_user_can_put_journals(de
     (desk.root / "runs").mkdir(exist_ok=True)
     (desk.root / "runs/small.submissions.jsonl").symlink_to(victim)
     desk.root.chmod(0o1777)
-    with pytest.raises(InputError, match="can be changed by anybody; let nobody else write there"):
+    with pytest.raises(InputError, match="can be changed by anybody; make it writable only by you"):
         desk.submit(time_s=3600.0)
     assert (victim.read_text(), desk.slurm.submitted()) == ("mine", [])

@@ -54,7 +54,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
+def test_a_wrong_net_is_found_and_its_fixed_twin_is_not(rule: str, check_text: CheckText) -> None:
     wrong, fixed = CASES[rule]
     assert rule in check_text(wrong)
     assert check_text(fixed) == {}
@@ -81,7 +81,7 @@ def test_a_layer_may_work_in_place_where_all_readers_are_below(check_text: Check
     assert check_text(DATA + FC + RELU + DROP.replace("Dropout", "ReLU") + BELOW + LOSS2) == {}
 
 
-def test_an_unused_label_is_told_and_silence_mends_it(check_text: CheckText) -> None:
+def test_an_unused_label_is_reported_and_a_silence_layer_fixes_it(check_text: CheckText) -> None:
     second = DATA.replace('"data" top: "label"', '"target" top: "spare"').replace('name: "data"', 'name: "b"')
     text = DATA + second + FC + LOSS + 'layer { name: "s" type: "Silence" bottom: "target" }'
     found = check_text(text)["unused-top"]

@@ -147,7 +147,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_a_wrong_net_is_found_and_its_mended_twin_is_not(rule: str, check_text: CheckText) -> None:
+def test_a_wrong_net_is_found_and_its_fixed_twin_is_not(rule: str, check_text: CheckText) -> None:
     wrong, fixed = CASES[rule]
     assert list(check_text(wrong)) == [rule]
     assert check_text(fixed) == {}

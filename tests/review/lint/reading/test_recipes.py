@@ -90,7 +90,7 @@ def test_an_acceptance_of_one_phase_leaves_the_others(lint_recipe: LintRecipe) -
     assert {one.phase: one.accepted for one in found} == {"cyc1": "", "cyc3": "meant", "collapse": ""}
 
 
-def test_an_acceptance_that_nothing_needs_is_a_warning_at_its_line(
+def test_an_accept_entry_that_matches_no_finding_is_a_warning_at_its_line(
     lint_recipe: LintRecipe, tmp_path: Path
 ) -> None:
     def change(raw: dict[str, Any]) -> None:
