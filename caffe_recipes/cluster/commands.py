@@ -145,8 +145,7 @@ class Running:
 
     def __init__(self, host: str, argv: Sequence[str], mark: str, wire: ByteStream) -> None:
         """Attach to a supervisor that was started with `mark`."""
-        self.host, self.argv, self.mark = host, tuple(argv), mark
-        self._mark, self._wire = mark.encode(), wire
+        self.host, self.argv, self.mark, self._wire = host, tuple(argv), mark, wire
         self._head: bytes | None = b""
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -162,7 +161,7 @@ class Running:
         """Return up to `most` bytes of its standard output, as soon as any arrive; b"" at its end."""
         while self._head is not None:
             more = self._wire.read(most)
-            found = _after_mark(self._head + more, self._mark)
+            found = _after_mark(self._head + more, self.mark)
             if found is not None:
                 self._head = None
                 if found[1]:
@@ -194,12 +193,12 @@ class Running:
 
     def errors(self) -> str:
         """Return what it has written to its standard error so far."""
-        found = _after_mark(bytes(self._errors), self._mark)
+        found = _after_mark(bytes(self._errors), self.mark)
         return (bytes(self._errors) if found is None else found[1]).decode(errors="replace")
 
     def stop(self) -> None:
         """End it and its process group if still running, with SIGTERM, and SIGKILL after GRACE_S."""
-        found = _after_mark(bytes(self._errors), self._mark)
+        found = _after_mark(bytes(self._errors), self.mark)
         self._wire.end(found[0] if found else None)
         self._wire.close()
 
@@ -251,9 +250,9 @@ def _collect_error(act: Callable[[], None], failed: list[Exception]) -> None:
         failed.append(error)
 
 
-def _after_mark(output: bytes, mark: bytes) -> tuple[int, bytes] | None:
+def _after_mark(output: bytes, mark: str) -> tuple[int, bytes] | None:
     """Return the supervisor's process id and the output after the marked line; None without that line."""
-    _, found, rest = output.partition(mark)
+    _, found, rest = output.partition(mark.encode())
     line, end, rest = rest.partition(b"\n")
     return (int(line), rest) if found and end else None
 

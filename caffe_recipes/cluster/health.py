@@ -108,11 +108,6 @@ class PulseMonitor:
         with self._lock:
             return {name: kept[-1] for name, kept in self._kept.items() if kept}
 
-    def history(self, host: str) -> tuple[Pulse, ...]:
-        """Return a host's recent pulses, newest last."""
-        with self._lock:
-            return tuple(self._kept[host])
-
     def histories(self) -> dict[str, tuple[Pulse, ...]]:
         """Return every host's recent pulses, newest last."""
         with self._lock:

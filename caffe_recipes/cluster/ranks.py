@@ -26,7 +26,7 @@ _KILL_S = 5.0
 # Time to connect to a host, in addition to the work there.
 _CONNECT_S = 5.0
 _NAME = re.compile(r"[0-9a-f]{16}(/[A-Za-z0-9._-]+)?")
-_PROCESS = re.compile(r"process (\d+) (\d+) (\d+) (\d+|-) (\S) (\d+) (\d+) ([01]) (\S+) (\S+)")
+_PROCESS = re.compile(r"process (\d+) (\d+) (\d+) (\d+|-) ([01]) (\S+) (\S+)")
 _LEFT = re.compile(r"left (\d+) (\S)")
 
 
@@ -34,14 +34,11 @@ _LEFT = re.compile(r"left (\d+) (\S)")
 class RankProcess:
     """A process of a launch, as reported by a host; `rank` is None for processes of the launcher itself.
 
-    `state` is the kernel's state letter; `started` is the start time in clock ticks since boot.
+    `started` is the start time in clock ticks since boot.
     """
 
     pid: int
     rank: int | None
-    state: str
-    cpu_s: float
-    memory_bytes: int
     catches_hup: bool
     command: tuple[str, ...]
     launch: str
@@ -143,7 +140,7 @@ def _parse_process(host: Host, record: str) -> RankProcess:
     match = _PROCESS.fullmatch(record)
     if match is None:
         raise unreadable(host.name, "list", record)
-    pid, started, parent, rank, state, cpu_ms, memory, hup, launch, command = match.groups()
+    pid, started, parent, rank, hup, launch, command = match.groups()
     try:
         words = b"" if command == "-" else base64.b64decode(command, validate=True)
     except binascii.Error:
@@ -151,9 +148,6 @@ def _parse_process(host: Host, record: str) -> RankProcess:
     return RankProcess(
         pid=int(pid),
         rank=None if rank == "-" else int(rank),
-        state=state,
-        cpu_s=int(cpu_ms) / 1000,
-        memory_bytes=int(memory),
         catches_hup=hup == "1",
         command=tuple(os.fsdecode(word) for word in words.removesuffix(b"\0").split(b"\0")) if words else (),
         launch=launch,

@@ -118,7 +118,6 @@ class Job:
     exit_code: int | None = None
     signal: int | None = None
     restarts: int | None = None
-    may_requeue: bool | None = None
     dependency: str = ""
     failed_node: str = ""
     cancelled_by: int | None = None
@@ -131,7 +130,6 @@ class NodeGroup:
     """Nodes of a partition in the same state, as listed by sinfo, which marks unresponsive nodes with `*`."""
 
     partition: str
-    limit_s: float | None
     nodes: int
     state: str
     node_list: str

@@ -104,7 +104,6 @@ def _build_job(command: str, line: str, fields: Mapping[str, str]) -> Job:
         exit_code=exit_code,
         signal=signal,
         restarts=_count(known["Restarts"]),
-        may_requeue={"0": False, "1": True}.get(known["Requeue"]),
         dependency=_text(known["Dependency"]),
         failed_node=_text(known["FailedNode"]),
         cancelled_by=int(by[1]) if by else None,
@@ -213,11 +212,10 @@ def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
         row = line.split("|")
         if len(row) != 6 or not re.fullmatch(r"\d+", row[3].strip()):
             _unreadable("sinfo", line)
-        name, _, limit, nodes, state, node_list = (part.strip() for part in row)
+        name, _, _, nodes, state, node_list = (part.strip() for part in row)
         groups.append(
             NodeGroup(
                 partition=name,
-                limit_s=parse_limit(limit, "sinfo"),
                 nodes=int(nodes),
                 state=state.rstrip(_MARKS),
                 node_list=node_list,

@@ -96,7 +96,7 @@ print_process() {
     hup=0
     if catches_hup "$pid"; then hup=1; fi
     command=$( (base64 -w 0 <"/proc/$pid/cmdline") 2>/dev/null)
-    say "process $pid $started $parent $rank $state $((ticks * 1000 / ticks_per_s)) $((pages * page_bytes)) $hup $launch ${command:--}"
+    say "process $pid $started $parent $rank $hup $launch ${command:--}"
 }
 
 list() {

@@ -35,7 +35,7 @@ def test_squeue_tells_jobs_that_wait_and_run(recorded: Recorded) -> None:
 
 def test_scontrol_tells_restarts_and_what_a_name_or_group_with_spaces_hides(recorded: Recorded) -> None:
     (job,) = parse_scontrol_jobs(recorded("scontrol_running"))
-    assert (job.label, job.restarts, job.may_requeue, job.nodes) == ("4711", 2, True, 4)
+    assert (job.label, job.restarts, job.nodes) == ("4711", 2, 4)
     assert (job.node_list, job.partition, job.reason) == ("c401-[001-004]", "normal", "None")
     assert job.stdout == "/home/anna/logs/4711.out"
     array, het = parse_scontrol_jobs(recorded("scontrol_array_het"))

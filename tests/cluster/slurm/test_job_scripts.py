@@ -70,7 +70,7 @@ def test_the_chain_is_run_where_it_is_submitted_and_told_of_the_end_of_its_time(
     said = place.call("sbatch", "--parsable", "--time=10", script, "--profile", "a b", WAIT_AT="run")
     job_id = int(said)
     job = place.slurm.wait_for(job_id, State.RUNNING)
-    assert (job.name, job.nodes, job.limit_s, job.may_requeue) == ("digits-local", 1, 600, True)
+    assert (job.name, job.nodes, job.limit_s) == ("digits-local", 1, 600)
     assert job.stdout == f"{place.folder}/digits-local-{job_id}.out"
     place.slurm.end_soon(job_id, 100)  # it is warned two minutes before
     place.slurm.wait_for(job_id, State.COMPLETED, 90)
