@@ -43,7 +43,7 @@ from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Tria
 
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
 _MODEL, _STATE = ".caffemodel", ".solverstate"
-_STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
+STATE_NAME = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
 _HINT = "resume from another checkpoint, or start the phase over"
 
 
@@ -261,7 +261,7 @@ class Caffe:
 
     def checkpoint_iter(self, state: str) -> int | None:
         """Return the iteration in the name of a solverstate; None for any other name."""
-        found = _STATE_NAME.fullmatch(state)
+        found = STATE_NAME.fullmatch(state)
         return int(found[1]) if found else None
 
     def model_beside(self, state: str) -> str:
@@ -271,13 +271,40 @@ class Caffe:
     def fetch_checkpoint(
         self, host: Host, root: Path, training: Training, state: str, folder: str
     ) -> Checkpoint:
-        """Fetch the two files of a snapshot into `folder` and verify them; raises RunFailed."""
-        net = build_net(self.recipe, training.net)
-        return fetch_checkpoint(host, root, training.phase, state, folder, net, training.last_iter)
+        """Fetch the two files of a snapshot into `folder` and verify them; both or neither.
+
+        `state` is the path of the solverstate from Caffe's log. Raises RunFailed if a file is missing,
+        belongs to another user, arrives changed, or does not fit the net, the other file, or its own name.
+        """
+        net, at = build_net(self.recipe, training.net), posixpath.join(root, state)
+        iteration, beside = self.checkpoint_iter(at), self.model_beside(at)
+        if iteration is None:
+            raise RunFailed(f"{host.name}:{at}", "does not have the name of a Caffe solverstate", _HINT)
+        kept, model = (f"{folder}/{posixpath.basename(path)}" for path in (at, beside))
+        with keep_parts(root / kept, root / model) as (state_part, model_part):
+            path = at
+            try:
+                state_sha256 = fetch_file(host, root, at, state_part)
+                message = _load_state(state_part, net, training.last_iter)
+                _check_names(root, message, iteration, beside)
+                path = beside
+                model_sha256 = fetch_file(host, root, beside, model_part)
+                verify_weights(model_part, net)
+            except (InputError, ClusterError) as error:
+                raise as_failure(error, host, path, "the checkpoint") from None
+        return Checkpoint(training.phase, message.iter, kept, state_sha256, model, model_sha256, at, beside)
 
     def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
-        """Raise WeightsError if the kept files of a checkpoint are damaged or do not fit the net."""
-        verify_checkpoint(root, checkpoint, build_net(self.recipe, net))
+        """Raise WeightsError if a kept file of a checkpoint is missing, damaged, or does not fit the net."""
+        what = f"the checkpoint of phase {checkpoint.phase} at iteration {checkpoint.iteration:,}"
+        for path, sha256 in (
+            (checkpoint.model, checkpoint.model_sha256),
+            (checkpoint.state, checkpoint.state_sha256),
+        ):
+            verify_digest(root / path, sha256, what, _HINT)
+        built = build_net(self.recipe, net)
+        _load_state(root / checkpoint.state, built, checkpoint.iteration)
+        verify_weights(root / checkpoint.model, built)
 
     def trial(self) -> Trial:
         """Return a trial: a few iterations of a tiny net with each of the recipe's lr policies."""
@@ -292,7 +319,19 @@ class Caffe:
 
     def judge(self, attempt: Attempt, limit_s: float) -> str | None:
         """Return what went wrong in an attempt, according to its log; None if nothing did."""
-        return judge(attempt, limit_s)
+        lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
+        summary: LogSummary = read_log(attempt.log.splitlines())
+        if summary.fatal:
+            return f"fails: {_short(summary.fatal)}"
+        if attempt.code in (124, 137):
+            last = f"; its last line: {_short(lines[-1])}" if lines else ""
+            return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
+        if attempt.code in (126, 127):
+            return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
+        if not summary.done:
+            last = f"; its last line: {_short(lines[-1])}" if lines else ""
+            return f"exits with {attempt.code} and without `Optimization Done.`{last}"
+        return None
 
     def world_arguments(self) -> tuple[str, ...]:
         """Return an empty tuple: Caffe's ranks do not print their rank."""
@@ -407,52 +446,6 @@ def find_ignored_learned(ignored: Iterable[str], weights: Path) -> list[str]:
     return [name for name in names if name in learned]
 
 
-def fetch_checkpoint(
-    host: Host,
-    root: Path,
-    phase: str,
-    state_path: str,
-    folder: str,
-    net: pb.NetParameter,
-    solver_last_iter: int,
-) -> Checkpoint:
-    """Fetch the two files of a snapshot from the Caffe root into `folder` and verify them; both or neither.
-
-    `state_path` is the path of the solverstate from Caffe's log. Raises RunFailed if a file is missing,
-    belongs to another user, arrives changed, or does not fit the net, the other file, or its own name.
-    """
-    at = posixpath.join(root, state_path)
-    named = _STATE_NAME.fullmatch(at)
-    if named is None:
-        raise RunFailed(f"{host.name}:{at}", "does not have the name of a Caffe solverstate", _HINT)
-    beside = f"{at.removesuffix(_STATE)}{_MODEL}"
-    state, model = (f"{folder}/{posixpath.basename(path)}" for path in (at, beside))
-    with keep_parts(root / state, root / model) as (state_part, model_part):
-        path = at
-        try:
-            state_sha256 = fetch_file(host, root, at, state_part)
-            message = _load_state(state_part, net, solver_last_iter)
-            _check_names(root, message, int(named[1]), beside)
-            path = beside
-            model_sha256 = fetch_file(host, root, beside, model_part)
-            verify_weights(model_part, net)
-        except (InputError, ClusterError) as error:
-            raise as_failure(error, host, path, "the checkpoint") from None
-    return Checkpoint(phase, message.iter, state, state_sha256, model, model_sha256, at, beside)
-
-
-def verify_checkpoint(root: Path, checkpoint: Checkpoint, net: pb.NetParameter) -> None:
-    """Raise WeightsError if a kept file of a checkpoint is missing, damaged, or does not fit the net."""
-    what = f"the checkpoint of phase {checkpoint.phase} at iteration {checkpoint.iteration:,}"
-    for path, sha256 in (
-        (checkpoint.model, checkpoint.model_sha256),
-        (checkpoint.state, checkpoint.state_sha256),
-    ):
-        verify_digest(root / path, sha256, what, _HINT)
-    _load_state(root / checkpoint.state, net, checkpoint.iteration)
-    verify_weights(root / checkpoint.model, net)
-
-
 def render_checkpoint_solver(text: str, every: int) -> str:
     """Return a solver's prototxt with `snapshot: every` and everything else unchanged.
 
@@ -540,28 +533,6 @@ def trial_net() -> pb.NetParameter:
         layers.inner_product("ip", "data", num_output=2),
         layers.softmax_with_loss("loss", "ip", "label"),
     )
-
-
-def judge(attempt: Attempt, limit_s: float = 120.0) -> str | None:
-    """Return what went wrong in a trial, according to its log; None if nothing did.
-
-    >>> judge(Attempt(0, "I1120 11:49:33.775818  6374 solver.cpp:443] Optimization Done."))
-    >>> judge(Attempt(127, "caffe: libmlsl.so: cannot open shared object file"))
-    'does not start: caffe: libmlsl.so: cannot open shared object file'
-    """
-    lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
-    summary: LogSummary = read_log(attempt.log.splitlines())
-    if summary.fatal:
-        return f"fails: {_short(summary.fatal)}"
-    if attempt.code in (124, 137):
-        last = f"; its last line: {_short(lines[-1])}" if lines else ""
-        return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
-    if attempt.code in (126, 127):
-        return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
-    if not summary.done:
-        last = f"; its last line: {_short(lines[-1])}" if lines else ""
-        return f"exits with {attempt.code} and without `Optimization Done.`{last}"
-    return None
 
 
 def _short(text: str) -> str:

@@ -9,7 +9,6 @@ changes nothing.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
+from caffe_recipes.run.caffe import STATE_NAME
 from caffe_recipes.run.plan import find_step, plan_steps
 from caffe_recipes.run.steps import Checkpoint
 from caffe_recipes.run.trainer import find_trainer
@@ -234,9 +234,6 @@ class Staged(Event):
         return f"staged {what} to {self.lmdb} on {describe_names(self.hosts)}"
 
 
-_SOLVERSTATE = re.compile(r".*_iter_([0-9]{1,10})\.solverstate", re.DOTALL)
-
-
 @dataclass(frozen=True)
 class Launch(Event):
     """A launch of a phase is about to start.
@@ -270,7 +267,7 @@ class Launch(Event):
     def decode(cls, details: Mapping[str, Any]) -> Self:
         """Return the event; earlier versions kept what Caffe starts from only in its arguments."""
         given = dict(str(word).partition("=")[::2] for word in details.get("arguments", ()))
-        state = _SOLVERSTATE.fullmatch(given.get("--snapshot", ""))
+        state = STATE_NAME.fullmatch(given.get("--snapshot", ""))
         earlier = {"starts_from": given.get("--weights"), "resumed": state and state[1]}
         return super().decode({**earlier, **details})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
-from caffe_recipes.run.caffe import fetch_checkpoint
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.caffe import Caffe, require_caffe
 from caffe_recipes.run.snapshots import drop_checkpoints, place_checkpoint
-from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.steps import Checkpoint, Training
 from tests.cluster.harness.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
@@ -57,6 +58,8 @@ class Phase:
     cluster: Cluster
     root: Path
     hosts: list[ToldHost]
+    caffe: Caffe
+    training: Training
 
     def call(self, host: str, *words: str) -> str:
         """Run a command in the Caffe root; return what it says."""
@@ -65,8 +68,8 @@ class Phase:
         return done.stdout + done.stderr
 
     def fetch(self) -> Checkpoint:
-        net = parse_prototxt(NET, pb.NetParameter)
-        return fetch_checkpoint(self.hosts[0], self.root, "init", STATE, "runs/x-1/checkpoints", net, 4)
+        folder = "runs/x-1/checkpoints"
+        return self.caffe.fetch_checkpoint(self.hosts[0], self.root, self.training, STATE, folder)
 
     def files(self, host: str) -> str:
         """Return what lies in a node's /tmp, with mode and owner."""
@@ -75,8 +78,13 @@ class Phase:
 
 
 @pytest.fixture
-def phase(cluster: Cluster, shared: Path) -> Iterator[Phase]:
-    made = Phase(cluster, shared, [ToldHost(name, cluster.ssh) for name in cluster.nodes])
+def phase(cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Phase]:
+    net = parse_prototxt(NET, pb.NetParameter)
+    monkeypatch.setattr("caffe_recipes.run.caffe.build_net", lambda recipe, name: net)
+    caffe = Caffe(require_caffe(load_recipe("digits-local"), shared))
+    training = replace(caffe.steps("runs/x-1")[0], phase="init", last_iter=4)
+    hosts = [ToldHost(name, cluster.ssh) for name in cluster.nodes]
+    made = Phase(cluster, shared, hosts, caffe, training)
     yield made
     for host in made.hosts:
         host.close()

@@ -16,9 +16,10 @@ from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
-from caffe_recipes.run.caffe import fetch_checkpoint, render_checkpoint_solver, verify_checkpoint
+from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.run.caffe import Caffe, render_checkpoint_solver, require_caffe
 from caffe_recipes.run.snapshots import choose_interval, drop_checkpoints, place_checkpoint
-from caffe_recipes.run.steps import Checkpoint
+from caffe_recipes.run.steps import Checkpoint, Training
 
 NET = """name: "tiny"
 layer { name: "data" type: "Data" top: "data" top: "label"
@@ -48,15 +49,22 @@ class Root:
     """
 
     path: Path
-    net: pb.NetParameter
+    caffe: Caffe
+    training: Training
     host: LocalHost = field(default_factory=lambda: LocalHost("n1"))
 
     def written(self, iteration: int, suffix: str = "solverstate") -> Path:
         return self.path / f"tmp/run_iter_{iteration}.{suffix}"
 
     def fetch(self, iteration: int = 4) -> Checkpoint:
-        state = f"tmp/run_iter_{iteration}.solverstate"
-        return fetch_checkpoint(self.host, self.path, "init", state, "runs/x-1/checkpoints", self.net, 6)
+        return self.fetch_state(f"tmp/run_iter_{iteration}.solverstate")
+
+    def fetch_state(self, state: str) -> Checkpoint:
+        folder = "runs/x-1/checkpoints"
+        return self.caffe.fetch_checkpoint(self.host, self.path, self.training, state, folder)
+
+    def verify(self, checkpoint: Checkpoint) -> None:
+        self.caffe.verify_checkpoint(self.path, self.training.net, checkpoint)
 
     def kept(self) -> list[str]:
         folder = self.path / "runs/x-1/checkpoints"
@@ -92,7 +100,10 @@ def root(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     path = tmp_path / "root"
     shutil.copytree(trained, path)
     monkeypatch.chdir(path)
-    yield Root(path, load_prototxt("net.prototxt", pb.NetParameter))
+    net = load_prototxt("net.prototxt", pb.NetParameter)
+    monkeypatch.setattr("caffe_recipes.run.caffe.build_net", lambda recipe, name: net)
+    caffe = Caffe(require_caffe(load_recipe("digits-local"), path))
+    yield Root(path, caffe, replace(caffe.steps("runs/x-1")[0], phase="init", last_iter=6))
     assert not list(path.rglob("*.part*"))
 
 
@@ -101,7 +112,7 @@ def test_a_phase_is_resumed_from_a_checkpoint_to_the_snapshot_of_an_undisturbed_
     end = root.written(6, "caffemodel").read_bytes()
     for path in (root.path / "tmp").iterdir():
         path.unlink()
-    verify_checkpoint(root.path, checkpoint, root.net)
+    root.verify(checkpoint)
     place_checkpoint([LocalHost(f"n{number}") for number in range(3)], root.path, checkpoint)
     assert sorted(path.name for path in (root.path / "tmp").iterdir()) == [
         "run_iter_4.caffemodel",
@@ -184,7 +195,7 @@ def test_of_a_checkpoint_with_a_spoilt_file_nothing_is_kept(root: Root, what: st
 
 def test_what_is_not_named_as_a_solverstate_is_not_fetched(root: Root) -> None:
     with pytest.raises(RunFailed, match="does not have the name of a Caffe solverstate"):
-        fetch_checkpoint(root.host, root.path, "init", "tmp/run_iter_4.caffemodel", "runs", root.net, 6)
+        root.fetch_state("tmp/run_iter_4.caffemodel")
 
 
 @pytest.mark.parametrize("suffix", ["solverstate", "caffemodel"])
@@ -195,12 +206,12 @@ def test_a_kept_file_that_has_changed_is_not_resumed_from(root: Root, suffix: st
     with pytest.raises(
         WeightsError, match="is no longer the checkpoint of phase init at iteration 4; resume"
     ):
-        verify_checkpoint(root.path, checkpoint, root.net)
+        root.verify(checkpoint)
     kept.unlink()
     with pytest.raises(
         WeightsError, match="the checkpoint of phase init at iteration 4 cannot be read: No such"
     ):
-        verify_checkpoint(root.path, checkpoint, root.net)
+        root.verify(checkpoint)
 
 
 def test_older_checkpoints_go_here_and_there_but_for_what_is_still_needed(root: Root) -> None:

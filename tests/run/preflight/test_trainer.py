@@ -14,11 +14,12 @@ from caffe_recipes.caffe.shapes import infer_shapes
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, call
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.caffe import judge, trial_net, trial_solvers
+from caffe_recipes.run.caffe import trial_net, trial_solvers
 from caffe_recipes.run.context import RunOptions, find_setting
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
 from caffe_recipes.run.preflight.trials import render_environment, try_trainer
 from caffe_recipes.run.steps import Attempt
+from caffe_recipes.run.trainer import find_trainer
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -67,7 +68,7 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
     ],
 )
 def test_a_trial_is_judged_by_its_log(attempt: Attempt, said: str | None) -> None:
-    seen = judge(attempt)
+    seen = find_trainer(load_recipe("digits-local")).judge(attempt, 120)
     assert seen is None if said is None else re.search(said, seen or "")
 
 
