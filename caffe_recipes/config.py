@@ -228,17 +228,16 @@ def _values(root: yaml.Node | None) -> Any:  # noqa: ANN401 - whatever the YAML 
         return None
     loader = Loader("")
     try:
-        return _freeze(loader.construct_document(root))
+        return with_tuples(loader.construct_document(root))
     finally:
         loader.dispose()
 
 
-def _freeze(value: Any) -> Any:  # noqa: ANN401
+def with_tuples(value: Any) -> Any:  # noqa: ANN401 - any value of YAML or JSON
+    """Return the value with tuples instead of lists, which strict and frozen fields require."""
     if isinstance(value, dict):
-        return {key: _freeze(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return tuple(_freeze(item) for item in value)
-    return value
+        return {key: with_tuples(item) for key, item in value.items()}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 def _first_error(

@@ -147,15 +147,15 @@ def failed_nodes(job: Job, groups: Iterable[NodeGroup] = ()) -> tuple[str, ...]:
     These are the node that Slurm reports as failed and, if a node failure ended the job, its nodes that sinfo
     now shows as broken. A requeued job has lost its node list, but still names the failed node.
     """
-    blamed = _hosts(job.failed_node)
+    blamed = list_hosts(job.failed_node)
     if job.state not in (State.NODE_FAIL, State.BOOT_FAIL, State.LAUNCH_FAILED) and not blamed:
         return ()
-    broken = {host for group in groups if group.is_broken for host in _hosts(group.node_list)}
-    own = [host for host in _hosts(job.node_list) if host in broken or host in blamed]
+    broken = {host for group in groups if group.is_broken for host in list_hosts(group.node_list)}
+    own = [host for host in list_hosts(job.node_list) if host in broken or host in blamed]
     return tuple(dict.fromkeys([*blamed, *own]))
 
 
-def _hosts(node_list: str) -> tuple[str, ...]:
+def list_hosts(node_list: str) -> tuple[str, ...]:
     """Return the hosts of a Slurm node list; () if the text is not a node list."""
     try:
         return parse_nodelist(node_list, "") if node_list else ()

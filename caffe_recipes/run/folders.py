@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from caffe_recipes.cluster.hostfile import render_hostfile
+from caffe_recipes.config import with_tuples
 from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_frozen
@@ -176,14 +177,7 @@ def thaw_recipe(frozen: object) -> AnyRecipe:
 
     Raises pydantic's ValidationError for any other values.
     """
-    return validate_frozen(_with_tuples(frozen))
-
-
-def _with_tuples(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value with tuples instead of lists, which a recipe's strict and frozen fields require."""
-    if isinstance(value, dict):
-        return {key: _with_tuples(each) for key, each in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
+    return validate_frozen(with_tuples(frozen))
 
 
 def digest_recipe(recipe: AnyRecipe) -> str:

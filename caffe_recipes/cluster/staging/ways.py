@@ -23,6 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
 from caffe_recipes.cluster.remote import SLOWEST_BYTES_PER_S, seconds_for
@@ -87,7 +88,7 @@ def run_chain(order: ChainOrder, env: ChainEnv, command: Sequence[str], size_byt
     """
     with tempfile.TemporaryDirectory(prefix="caffe-recipes-") as folder:
         hostfile = Path(folder) / "hostfile"
-        hostfile.write_text("".join(f"{host}\n" for host in order.hosts))
+        hostfile.write_text(render_hostfile(order.hosts))
         launch = replace(env.launch, hosts=tuple(order.hosts), hostfile=str(hostfile))
         argv = launch.argv(command)
         environment = {**os.environ, **launch.process_environment()}

@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hostfile import parse_nodelist
-from caffe_recipes.cluster.slurm_jobs import NodeGroup, State, describe_limit, explain_state, failed_nodes
+from caffe_recipes.cluster.slurm_jobs import (
+    NodeGroup,
+    State,
+    describe_limit,
+    explain_state,
+    failed_nodes,
+    list_hosts,
+)
 from caffe_recipes.cluster.slurm_queries import (
     NoCommand,
     NotConfigured,
@@ -166,7 +172,7 @@ def find_bad_nodes(
     while one of the partitions still has enough for a job of `nodes`.
     """
     hosts_of = {
-        name: {host for group in groups if group.partition == name for host in _names(group.node_list)}
+        name: {host for group in groups if group.partition == name for host in list_hosts(group.node_list)}
         for name in partitions
     }
     excluded: list[str] = []
@@ -185,18 +191,11 @@ def find_bad_nodes(
 def _blamed(status: RunStatus | None, groups: Sequence[NodeGroup]) -> tuple[str, ...]:
     if status is None:
         return ()
-    known = {name for group in groups for name in _names(group.node_list)}
+    known = {name for group in groups for name in list_hosts(group.node_list)}
     blamed = [name for job in status.jobs if job.job for name in failed_nodes(job.job, groups)]
     lost = status.run.blamed if status.run is not None else ()
     before = [name for job in status.jobs for name in job.submission.excluded]
     return tuple(dict.fromkeys(name for name in (*blamed, *lost, *before) if name in known))
-
-
-def _names(node_list: str) -> tuple[str, ...]:
-    try:
-        return parse_nodelist(node_list, "")
-    except InputError:
-        return ()
 
 
 def _list(hosts: Sequence[str]) -> str:
