@@ -181,9 +181,9 @@ def profile_text(name_or_path: str) -> str:
     return text
 
 
-def find_key(name_or_path: str | Path, key: str) -> str:
-    """Return the `file:line` of a key of a profile. Raises InputError if the profile cannot be read."""
-    return parse_yaml(*_read(str(name_or_path)), "profile", InputError).place((key,))
+def find_caffe_root(name_or_path: str) -> str:
+    """Return the `file:line` of a profile's `caffe_root`. Raises InputError if it cannot be read."""
+    return parse_yaml(*_read(name_or_path), "profile", InputError).place(("caffe_root",))
 
 
 def parse_profile(text: str, where: str | Path) -> Profile:

@@ -198,7 +198,7 @@ def parse_limit(text: str, where: str) -> float | None:
     return float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
 
 
-def render_limit(seconds: float, where: str = "--time") -> str:
+def render_limit(seconds: float) -> str:
     """Return a time limit for sbatch, rounded up to whole minutes, the unit that Slurm uses.
 
     Raises ClusterError for 0, which Slurm would read as unlimited, and for more than ten years.
@@ -208,7 +208,7 @@ def render_limit(seconds: float, where: str = "--time") -> str:
     """
     if not 0 < seconds <= _MAX_S:
         raise ClusterError(
-            where, f"{seconds:g} s is not a time limit", "give more than 0 s and at most ten years"
+            "--time", f"{seconds:g} s is not a time limit", "give more than 0 s and at most ten years"
         )
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     days, hours = divmod(hours, 24)

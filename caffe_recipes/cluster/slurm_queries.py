@@ -317,7 +317,9 @@ _ACCOUNTED_SINCE = "--starttime=now-30days"
 class SchedulerAway(ClusterError):
     """Raised when Slurm gives no answer; nothing is known about any job except those in `known`."""
 
-    def __init__(self, where: str, what: str, hint: str = "", known: tuple[Job, ...] = ()) -> None:
+    def __init__(
+        self, where: str, what: str, hint: str = "try again later", known: tuple[Job, ...] = ()
+    ) -> None:
         """Store the jobs that another source reported as `known`."""
         self.known = known
         super().__init__(where, what, hint)
@@ -341,20 +343,18 @@ def find_jobs(
     *,
     ids: Collection[int] = (),
     names: Collection[str] = (),
-    since: datetime | None = None,
     cluster: str = "",
 ) -> tuple[Job, ...]:
     """Return the jobs with these ids, and our own with exactly these names, latest submission first.
 
     Jobs of other users are found by id only: anybody can give a job the name of one of ours.
     The controller knows live jobs, and ended jobs for some minutes (MinJobAge). Accounting, if the site has
-    it, knows the rest, and who cancelled a job. Jobs unknown to both are omitted. `since` is the time from
-    which accounting is searched for names, on the clock of the host's Slurm; the default is 30 days ago.
-    `cluster` names a cluster other than the host's own. Raises SchedulerAway if a source that may know a
-    missing job gave no answer.
+    it, knows the rest, and who cancelled a job; it is searched for names in the last 30 days. Jobs unknown
+    to both are omitted. `cluster` names a cluster other than the host's own. Raises SchedulerAway if a source
+    that may know a missing job gave no answer.
     """
     live = _ask_controller(host, ids, names, cluster)
-    found = _merge([*live, *_ask_accounting(host, live, ids, names, since, cluster)])
+    found = _merge([*live, *_ask_accounting(host, live, ids, names, cluster)])
     jobs = [replace(job, cluster=cluster) for job in found]
     return tuple(sorted(jobs, key=lambda job: (job.submit or datetime.min, job.job_id), reverse=True))
 
@@ -397,7 +397,7 @@ def run_command(
     except ClusterError as error:
         named = CommandTimedOut(host.name, argv[0], timeout_s)
         what = (named if isinstance(error, CommandTimedOut) else error).what
-        raise SchedulerAway(host.name, what, "try again later") from None
+        raise SchedulerAway(host.name, what) from None
     if done.returncode == 127:
         what = f"{argv[0]} not found on its PATH"
         raise NoCommand(host.name, what, "use a host that has Slurm's commands")
@@ -460,20 +460,14 @@ def _ask_accounting(
     live: Collection[Job],
     ids: Collection[int],
     names: Collection[str],
-    since: datetime | None,
     cluster: str,
 ) -> tuple[Job, ...]:
     """Return the jobs in accounting with these names, or with ids not fully known to the controller."""
     complete = {job.job_id for job in live if job.state is not State.CANCELLED}
     wanted = [str(job_id) for job_id in dict.fromkeys(ids) if job_id not in complete]
-    start = (f"--starttime={since.isoformat(timespec='seconds')}",) if since else ()
     try:
-        by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}", *start]) if wanted else ()
-        found = (
-            _account(host, cluster, [*_own_by_name(host, names), *(start or (_ACCOUNTED_SINCE,))])
-            if names
-            else ()
-        )
+        by_id = _account(host, cluster, [f"--jobs={','.join(wanted)}"]) if wanted else ()
+        found = _account(host, cluster, [*_own_by_name(host, names), _ACCOUNTED_SINCE]) if names else ()
     except SchedulerAway as error:
         if {*ids} <= {job.job_id for job in live} and {*names} <= {job.name for job in live}:
             return ()
@@ -521,7 +515,7 @@ def _read(host: Host, argv: Sequence[str], done: Completed) -> str:
     """Return a command's output. Raises SchedulerAway if the command failed."""
     if done.returncode != 0:
         reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
-        raise SchedulerAway(host.name, f"{argv[0]} got no answer from Slurm: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"{argv[0]} got no answer from Slurm: {reason}")
     return _CLUSTER.sub("", done.stdout)
 
 

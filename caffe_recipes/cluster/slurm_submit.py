@@ -110,7 +110,7 @@ def try_submission(host: Host, request: Request) -> str | None:
         return None
     reason = join_complaints(done.stderr) or f"exit code {done.returncode}"
     if is_away(done.stderr) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"sbatch got no answer from Slurm: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"sbatch got no answer from Slurm: {reason}")
     return reason
 
 
@@ -155,7 +155,7 @@ def cancel_jobs(
     left = "\n".join(line for line in done.stderr.splitlines() if not _ENDED.search(line))
     reason = join_complaints(left)
     if is_away(left) or done.returncode in _KILLED:
-        raise SchedulerAway(host.name, f"scancel got no answer from Slurm: {reason}", "try again later")
+        raise SchedulerAway(host.name, f"scancel got no answer from Slurm: {reason}")
     if reason:
         raise HostFailed(host.name, f"scancel failed: {reason}", "see scontrol show job")
 

@@ -35,7 +35,7 @@ from caffe_recipes.cluster.launcher import (
     ssh_environment,
     with_modules,
 )
-from caffe_recipes.cluster.profiles import Launcher, Profile, find_key, load_profile
+from caffe_recipes.cluster.profiles import Launcher, Profile, find_caffe_root, load_profile
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
@@ -277,7 +277,7 @@ def find_root(
     """
     known = load_profile(profile).caffe_root if profile is not None else None
     if given is None and profile is not None and known is not None and not Path(known).is_dir():
-        where, what = find_key(profile, "caffe_root"), f"caffe_root: {known!r} is not a folder here"
+        where, what = find_caffe_root(profile), f"caffe_root: {known!r} is not a folder here"
         raise InputError(where, what, "correct it, or give the Caffe root with --caffe-root")
     if given is not None or known is not None:
         return given or Path(known or ".")

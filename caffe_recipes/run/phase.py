@@ -147,7 +147,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
 
     while True:
         try:
-            return fetch_snapshot(lead, path, stamp, run.path(to), check, run.setting.root)
+            return fetch_snapshot(lead, run.setting.root, path, stamp, run.path(to), check)
         except DiskFailed as error:
             if time.monotonic() > until or not _lacks_room(lead, path, run.path(to)):
                 hint = "free space on the local disk, or repair it, and run again"

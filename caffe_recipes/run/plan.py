@@ -50,7 +50,7 @@ def plan_files(recipe: AnyRecipe) -> dict[str, str]:
 
 
 def plan_launch(
-    recipe: AnyRecipe, profile: Profile, hosts: Sequence[str], hostfile: str, path: str = ""
+    recipe: AnyRecipe, profile: Profile, hosts: Sequence[str], hostfile: str, path: str
 ) -> RankLaunch:
     """Return how a recipe's ranks are started. The recipe's settings override the profile's."""
     cluster, launcher = recipe.cluster, profile.launcher

@@ -158,7 +158,7 @@ def ensure_snapshot(run: Run, path: str) -> str:
             host = _find_intact_copy(run, trained, sha256)
             if host is None:
                 raise
-            fetch_snapshot(host, trained, None, run.path(path), check, run.setting.root)
+            fetch_snapshot(host, run.setting.root, trained, None, run.path(path), check)
             verify_kept(run.path(path), sha256, phase, trained)
             run.emit(Restored(path, host.name))
     return sha256

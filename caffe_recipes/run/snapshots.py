@@ -36,12 +36,7 @@ class HostAway(RunFailed):
 
 
 def fetch_snapshot(
-    host: Host,
-    path: str,
-    stamp: str | None,
-    to: Path,
-    check: Callable[[Path], None],
-    root: Path | None = None,
+    host: Host, root: Path, path: str, stamp: str | None, to: Path, check: Callable[[Path], None]
 ) -> str:
     """Copy a snapshot from a host to `to`, after `check` has accepted it; return its SHA-256.
 
@@ -52,7 +47,7 @@ def fetch_snapshot(
     """
     with keep_parts(to) as (part,):
         try:
-            digest = fetch_file(host, root or to.parent, path, part, stamp)
+            digest = fetch_file(host, root, path, part, stamp)
             check(part)
         except (InputError, ClusterError) as error:
             raise as_failure(error, host, path, "the snapshot") from None
@@ -193,7 +188,7 @@ def drop_checkpoints(
     root: Path,
     keep: Checkpoint | None,
     old: Sequence[Checkpoint],
-    spared: Collection[str] = (),
+    spared: Collection[str],
 ) -> None:
     """Delete old checkpoints, here and on hosts, unless their files have changed; ignore errors.
 

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_put_on_every_host_and_resumed_there(phase: Phase) -> No
     assert "Optimization Done." in log
     assert "iter_4.caffemodel" in phase.files("node3")
 
-    drop_checkpoints(phase.hosts, phase.root, None, [checkpoint])
+    drop_checkpoints(phase.hosts, phase.root, None, [checkpoint], ())
     assert not [node for node in phase.cluster.nodes if "iter_2" in phase.files(node)]
     assert list((phase.root / "runs/x-1/checkpoints").iterdir()) == []
 

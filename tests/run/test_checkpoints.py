@@ -222,7 +222,7 @@ def test_older_checkpoints_go_here_and_there_but_for_what_is_still_needed(root: 
     assert root.written(2, "caffemodel").exists()
     assert root.written(4).exists()
     root.written(6).write_bytes(b"another state")
-    drop_checkpoints([root.host], root.path, None, [second, replace(last), first])
+    drop_checkpoints([root.host], root.path, None, [second, replace(last), first], ())
     assert root.kept() == []
     assert sorted(path.name for path in (root.path / "tmp").iterdir()) == ["run_iter_6.solverstate"]
 

@@ -38,7 +38,7 @@ def test_the_published_chain_is_planned_as_published() -> None:
 def test_the_published_launch_and_environment_are_kept() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     profile, hosts = find_profile(recipe, None), [f"c{number}" for number in range(64)]
-    launch = plan_launch(recipe, profile, hosts, "hostfile")
+    launch = plan_launch(recipe, profile, hosts, "hostfile", "")
     argv = launch.argv(("./build/tools/caffe",))
     published = (
         "mpiexec.hydra -PSM2 -l -n 128 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 "
@@ -58,7 +58,7 @@ def test_what_a_profile_sets_reaches_ranks_through_no_argv(program: str) -> None
     recipe = load_recipe("digits-local")
     text = f"{{name: a, title: a, launcher: {{program: {program}, environment: {{TOKEN: s3cret}}}}}}"
     profile = parse_profile(text, "a.yaml")
-    launch = plan_launch(recipe, profile, ["a", "b"], "hostfile")
+    launch = plan_launch(recipe, profile, ["a", "b"], "hostfile", "")
     argv = launch.argv(("caffe",))
     assert not any("s3cret" in word or "genvlist" in word for word in argv)
     assert launch.process_environment()["TOKEN"] == "s3cret"

@@ -56,7 +56,7 @@ class Place:
         return self.tmp / "x_iter_4.caffemodel"
 
     def fetch(self, stamp: str | None = None) -> str:
-        return fetch_snapshot(self.host, str(self.snapshot), stamp, self.to, fits)
+        return fetch_snapshot(self.host, self.to.parent, str(self.snapshot), stamp, self.to, fits)
 
 
 @pytest.fixture
