@@ -168,7 +168,7 @@ def _ancestors(by_pid: dict[int, RankProcess], pid: int) -> set[int]:
 _FAILED_RANK = re.compile(r"= +(?:RANK (\d{1,7}) )?PID \d+ RUNNING AT (\S{1,253})")
 _EXIT_CODE = re.compile(r"= +EXIT CODE: (\d{1,5})\b.*")
 _INTEL_SIGNAL = re.compile(r"= +KILLED BY SIGNAL: (\d{1,3})\b.*")
-_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+) \(signal (\d{1,3})\)")
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ((.+) \(signal (\d{1,3})\)|.+)")
 _SRUN = re.compile(
     r"srun: error: (\S{1,253}): (?:task (\d{1,7})|tasks? [][\d,-]+): (.{1,100}?)(?: \(core dumped\))?"
 )
@@ -206,6 +206,7 @@ class RankExitReader:
 
     def __init__(self) -> None:
         """Start before the first line of output."""
+        self.exit_string = ""  # what hydra printed when a signal has killed a rank
         self._host = self._string = self._by_slurm = ""
         self._rank: str | None = None
         self._code: int | None = None
@@ -228,8 +229,10 @@ class RankExitReader:
         elif found := _INTEL_SIGNAL.fullmatch(line):
             self._signal = self._signal or int(found[1])
         elif found := _EXIT_STRING.fullmatch(line):
-            self._string, combined = found[1], int(found[2])
-            self._signal = self._signal or _pick_signal(self._code, combined)
+            self.exit_string, string, combined = found.groups()
+            if string:
+                self._string = string
+                self._signal = self._signal or _pick_signal(self._code, int(combined))
         elif _CANCELLED.fullmatch(line):  # all ranks are ended, and srun reports each
             self._is_cancelled = True
         elif (found := _SRUN.fullmatch(line)) and not self._is_cancelled:

@@ -25,8 +25,6 @@ from caffe_recipes.units import describe_duration, write_clock
 
 # -log of the smallest float32: what Caffe prints when every image's probability is 0.
 SATURATED_LOSS = 87.3365
-# Printed by Hydra when a signal has killed a rank; the advice after it does not help.
-_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: (.+)")
 # Printed by srun. Hydra does not notice that the srun which starts its proxies has failed, and waits forever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
 # An informational line of glog, which is not the reason why a trainer ended.
@@ -98,7 +96,7 @@ class LogTail:
         self.lines = self.signs = 0
         self.summary = summary or LogSummary()
         self.last_line = self.last_words = ""
-        self.exit_string = self.no_step = ""
+        self.no_step = ""
         self.ends = RankExitReader()
         self._file = LogFile(path)
         self._seen: set[int] = set()
@@ -138,8 +136,6 @@ class LogTail:
                 continue
             self.last_words = text
             self.ends.feed(line.strip())
-            ended = _EXIT_STRING.fullmatch(line.strip())
-            self.exit_string = ended[1] if ended else self.exit_string
             refused = None if self.has_begun else _NO_STEP.fullmatch(text)
             self.no_step = self.no_step or (f"srun: {refused[1][:300]}" if refused else "")
 
@@ -319,7 +315,7 @@ def find_failure(tail: LogTail, training: Training) -> str | None:
 
 def describe_last_words(tail: LogTail, before: str) -> str:
     """Return `before` and the last words of a log with any complaint of protobuf; "" if it has neither."""
-    words, complaint = tail.exit_string or tail.last_words[:300], tail.summary.complaint
+    words, complaint = tail.ends.exit_string or tail.last_words[:300], tail.summary.complaint
     if complaint and complaint[:100] not in words:
         words = f"{words}; protobuf complained: {complaint[:300]}"
     return f"{before}{words}" if words else ""
