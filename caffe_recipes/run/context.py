@@ -44,7 +44,7 @@ from caffe_recipes.recipe.source import split_row
 from caffe_recipes.render.scripts import STOP_GRACE_S
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.events import Event, Notice
-from caffe_recipes.run.folders import RUNS, digest_recipe
+from caffe_recipes.run.folders import RUNS, check_root, digest_recipe
 from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.plan import plan_launch
@@ -210,8 +210,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
     Raises InputError if the hostfile or the trainer is missing, or if the launcher cannot follow the policy,
     and ClusterError if the launcher is missing.
     """
-    if not options.root.is_dir():
-        raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+    check_root(options.root)
     root = options.root.resolve()
     profile = find_profile(recipe, options.profile)
     check_policy(options.policy, profile.launcher.program, side_by_side=options.side_by_side)

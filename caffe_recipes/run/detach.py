@@ -22,7 +22,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
-from caffe_recipes.run.folders import run_folders
+from caffe_recipes.run.folders import check_root, root_words, run_folders
 from caffe_recipes.run.journal import load_journal
 
 # Gets a line of the run's output, and whether the line is about a failure.
@@ -53,8 +53,7 @@ def detach(
     parent keeps the terminal, and passes the output of the run to `relay`, line by line. Raises InputError,
     in the parent only.
     """
-    if not root.is_dir():
-        raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
+    check_root(root)
     output = _Output(root, recipe.name)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,8 +76,7 @@ def detach(
 
 def describe_detached(started: Detached, root: Path) -> list[str]:
     """Return lines that say where a detached run continues, and how to watch and stop it."""
-    at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
-    watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *at])
+    watch = shlex.join(["caffe-recipes", "attach", started.folder.name, *root_words(root)])
     process = f"process {started.pid} on {socket.gethostname()}"
     return [
         f"{started.folder}: continues as {process}; its output is in {started.output}",

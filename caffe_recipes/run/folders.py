@@ -52,6 +52,17 @@ _DESCRIPTIVE = {
 _MOST_LISTED = 5
 
 
+def check_root(root: Path) -> None:
+    """Raise InputError if the Caffe root is not a folder."""
+    if not root.is_dir():
+        raise InputError(root, "no such folder", "give the Caffe root with --caffe-root")
+
+
+def root_words(root: Path) -> list[str]:
+    """Return the words of a command that name the Caffe root; none if it is the current folder."""
+    return [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
+
+
 def parse_run_name(name: str) -> tuple[str, int] | None:
     """Return the recipe and the number in the name of a run; None if it is not the name of a run.
 

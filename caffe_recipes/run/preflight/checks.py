@@ -14,7 +14,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
-from caffe_recipes.run.folders import RUNS, next_folder, run_folders
+from caffe_recipes.run.folders import RUNS, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import load_journal
 from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import CheckResult
@@ -133,9 +133,8 @@ def _describe_running(
     setting: Setting, folder: Path, under_way: str, found: Sequence[CheckResult]
 ) -> CheckResult:
     """Return the finding that a run of the recipe is running, what was left out, and how to watch it."""
-    at = [] if setting.root == Path.cwd() else ["--caffe-root", str(setting.root)]
     watch, show = (
-        f"`{shlex.join(['caffe-recipes', command, name, *at])}`"
+        f"`{shlex.join(['caffe-recipes', command, name, *root_words(setting.root)])}`"
         for command, name in (("attach", folder.name), ("status", setting.recipe.name))
     )
     left_out = [finding.subject for finding in found if finding.is_left_out]

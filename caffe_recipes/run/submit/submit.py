@@ -50,7 +50,7 @@ from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
-from caffe_recipes.run.folders import describe_changes, own_paths
+from caffe_recipes.run.folders import check_root, describe_changes, own_paths
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
@@ -356,8 +356,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     Raises InputError or ClusterError before anything is submitted, and RunFailed if Slurm gives no answer.
     """
     plan_submission(recipe, options)
-    if not options.root.is_dir():
-        raise InputError(options.root, "no such folder", "give the Caffe root with --caffe-root")
+    check_root(options.root)
     check_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
