@@ -225,11 +225,6 @@ def parse_sinfo(stdout: str) -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
-def default_partition(partitions: Iterable[Partition]) -> Partition | None:
-    """Return the partition used for jobs that name none; None if the site has no default."""
-    return next((partition for partition in partitions if partition.is_default), None)
-
-
 def _read_partition(line: str) -> Partition:
     fields = parse_fields(line)
     if not {"PartitionName", "State", "TotalNodes", "MaxNodes", "MaxTime"} <= fields.keys():

@@ -221,7 +221,7 @@ class _Channel:
                 killer = self._execute_beside(f"kill -TERM {pid}")
                 self.channel.status_event.wait(2 * GRACE_S)
                 killer.close()
-        except (ClusterError, OSError, EOFError, _ssh_exception()):
+        except (ClusterError, OSError, EOFError, paramiko.SSHException):
             pass
         if self.channel.exit_status_ready():
             return
@@ -251,12 +251,6 @@ def _open_session(
     channel = transport.open_session(timeout=timeout_s)
     channel.exec_command(command)
     return channel
-
-
-def _ssh_exception() -> type[Exception]:
-    import paramiko
-
-    return paramiko.SSHException
 
 
 # Paramiko's message if a host has neither accepted nor refused a key in time.

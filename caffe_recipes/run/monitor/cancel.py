@@ -25,7 +25,6 @@ from caffe_recipes.run.submit.submissions import (
     Slurm,
     SubmissionJournal,
     SubmittedJob,
-    job_label,
     query_jobs,
     submissions_path,
 )
@@ -148,11 +147,11 @@ def _cancel(
             journal.settle(seen.submission.name, seen.job_id, seen.cluster)
         (now,) = query_jobs([seen.submission], ask)
         if now.job is not None and now.job.state in _ENDED_BY_ITSELF:
-            say(f"{job_label(now)} was not cancelled, because it {describe_state(now.job)}")
+            say(f"job {now.label} was not cancelled, because it {describe_state(now.job)}")
             continue
         if seen.submission.is_ours:
             journal.cancel(seen.submission.name)
-        say(f"{job_label(seen)} was cancelled")
+        say(f"job {seen.label} was cancelled")
 
 
 def _stop_in_order(
@@ -162,7 +161,7 @@ def _stop_in_order(
     for cluster in dict.fromkeys(seen.cluster for seen in running):
         ids = [seen.job_id for seen in running if seen.job_id is not None and seen.cluster == cluster]
         cancel_jobs(env.host, ids, signal="TERM", batch=True, cluster=cluster)
-    jobs = ", ".join(job_label(seen) for seen in running)
+    jobs = ", ".join(f"job {seen.label}" for seen in running)
     grace = f"within {options.grace_s:g} s (--now stops it without one)"
     say(f"stopping {jobs}; Caffe writes a snapshot first, {grace}")
     until = env.clock() + options.grace_s

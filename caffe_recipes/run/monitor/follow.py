@@ -59,7 +59,6 @@ from caffe_recipes.run.submit.submissions import (
     Ask,
     SubmittedJob,
     describe_job,
-    job_label,
     query_jobs,
     read_submissions,
     slurm_for,
@@ -492,14 +491,14 @@ class JobPoller:
 
     def describe(self, recipe: str) -> str:
         """Return the outcome of the last job, once all have ended."""
-        return "; ".join(f"{job_label(job)} {describe_job(job)}" for job in self.poll(recipe)[-1:])
+        return "; ".join(f"job {job.label} {describe_job(job)}" for job in self.poll(recipe)[-1:])
 
     def _report(self, job: SubmittedJob) -> None:
         name = job.submission.name
         if not job.away:
             self._last[name] = (time.time(), describe_job(job))
         last_s, last = self._last.get(name, (None, ""))
-        line = f"{job_label(job)} {describe_job(job, last_s, f'it {last}' if last else '')}"
+        line = f"job {job.label} {describe_job(job, last_s, f'it {last}' if last else '')}"
         if line != self._reported:
             self._reported = line
             self.say(line)

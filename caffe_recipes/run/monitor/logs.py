@@ -35,7 +35,6 @@ from caffe_recipes.run.submit.submissions import (
     Submission,
     SubmittedJob,
     describe_job,
-    job_label,
     query_jobs,
     read_submissions,
     submitted_by_hand,
@@ -145,7 +144,7 @@ def _keep_quiet(text: str) -> None:
 def _not_started(run: str, jobs: JobPoller) -> InputError:
     """Return the error for a run that a job has not started yet."""
     seen = next(job for job in jobs.poll(name_recipe(run)) if job.standing != "over")
-    return InputError(run, f"{job_label(seen)} {describe_job(seen)}", "wait for its log with -f")
+    return InputError(run, f"job {seen.label} {describe_job(seen)}", "wait for its log with -f")
 
 
 def _find_output(runs: RunsFolder, run: str, options: LogOptions) -> tuple[str, str]:

@@ -43,7 +43,6 @@ from caffe_recipes.run.submit.submissions import (
     Submissions,
     SubmittedJob,
     describe_job,
-    job_label,
     query_jobs,
     read_submissions,
     submitted_by_hand,
@@ -329,7 +328,7 @@ def summarize_status(status: RunStatus) -> str:
     run = status.run
     if status.unreadable is not None:
         return str(status.unreadable)
-    jobs = [f"{job_label(job)} {_describe_seen(status, job)}" for job in _shown_jobs(status)]
+    jobs = [f"job {job.label} {_describe_seen(status, job)}" for job in _shown_jobs(status)]
     if run is None:
         return "; ".join(jobs)
     if status.state == "finished":

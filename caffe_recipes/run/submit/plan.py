@@ -19,7 +19,7 @@ from pathlib import Path
 from caffe_recipes.cluster.hostfile import parse_nodelist
 from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partition, find_partitions
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
-from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now, default_partition
+from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
 from caffe_recipes.cluster.slurm_submit import Request
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
@@ -198,7 +198,7 @@ def _find_partitions(given: str | None, partitions: Sequence[Partition]) -> list
     known = {each.name: each for each in partitions}
     names = ", ".join(known) or "none"
     if given is None:
-        default = default_partition(partitions)
+        default = next((each for each in partitions if each.is_default), None)
         if default is None:
             raise InputError(
                 "", "Slurm has no default partition", f"give --partition; the partitions are {names}"

@@ -301,15 +301,6 @@ def describe_job(seen: SubmittedJob, last_s: float | None = None, last: str = ""
     }[each.outcome]
 
 
-def job_label(seen: SubmittedJob) -> str:
-    """Return the name of a job for messages: its id, or its name if it has no id.
-
-    >>> job_label(SubmittedJob(Submission("small-3fa210", "3fa210", "chain.sbatch", 0.0), "unknown"))
-    'job small-3fa210'
-    """
-    return f"job {seen.label}"
-
-
 def _is_cancelled(seen: SubmittedJob, job: Job) -> bool:
     """Return whether a job was cancelled; for a user's own job, judged by how it ended."""
     if seen.submission.is_ours:

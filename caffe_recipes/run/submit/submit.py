@@ -74,7 +74,6 @@ from caffe_recipes.run.submit.submissions import (
     SubmittedJob,
     choose_group,
     describe_job,
-    job_label,
     load_submissions,
     submissions_path,
 )
@@ -448,7 +447,7 @@ def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatu
     for job in status.jobs:
         why = job.away or (f"it {describe_job(job)}" if job.is_elsewhere else "")
         if why:
-            what = f"cannot tell whether {job_label(job)} is queued or running: {why}"
+            what = f"cannot tell whether job {job.label} is queued or running: {why}"
             raise (_UnknownState if job.away else RunFailed)("", what, "nothing was submitted")
     return status
 
@@ -460,7 +459,7 @@ def _adopt(journal: SubmissionJournal, jobs: Sequence[SubmittedJob], say: Say) -
         if seen.submission.is_settled or seen.job is None:
             continue
         journal.settle(seen.submission.name, seen.job.job_id, seen.cluster)
-        say(f"{job_label(seen)} was already submitted ({seen.submission.name}); it {describe_job(seen)}")
+        say(f"job {seen.label} was already submitted ({seen.submission.name}); it {describe_job(seen)}")
         adopted = adopted or seen.is_live
     return adopted
 
@@ -483,7 +482,7 @@ def _find_missing(
 def _already_submitted(seen: SubmittedJob, recipe: AnyRecipe) -> InputError:
     cancel = f"caffe-recipes cancel {shlex.quote(recipe.name)}"
     return InputError(
-        "", f"already submitted: {job_label(seen)} {describe_job(seen)}", f"cancel it first ({cancel})"
+        "", f"already submitted: job {seen.label} {describe_job(seen)}", f"cancel it first ({cancel})"
     )
 
 

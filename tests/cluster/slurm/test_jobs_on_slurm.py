@@ -22,7 +22,6 @@ from caffe_recipes.cluster.slurm_queries import (
     SchedulerAway,
     ask_node_groups,
     ask_partitions,
-    default_partition,
     find_jobs,
     has_slurm,
 )
@@ -214,7 +213,7 @@ def test_what_slurm_refuses_was_not_submitted(site: Site) -> None:
 
 def test_partitions_and_nodes_are_told(site: Site) -> None:
     partitions = {partition.name: partition for partition in ask_partitions(site.head)}
-    assert default_partition(partitions.values()) == partitions["debug"]
+    assert [name for name, each in partitions.items() if each.is_default] == ["debug"]
     short = partitions["short"]
     assert (short.total_nodes, short.max_nodes, short.max_s) == (4, 2, 600)
     (group,) = ask_node_groups(site.head, "short")

@@ -8,7 +8,6 @@ from caffe_recipes.cluster.slurm_queries import (
     Partition,
     check_limits,
     check_nodes_now,
-    default_partition,
     parse_partitions,
     parse_sinfo,
 )
@@ -65,5 +64,4 @@ def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded
 
 
 def test_the_default_partition_is_found(partitions: dict[str, Partition]) -> None:
-    assert default_partition(partitions.values()) == partitions["debug"]
-    assert default_partition(()) is None
+    assert [name for name, each in partitions.items() if each.is_default] == ["debug"]

@@ -9,7 +9,6 @@ from caffe_recipes.errors import ClusterError
 from caffe_recipes.run.submit.submissions import (
     Submission,
     describe_job,
-    job_label,
     query_jobs,
     submitted_by_hand,
 )
@@ -26,7 +25,7 @@ def test_a_job_is_told_in_words() -> None:
         [SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")]
     )
     assert (seen.standing, seen.is_live) == ("waiting", True)
-    assert f"{job_label(seen)} {describe_job(seen)}" == (
+    assert f"job {seen.label} {describe_job(seen)}" == (
         "job 12 waits: jobs of higher priority start first (Priority)"
     )
 
