@@ -36,7 +36,7 @@ from caffe_recipes.run.context import (
     search_path,
 )
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.preflight.nodes import ask_node
+from caffe_recipes.run.preflight.nodes import ask_facts
 from caffe_recipes.run.process import describe_work
 from caffe_recipes.run.trainer import find_trainer
 
@@ -220,7 +220,7 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
     distant = [host for host in hosts if not host.is_local]
     busy = {
         answer.host.name: answer.error.what if answer.error else "in use by a launch"
-        for answer in ask_all(distant, lambda host: ask_node(host, ()).ranks, _ASK_S)
+        for answer in ask_all(distant, lambda host: ask_facts(host, ()).ranks, _ASK_S)
         if answer.error or answer.value
     }
     free = [host for host in hosts if host.name not in busy]

@@ -102,7 +102,7 @@ class NodeFacts:
 Question = tuple[str, str]
 
 
-def ask_node(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
+def ask_facts(host: Host, questions: Sequence[Question], clock: Callable[[], float] = time.time) -> NodeFacts:
     """Ask a node for its facts, and for those of paths. Raises ClusterError if it does not answer.
 
     A question is a keyword of `facts.sh`, and a path.
@@ -259,7 +259,7 @@ class NodeView:
 def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:
     """Ask all hosts for their facts, concurrently."""
     questions = _questions(setting, plan)
-    answers = ask_all(setting.hosts, lambda host: ask_node(host, questions), _ASK_S)
+    answers = ask_all(setting.hosts, lambda host: ask_facts(host, questions), _ASK_S)
     facts = {answer.host.name: answer.value for answer in answers if answer.value is not None}
     errors = {answer.host.name: answer.error for answer in answers if answer.error is not None}
     return NodeView(setting, plan, state, facts, errors, under_way=under_way)

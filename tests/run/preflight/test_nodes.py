@@ -17,7 +17,7 @@ import pytest
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import HostFailed
 from caffe_recipes.run.preflight.findings import as_findings, as_problem
-from caffe_recipes.run.preflight.nodes import RankOwner, ask_node, parse_cpuinfo
+from caffe_recipes.run.preflight.nodes import RankOwner, ask_facts, parse_cpuinfo
 from tests.cluster.machines import cpuinfo
 from tests.stand_in_host import StandInHost, answer_call
 
@@ -33,7 +33,7 @@ def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> 
     (folder / "theirs_iter_4.caffemodel").symlink_to("/nowhere")
     (folder / "theirs_iter_8.solverstate").mkdir()
     (folder / "theirs_iter_8.caffemodel").write_text("ours")
-    facts = ask_node(
+    facts = ask_facts(
         LocalHost(),
         [
             ("root", str(folder)),
@@ -67,23 +67,23 @@ def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> 
 
 def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert ask_node(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
+    assert ask_facts(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
     tmp_path.chmod(0o1777)
-    assert not ask_node(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
+    assert not ask_facts(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
 
 
 @pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
 def test_an_answer_that_is_cut_short_is_an_error_of_its_host(records: list[str]) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"^n1: cannot parse the answer to `facts`: "):
-        ask_node(host, [])
+        ask_facts(host, [])
 
 
 def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     records = ("clock 1005.5", "name n1", "boot -", "usable 2", "tmp ", "end")
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
     times = iter([1000.0, 1001.0])
-    facts = ask_node(host, [], clock=lambda: next(times))
+    facts = ask_facts(host, [], clock=lambda: next(times))
     assert (facts.skew_s, facts.doubt_s) == (5.0, 0.5)
     assert (str(facts.processors), facts.memory_bytes) == ("2 cores", None)
     assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, {}, None)
@@ -109,7 +109,7 @@ def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path)
             stack.callback(end, process)
             pids.append(process.pid)
         stack.callback(end, subprocess.Popen([str(mpiexec), "600"], env={**environments[0], "PMI_RANK": "9"}))
-        facts = ask_node(LocalHost(), [])
+        facts = ask_facts(LocalHost(), [])
     user = pwd.getpwuid(os.getuid()).pw_name
     assert {one: owner for one, owner in facts.ranks.items() if one[0] in (launch, other)} == {
         (launch, 0): RankOwner(min(pids[:2]), user),
@@ -143,7 +143,7 @@ def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
 def test_at_most_a_hundred_files_of_others_are_listed_however_many_there_are(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"a_iter_{number}.caffemodel").symlink_to("/nowhere")
-    facts = ask_node(LocalHost(), [("snapshots", f"{tmp_path}/a"), ("snapshots", f"{tmp_path}/b")])
+    facts = ask_facts(LocalHost(), [("snapshots", f"{tmp_path}/a"), ("snapshots", f"{tmp_path}/b")])
     *listed, more = facts.strays
     assert (len(listed), {stray.kind for stray in listed}) == (100, {"link"})
     assert (more.kind, more.path) == ("more", f"{tmp_path}/a_iter_*")
