@@ -18,6 +18,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_run_paths
 from caffe_recipes.run.monitor.files import LocalFiles, Process
+from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import (
@@ -68,7 +69,7 @@ def cancel_run(run: str, options: CancelOptions, say: Say, env: CancelEnv | None
     root = Path(options.root)
     check_own_root(root, own_run_paths(root, run))  # its journals name the processes and jobs that are ended
     ask = Slurm(env.host)
-    status = find_status(run, StatusOptions(options.root), ask=ask, reach=False)
+    status = find_status(run, StatusOptions(options.root), FollowEnv(ask=ask), reach=False)
     away = next((job.away for job in status.jobs if job.away), "")
     live = [job for job in status.jobs if job.is_live or job.is_elsewhere]
     if live:

@@ -323,11 +323,15 @@ _LONGEST_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class FollowEnv:
-    """Injected clock, sleep and connect functions."""
+    """Injected clock, sleep and connect functions, and how Slurm is asked; None is by its commands."""
 
     connect: Connect = open_host
     pause: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    ask: Ask | None = None
+
+
+FOLLOW_ENV = FollowEnv()
 
 
 class PolledRun(Protocol):
@@ -352,12 +356,12 @@ class RunsFolder:
 
 
 @contextmanager
-def open_runs(root: str, on: str | None, env: FollowEnv, ask: Ask | None = None) -> Iterator[RunsFolder]:
+def open_runs(root: str, on: str | None, env: FollowEnv) -> Iterator[RunsFolder]:
     """Open the runs in a Caffe root on a host, or on this machine; raises InputError for a bad host name."""
     files = HostFiles(env.connect(on, "auto")) if on else LocalFiles()
     with closing(files):
         path = posixpath.normpath(posixpath.join(root, RUNS))
-        yield RunsFolder(files, root, path, ask or slurm_for(files))
+        yield RunsFolder(files, root, path, env.ask or slurm_for(files))
 
 
 @dataclass
@@ -542,13 +546,7 @@ class AttachOptions:
     once: bool = False
 
 
-def attach(
-    run: str,
-    options: AttachOptions,
-    reporter: Reporter,
-    env: FollowEnv | None = None,
-    ask: Ask | None = None,
-) -> None:
+def attach(run: str, options: AttachOptions, reporter: Reporter, env: FollowEnv = FOLLOW_ENV) -> None:
     """Show a run and follow it until it is finished; with `once` only show its current state.
 
     `run` is a folder, the name of a run, or a recipe, which stands for its latest run. While a job of the
@@ -556,9 +554,8 @@ def attach(
     is neither a run nor a job, and RunFailed if the run failed, was interrupted, or its process has ended
     without a final event.
     """
-    env = env or FollowEnv()
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
+        runs = stack.enter_context(open_runs(options.root, options.on, env))
         stack.callback(reporter.end_progress)
         say, files = reporter.say_above_progress, runs.files
         jobs = JobPoller(runs, say, env.clock)

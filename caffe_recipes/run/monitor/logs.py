@@ -19,6 +19,7 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
 )
 from caffe_recipes.run.monitor.follow import (
+    FOLLOW_ENV,
     LOCAL_POLL_S,
     REMOTE_POLL_S,
     FollowEnv,
@@ -31,7 +32,6 @@ from caffe_recipes.run.monitor.follow import (
 )
 from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
-    Ask,
     Submission,
     SubmittedJob,
     describe_job,
@@ -62,8 +62,7 @@ def show_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    env: FollowEnv | None = None,
-    ask: Ask | None = None,
+    env: FollowEnv = FOLLOW_ENV,
 ) -> None:
     """Write the log of the current launch of a run, or of its last one.
 
@@ -71,9 +70,8 @@ def show_log(
     gets the name of the log and everything else that is not part of it. Raises InputError if the run, the
     phase or the log does not exist, and with `follow` RunFailed as `attach` does.
     """
-    env = env or FollowEnv()
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
+        runs = stack.enter_context(open_runs(options.root, options.on, env))
         jobs = JobPoller(runs, say if options.follow else _keep_quiet, env.clock)
         path = wait_for_run(run, jobs, env, once=not options.follow)
         if path is None:
@@ -110,16 +108,14 @@ def show_job_log(
     options: LogOptions,
     write: Write,
     say: Say,
-    env: FollowEnv | None = None,
-    ask: Ask | None = None,
+    env: FollowEnv = FOLLOW_ENV,
 ) -> None:
     """Write the Slurm output file of a recipe's job; `follow` continues until Ctrl-C.
 
     The job is the running one, else the last that has started. Raises InputError if no job was submitted, or
     if there is no output yet.
     """
-    env = env or FollowEnv()
-    with open_runs(options.root, options.on, env, ask) as runs:
+    with open_runs(options.root, options.on, env) as runs:
         path, where = _find_output(runs, run, options)
         say(f"==> {path} <==")
         offset = 0

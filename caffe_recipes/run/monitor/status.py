@@ -28,6 +28,7 @@ from caffe_recipes.run.monitor.files import (
     name_recipe,
 )
 from caffe_recipes.run.monitor.follow import (
+    FOLLOW_ENV,
     FollowEnv,
     Follower,
     RunInterrupted,
@@ -137,14 +138,12 @@ class RunStatus:
         return self.run is not None and is_trained(self.run.state, self.run.recipe)
 
 
-def find_statuses(
-    options: StatusOptions, env: FollowEnv | None = None, ask: Ask | None = None
-) -> list[RunStatus]:
+def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[RunStatus]:
     """Return the status of all runs, sorted by recipe, the latest run first.
 
     Raises InputError if the root does not exist, and ClusterError if the host fails.
     """
-    with open_runs(options.root, options.on, env or FollowEnv(), ask) as runs:
+    with open_runs(options.root, options.on, env) as runs:
         files, path = runs.files, runs.path
         found = [_read_run(files, f"{path}/{name}") for name in files.names(path)]
         submitted = {name: read_submissions(files, path, name) for name in files.names(path, SUFFIX)}
@@ -154,20 +153,14 @@ def find_statuses(
 
 
 def find_status(
-    run: str,
-    options: StatusOptions,
-    env: FollowEnv | None = None,
-    ask: Ask | None = None,
-    *,
-    reach: bool = True,
+    run: str, options: StatusOptions, env: FollowEnv = FOLLOW_ENV, *, reach: bool = True
 ) -> RunStatus:
     """Return the status of one run, given as for `attach`; raises InputError if there is no run and no job.
 
     With `reach`, the host of its process is asked whether the process is alive if that is not known.
     """
-    env = env or FollowEnv()
     with ExitStack() as stack:
-        runs = stack.enter_context(open_runs(options.root, options.on, env, ask))
+        runs = stack.enter_context(open_runs(options.root, options.on, env))
         files, recipe = runs.files, name_recipe(run)
         submitted = read_submissions(files, runs.path, recipe)
         try:

@@ -51,6 +51,7 @@ from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths
+from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
@@ -286,7 +287,7 @@ def describe_submission(
     """
     status = None
     with suppress(InputError):  # there is no run, and nothing was submitted
-        status = find_status(recipe.name, _where(options), ask=lambda ids, names: (), reach=False)
+        status = find_status(recipe.name, _where(options), FollowEnv(ask=lambda ids, names: ()), reach=False)
     planned = plan_submission(recipe, options, _done(status), is_dry=True)
     if not note and not options.root.is_dir():
         note = f"{options.root} does not exist on this machine; paths are those of the cluster"
@@ -439,7 +440,7 @@ def _look(recipe: AnyRecipe, options: SubmitOptions, env: SubmitEnv) -> RunStatu
     """Return the status of the recipe, or None; raises RunFailed if Slurm does not answer."""
     ask = Slurm(env.host)
     try:
-        status = find_status(recipe.name, _where(options), ask=ask, reach=False)
+        status = find_status(recipe.name, _where(options), FollowEnv(ask=ask), reach=False)
     except InputError:
         if load_submissions(submissions_path(options.root, recipe.name)).all:
             raise

@@ -43,8 +43,8 @@ class Watcher:
 
     def watch(self, run: str = "small", *, once: bool = False) -> list[str]:
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: self.now_s)
-        env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
-        attach(run, AttachOptions(str(self.place.root), once=once), reporter, env, self._ask)
+        env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s, self._ask)
+        attach(run, AttachOptions(str(self.place.root), once=once), reporter, env)
         return self.said()
 
     def said(self) -> list[str]:
@@ -131,9 +131,11 @@ def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
     said: list[str] = []
     log: list[bytes] = []
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place, "a\n"), lambda: None, lambda: end(place)]
-    env = FollowEnv(lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s)
+    env = FollowEnv(
+        lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s, watcher._ask
+    )
     options = LogOptions(str(place.root), follow=True)
-    show_log("small", options, log.append, said.append, env, watcher._ask)
+    show_log("small", options, log.append, said.append, env)
     assert b"".join(log) == b"a\n"
     assert said == [
         "job 12 waits: its nodes are still in use (Resources)",

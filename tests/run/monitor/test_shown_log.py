@@ -189,7 +189,7 @@ def read_job(place: Place, *jobs: Job) -> str:
         return jobs
 
     reader = Reader(place)
-    show_job_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+    show_job_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, FollowEnv(ask=ask))
     return reader.log.decode()
 
 
@@ -237,7 +237,7 @@ def test_a_run_that_a_job_is_to_begin_has_no_log_and_why(place: Place) -> None:
         return (Job(12, "small-a", State.PENDING, reason="Resources"),)
 
     with pytest.raises(InputError) as caught:
-        show_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, ask=ask)
+        show_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, FollowEnv(ask=ask))
     assert str(caught.value) == (
         "small: job 12 waits: its nodes are still in use (Resources); wait for its log with -f"
     )

@@ -82,13 +82,14 @@ class Eye:
         self.place, self.jobs = place, jobs
 
     def all(self, ask: object = None, on: str | None = None) -> list[RunStatus]:
-        env = FollowEnv(lambda name, copy_with: LocalHost(name))
-        options = StatusOptions(str(self.place.root), on)
-        return find_statuses(options, env, ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        asked = ask or (lambda ids, names: self.jobs)
+        env = FollowEnv(lambda name, copy_with: LocalHost(name), ask=asked)  # type: ignore[arg-type]
+        return find_statuses(StatusOptions(str(self.place.root), on), env)
 
     def one(self, run: str = "small", ask: object = None) -> RunStatus:
         options = StatusOptions(str(self.place.root))
-        return find_status(run, options, ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        env = FollowEnv(ask=ask or (lambda ids, names: self.jobs))  # type: ignore[arg-type]
+        return find_status(run, options, env)
 
 
 def test_without_runs_nothing_is_told(place: Place) -> None:
@@ -98,9 +99,9 @@ def test_without_runs_nothing_is_told(place: Place) -> None:
 @pytest.mark.parametrize("on", [None, "localhost"])
 def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> None:
     assert Eye(place).all(no_slurm, on) == []
-    env = FollowEnv(lambda name, copy_with: LocalHost(name))
+    env = FollowEnv(lambda name, copy_with: LocalHost(name), ask=no_slurm)
     with pytest.raises(InputError) as caught:
-        find_statuses(StatusOptions(str(place.root / "gone"), on), env, no_slurm)
+        find_statuses(StatusOptions(str(place.root / "gone"), on), env)
     where = f"{on}:{place.root}" if on else str(place.root)
     assert str(caught.value) == (
         f"{where}/gone: no such folder; give the one that contains `runs` with --caffe-root"
@@ -252,8 +253,8 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     tell_run(place.root, place.recipe, started(host="other"), launched())
     assert Eye(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))
-    env = FollowEnv(lambda name, copy_with: host)
-    status = find_status("small", StatusOptions(str(place.root)), env, no_slurm)
+    env = FollowEnv(lambda name, copy_with: host, ask=no_slurm)
+    status = find_status("small", StatusOptions(str(place.root)), env)
     assert status.state == "unknown"
     told = dict(status_details(status, NOW_S))["process"]
     assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d; cannot tell whether it is alive", told)
