@@ -28,6 +28,8 @@ from typing import IO, Protocol
 from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
 from caffe_recipes.files import name_beside
 
+# Gets a line about the progress of something.
+Say = Callable[[str], None]
 COMMAND_S = 60.0
 # Seconds from SIGTERM to SIGKILL.
 GRACE_S = 2
@@ -259,7 +261,7 @@ def _after_mark(output: bytes, mark: str) -> tuple[int, bytes] | None:
 
 # A copy that transfers no byte for this long has stalled: the disk or the host hangs.
 STALL_S = 120.0
-_MAX_TRANSFER_S = 86400.0
+MAX_TRANSFER_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
 
 # mktemp names the new file, since another user could make a pipe with a name seen in our argv, and `>`
@@ -289,7 +291,7 @@ def put_file(host: Host, path: Path, to: str) -> None:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             argv = ["sh", "-c", _RECEIVE, "sh", to, str(size)]
-            with host.start(argv, _MAX_TRANSFER_S) as command, _watch_progress(command, to) as moved:
+            with host.start(argv, MAX_TRANSFER_S) as command, _watch_progress(command, to) as moved:
                 _send(command, file, moved)
                 _check(command, to)
     except OSError as error:
@@ -300,7 +302,7 @@ def fetch_file(host: Host, path: str, to: Path) -> None:
     """Copy a file from a host. Raises ClusterError or DiskFailed, in which case nothing has changed here."""
     part = name_beside(to)
     try:
-        with host.start(["sh", "-c", _SEND, "sh", path], _MAX_TRANSFER_S) as command:
+        with host.start(["sh", "-c", _SEND, "sh", path], MAX_TRANSFER_S) as command:
             command.end_input()
             with _watch_progress(command, path) as moved, create_private_file(part) as file:
                 expected, arrived = _receive(command, file, moved)

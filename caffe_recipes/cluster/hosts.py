@@ -33,7 +33,7 @@ from caffe_recipes.cluster.commands import (
 from caffe_recipes.cluster.hostfile import explain_bad_host_name, is_host_name
 from caffe_recipes.errors import CaffeRecipesError, ClusterError, HostFailed, InputError
 
-_DIGEST_S = 600.0
+DIGEST_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -159,17 +159,17 @@ def file_bytes(host: Host, path: str) -> int | None:
 
 def file_digest(host: Host, path: str) -> str:
     """Return a file's SHA-256. Raises ClusterError if the file cannot be read."""
-    return _read_digest(host, path, host.run(["sha256sum", "--", path], _DIGEST_S))
+    return _read_digest(host, path, host.run(["sha256sum", "--", path], DIGEST_S))
 
 
 def start_digest(host: Host, path: str) -> Running:
     """Start hashing a file on a host, which takes a while; `finish_digest` returns the result."""
-    return host.start(["sha256sum", "--", path], _DIGEST_S)
+    return host.start(["sha256sum", "--", path], DIGEST_S)
 
 
 def finish_digest(host: Host, path: str, command: Running) -> str:
     """Return the SHA-256 from `start_digest`. Raises ClusterError if the file cannot be read."""
-    return _read_digest(host, path, command.finish(_DIGEST_S))
+    return _read_digest(host, path, command.finish(DIGEST_S))
 
 
 def _read_digest(host: Host, path: str, done: Completed) -> str:

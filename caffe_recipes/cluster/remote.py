@@ -22,7 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.cluster.commands import COMMAND_S, Completed, Host
+from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host
 from caffe_recipes.cluster.hosts import ask_all, first_error
 from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.files import reading
@@ -33,7 +33,6 @@ Run = Callable[[Host, Sequence[str], float], Completed]
 
 # Less than a tenth of gigabit Ethernet: a slower copy of an LMDB is assumed to hang.
 SLOWEST_BYTES_PER_S = 10e6
-_MAX_COPY_S = 86400.0
 _BLOCK_BYTES = 4096  # the unit in which disk space is allocated
 
 
@@ -200,7 +199,7 @@ def place_files(hosts: Sequence[Host], root: Path, files: Sequence[PlacedFile]) 
         # If the hosts share this folder, the others find the files written by the first one.
         groups = [groups[0][:1], groups[0][1:]]
     for group in groups:
-        error = first_error(ask_all(group, lambda host: _place(host, root, files, sizes), _MAX_COPY_S))
+        error = first_error(ask_all(group, lambda host: _place(host, root, files, sizes), MAX_TRANSFER_S))
         if error is not None:
             raise error
 
@@ -215,7 +214,7 @@ def drop_files(hosts: Sequence[Host], root: Path, files: Sequence[tuple[str, str
         for path, sha256 in files:
             _ask(host, "drop", path, root, sha256, limit_s=600)
 
-    ask_all(list({host.name: host for host in hosts}.values()), drop, _MAX_COPY_S)
+    ask_all(list({host.name: host for host in hosts}.values()), drop, MAX_TRANSFER_S)
 
 
 def _place(host: Host, root: Path, files: Sequence[PlacedFile], sizes: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.run.context import Observer
 from caffe_recipes.run.events import Branched, Event, Launch, RunStarted, is_trained
 from caffe_recipes.run.folders import check_root, root_words, run_folders
-from caffe_recipes.run.journal import load_journal
+from caffe_recipes.run.journal import JOURNAL, load_journal
 
 # Gets a line of the run's output, and whether the line is about a failure.
 Relay = Callable[[str, bool], None]
@@ -153,7 +153,7 @@ class _Reports:
         """Report that the run has started, and that it trains."""
         if isinstance(event, RunStarted):
             folder = run_folders(self._root, self._recipe.name)[-1]
-            state = load_journal(folder / "journal.jsonl")
+            state = load_journal(folder / JOURNAL)
             trains = state.launch is not None or is_trained(state, self._recipe)
             self.report(folder=str(folder), trains=trains)
         elif isinstance(event, Launch | Branched):

@@ -21,7 +21,7 @@ from caffe_recipes.review.columns import align_columns
 from caffe_recipes.run.caffe import find_our_trainer, require_caffe
 from caffe_recipes.run.context import search_path
 from caffe_recipes.run.folders import load_digests
-from caffe_recipes.run.journal import load_journal
+from caffe_recipes.run.journal import JOURNAL, load_journal
 from caffe_recipes.run.monitor.files import LocalFiles, find_run, load_frozen
 from caffe_recipes.run.predictions import MODEL, Accuracy, Member, find_members, unfinished_members
 
@@ -74,7 +74,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
     files = LocalFiles()
     folder = Path(find_run(files, str(options.root), run)).absolute()
     recipe = require_caffe(load_frozen(files, str(folder)), folder)
-    state = load_journal(folder / "journal.jsonl")
+    state = load_journal(folder / JOURNAL)
     members = find_members(folder, recipe, state, options.members)
     place = _find_place(folder)
     tested = _find_tested(recipe, place, options.lmdb)

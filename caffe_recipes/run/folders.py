@@ -22,7 +22,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import name_beside, read_within, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Transformation, validate_frozen
 from caffe_recipes.run.events import Created
-from caffe_recipes.run.journal import Clock, Journal
+from caffe_recipes.run.journal import JOURNAL, Clock, Journal
 from caffe_recipes.run.plan import plan_files
 from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_names
@@ -135,7 +135,7 @@ def create_run(
                 (part / name).mkdir()
             for name, values in frozen.items():
                 (part / name).write_text(json.dumps(values, indent=1) + "\n")
-            journal = Journal(part / "journal.jsonl", clock, create=True)
+            journal = Journal(part / JOURNAL, clock, create=True)
             undo.callback(journal.close)
             journal.append(Created(recipe.name, secrets.token_hex(8)))
             part.rename(folder)
@@ -146,7 +146,7 @@ def create_run(
         exists = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
         hint = "another run has just created it" if exists else "check the disk and the folder's permissions"
         raise InputError(folder, what, hint) from None
-    journal.path = folder / "journal.jsonl"
+    journal.path = folder / JOURNAL
     return journal
 
 

@@ -22,6 +22,8 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.files import FULL, open_lock, read_within, try_lock
 from caffe_recipes.run.events import Event, Launch, RunState, decode_event, fold_events
 
+JOURNAL = "journal.jsonl"  # in the folder of a run
+
 Clock = Callable[[], float]
 # How long a write waits for space on a full disk.
 FULL_DISK_WAIT_S = 60.0
@@ -234,9 +236,7 @@ def empty_journal_error(path: str | Path) -> JournalError:
 def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
     """Return the launches of branches whose outcome is unknown; raises JournalError."""
     paths = [
-        root / folder / "journal.jsonl"
-        for phase, folder in state.branches.items()
-        if phase not in state.finished
+        root / folder / JOURNAL for phase, folder in state.branches.items() if phase not in state.finished
     ]
     launches = [load_journal(path).launch for path in paths if path.exists()]
     return tuple(launch for launch in launches if launch is not None)

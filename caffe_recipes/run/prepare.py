@@ -9,7 +9,7 @@ import posixpath
 from pathlib import Path
 
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import ask_all, file_digest, open_all, try_each
+from caffe_recipes.cluster.hosts import DIGEST_S, ask_all, file_digest, open_all, try_each
 from caffe_recipes.errors import HostFailed, InputError, RunFailed, WeightsError
 from caffe_recipes.render.tree import find_differences, write_files
 from caffe_recipes.run.context import LaunchFailed, Run
@@ -23,8 +23,6 @@ from caffe_recipes.run.snapshots import (
     verify_kept,
 )
 from caffe_recipes.run.staging import check_data, find_staging_env, refusal, stage_run
-
-_HASH_S = 600.0
 
 
 def prepare(run: Run) -> None:
@@ -127,7 +125,7 @@ def check_hosts_read(run: Run, path: str, sha256: str, net: str, *, is_launched:
     Once the ranks are launched, hosts that do not answer are ignored, since their heartbeats are watched.
     """
     distant, at = [host for host in run.setting.hosts if not host.is_local], run.setting.path(path)
-    for answer in ask_all(distant, lambda host: file_digest(host, at), _HASH_S):
+    for answer in ask_all(distant, lambda host: file_digest(host, at), DIGEST_S):
         if answer.error and is_launched:
             continue
         what = answer.error.what if answer.error else "differs from the file here"
@@ -174,5 +172,5 @@ def _find_intact_copy(run: Run, path: str, sha256: str) -> Host | None:
     def lacks(host: Host) -> str | None:
         return None if file_digest(host, path) == sha256 else "has another file"
 
-    without = try_each(hosts, lacks, _HASH_S)
+    without = try_each(hosts, lacks, DIGEST_S)
     return next((host for host in hosts if host.name not in without), None)

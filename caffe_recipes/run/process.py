@@ -20,7 +20,7 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import FULL_DISK_WAIT_S, branch_launches, name_process
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, branch_launches, name_process
 from caffe_recipes.run.lock import RecipeLock, is_held
 
 POLL_S = 0.1
@@ -179,6 +179,6 @@ def describe_work(root: Path, recipe_name: str, state: RunState) -> str:
         folder = find_running(root, recipe_name)
         if folder is None:
             return "another run.sh or caffe-recipes run of this recipe is running here"
-        return f"{folder.name} is running ({name_process(folder / 'journal.jsonl')})"
+        return f"{folder.name} is running ({name_process(folder / JOURNAL)})"
     left = "the mpiexec of a killed run is still running" if lock.is_trainer_active() else ""
     return describe_launch(root, state) or left

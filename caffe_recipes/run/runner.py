@@ -37,6 +37,7 @@ from caffe_recipes.run.context import (
 from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
+    JOURNAL,
     Clock,
     Journal,
     JournalError,
@@ -73,7 +74,7 @@ def read_finished(
     folders = () if options.new else run_folders(options.root, recipe.name)[-1:]
     for folder in folders:
         try:
-            state = load_journal(folder / "journal.jsonl")
+            state = load_journal(folder / JOURNAL)
         except JournalError:
             return None
         if is_finished(recipe, steps, state) and not describe_changes(folder, recipe):
@@ -246,7 +247,7 @@ def _open_latest(
         return None
     folder = folders[-1]
     try:
-        journal = Journal(folder / "journal.jsonl", clock)
+        journal = Journal(folder / JOURNAL, clock)
         stack.callback(journal.close)
         state = journal.state()
         launches = (*([state.launch] if state.launch else []), *branch_launches(options.root, state))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from caffe_recipes.cluster import remote
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
@@ -36,11 +36,10 @@ from caffe_recipes.run.context import (
     search_path,
 )
 from caffe_recipes.run.events import RunState
-from caffe_recipes.run.preflight.nodes import ask_facts
+from caffe_recipes.run.preflight.nodes import ASK_S, ask_facts
 from caffe_recipes.run.process import describe_work
 from caffe_recipes.run.trainer import find_trainer
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -179,9 +178,6 @@ def with_hosts(names: Sequence[str], connect: Callable[[str], Host], act: Callab
             host.close()
 
 
-_ASK_S = 120.0
-
-
 def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> list[Cleaned]:
     """Remove a recipe's staged training data; return the outcome for each host.
 
@@ -220,7 +216,7 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
     distant = [host for host in hosts if not host.is_local]
     busy = {
         answer.host.name: answer.error.what if answer.error else "in use by a launch"
-        for answer in ask_all(distant, lambda host: ask_facts(host, ()).ranks, _ASK_S)
+        for answer in ask_all(distant, lambda host: ask_facts(host, ()).ranks, ASK_S)
         if answer.error or answer.value
     }
     free = [host for host in hosts if host.name not in busy]
@@ -232,7 +228,6 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
 
 
 DataPart = Literal["train", "test"]
-_ASK_S = 120.0
 _HINTS = {
     "train": "have it removed and stage your own copy (--lmdb-source), or set another folder in the recipe",
     "test": "have it removed, or set a folder with your own copy in the recipe",
@@ -252,7 +247,7 @@ def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> t
         here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
         hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
-    return ask_all(hosts, lambda host: remote.ask_node(host, "read", path, root, hint=hint), _ASK_S)
+    return ask_all(hosts, lambda host: remote.ask_node(host, "read", path, root, hint=hint), ASK_S)
 
 
 def check_data(setting: Setting, part: DataPart) -> None:

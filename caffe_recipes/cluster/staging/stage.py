@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, ask_all
 from caffe_recipes.cluster.remote import NodeRefusal
 from caffe_recipes.cluster.staging.manifest import (
@@ -54,8 +54,6 @@ from caffe_recipes.cluster.staging.ways import (
 )
 from caffe_recipes.wording import describe_count
 
-Say = Callable[[str], None]
-_MAX_S = 86400.0
 _ONE_FILE = "sends the same file to every host, and these differ"
 
 
@@ -119,7 +117,7 @@ def survey(hosts: Sequence[Host], files: FileSet, cache: Path) -> tuple[list[Nod
 
     Copies without one of our stamps are hashed. Raises DataError if the source cannot be hashed.
     """
-    lmdb, states = files.lmdb, survey_hosts(hosts, files, _MAX_S)
+    lmdb, states = files.lmdb, survey_hosts(hosts, files, MAX_TRANSFER_S)
     alike = {state.host: _find_alike(state, files) for state in states}
     unsure = {
         state.host: [file for file in alike[state.host] if state.found[file.name].digest is None]
@@ -132,7 +130,7 @@ def survey(hosts: Sequence[Host], files: FileSet, cache: Path) -> tuple[list[Nod
         for answer in ask_all(
             [host for host in hosts if unsure.get(host.name)],
             lambda host: _hash_copies(host, known[host.name], files, unsure[host.name], cache),
-            _MAX_S,
+            MAX_TRANSFER_S,
         ):
             known[answer.host.name] = to_state(answer)
         return list(known.values()), files.with_digest(digest.result()) if digest else files
@@ -187,7 +185,7 @@ def clean(
     """
     folder = normalize_folder(folder)
     with staging_lock(folder, cache or cache_folder()):
-        answers = ask_all(hosts, lambda host: clean_host(host, folder, names), _MAX_S)
+        answers = ask_all(hosts, lambda host: clean_host(host, folder, names), MAX_TRANSFER_S)
     return [_cleaned(answer, folder) for answer in answers]
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import MAX_TRANSFER_S, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.launcher import RankLaunch, ssh_environment
@@ -199,7 +199,6 @@ _FIRST_MISSING = 'for file do test -r "$file" || { echo "$file"; exit 1; }; done
 _MAX_FRUITLESS = 2
 # How long to wait for the answer of a host. On a dead host unfinished copies remain until the next staging.
 _PROBE_S = 15.0
-_SEND_S = 86400.0
 # Waiting this long for the digest may save a command per node. It is not worth waiting longer: hashing 42 GB
 # takes as long as the copies.
 _DIGEST_WAIT_S = 0.5
@@ -424,7 +423,7 @@ def _find_failures(hosts: Sequence[Host], act: Callable[[Host], None]) -> dict[s
     """Call `act` on all hosts; return reasons by name of the hosts where it failed."""
     return {
         answer.host.name: answer.error.what
-        for answer in ask_all(hosts, act, _SEND_S)
+        for answer in ask_all(hosts, act, MAX_TRANSFER_S)
         if answer.error is not None
     }
 

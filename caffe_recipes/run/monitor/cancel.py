@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.slurm_jobs import State, describe_state
 from caffe_recipes.cluster.slurm_submit import cancel_jobs
@@ -30,7 +30,6 @@ from caffe_recipes.run.submit.submissions import (
     submissions_path,
 )
 
-Say = Callable[[str], None]
 _POLL_S = 0.2
 _POLL_SLURM_S = 3.0
 # The time for an iteration, its snapshot and the copy of that; then the job is cancelled in any case.

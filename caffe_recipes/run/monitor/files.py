@@ -27,6 +27,7 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES, shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.folders import RECIPE_JSON, RUNS, parse_run_name, sort_runs, thaw_recipe
+from caffe_recipes.run.journal import JOURNAL
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Process:
 
 NO_PROCESS = Process(0, "", "")
 # The suffix that turns the path of a run's folder into that of its journal.
-HAS_JOURNAL = "/journal.jsonl"
+HAS_JOURNAL = f"/{JOURNAL}"
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def find_run(files: RunFiles, root: str, given: str) -> str:
     folders = dict.fromkeys(
         [*([name] if "/" in name else []), posixpath.join(root, name), posixpath.join(runs, name)]
     )
-    journals = files.read([ReadRequest(f"{folder}/journal.jsonl", max_bytes=1) for folder in folders]).pieces
+    journals = files.read([ReadRequest(f"{folder}/{JOURNAL}", max_bytes=1) for folder in folders]).pieces
     found = [folder for folder, piece in zip(folders, journals, strict=True) if piece is not None]
     return found[0] if found else posixpath.join(runs, _latest(files, runs, given))
 

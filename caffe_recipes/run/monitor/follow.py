@@ -40,7 +40,7 @@ from caffe_recipes.run.events import (
     is_complete,
 )
 from caffe_recipes.run.folders import RUNS, sort_runs
-from caffe_recipes.run.journal import read_events
+from caffe_recipes.run.journal import JOURNAL, read_events
 from caffe_recipes.run.monitor.files import (
     NO_PROCESS,
     FilePiece,
@@ -135,7 +135,7 @@ class ShownRun:
         """The process that ran the run last, alive or not."""
         if self.state.pid is None or self.state.host is None:
             return NO_PROCESS
-        return Process(self.state.pid, self.state.host, f"{self.path}/journal.jsonl")
+        return Process(self.state.pid, self.state.host, f"{self.path}/{JOURNAL}")
 
     def resume_hint(self, command: str = "run") -> str:
         """Return the hint that a command resumes the run: `run`, or `submit`."""
@@ -167,7 +167,7 @@ class ShownRun:
         return [each for run in (self, *self.beside) for each in run._own_requests()]
 
     def _own_requests(self) -> list[ReadRequest]:
-        requests = [ReadRequest(f"{self.path}/journal.jsonl", self._journal_bytes)]
+        requests = [ReadRequest(f"{self.path}/{JOURNAL}", self._journal_bytes)]
         launch = self.state.launch
         if launch is None:
             return requests
@@ -240,7 +240,7 @@ class ShownRun:
 
     def _read_journal(self, piece: FilePiece) -> bool:
         whole = piece.data[: piece.data.rfind(b"\n") + 1]
-        events = read_events(whole.decode(errors="replace"), f"{self.path}/journal.jsonl")
+        events = read_events(whole.decode(errors="replace"), f"{self.path}/{JOURNAL}")
         # The events of earlier processes are only summarized.
         starts = [index for index, (_, event) in enumerate(events) if isinstance(event, RunStarted)]
         first = starts[-1] if starts and not self._journal_bytes else 0

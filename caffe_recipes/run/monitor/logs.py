@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from caffe_recipes.caffe.logs import LONGEST_LINE_BYTES, split_rank
+from caffe_recipes.cluster.commands import Say
 from caffe_recipes.errors import InputError
 from caffe_recipes.run.folders import parse_run_name
 from caffe_recipes.run.monitor.files import (
@@ -41,7 +42,6 @@ from caffe_recipes.run.submit.submissions import (
 )
 
 Write = Callable[[bytes], object]
-Say = Callable[[str], None]
 # At most this much of a log is read at a time.
 _MOST_BYTES = 4 << 20
 

@@ -19,7 +19,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
 from caffe_recipes.run.folders import parse_run_name
-from caffe_recipes.run.journal import empty_journal_error
+from caffe_recipes.run.journal import JOURNAL, empty_journal_error
 from caffe_recipes.run.monitor.files import (
     HostFiles,
     RunFiles,
@@ -236,7 +236,7 @@ def _read_run(files: RunFiles, path: str, given: str = "") -> RunStatus:
             shown.update(files.read(shown.requests()).pieces, live=False)
         suffix = find_trainer(shown.recipe).model_suffix
         if shown.last_s is None and files.names(f"{path}/snapshots", suffix):
-            raise empty_journal_error(f"{path}/journal.jsonl")
+            raise empty_journal_error(f"{path}/{JOURNAL}")
     except CaffeRecipesError as error:
         return RunStatus(name, recipe, unreadable=error)
     orphan_pid = _find_orphan(shown) if snapshot.lives is False and not files.host else None

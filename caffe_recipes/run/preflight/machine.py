@@ -14,6 +14,7 @@ from statistics import median
 
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
+from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.run.journal import name_branch
 from caffe_recipes.run.plan import find_servers
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem, fold_names
@@ -356,7 +357,7 @@ def _judge(view: NodeView, spares: Sequence[Host]) -> list[HostProblem]:
 def _without_room(view: NodeView) -> Iterator[HostProblem]:
     """Yield the spares that have neither the LMDB nor enough free space for it."""
     source, lmdb = view.setting.lmdb_source, view.setting.path(view.setting.trainer.data_folder)
-    data = source / "data.mdb" if source is not None else None
+    data = source / DATA if source is not None else None
     if data is None or not data.is_file():
         return
     size = data.stat().st_size

@@ -14,6 +14,7 @@ from functools import cached_property
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.hosts import ask_all
 from caffe_recipes.cluster.remote import call_to_end, unreadable
+from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import RunState
@@ -209,7 +210,7 @@ def _kilobytes(lines: Sequence[str], name: str) -> int | None:
     return None
 
 
-_ASK_S = 120.0
+ASK_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class NodeView:
 def look_at_nodes(setting: Setting, plan: RunPlan, state: RunState, under_way: str = "") -> NodeView:
     """Ask all hosts for their facts, concurrently."""
     questions = _questions(setting, plan)
-    answers = ask_all(setting.hosts, lambda host: ask_facts(host, questions), _ASK_S)
+    answers = ask_all(setting.hosts, lambda host: ask_facts(host, questions), ASK_S)
     facts = {answer.host.name: answer.value for answer in answers if answer.value is not None}
     errors = {answer.host.name: answer.error for answer in answers if answer.error is not None}
     return NodeView(setting, plan, state, facts, errors, under_way=under_way)
@@ -273,7 +274,7 @@ def snapshot_prefixes(setting: Setting, plan: RunPlan) -> list[str]:
 
 def lmdb_path(setting: Setting) -> str:
     """Return the path of the training LMDB's data file on each host."""
-    return setting.path(f"{setting.trainer.data_folder}/data.mdb")
+    return setting.path(f"{setting.trainer.data_folder}/{DATA}")
 
 
 def _questions(setting: Setting, plan: RunPlan) -> list[Question]:

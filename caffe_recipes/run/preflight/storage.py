@@ -20,7 +20,8 @@ from pathlib import Path
 
 from caffe_recipes.caffe.datums import BadLabel, ImageShape, check_datums
 from caffe_recipes.cluster.commands import Host
-from caffe_recipes.cluster.hosts import LocalHost, ask_all, file_bytes, file_digest
+from caffe_recipes.cluster.hosts import DIGEST_S, LocalHost, ask_all, file_bytes, file_digest
+from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.cluster.staging.sets import lmdb_set
 from caffe_recipes.cluster.staging.stage import plan_from, survey
 from caffe_recipes.data import digits
@@ -45,7 +46,6 @@ from caffe_recipes.wording import describe_count, plural
 
 # A host reads this in a second or two; of larger files only the sizes are compared.
 HASHED_BYTES = 1e9
-_HASH_S = 600.0
 _SHARED = "the Caffe root must be on a file system that all hosts share"
 
 
@@ -132,7 +132,7 @@ def find_differing_files(hosts: Sequence[Host], paths: Sequence[str]) -> list[Ho
                 return f"has {seen:,} bytes there, {size:,} here"
             return "differs from the file here" if digest and file_digest(host, path) != digest else None
 
-        for answer in ask_all(distant, judge, _HASH_S):
+        for answer in ask_all(distant, judge, DIGEST_S):
             if answer.error is not None:
                 problems.append(as_problem(answer.host.name, answer.error))
             elif answer.value is not None:
@@ -198,7 +198,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     If there is none to stage, each host must have it. Raises DataError.
     """
     setting, source = view.setting, view.setting.lmdb_source
-    if source is not None and (source / "data.mdb").exists():
+    if source is not None and (source / DATA).exists():
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
@@ -220,7 +220,7 @@ def check_test_lmdb(view: NodeView) -> list[CheckResult]:
     try:
         records, warnings = _check_records(path, view, "test")
     except DataError as error:
-        if (path / "data.mdb").exists():
+        if (path / DATA).exists():
             raise
         hint = "build it with `caffe-recipes data build`, or correct data.test.lmdb in the recipe"
         raise error.reworded(hint=hint) from None
@@ -496,7 +496,7 @@ def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> N
     source, lmdb = view.setting.lmdb_source, view.setting.path(view.setting.trainer.data_folder)
     if source is None or facts.sizes[lmdb_path(view.setting)][0] is not None:
         return
-    data, disk = source / "data.mdb", disks.get(facts.folders[lmdb].disk)
+    data, disk = source / DATA, disks.get(facts.folders[lmdb].disk)
     if disk is not None and data.is_file():
         disk.lmdb_bytes = data.stat().st_size
 

@@ -21,6 +21,7 @@ from caffe_recipes.cluster.profiles import Profile, SbatchDefaults, check_partit
 from caffe_recipes.cluster.slurm_jobs import NodeGroup, describe_limit, render_limit
 from caffe_recipes.cluster.slurm_queries import Partition, check_limits, check_nodes_now
 from caffe_recipes.cluster.slurm_submit import Request
+from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.config import write_key
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.estimate import duration_at
@@ -109,8 +110,8 @@ def check_spares(arguments: Sequence[str], spares: int) -> None:
 def check_source(environment: Mapping[str, str]) -> None:
     """Raise InputError if the LMDB to stage does not exist; its folder is shared with the nodes."""
     source = environment.get("LMDB_SOURCE")
-    if source is not None and not Path(source, "data.mdb").is_file():
-        what = "contains no data.mdb" if Path(source).is_dir() else "no such folder"
+    if source is not None and not Path(source, DATA).is_file():
+        what = f"contains no {DATA}" if Path(source).is_dir() else "no such folder"
         raise InputError(source, what, "give the LMDB's folder with --lmdb-source")
 
 

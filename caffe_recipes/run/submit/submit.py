@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.commands import Host, Say
 from caffe_recipes.cluster.slurm_jobs import (
     NodeGroup,
     State,
@@ -248,7 +248,6 @@ def _refusal(planned: PlannedJobs, exclude: Sequence[str], host: Host) -> str | 
     return None
 
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 # The pauses between attempts to reach Slurm, long enough for its controller to restart. If sbatch gave no
 # answer, it is certain after these whether the controller has accepted the job.
