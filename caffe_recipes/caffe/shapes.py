@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -81,8 +82,7 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
     """Return a layer with the `bn_stats_batch_size` of its net, which overrides a BatchNorm's own value."""
     if layer.type != "BatchNorm" or not net.HasField("bn_stats_batch_size"):
         return layer
-    changed = pb.LayerParameter()
-    changed.CopyFrom(layer)
+    changed = deepcopy(layer)
     changed.batch_norm_param.stats_batch_size = net.bn_stats_batch_size
     return changed
 

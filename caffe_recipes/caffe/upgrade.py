@@ -10,6 +10,7 @@ ours does not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -41,8 +42,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     if not net.input:
         return None
     shapes = _input_shapes(net)
-    new = pb.NetParameter()
-    new.CopyFrom(net)
+    new = deepcopy(net)
     for field in ("input", "input_shape", "input_dim", "layer"):
         new.ClearField(field)
     if shapes:
@@ -145,8 +145,7 @@ def upgrade_solver(
 
     Raises PrototxtError, whose `where` is the path of a field, if Caffe would give up.
     """
-    new = pb.SolverParameter()
-    new.CopyFrom(solver)
+    new = deepcopy(solver)
     changes: list[str] = []
     if new.HasField("solver_type"):
         if new.HasField("type"):
@@ -165,8 +164,7 @@ def upgrade_solver(
 def _upgrade_phases(
     phases: pb.MultiPhaseSolverParameter, comments: Mapping[str, Comment]
 ) -> Upgrade[Message]:
-    new = pb.MultiPhaseSolverParameter()
-    new.CopyFrom(phases)
+    new = deepcopy(phases)
     changes: list[str] = []
     for index, pair in enumerate(new.params_pair):
         if pair.HasField("solver_params"):

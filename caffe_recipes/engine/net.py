@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
@@ -126,8 +127,7 @@ _Producer = tuple[int, int]
 
 def filter_net(net: pb.NetParameter, note: Callable[[str], None]) -> pb.NetParameter:
     """Return the net with the layers whose rules match `net.state`; `note` gets a line per failed rule."""
-    kept = pb.NetParameter()
-    kept.CopyFrom(net)
+    kept = deepcopy(net)
     del kept.layer[:]
     for layer in net.layer:
         if layer.include:
@@ -169,8 +169,7 @@ def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
     loss_layer.cpp).
     """
     producers, uses = _trace(net)
-    split = pb.NetParameter()
-    split.CopyFrom(net)
+    split = deepcopy(net)
     del split.layer[:]
     taken: Counter[_Producer] = Counter()
     for i, layer in enumerate(net.layer):

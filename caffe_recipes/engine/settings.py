@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
@@ -95,7 +96,7 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
     """Return the TRAIN net with its state, and the file that it was read from."""
     net, source = _common_net(solver, path)
     if solver.HasField("train_net_param"):
-        net, source = _copy(solver.train_net_param), path
+        net, source = deepcopy(solver.train_net_param), path
     elif solver.HasField("train_net"):
         net, source = load_net(solver.train_net), solver.train_net
     state = pb.NetState(phase=pb.TRAIN)
@@ -107,7 +108,7 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
 
 def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParameter, str]]:
     """Return the TEST nets and their files, one per test_iter: first the test nets, then the common net."""
-    nets = [(_copy(param), path) for param in solver.test_net_param]
+    nets = [(deepcopy(param), path) for param in solver.test_net_param]
     nets += [(load_net(name), name) for name in solver.test_net]
     nets += [_common_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
     for index, (net, _) in enumerate(nets):
@@ -122,13 +123,7 @@ def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParamet
 def _common_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
     if solver.HasField("net"):
         return load_net(solver.net), solver.net
-    return _copy(solver.net_param), path
-
-
-def _copy(net: pb.NetParameter) -> pb.NetParameter:
-    copy = pb.NetParameter()
-    copy.CopyFrom(net)
-    return copy
+    return deepcopy(solver.net_param), path
 
 
 def load_net(path: str) -> pb.NetParameter:
