@@ -135,8 +135,6 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     else:
         kernel, stride = spatial(param, "kernel_size", 2, 1), spatial(param, "stride", 2, 1)
         pad = spatial(param, "pad", 2, 0)
-    if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise layer_error(layer, f"has pad {pad} for kernel {kernel}", "give a pad below the kernel")
     maximum, (height, width) = param.pool == param.MAX, shapes.tops[0][2:]
     # torch pads by at most half a kernel; with more padding, the input is padded beforehand.
     wide = any(2 * p > k for p, k in zip(pad, kernel, strict=True))
@@ -173,8 +171,6 @@ def _lrn(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """x / (k + alpha / n * sum of squares) ^ beta over n channels, or over an n x n window with k = 1."""
     param = layer.lrn_param
     size, alpha, beta, k = param.local_size, param.alpha, param.beta, param.k
-    if size % 2 == 0 or len(shapes.bottoms[0]) != 4:
-        raise layer_error(layer, f"local_size is {size}", "give an odd local_size, and an input of four axes")
 
     def across(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         return [functional.local_response_norm(xs[0], size, alpha, beta, k)]
@@ -208,8 +204,6 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
     fraction, eps = param.moving_average_fraction, param.eps
-    if not eps >= 0:
-        raise layer_error(layer, f"has eps {eps:g}", "give eps 0 or above")
     images = stats_images(layer, layer.phase)
     part = images or shape[0]
     count = part * math.prod(shape[2:])
@@ -491,8 +485,6 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = xs[0].detach().reshape(len(xs[0]), -1) if flat else xs[0].detach()
-        if not 1 <= param.top_k <= x.shape[axis]:
-            raise layer_error(layer, f"top_k is {param.top_k} of {x.shape[axis]} values")
         values, places = torch.sort(x.flip(axis), dim=axis, descending=True, stable=True)
         values = values.narrow(axis, 0, param.top_k)
         indices = (x.shape[axis] - 1 - places.narrow(axis, 0, param.top_k)).to(values.dtype)
