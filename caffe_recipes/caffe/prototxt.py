@@ -65,9 +65,7 @@ def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
     Traceback (most recent call last):
     caffe_recipes.errors.PrototxtError: n.prototxt:1:12: NetState has no field 'levle'; did you mean 'level'?
     """
-    message = cls()
-    parse_text(text, message, path)
-    return message
+    return parse_document(text, path, cls).message
 
 
 def load_prototxt(path: str | Path, cls: type[M]) -> M:
@@ -76,11 +74,7 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
     Caffe accepts an empty file as a message without fields, and trains nothing. An empty solver or net is
     usually the result of a failed copy, so it is an error here. `parse_prototxt` accepts empty text.
     """
-    text = read_prototxt(path)
-    message = parse_prototxt(text, cls, path)
-    if not message.ListFields():
-        raise empty_file_error(path)
-    return message
+    return load_document(path, cls).message
 
 
 def empty_file_error(path: str | Path) -> PrototxtError:
