@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.logs import SATURATED_LOSS
 from caffe_recipes.engine.ops import Forward, Setup, Shapes, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
-SATURATED_LOSS = 87.3365  # -log(FLT_MIN), the largest loss
 MAX_SATURATED_PASSES = 10  # in a row, since a small batch may occasionally be all wrong
 
 
