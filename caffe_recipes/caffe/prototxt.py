@@ -36,6 +36,7 @@ from caffe_recipes.files import read_bytes
 
 __all__ = [
     "MOST_BYTES",
+    "NO_COMMENTS",
     "Comment",
     "decode_prototxt",
     "digest",
@@ -54,7 +55,7 @@ MOST_BYTES = 16_000_000
 
 M = TypeVar("M", bound=Message)
 
-_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
+NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
@@ -118,7 +119,7 @@ def encode_prototxt(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:
+def render_prototxt(message: Message, comments: Mapping[str, Comment] = NO_COMMENTS) -> str:
     """Return the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
 
     The path `""` is the file itself: the comment above it is the header, the one below it ends the file.

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.caffe.upgrade_old import (
     UpgradeStep,
@@ -92,7 +91,6 @@ SOLVER_TYPES = {
     "ADAM": "Adam",
 }
 _STEPS = (upgrade_v0, upgrade_transforms, upgrade_v1, upgrade_inputs)
-_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
 
 
 def upgrade_net(
-    net: pb.NetParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+    net: pb.NetParameter, comments: Mapping[str, Comment] = NO_COMMENTS
 ) -> Upgrade[pb.NetParameter]:
     """Return the upgraded net; a net in the current format is returned unchanged.
 
@@ -139,7 +137,7 @@ def upgrade_net(
 
 
 def upgrade_solver(
-    solver: pb.SolverParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+    solver: pb.SolverParameter, comments: Mapping[str, Comment] = NO_COMMENTS
 ) -> Upgrade[pb.SolverParameter]:
     """Return the upgraded solver, with its type as text and upgraded nets.
 
