@@ -9,17 +9,17 @@ from pathlib import Path
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.rates import check_rates
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 from caffe_recipes.errors import InputError
 
-TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
-_OLD_TYPES = dict(enumerate(TYPES))  # the values of the deprecated field solver_type
+_TYPES = tuple(SOLVER_TYPES.values())
 
 
 def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
     """Return the solver in a file. Raises InputError, with file and field, if the engine cannot run it."""
     solver = load_prototxt(path, pb.SolverParameter)
     if solver.HasField("solver_type") and not solver.HasField("type"):
-        solver.type = _OLD_TYPES[solver.solver_type]
+        solver.type = SOLVER_TYPES[pb.SolverParameter.SolverType.Name(solver.solver_type)]
         solver.ClearField("solver_type")
     solver.train_state.level = level
     solver.train_state.stage.extend(stages)
@@ -36,7 +36,7 @@ def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
     regularization = solver.regularization_type
     cases = [
-        (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(TYPES)}"),
+        (solver.type not in _TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(_TYPES)}"),
         (nets != 1, f"specifies {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
         (not solver.HasField("max_iter"), "max_iter is missing", "give it"),
         (solver.max_iter < 0, f"max_iter is {solver.max_iter}", "give 0 or more"),
