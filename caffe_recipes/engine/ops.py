@@ -177,11 +177,11 @@ _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
 def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Normalise each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
+    """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
 
     Blob 0 is the sum of means, blob 1 the sum of variances (unbiased, m / (m - 1)), and blob 2 their common
     factor. A TRAIN pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
-    moving_average_fraction. With stats_batch_size, groups of that many images are normalised separately, and
+    moving_average_fraction. With stats_batch_size, groups of that many images are normalized separately, and
     update the sums one after another. Blobs 3 and 4, if present, belong to the Scale layer that follows.
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
@@ -198,7 +198,7 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     def of_part(x: Tensor, blobs: Sequence[Tensor]) -> Tensor:
         mean, variance = _statistics(x.detach())
         w, b = blobs[3:] or (None, None)
-        y: Tensor = _Normalised.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
+        y: Tensor = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
         blobs[2].mul_(fraction).add_(1)
         blobs[0].mul_(fraction).add_(mean)
         blobs[1].mul_(fraction).add_(variance, alpha=count / max(1, count - 1))
@@ -228,7 +228,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variances.mean(0) + between
 
 
-class _Normalised(torch.autograd.Function):
+class _Normalized(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) * w + b, with the mean and variance of x."""
 
     @staticmethod
