@@ -6,6 +6,7 @@ import math
 import posixpath
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -311,8 +312,7 @@ def _check_same(recipe: Recipe, found: Adopted) -> None:
 
 def _as_generated(link: Link, recipe: Recipe) -> pb.SolverParameter:
     """Return a solver as a recipe generates it: the net in the recipe's folder, a snapshot at its end."""
-    solver = pb.SolverParameter()
-    solver.CopyFrom(link.solver.message)
+    solver = deepcopy(link.solver.message)
     solver.net = posixpath.join(recipe.prototxt_dir, posixpath.basename(solver.net))
     if not solver.snapshot:
         solver.snapshot = link.last_iter

@@ -181,6 +181,8 @@ class Entry:
 # The most of a log, and of a line, that is held in memory, even if a program floods its log.
 _PIECE_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 16
+# -log of the smallest float32: what Caffe prints when every image's probability is 0.
+SATURATED_LOSS = 87.3365
 
 # The label of another rank may come first, if the rest of that rank's line never followed.
 _RANK = re.compile(r"(?:\[\d{1,18}\] ?)*\[(\d{1,18})\] ?| *(\d{1,9}): ")

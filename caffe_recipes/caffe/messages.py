@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat, SupportsIndex, TypeVar
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from caffe_recipes.caffe.text.writer import float_text
+from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
 from caffe_recipes.errors import InputError
 from caffe_recipes.wording import did_you_mean
 
@@ -23,7 +23,6 @@ FieldValue = Any
 # Converts a plain value to one that protobuf accepts, or raises.
 _Check = Callable[[FieldValue], bool | int | float | str | bytes]
 
-_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
@@ -31,7 +30,7 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
 }
 _FLOATS = {
-    FieldDescriptor.CPPTYPE_FLOAT: _LARGEST_FLOAT32,
+    FieldDescriptor.CPPTYPE_FLOAT: FLOAT_MAX,
     FieldDescriptor.CPPTYPE_DOUBLE: math.inf,
 }
 _TEXTS: dict[int, tuple[type[bool | str | bytes], str]] = {

@@ -36,6 +36,7 @@ from caffe_recipes.files import read_bytes
 
 __all__ = [
     "MOST_BYTES",
+    "NO_COMMENTS",
     "Comment",
     "decode_prototxt",
     "digest",
@@ -54,7 +55,7 @@ MOST_BYTES = 16_000_000
 
 M = TypeVar("M", bound=Message)
 
-_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
+NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
@@ -65,9 +66,7 @@ def parse_prototxt(text: str, cls: type[M], path: str | Path = "<text>") -> M:
     Traceback (most recent call last):
     caffe_recipes.errors.PrototxtError: n.prototxt:1:12: NetState has no field 'levle'; did you mean 'level'?
     """
-    message = cls()
-    parse_text(text, message, path)
-    return message
+    return parse_document(text, path, cls).message
 
 
 def load_prototxt(path: str | Path, cls: type[M]) -> M:
@@ -76,11 +75,7 @@ def load_prototxt(path: str | Path, cls: type[M]) -> M:
     Caffe accepts an empty file as a message without fields, and trains nothing. An empty solver or net is
     usually the result of a failed copy, so it is an error here. `parse_prototxt` accepts empty text.
     """
-    text = read_prototxt(path)
-    message = parse_prototxt(text, cls, path)
-    if not message.ListFields():
-        raise empty_file_error(path)
-    return message
+    return load_document(path, cls).message
 
 
 def empty_file_error(path: str | Path) -> PrototxtError:
@@ -124,7 +119,7 @@ def encode_prototxt(text: str) -> bytes:
     return text.encode(errors="surrogateescape")
 
 
-def render_prototxt(message: Message, comments: Mapping[str, Comment] = _NO_COMMENTS) -> str:
+def render_prototxt(message: Message, comments: Mapping[str, Comment] = NO_COMMENTS) -> str:
     """Return the canonical text of a message, with comments by field path (`layer[3].data_param.source`).
 
     The path `""` is the file itself: the comment above it is the header, the one below it ends the file.

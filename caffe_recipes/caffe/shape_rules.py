@@ -292,10 +292,14 @@ def _recurrent_tops(
     return [(*bottoms[0][:2], hidden[-1]), *[hidden] * exposed]
 
 
-def _per_axis(
+def per_axis(
     param: pb.ConvolutionParameter | pb.PoolingParameter, field: str, axes: int, default: int
 ) -> tuple[int, ...]:
-    """Return `kernel_size`, `pad` or `stride` per axis, from one number, one per axis, or `_h` and `_w`."""
+    """Return `kernel_size`, `pad` or `stride` per axis, from one number, one per axis, or `_h` and `_w`.
+
+    >>> per_axis(pb.PoolingParameter(kernel_h=3, kernel_w=2), "kernel_size", 2, 1)
+    (3, 2)
+    """
     stem = field.removesuffix("_size")
     if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
         values = [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
@@ -313,7 +317,7 @@ def _per_axis(
 def _kernel(param: pb.ConvolutionParameter | pb.PoolingParameter, axes: int) -> tuple[int, ...]:
     if axes and not (param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")):
         raise MisfitError("has no kernel_size")
-    return _per_axis(param, "kernel_size", axes, 1)
+    return per_axis(param, "kernel_size", axes, 1)
 
 
 def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
@@ -322,8 +326,8 @@ def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     kernel = _kernel(param, len(size))
-    stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
-    dilation = _dilation(param, len(size))
+    stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
+    dilation = dilations(param, len(size))
     outputs, channels, group = param.num_output, bottom[channel], param.group
     if not outputs:
         raise MisfitError("has no num_output")
@@ -339,7 +343,8 @@ def convolution(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     return [top] * len(bottoms), [weights, (outputs,)][: 1 + param.bias_term]
 
 
-def _dilation(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
+def dilations(param: pb.ConvolutionParameter, axes: int) -> tuple[int, ...]:
+    """Return the dilation per axis, from one number or one per axis."""
     values = tuple(param.dilation) or (1,)
     if len(values) not in (1, axes) or min(values) < 1:
         raise MisfitError(f"has dilation {', '.join(map(str, values))} for {axes} spatial axes")
@@ -369,7 +374,7 @@ def pooling(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
         pooled: list[Dim] = [1] * len(size)
     else:
         kernel = _kernel(param, len(size))
-        stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
+        stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
         for width, around in zip(kernel, pad, strict=True):
             if around >= width:
                 raise MisfitError(f"has pad {around}, not smaller than its kernel_size {width}")
@@ -383,8 +388,8 @@ def im2col(layer: pb.LayerParameter, bottoms: Shapes) -> Result:
     channel = canonical_axis(bottom, param.axis)
     size = bottom[channel + 1 :]
     kernel = _kernel(param, len(size))
-    stride, pad = _per_axis(param, "stride", len(size), 1), _per_axis(param, "pad", len(size), 0)
-    dilation = _dilation(param, len(size))
+    stride, pad = per_axis(param, "stride", len(size), 1), per_axis(param, "pad", len(size), 0)
+    dilation = dilations(param, len(size))
     sizes = [conv_size(*of) for of in zip(size, kernel, stride, pad, dilation, strict=True)]
     return [(*bottom[:channel], product([bottom[channel], *kernel]), *sizes)], []
 

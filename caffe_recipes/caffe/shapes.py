@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -43,24 +44,41 @@ def show_shape(shape: Shape | None) -> str:
 
 
 def select_layers(
-    net: pb.NetParameter, phase: int, level: int = 0, stages: Collection[str] = ()
+    net: pb.NetParameter,
+    phase: int,
+    level: int = 0,
+    stages: Collection[str] = (),
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[pb.LayerParameter]:
-    """Return the layers that Caffe keeps in a phase: an `include` rule holds, or no `exclude` rule does."""
+    """Return the layers that Caffe keeps in a phase: an `include` rule holds, or no `exclude` rule does.
 
-    def is_met(rule: pb.NetStateRule) -> bool:
-        return (
-            (not rule.HasField("phase") or rule.phase == phase)
-            and (not rule.HasField("min_level") or level >= rule.min_level)
-            and (not rule.HasField("max_level") or level <= rule.max_level)
-            and all(stage in stages for stage in rule.stage)
-            and not any(stage in stages for stage in rule.not_stage)
-        )
+    `note` gets the line that Caffe logs for each rule that does not hold.
+    """
+
+    def is_met(layer: pb.LayerParameter, rule: pb.NetStateRule) -> bool:
+        fault = _unmet(rule, phase, level, stages)
+        if fault:
+            note(f"The NetState {fault} specified by a rule in layer {layer.name}")
+        return not fault
 
     return [
         layer
         for layer in net.layer
-        if (any(map(is_met, layer.include)) if layer.include else not any(map(is_met, layer.exclude)))
+        if any(is_met(layer, rule) for rule in layer.include or layer.exclude) == bool(layer.include)
     ]
+
+
+def _unmet(rule: pb.NetStateRule, phase: int, level: int, stages: Collection[str]) -> str:
+    """Return why a rule does not hold, in the words of Caffe's log; "" if it holds."""
+    if rule.HasField("phase") and rule.phase != phase:
+        return f"phase ({phase}) differed from the phase ({rule.phase})"
+    if rule.HasField("min_level") and level < rule.min_level:
+        return f"level ({level}) is below the min_level"
+    if rule.HasField("max_level") and level > rule.max_level:
+        return f"level ({level}) is above the max_level"
+    if not all(stage in stages for stage in rule.stage):
+        return "did not contain a stage"
+    return "contained a not_stage" if any(stage in stages for stage in rule.not_stage) else ""
 
 
 def stats_images(layer: pb.LayerParameter, phase: int) -> int | None:
@@ -81,8 +99,7 @@ def apply_stats_batch_size(net: pb.NetParameter, layer: pb.LayerParameter) -> pb
     """Return a layer with the `bn_stats_batch_size` of its net, which overrides a BatchNorm's own value."""
     if layer.type != "BatchNorm" or not net.HasField("bn_stats_batch_size"):
         return layer
-    changed = pb.LayerParameter()
-    changed.CopyFrom(layer)
+    changed = deepcopy(layer)
     changed.batch_norm_param.stats_batch_size = net.bn_stats_batch_size
     return changed
 

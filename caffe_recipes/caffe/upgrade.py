@@ -10,14 +10,14 @@ ours does not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import Document
+from caffe_recipes.caffe.prototxt import NO_COMMENTS, Document
 from caffe_recipes.caffe.text.comments import Comment, join_comments
 from caffe_recipes.caffe.upgrade_old import (
     UpgradeStep,
@@ -41,8 +41,7 @@ def upgrade_inputs(net: pb.NetParameter) -> UpgradeStep | None:
     if not net.input:
         return None
     shapes = _input_shapes(net)
-    new = pb.NetParameter()
-    new.CopyFrom(net)
+    new = deepcopy(net)
     for field in ("input", "input_shape", "input_dim", "layer"):
         new.ClearField(field)
     if shapes:
@@ -92,7 +91,6 @@ SOLVER_TYPES = {
     "ADAM": "Adam",
 }
 _STEPS = (upgrade_v0, upgrade_transforms, upgrade_v1, upgrade_inputs)
-_NO_COMMENTS: Mapping[str, Comment] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def upgrade_document(document: Document[Message]) -> Upgrade[Message]:
 
 
 def upgrade_net(
-    net: pb.NetParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+    net: pb.NetParameter, comments: Mapping[str, Comment] = NO_COMMENTS
 ) -> Upgrade[pb.NetParameter]:
     """Return the upgraded net; a net in the current format is returned unchanged.
 
@@ -139,14 +137,13 @@ def upgrade_net(
 
 
 def upgrade_solver(
-    solver: pb.SolverParameter, comments: Mapping[str, Comment] = _NO_COMMENTS
+    solver: pb.SolverParameter, comments: Mapping[str, Comment] = NO_COMMENTS
 ) -> Upgrade[pb.SolverParameter]:
     """Return the upgraded solver, with its type as text and upgraded nets.
 
     Raises PrototxtError, whose `where` is the path of a field, if Caffe would give up.
     """
-    new = pb.SolverParameter()
-    new.CopyFrom(solver)
+    new = deepcopy(solver)
     changes: list[str] = []
     if new.HasField("solver_type"):
         if new.HasField("type"):
@@ -165,8 +162,7 @@ def upgrade_solver(
 def _upgrade_phases(
     phases: pb.MultiPhaseSolverParameter, comments: Mapping[str, Comment]
 ) -> Upgrade[Message]:
-    new = pb.MultiPhaseSolverParameter()
-    new.CopyFrom(phases)
+    new = deepcopy(phases)
     changes: list[str] = []
     for index, pair in enumerate(new.params_pair):
         if pair.HasField("solver_params"):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
@@ -205,8 +206,7 @@ def _fold_paddings(net: pb.NetParameter) -> tuple[pb.NetParameter, dict[int, lis
 
     They are listed by the index of the padding layer. Raises PrototxtError if Caffe would refuse the net.
     """
-    folded = pb.NetParameter()
-    folded.CopyFrom(net)
+    folded = deepcopy(net)
     consumers: dict[int, list[int]] = {
         index: [] for index, old in enumerate(net.layers) if old.layer.type == "padding"
     }
@@ -378,8 +378,7 @@ def upgrade_transforms(net: pb.NetParameter) -> UpgradeStep | None:
     """
     if not net.layers:
         return None
-    new = pb.NetParameter()
-    new.CopyFrom(net)
+    new = deepcopy(net)
     moves: dict[str, str] = {}
     moved: set[str] = set()
     for index, layer in enumerate(new.layers):
@@ -406,8 +405,7 @@ def upgrade_v1(net: pb.NetParameter) -> UpgradeStep | None:
     """Turn each `layers` into a `layer`; None if there is none."""
     if not net.layers:
         return None
-    new = pb.NetParameter()
-    new.CopyFrom(net)
+    new = deepcopy(net)
     new.ClearField("layers")
     moves: dict[str, str] = {}
     for index, old in enumerate(net.layers):

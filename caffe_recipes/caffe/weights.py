@@ -159,7 +159,7 @@ def check_solverstate(
         return [*misfits, what]
     for index, blob in enumerate(state.history):
         where = f"history {index}"
-        if wanted is not None and not _fits(blob, wanted[index % len(wanted)]):
+        if wanted is not None and not fits_shape(blob, wanted[index % len(wanted)]):
             shapes = show_shape(blob_shape(blob)), show_shape(wanted[index % len(wanted)])
             misfits.append(f"{where} is {shapes[0]}, not {shapes[1]}")
         misfits += _check_finite(where, blob)
@@ -330,11 +330,12 @@ def _compare_shapes(layer: pb.LayerParameter, wanted: tuple[Shape, ...] | None) 
     return [
         f"layer '{layer.name}', blob {index} is {show_shape(blob_shape(blob))}, not {show_shape(shape)}"
         for index, (blob, shape) in enumerate(zip(layer.blobs, wanted, strict=True))
-        if not _fits(blob, shape)
+        if not fits_shape(blob, shape)
     ]
 
 
-def _fits(blob: pb.BlobProto, wanted: Shape) -> bool:
+def fits_shape(blob: pb.BlobProto, wanted: Shape) -> bool:
+    """Return whether a blob has the wanted shape; an unknown dimension fits any."""
     given = blob_shape(blob)
     if is_legacy(blob):  # it has four dimensions: missing ones are 1, in front
         wanted = (1,) * (len(given) - len(wanted)) + wanted

@@ -276,7 +276,7 @@ def _sizes(path: Path) -> tuple[int, int]:
 
 
 _MAX_SHAPES = 4
-_MAX_CLASSES = 20  # with more classes, their counts are summarised
+_MAX_CLASSES = 20  # with more classes, their counts are summarized
 _MIB = 2**20
 
 

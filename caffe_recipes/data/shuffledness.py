@@ -21,7 +21,7 @@ _DEVIATIONS, _APART = (
     6,
 )  # in standard deviations: the maximum of a random order, the minimum of a sorted one
 _MIN_RECORDS = 32
-_ODDS = 10  # about one in e^10 random orders is not recognised as random
+_ODDS = 10  # about one in e^10 random orders is not recognized as random
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -159,12 +159,17 @@ def load_test_net(
     stages: Sequence[str],
     log: Log,
     device: str,
-    edit: Callable[[pb.NetParameter], None] | None = None,
+    source: str | None = None,
 ) -> RunnableNet:
-    """Return a net in phase TEST, changed by `edit`, with its weights. Raises InputError on a mismatch."""
+    """Return a net in phase TEST, with its weights. Raises InputError on a mismatch.
+
+    With a `source`, its Data layers read that LMDB, or their own for "", in order.
+    """
     param = load_net(model)
-    if edit is not None:
-        edit(param)
+    for layer in param.layer:
+        if layer.type == "Data" and source is not None:
+            layer.data_param.shuffle = False
+            layer.data_param.source = source or layer.data_param.source
     param.state.phase = pb.TEST
     param.state.level = level
     param.state.stage.extend(stages)
@@ -198,26 +203,6 @@ def test(net: RunnableNet, iterations: int, log: Log) -> None:
 
 
 _SOFTMAX = ("SoftmaxWithLoss", "Softmax")
-
-
-def load_prediction_net(
-    model: str,
-    weights: Sequence[str],
-    source: str,
-    level: int,
-    stages: Sequence[str],
-    log: Log,
-    device: str,
-) -> RunnableNet:
-    """Return a net in phase TEST, with its weights, that reads `source` or the net's LMDB in order."""
-
-    def read_in_order(param: pb.NetParameter) -> None:
-        for layer in param.layer:
-            if layer.type == "Data":
-                layer.data_param.shuffle = False
-                layer.data_param.source = source or layer.data_param.source
-
-    return load_test_net(model, weights, level, stages, log, device, read_in_order)
 
 
 def check_output_path(out: str) -> None:

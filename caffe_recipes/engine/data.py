@@ -251,10 +251,6 @@ def _dummy_data(layer: pb.LayerParameter, shapes: Shapes, context: DataContext) 
     """Set up blobs that are filled again in each pass."""
     fillers = list(layer.dummy_data_param.data_filler) or [pb.FillerParameter()]
     fillers = fillers * len(shapes.tops) if len(fillers) == 1 else fillers
-    if len(fillers) != len(shapes.tops):
-        raise layer_error(
-            layer, f"has {len(fillers)} data_fillers for {len(shapes.tops)} tops", "give one for each"
-        )
     generator = Generator().manual_seed(context.augment_seed)
 
     def forward(*_: object) -> list[Tensor]:

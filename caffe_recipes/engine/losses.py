@@ -1,4 +1,4 @@
-"""Losses, softmax and accuracy, with Caffe's clamping, ties and normalisation."""
+"""Losses, softmax and accuracy, with Caffe's clamping, ties and normalization."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.logs import SATURATED_LOSS
 from caffe_recipes.engine.ops import Forward, Setup, Shapes, layer_error
 from caffe_recipes.errors import RunFailed
 
 FLT_MIN = 1.17549435e-38  # Caffe clamps probabilities to this before it takes the logarithm
-SATURATED_LOSS = 87.3365  # -log(FLT_MIN), the largest loss
 MAX_SATURATED_PASSES = 10  # in a row, since a small batch may occasionally be all wrong
 
 
@@ -91,13 +91,13 @@ class _Saturation:
 
 
 def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """-sum(log p[label]) / normaliser; tops: the loss, and the probabilities."""
+    """-sum(log p[label]) / normalizer; tops: the loss, and the probabilities."""
     shape, param = shapes.bottoms[0], layer.loss_param
     axis = layer.softmax_param.axis % len(shape)
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     smoothing, saturation = param.label_smoothing, _Saturation(layer.name)
     ignored = param.ignore_label if param.HasField("ignore_label") else None
-    normalise = _normaliser(layer, outer, inner)
+    normalize = _normalizer(layer, outer, inner)
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         labels = _class_indices(xs[1], shape[axis], ignored).reshape(-1)
@@ -112,13 +112,13 @@ def _softmax_loss(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
         if len(xs) == 3 and weights is not None:
             loss = total / weights.sum()
         else:
-            loss = total / normalise(len(losses) if mask is None else int(mask.sum()))
+            loss = total / normalize(len(losses) if mask is None else int(mask.sum()))
         return [loss] if len(layer.top) < 2 else [loss, torch.softmax(xs[0].detach(), axis)]
 
     return forward
 
 
-def _normaliser(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:
+def _normalizer(layer: pb.LayerParameter, outer: int, inner: int) -> Callable[[int], float]:
     """Return a function that maps the number of valid labels to the divisor of the loss."""
     param = layer.loss_param
     mode = param.normalization if param.HasField("normalization") else param.VALID

@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -276,50 +278,42 @@ def _names(listed: str) -> tuple[str, ...]:
     return tuple(listed.split(",")) if listed else ()
 
 
-def _test(flags: Flags) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save: exit at once, without a traceback
-    if rank_and_size(os.environ)[0] > 0:  # only rank 0 tests
-        return 0
-    log = Log()
-    try:
-        if not flags.model or not flags.weights:
-            raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
-        from caffe_recipes.engine import commands  # imports torch
-
-        device = _find_device(flags, "caffe.cpp:465", log)
-        stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device)
-        commands.test(net, flags.iterations, log)
-        net.close()
-    except CaffeRecipesError as error:
-        return _report(error)
-    return 0
-
-
-def _predict(flags: Flags) -> int:
+def _on_rank_0(work: Callable[[Flags, Log], None], flags: Flags) -> int:
+    """Do `work` on rank 0, where SIGINT ends it at once, without a traceback: there is nothing to save."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if rank_and_size(os.environ)[0] > 0:
         return 0
-    log = Log()
     try:
-        if not flags.model or not flags.weights or not flags.out:
-            hint = "give -model FILE -weights FILE -out FILE.npz"
-            raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
-        from caffe_recipes.engine import commands  # imports torch
-
-        commands.check_output_path(flags.out)
-        device = _find_device(flags, "predict", log)
-        stages, weights = flags.stage.split(","), flags.weights.split(",")
-        net = commands.load_prediction_net(
-            flags.model, weights, flags.source, flags.level, stages, log, device
-        )
-        try:
-            commands.predict(net, flags.out, log)
-        finally:
-            net.close()
+        work(flags, Log())
     except CaffeRecipesError as error:
         return _report(error)
     return 0
+
+
+def _test(flags: Flags, log: Log) -> None:
+    if not flags.model or not flags.weights:
+        raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
+    from caffe_recipes.engine import commands  # imports torch
+
+    device = _find_device(flags, "caffe.cpp:465", log)
+    stages, weights = flags.stage.split(","), flags.weights.split(",")
+    net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device)
+    with closing(net):
+        commands.test(net, flags.iterations, log)
+
+
+def _predict(flags: Flags, log: Log) -> None:
+    if not flags.model or not flags.weights or not flags.out:
+        hint = "give -model FILE -weights FILE -out FILE.npz"
+        raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
+    from caffe_recipes.engine import commands  # imports torch
+
+    commands.check_output_path(flags.out)
+    device = _find_device(flags, "predict", log)
+    stages, weights = flags.stage.split(","), flags.weights.split(",")
+    net = commands.load_test_net(flags.model, weights, flags.level, stages, log, device, flags.source)
+    with closing(net):
+        commands.predict(net, flags.out, log)
 
 
 def _version(flags: Flags) -> int:
@@ -329,8 +323,8 @@ def _version(flags: Flags) -> int:
 
 COMMANDS: dict[str, Callable[[Flags], int]] = {
     "train": _train,
-    "test": _test,
-    "predict": _predict,
+    "test": partial(_on_rank_0, _test),
+    "predict": partial(_on_rank_0, _predict),
     "version": _version,
 }
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,7 @@ from torch import Generator, Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.refusals import IMPLICIT_LOSSES, IN_PLACE, bottoms_without_backward, find_refusals
-from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes
+from caffe_recipes.caffe.shapes import apply_stats_batch_size, infer_shapes, select_layers
 from caffe_recipes.engine.data import SOURCES, DataContext, InputLayer, check_data, first_image_shape
 from caffe_recipes.engine.fillers import fill, starting_fillers
 from caffe_recipes.engine.glog import Log, format_number
@@ -126,39 +127,10 @@ _Producer = tuple[int, int]
 
 def filter_net(net: pb.NetParameter, note: Callable[[str], None]) -> pb.NetParameter:
     """Return the net with the layers whose rules match `net.state`; `note` gets a line per failed rule."""
-    kept = pb.NetParameter()
-    kept.CopyFrom(net)
+    kept, state = deepcopy(net), net.state
     del kept.layer[:]
-    for layer in net.layer:
-        if layer.include:
-            stays = any(_meets_rule(net.state, rule, layer.name, note) for rule in layer.include)
-        else:
-            stays = not any(_meets_rule(net.state, rule, layer.name, note) for rule in layer.exclude)
-        if stays:
-            kept.layer.add().CopyFrom(layer)
+    kept.layer.extend(select_layers(net, state.phase, state.level, state.stage, note))
     return kept
-
-
-def _meets_rule(state: pb.NetState, rule: pb.NetStateRule, name: str, note: Callable[[str], None]) -> bool:
-    if rule.HasField("phase") and rule.phase != state.phase:
-        note(
-            f"The NetState phase ({state.phase}) differed from the phase ({rule.phase}) "
-            f"specified by a rule in layer {name}"
-        )
-        return False
-    if rule.HasField("min_level") and state.level < rule.min_level:
-        note(f"The NetState level ({state.level}) is below the min_level specified by a rule in layer {name}")
-        return False
-    if rule.HasField("max_level") and state.level > rule.max_level:
-        note(f"The NetState level ({state.level}) is above the max_level specified by a rule in layer {name}")
-        return False
-    if not set(rule.stage) <= set(state.stage):
-        note(f"The NetState did not contain a stage specified by a rule in layer {name}")
-        return False
-    if set(rule.not_stage) & set(state.stage):
-        note(f"The NetState contained a not_stage specified by a rule in layer {name}")
-        return False
-    return True
 
 
 def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
@@ -169,8 +141,7 @@ def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
     loss_layer.cpp).
     """
     producers, uses = _trace(net)
-    split = pb.NetParameter()
-    split.CopyFrom(net)
+    split = deepcopy(net)
     del split.layer[:]
     taken: Counter[_Producer] = Counter()
     for i, layer in enumerate(net.layer):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from caffe_recipes.caffe import pb
+from caffe_recipes.caffe.shape_rules import dilations, per_axis
 from caffe_recipes.caffe.shapes import LayerShapes, show_shape, stats_images
 from caffe_recipes.errors import InputError
 
@@ -71,9 +72,6 @@ def format_shape(shape: Sequence[int]) -> str:
     return " ".join([*map(str, shape), f"({math.prod(shape)})"])
 
 
-_Window = pb.ConvolutionParameter | pb.PoolingParameter
-
-
 def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """Convolution, or its transpose for Deconvolution, of each bottom into its top.
 
@@ -86,11 +84,8 @@ def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     if axes > 3:
         raise layer_error(layer, f"cannot convolve {format_shape(shape)} along {axes} axes", "use 3 or fewer")
     # Without spatial axes, a convolution is a matrix product over channels: the window is a single value.
-    stride, pad, dilation = [1], [0], [1]
-    if axes:
-        stride, pad = spatial(param, "stride", axes, 1), spatial(param, "pad", axes, 0)
-        dilation = list(param.dilation) or [1]
-        dilation = dilation * axes if len(dilation) == 1 else dilation
+    stride, pad = per_axis(param, "stride", axes, 1) or (1,), per_axis(param, "pad", axes, 0) or (0,)
+    dilation = dilations(param, axes) or (1,)
     transposed, group, none = layer.type == "Deconvolution", param.group, [0] * len(stride)
 
     def forward(xs: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
@@ -109,19 +104,6 @@ def _convolution(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     return forward_folded
 
 
-def spatial(param: _Window, field: str, axes: int, default: int) -> list[int]:
-    """Return `kernel_size`, `stride` or `pad` for each spatial axis.
-
-    >>> spatial(pb.PoolingParameter(kernel_h=3, kernel_w=2), "kernel_size", 2, 1)
-    [3, 2]
-    """
-    stem = field.removesuffix("_size")
-    if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
-        return [getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")]
-    values = list(getattr(param, field)) or [default]
-    return values * axes if len(values) == 1 else values
-
-
 def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """Pooling. The output size is rounded up, and no window starts beyond the padded input.
 
@@ -130,19 +112,17 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     shape, param = shapes.bottoms[0], layer.pooling_param
     if len(shape) != 4 or len(layer.top) > 1 or param.pool not in (param.MAX, param.AVE):
         raise layer_error(layer, "is not a MAX or AVE pooling of four axes with one top")
-    if param.global_pooling:
-        kernel, stride, pad = list(shape[2:]), [1, 1], [0, 0]
+    if not param.global_pooling:
+        kernel, stride = per_axis(param, "kernel_size", 2, 1), per_axis(param, "stride", 2, 1)
+        pad = per_axis(param, "pad", 2, 0)
     else:
-        kernel, stride = spatial(param, "kernel_size", 2, 1), spatial(param, "stride", 2, 1)
-        pad = spatial(param, "pad", 2, 0)
-    if any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise layer_error(layer, f"has pad {pad} for kernel {kernel}", "give a pad below the kernel")
+        kernel, stride, pad = shape[2:], (1, 1), (0, 0)
     maximum, (height, width) = param.pool == param.MAX, shapes.tops[0][2:]
     # torch pads by at most half a kernel; with more padding, the input is padded beforehand.
     wide = any(2 * p > k for p, k in zip(pad, kernel, strict=True))
     around = (pad[1], pad[1], pad[0], pad[0])
-    inner = [0, 0] if wide else pad
-    if not maximum and kernel == list(shape[2:]) and not any(pad):
+    inner = (0, 0) if wide else pad
+    if not maximum and kernel == shape[2:] and not any(pad):
         return lambda xs, _: [xs[0].mean((2, 3), keepdim=True)]  # a single window: this is many times faster
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
@@ -173,8 +153,6 @@ def _lrn(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     """x / (k + alpha / n * sum of squares) ^ beta over n channels, or over an n x n window with k = 1."""
     param = layer.lrn_param
     size, alpha, beta, k = param.local_size, param.alpha, param.beta, param.k
-    if size % 2 == 0 or len(shapes.bottoms[0]) != 4:
-        raise layer_error(layer, f"local_size is {size}", "give an odd local_size, and an input of four axes")
 
     def across(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         return [functional.local_response_norm(xs[0], size, alpha, beta, k)]
@@ -199,17 +177,15 @@ _WIDTH = 1024  # floats: rows of this length are summed the fastest
 
 
 def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
-    """Normalise each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
+    """Normalize each channel by the mean and variance of the batch (TRAIN) or by the running ones (TEST).
 
     Blob 0 is the sum of means, blob 1 the sum of variances (unbiased, m / (m - 1)), and blob 2 their common
     factor. A TRAIN pass sets each sum to f * sum + statistic, and the factor to f * factor + 1, where f is
-    moving_average_fraction. With stats_batch_size, groups of that many images are normalised separately, and
+    moving_average_fraction. With stats_batch_size, groups of that many images are normalized separately, and
     update the sums one after another. Blobs 3 and 4, if present, belong to the Scale layer that follows.
     """
     param, shape = layer.batch_norm_param, shapes.bottoms[0]
     fraction, eps = param.moving_average_fraction, param.eps
-    if not eps >= 0:
-        raise layer_error(layer, f"has eps {eps:g}", "give eps 0 or above")
     images = stats_images(layer, layer.phase)
     part = images or shape[0]
     count = part * math.prod(shape[2:])
@@ -222,7 +198,7 @@ def _batch_norm(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     def of_part(x: Tensor, blobs: Sequence[Tensor]) -> Tensor:
         mean, variance = _statistics(x.detach())
         w, b = blobs[3:] or (None, None)
-        y: Tensor = _Normalised.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
+        y: Tensor = _Normalized.apply(x, w, b, mean, variance, eps)  # type: ignore[no-untyped-call]
         blobs[2].mul_(fraction).add_(1)
         blobs[0].mul_(fraction).add_(mean)
         blobs[1].mul_(fraction).add_(variance, alpha=count / max(1, count - 1))
@@ -252,7 +228,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variances.mean(0) + between
 
 
-class _Normalised(torch.autograd.Function):
+class _Normalized(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) * w + b, with the mean and variance of x."""
 
     @staticmethod
@@ -491,8 +467,6 @@ def _arg_max(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
 
     def forward(xs: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         x = xs[0].detach().reshape(len(xs[0]), -1) if flat else xs[0].detach()
-        if not 1 <= param.top_k <= x.shape[axis]:
-            raise layer_error(layer, f"top_k is {param.top_k} of {x.shape[axis]} values")
         values, places = torch.sort(x.flip(axis), dim=axis, descending=True, stable=True)
         values = values.narrow(axis, 0, param.top_k)
         indices = (x.shape[axis] - 1 - places.narrow(axis, 0, param.top_k)).to(values.dtype)

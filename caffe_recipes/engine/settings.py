@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import load_prototxt
 from caffe_recipes.caffe.rates import check_rates
+from caffe_recipes.caffe.upgrade import SOLVER_TYPES
 from caffe_recipes.errors import InputError
 
-TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
-_OLD_TYPES = dict(enumerate(TYPES))  # the values of the deprecated field solver_type
+_TYPES = tuple(SOLVER_TYPES.values())
 
 
 def load_solver(path: str, level: int, stages: Sequence[str]) -> pb.SolverParameter:
     """Return the solver in a file. Raises InputError, with file and field, if the engine cannot run it."""
     solver = load_prototxt(path, pb.SolverParameter)
     if solver.HasField("solver_type") and not solver.HasField("type"):
-        solver.type = _OLD_TYPES[solver.solver_type]
+        solver.type = SOLVER_TYPES[pb.SolverParameter.SolverType.Name(solver.solver_type)]
         solver.ClearField("solver_type")
     solver.train_state.level = level
     solver.train_state.stage.extend(stages)
@@ -35,7 +36,7 @@ def _list_errors(solver: pb.SolverParameter) -> list[tuple[str, str]]:
     nets = generic + solver.HasField("train_net") + solver.HasField("train_net_param")
     regularization = solver.regularization_type
     cases = [
-        (solver.type not in TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(TYPES)}"),
+        (solver.type not in _TYPES, f"type '{solver.type}' is unknown", f"choose from {', '.join(_TYPES)}"),
         (nets != 1, f"specifies {nets} train nets", "give one of net, net_param, train_net, train_net_param"),
         (not solver.HasField("max_iter"), "max_iter is missing", "give it"),
         (solver.max_iter < 0, f"max_iter is {solver.max_iter}", "give 0 or more"),
@@ -95,7 +96,7 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
     """Return the TRAIN net with its state, and the file that it was read from."""
     net, source = _common_net(solver, path)
     if solver.HasField("train_net_param"):
-        net, source = _copy(solver.train_net_param), path
+        net, source = deepcopy(solver.train_net_param), path
     elif solver.HasField("train_net"):
         net, source = load_net(solver.train_net), solver.train_net
     state = pb.NetState(phase=pb.TRAIN)
@@ -107,7 +108,7 @@ def train_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, s
 
 def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParameter, str]]:
     """Return the TEST nets and their files, one per test_iter: first the test nets, then the common net."""
-    nets = [(_copy(param), path) for param in solver.test_net_param]
+    nets = [(deepcopy(param), path) for param in solver.test_net_param]
     nets += [(load_net(name), name) for name in solver.test_net]
     nets += [_common_net(solver, path) for _ in range(len(solver.test_iter) - len(nets))]
     for index, (net, _) in enumerate(nets):
@@ -122,13 +123,7 @@ def test_nets(solver: pb.SolverParameter, path: str) -> list[tuple[pb.NetParamet
 def _common_net(solver: pb.SolverParameter, path: str) -> tuple[pb.NetParameter, str]:
     if solver.HasField("net"):
         return load_net(solver.net), solver.net
-    return _copy(solver.net_param), path
-
-
-def _copy(net: pb.NetParameter) -> pb.NetParameter:
-    copy = pb.NetParameter()
-    copy.CopyFrom(net)
-    return copy
+    return deepcopy(solver.net_param), path
 
 
 def load_net(path: str) -> pb.NetParameter:

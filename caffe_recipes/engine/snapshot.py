@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.weights import blob_shape, blob_values, is_legacy, save_message
+from caffe_recipes.caffe.weights import blob_shape, blob_values, fits_shape, save_message
 from caffe_recipes.engine.glog import Log
 from caffe_recipes.engine.net import RunnableNet
 from caffe_recipes.engine.ops import format_shape
@@ -176,11 +176,8 @@ def _blob_tensor(blob: pb.BlobProto) -> Tensor:
 
 
 def _check_shape(path: str, net: str, where: str, wanted: Sequence[int], blob: pb.BlobProto) -> None:
-    shape, own = blob_shape(blob), tuple(wanted)
-    if is_legacy(blob):  # which always has four axes
-        own = (1,) * (4 - len(own)) + own
-    if shape != own:
-        what = f"{where} is {format_shape(shape)}, but {format_shape(tuple(wanted))} in {net}"
+    if not fits_shape(blob, tuple(wanted)):
+        what = f"{where} is {format_shape(blob_shape(blob))}, but {format_shape(wanted)} in {net}"
         raise WeightsError(
             path, what, "give the weights of this net, or train with -new_layers and the layer's name"
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.rates import float32, lr_at, stepped_lr, steps_at
+from caffe_recipes.caffe.text.writer import FLOAT_MAX
 from caffe_recipes.engine.glog import Log, format_number
 from caffe_recipes.engine.net import Output, RunnableNet
 from caffe_recipes.engine.ranks import Ranks
@@ -60,9 +61,6 @@ class SignalRequests:
         return request
 
 
-_FLT_MAX = 3.4028234663852886e38
-
-
 class RateSchedule:
     """Computes learning rates as Caffe does, and keeps the state of `multistep` and `plateau`.
 
@@ -71,7 +69,7 @@ class RateSchedule:
 
     def __init__(self, solver: pb.SolverParameter, log: Log) -> None:
         self._solver, self._log = solver, log
-        self.current_step, self.minimum_loss, self.last_event = 0, _FLT_MAX, 0
+        self.current_step, self.minimum_loss, self.last_event = 0, FLOAT_MAX, 0
 
     def resume(self, state: pb.SolverState) -> None:
         """Restore the state from a solverstate."""

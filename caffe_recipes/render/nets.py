@@ -7,6 +7,7 @@ function in a module next to the recipe.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Literal
 
 from caffe_recipes.caffe import pb
@@ -119,8 +120,7 @@ def with_data(net: pb.NetParameter, recipe: Recipe, variant: NetVariant) -> pb.N
     if not others and not net.layers:
         raise RecipeError(recipe.name, f"{origin} has only Data layers", "give a complete net")
     blobs = [_blobs_of([net.layer[index] for index in own], phase) for phase in (pb.TRAIN, pb.TEST)]
-    result = pb.NetParameter()
-    result.CopyFrom(net)
+    result = deepcopy(net)
     del result.layer[:]
     result.layer.extend([*others[:first], *build_data_layers(recipe, variant, *blobs), *others[first:]])
     return result

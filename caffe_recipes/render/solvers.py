@@ -8,7 +8,7 @@ from dataclasses import replace
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.messages import build_message
 from caffe_recipes.caffe.prototxt import render_prototxt
-from caffe_recipes.caffe.rates import POLICIES, check_rates, lr_at
+from caffe_recipes.caffe.rates import POLICIES, check_rates, key_iters, lr_at
 from caffe_recipes.caffe.text.comments import Comment
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter
@@ -79,27 +79,14 @@ def _stop_lines(phase: Phase) -> list[str]:
     return [f"To be stopped (SIGINT) {end}; {rate}."]
 
 
-def rates_of(solver: pb.SolverParameter, last_iter: int = 0) -> dict[int, float]:
-    """Return {iteration: rate} for the first update, both sides of the warm-up's end, and the last update.
-
-    The last update is at `max_iter`, or at `last_iter` if the phase stops before. The result is empty for
-    `plateau`, whose rate depends on the losses.
-
-    >>> rates_of(pb.SolverParameter(lr_policy="fixed", base_lr=0.5, max_iter=90))
-    {0: 0.5, 89: 0.5}
-    """
-    if solver.lr_policy not in POLICIES:
-        return {}
-    last, warmup = (last_iter or solver.max_iter) - 1, solver.warmup_iter
-    between = (warmup - 1, warmup) if 0 < warmup <= last else ()
-    return {iteration: lr_at(solver, iteration) for iteration in (0, *between, last)}
-
-
 def _rate_lines(solver: pb.SolverParameter, last_iter: int) -> list[str]:
     """Return a comment with the rate at its key iterations, in the digits of Caffe's log."""
-    rates = [f"{rate:.6g} at {iteration}" for iteration, rate in rates_of(solver, last_iter).items()]
+    if solver.lr_policy not in POLICIES:  # `plateau`, whose rate depends on the losses
+        return []
+    places = dict.fromkeys(place for place in key_iters(solver, last_iter).values() if place is not None)
+    rates = [f"{lr_at(solver, place):.6g} at {place}" for place in places]
     if len(rates) < 4:
-        return [f"The rate by iteration: {', '.join(rates)}."] if rates else []
+        return [f"The rate by iteration: {', '.join(rates)}."]
     first, end, after, last = rates
     return [
         f"The rate by iteration: {first}, {end} where the warm-up ends,",

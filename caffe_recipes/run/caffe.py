@@ -11,6 +11,7 @@ import posixpath
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -461,8 +462,7 @@ def render_checkpoint_solver(text: str, every: int) -> str:
         changed = f"{text[:start]}{every}{text[end:]}"
     else:
         changed = f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}snapshot: {every}\n"
-    wanted = pb.SolverParameter()
-    wanted.CopyFrom(document.message)
+    wanted = deepcopy(document.message)
     wanted.snapshot = every
     if parse_document(changed, "the solver", pb.SolverParameter).message != wanted:
         raise PrototxtError("the solver", "its `snapshot` cannot be changed", "report this file")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from caffe_recipes.caffe.logs import LogFile, split_rank
+from caffe_recipes.caffe.logs import SATURATED_LOSS, LogFile, split_rank
 from caffe_recipes.cluster.commands import Host
 from caffe_recipes.cluster.health import PulseMonitor
 from caffe_recipes.cluster.hosts import LocalHost
@@ -31,7 +31,6 @@ from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
 from caffe_recipes.run.steps import Training
 from caffe_recipes.run.trainer_log import (
-    SATURATED_LOSS,
     LogTail,
     Trouble,
     Watchdog,

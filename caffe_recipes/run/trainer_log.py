@@ -17,14 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from caffe_recipes.caffe.logs import Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
+from caffe_recipes.caffe.logs import SATURATED_LOSS, Complaint, Entry, Fatal, LogFile, LogSummary, split_rank
 from caffe_recipes.cluster.health import Pulse, Silence, Straggler, find_straggler, find_unstarted
 from caffe_recipes.cluster.ranks import RankExitReader
 from caffe_recipes.run.steps import Training
 from caffe_recipes.units import describe_duration, write_clock
 
-# -log of the smallest float32: what Caffe prints when every image's probability is 0.
-SATURATED_LOSS = 87.3365
 # Printed by srun. Hydra does not notice that the srun which starts its proxies has failed, and waits forever.
 _NO_STEP = re.compile(r"srun: (?:error|fatal): (Unable to (?:confirm allocation|create step).*)")
 # An informational line of glog, which is not the reason why a trainer ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.errors import InputError, RecipeError
 from caffe_recipes.recipe.model import Recipe
-from caffe_recipes.render.solvers import build_solver, rates_of, render_solver
+from caffe_recipes.render.solvers import build_solver, render_solver
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -79,9 +80,11 @@ def test_the_settings_of_any_solver_reach_their_fields(make_recipe: MakeRecipe) 
     assert "# plateaus were short" in render_solver(recipe, recipe.phase("cyc1"))
 
 
-def test_a_warm_up_longer_than_the_phase_has_no_end_to_speak_of() -> None:
-    solver = pb.SolverParameter(base_lr=1, lr_policy="fixed", max_iter=10, warmup_iter=20)
-    assert list(rates_of(solver)) == [0, 9]
+def test_a_warm_up_longer_than_the_phase_has_no_end_to_speak_of(make_recipe: MakeRecipe) -> None:
+    warmup = {"max_iter": 10, "lr_policy": "fixed", "warmup_iter": 20, "warmup_start_lr": 0.1}
+    recipe = make_recipe(lambda raw: raw["phases"][1].update(warmup))
+    (line,) = (x for x in render_solver(recipe, recipe.phase("cyc1")).splitlines() if "The rate" in x)
+    assert re.findall(r"at (\d+)", line) == ["0", "9"]
 
 
 def test_a_plateau_has_no_rate_that_is_known_before(make_recipe: MakeRecipe) -> None:

@@ -7,6 +7,7 @@ fingerprints normalize all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +164,7 @@ def normalize_differing(old: Any, new: Any) -> tuple[Any, Any]:  # noqa: ANN401 
     for spelling in _SPELLINGS.get(old.DESCRIPTOR.name, ()) if has_spelling else ():
         if spelling.key(old) != spelling.key(new) and (spelling.can_equal(old) or spelling.can_equal(new)):
             if not is_copied:
-                old, new, is_copied = _copy(old), _copy(new), True
+                old, new, is_copied = deepcopy(old), deepcopy(new), True
             spelling.apply(old)
             spelling.apply(new)
     return old, new
@@ -174,9 +175,3 @@ def _has_spelling(message: Any) -> bool:  # noqa: ANN401
     # Reading an unset list would allocate memory for the lifetime of the message.
     given = {field.name for field, _ in message.ListFields()} if forms else set()
     return any(spelling.fields & given for spelling in forms)
-
-
-def _copy(message: Any) -> Any:  # noqa: ANN401
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -374,8 +375,7 @@ def _is_same_block(field: FieldDescriptor, old: Message, new: Message) -> bool:
 
 def fingerprint(message: Message, skip: Collection[str] = ()) -> bytes:
     """Return bytes that are equal for messages of equal meaning, ignoring the fields in `skip`."""
-    copy = type(message)()
-    copy.CopyFrom(message)
+    copy = deepcopy(message)
     for name in skip:
         copy.ClearField(name)
     _remove_insignificant(copy, "")

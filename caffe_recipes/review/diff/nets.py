@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -411,8 +412,7 @@ def _layer_change(kind: str, layers: Sequence[pb.LayerParameter], index: int) ->
     layer = layers[index]
     if kind == "removed":
         return Change("removed", "", _position(layers, index), NOT_SET, title_of(layer), layer.type)
-    copy = pb.LayerParameter()
-    copy.CopyFrom(layer)
+    copy = deepcopy(layer)
     for name in ("name", "type", "include", "exclude"):
         copy.ClearField(name)
     return Change(
@@ -459,8 +459,7 @@ def _renamed_tops(
 
 def _with_old_blobs(nets: _Nets, old: pb.LayerParameter, new: pb.LayerParameter) -> pb.LayerParameter:
     """Return a copy of the new layer with the old names of renamed blobs."""
-    copy = pb.LayerParameter()
-    copy.CopyFrom(new)
+    copy = deepcopy(new)
     for before, after in ((old.bottom, copy.bottom), (old.top, copy.top)):
         names = [nets.old_blobs.get(name, name) for name in after]
         if len(before) == len(names):
@@ -480,8 +479,7 @@ def _without_unchanged_names(
     notes: dict[int, str] = {}
     if "param" not in {field.name for field, _ in (*old.ListFields(), *new.ListFields())}:
         return old, notes
-    copy = pb.LayerParameter()
-    copy.CopyFrom(old)
+    copy = deepcopy(old)
     for place in range(max(len(old.param), len(new.param))):
         sides = [layer.param[place] if place < len(layer.param) else None for layer in (copy, new)]
         a, b = (side.name if side is not None else "" for side in sides)

@@ -6,6 +6,7 @@ An image size that is not given is read from the first record of the LMDB that a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -210,8 +211,7 @@ def _shape_of(source: str, datum: pb.Datum) -> Image | None:
 
 def with_image(net: pb.NetParameter, image: Image, batch: int) -> pb.NetParameter:
     """Return a copy of a net whose Input layers without a shape produce batches of such images."""
-    changed = pb.NetParameter()
-    changed.CopyFrom(net)
+    changed = deepcopy(net)
     for layer in changed.layer:
         if layer.type == "Input" and not layer.input_param.shape and len(layer.top) == 1:
             layer.input_param.shape.add(dim=[batch, *(dim or 0 for dim in image)])
@@ -232,8 +232,7 @@ def with_batch(net: pb.NetParameter, batch: int) -> pb.NetParameter:
 
     Raises InputError if the net has no such layer.
     """
-    changed = pb.NetParameter()
-    changed.CopyFrom(net)
+    changed = deepcopy(net)
     found = False
     for layer in changed.layer:
         for name in _BLOCKS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, overload
@@ -68,8 +69,7 @@ def restrict_net(net: pb.NetParameter, phase: int) -> pb.NetParameter:
     >>> [len(select_layers(restrict_net(net, pb.TEST), phase)) for phase in (pb.TRAIN, pb.TEST)]
     [0, 1]
     """
-    copy = pb.NetParameter()
-    copy.CopyFrom(net)
+    copy = deepcopy(net)
     layers: list[pb.LayerParameter | pb.V1LayerParameter] = [*copy.layer, *copy.layers]
     for layer in layers:
         for rule in layer.include:

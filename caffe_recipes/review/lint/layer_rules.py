@@ -277,7 +277,7 @@ _UNREAD_FIELDS: tuple[UnreadField, ...] = (
 )
 
 # The fields that each filler reads. Intel's engines also read `scale`.
-_FILLERS = {
+FILLERS = {
     "bilinear": (),
     "constant": ("value",),
     "gaussian": ("mean", "std", "sparse"),
@@ -351,7 +351,7 @@ def _unread_fields(view: NetView, layer: pb.LayerParameter) -> Iterator[tuple[st
             if unread.block == name and _is_set(value, unread.field) and unread.is_unread(value):
                 yield unread.rule, f"{name}.{unread.field}", unread.why, unread.write
     for path, filler in filler_fields(layer):
-        reads = _FILLERS.get(filler.type)
+        reads = FILLERS.get(filler.type)
         block = path.partition(".")[0]
         if reads is None or (block in readers and layer.type not in readers[block]):
             continue
@@ -366,7 +366,7 @@ def _is_set(message: Any, field: str) -> bool:  # noqa: ANN401  # any block of a
 
 
 def _filler_reading(field: str) -> str:
-    return next((name for name, fields in _FILLERS.items() if field in fields), "constant")
+    return next((name for name, fields in FILLERS.items() if field in fields), "constant")
 
 
 @read_rule(

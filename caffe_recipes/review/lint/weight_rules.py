@@ -13,7 +13,7 @@ from caffe_recipes.caffe.refusals import bottoms_without_backward
 from caffe_recipes.caffe.shape_rules import product
 from caffe_recipes.caffe.shapes import show_shape
 from caffe_recipes.review.lint.data_rules import CLASSIFIERS, is_computed, outputs_of
-from caffe_recipes.review.lint.layer_rules import is_filler_used
+from caffe_recipes.review.lint.layer_rules import FILLERS, is_filler_used
 from caffe_recipes.review.lint.net_view import (
     LEARNED_TYPES,
     Blob,
@@ -43,7 +43,6 @@ learning_rule = partial(
     "what a net learns: rate multipliers, loss weights, and accuracies",
 )
 
-_FILLERS = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
 _INTEL_FILLERS = ("gabor",)
 _WEIGHTS = {
     "Convolution": "convolution_param",
@@ -80,7 +79,7 @@ _SPREADS = {
 )
 def check_fillers(view: NetView) -> Iterator[Finding]:
     """Check the fillers of each layer."""
-    known = (*_FILLERS, *(_INTEL_FILLERS if view.dialect.knows("FillerParameter", "scale") else ()))
+    known = (*FILLERS, *(_INTEL_FILLERS if view.dialect.knows("FillerParameter", "scale") else ()))
     for index, layer in enumerate(view.net.layer):
         for path, filler in filler_fields(layer):
             if not is_filler_used(view, layer, path):
