@@ -34,7 +34,7 @@ from caffe_recipes.review.lint.inputs import (
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_text, is_prototxt_file
+from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
 from caffe_recipes.wording import describe_count
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
@@ -165,7 +165,7 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     if place.file is None:
         what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    with hiding_text(place.file, solver.path, caffe_root):
+    with hiding_foreign_text(place.file, solver.path, caffe_root):
         net: Net = load_document(place.file, pb.NetParameter)
     if net.message.layers:
         raise InputError(net.path, "has layers in the old format", "run `caffe-recipes upgrade` on it first")
@@ -237,7 +237,7 @@ def _with_tested(found: Adopted) -> Adopted:
         if file.stem in found.nets:
             return replace(found, tested=file.stem)
         if file.is_file():
-            with hiding_text(file, file):
+            with hiding_foreign_text(file, file):
                 net: Net = load_document(file, pb.NetParameter)
             return replace(found, tested=file.stem, nets={**found.nets, file.stem: net})
     return found

@@ -11,8 +11,8 @@ import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
 from caffe_recipes.authoring.adopt_files import AdoptOptions
-from caffe_recipes.authoring.asked import NewOptions, make_request
 from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.new_options import NewOptions, make_request
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe

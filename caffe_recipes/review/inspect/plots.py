@@ -214,7 +214,7 @@ def format_of(path: Path) -> str:
     return kind
 
 
-def need_matplotlib(what: str = "plot") -> None:
+def require_matplotlib(what: str = "plot") -> None:
     """Import matplotlib; raise InputError if it is not installed. `what` names what needs it."""
     if find_spec("matplotlib") is None:
         raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
@@ -270,7 +270,7 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
     Schedules with rates of similar scale share an axis; otherwise each has its own panel. Raises InputError
     if matplotlib is missing, if there are too many phases, or if no iteration has a rate above 0.
     """
-    need_matplotlib()
+    require_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
     if parts > _MOST_PARTS:
         raise InputError(schedules[0].name, f"{parts} phases to draw", f"give {_MOST_PARTS} at most")

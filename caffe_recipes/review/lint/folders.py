@@ -40,7 +40,7 @@ from caffe_recipes.review.lint.snapshot_rules import (
 )
 from caffe_recipes.review.naming import (
     find_named,
-    hiding_text,
+    hiding_foreign_text,
     walk_prototxts,
 )
 
@@ -99,7 +99,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
 def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
-        with hiding_text(path, path, reader.options.caffe_root):
+        with hiding_foreign_text(path, path, reader.options.caffe_root):
             return reader.read(path)
     except PrototxtError:
         if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
@@ -159,7 +159,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
 
 
 def _load_found(path: Path, max_bytes: int) -> Document[Any]:
-    with hiding_text(path, path):
+    with hiding_foreign_text(path, path):
         return load_document(path, max_bytes=max_bytes)
 
 
