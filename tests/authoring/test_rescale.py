@@ -23,7 +23,7 @@ from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipes import lint_recipe
 from caffe_recipes.review.lint.rules import Finding
-from tests.shipped import OF_CAFFE
+from tests.shipped import OF_CAFFE, rates_of
 
 SHIPPED = Path(__file__).parents[2] / "caffe_recipes/recipes"
 SMALL = "stampede2-64n-72ep"
@@ -360,7 +360,7 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
         for phase in made.recipe.phases
         for iteration in range(phase.max_iter)
     ]
-    assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(rates)) < 1e-6
+    assert rates == pytest.approx(rates_of(run.schedule), abs=1e-6)
     warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
     assert any(warning in note for note in made.notes)
 

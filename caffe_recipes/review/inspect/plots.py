@@ -55,7 +55,6 @@ class Mark:
     x: float
     before: float
     after: float
-    is_join: bool
 
 
 def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
@@ -79,12 +78,12 @@ def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
             continue
         warmup_x = stretch.x_at(stretch.solver.warmup_iter)
         jumps = (
-            (stretch.begins, stretch.rate_before, rates.first, True),
-            (warmup_x, rates.warmup_end, rates.after_warmup, False),
+            (stretch.begins, stretch.rate_before, rates.first),
+            (warmup_x, rates.warmup_end, rates.after_warmup),
         )
-        for x, before, after, is_join in jumps:
+        for x, before, after in jumps:
             if before is not None and after is not None and math.isfinite(before) and math.isfinite(after):
-                yield Mark(x, before, after, is_join)
+                yield Mark(x, before, after)
 
 
 def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
