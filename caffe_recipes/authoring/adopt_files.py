@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
@@ -38,7 +39,6 @@ from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
 from caffe_recipes.wording import describe_count
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def phase_name(path: str | Path) -> str:
     ('cyc1', 'main', 'a-b')
     """
     name = phase_name_from_path(path)
-    return _NO_PHASE.get(name) or _NAME.sub("-", name).strip("._-") or "main"
+    return _NO_PHASE.get(name) or clean_name(name) or "main"
 
 
 def _load_solvers(target: Path) -> list[Solver]:

@@ -6,13 +6,12 @@ The learning rate is continuous: each phase starts at the rate at which the prev
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.authoring.scale import join
 from caffe_recipes.authoring.shape import (
     check_batch,
@@ -151,7 +150,6 @@ _LEAST_DISPLAYS = 20  # of a phase that caffe-torch trains
 _MOST_ITERATIONS = 2**31 - 1
 _PAPERS_DEPTH = 50
 _MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -277,7 +275,7 @@ def _prefix(request: RecipeRequest) -> str:
     """Return the first part of the default recipe name, which names the net."""
     if request.depth:
         return f"resnet{request.depth}"
-    return _NAME.sub("-", request.net_name).strip("._-").lower() or "net"
+    return clean_name(request.net_name).lower() or "net"
 
 
 def _nodes(request: RecipeRequest, ranks_per_node: int) -> int | None:

@@ -76,12 +76,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return did_you_mean(name, names, f"choose from {', '.join(names)}" if len(names) < 20 else "")
 
 
-@functools.cache
-def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
-    """Return the fields of a message by name."""
-    return {field.name: field for field in message.fields}
-
-
 class _InvalidValueError(Exception):
     """An invalid value or field name; each enclosing block prepends its field's name to the path."""
 
