@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.errors import InputError
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import did_you_mean, shorten
 
 M = TypeVar("M", bound=Message)
 
@@ -188,5 +188,4 @@ def _invalid(value: FieldValue, expected: str) -> _InvalidValueError:
 
 
 def _shorten(value: FieldValue) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(" ".join(repr(value).split()), 60)

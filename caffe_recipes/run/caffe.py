@@ -40,6 +40,7 @@ from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.wording import shorten
 
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
 _MODEL, _STATE = ".caffemodel", ".solverstate"
@@ -565,4 +566,4 @@ def judge(attempt: Attempt, limit_s: float = 120.0) -> str | None:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return shorten(text, 200)
