@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
-from caffe_recipes.authoring.scale import join
+from caffe_recipes.authoring.scale import MOST_ITERATIONS, join
 from caffe_recipes.authoring.shape import (
     check_batch,
     check_batch_per_rank,
@@ -147,7 +147,6 @@ _TEST_BATCH = 50
 _DISPLAY = 40  # iterations from one loss in the log to the next, as in the published solvers
 _SLOW_DISPLAYS = (10, 5, 2, 1)  # the same for caffe-torch, whose iterations take seconds on a CPU
 _LEAST_DISPLAYS = 20  # of a phase that caffe-torch trains
-_MOST_ITERATIONS = 2**31 - 1
 _PAPERS_DEPTH = 50
 _MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
 
@@ -291,8 +290,8 @@ def _plan(request: RecipeRequest, schedule: Schedule) -> Sequence[PlannedPhase]:
     except ValueError as error:
         raise InputError("--epochs", str(error), "use more, or a smaller batch") from None
     longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
-    if longest > _MOST_ITERATIONS:
-        what = f"a phase has {longest:,} iterations, more than Caffe's maximum of {_MOST_ITERATIONS:,}"
+    if longest > MOST_ITERATIONS:
+        what = f"a phase has {longest:,} iterations, more than Caffe's maximum of {MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return planned
 

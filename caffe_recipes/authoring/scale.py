@@ -101,10 +101,10 @@ def _end_at(settings: Settings, rate: float) -> None:
         return
     horizon = decay_horizon(steps, times, settings["power"])
     settings["lr_policy"] = "poly_cyc"
-    settings["lr_iter"] = min(max(round(horizon), settings["max_iter"]), 2**31 - 1)
+    settings["lr_iter"] = min(max(round(horizon), settings["max_iter"]), MOST_ITERATIONS)
 
 
-_MOST_ITERATIONS = 2**31 - 1
+MOST_ITERATIONS = 2**31 - 1  # the largest int32, in which Caffe counts them
 # Relative: a part of a step that an epoch lacks.
 _SAME = 0.01
 # Keys that describe the source's run only.
@@ -333,8 +333,8 @@ def _count(phase: Phase, iterations: int, times: float) -> int:
 
 
 def _checked(phase: Phase, iterations: int) -> int:
-    if iterations > _MOST_ITERATIONS:
-        what = f"phase '{phase.name}': {iterations:,} iterations exceed Caffe's maximum, {_MOST_ITERATIONS:,}"
+    if iterations > MOST_ITERATIONS:
+        what = f"phase '{phase.name}': {iterations:,} iterations exceed Caffe's maximum, {MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return iterations
 
