@@ -11,8 +11,9 @@ from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import consent
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
+from caffe_recipes.review.lint.check import explain_rule
 from caffe_recipes.review.lint.fixes import plan_fixes
-from caffe_recipes.review.lint.folders import explain_rule, is_at_least
+from caffe_recipes.review.lint.folders import is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import (
