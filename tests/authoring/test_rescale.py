@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.authoring.scale import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.caffe.rates import lr_at
@@ -337,7 +337,7 @@ def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own:
 
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
-    recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
+    recipe = make_new(RecipeRequest(1_281_167, 4096, 90, net=builder_net(f"resnet{depth}"))).recipe
     with pytest.raises(InputError, match="4,096 images per rank need a blob in the ResNet of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
