@@ -25,13 +25,11 @@ from pydantic import (
 
 from caffe_recipes.errors import RecipeError
 from caffe_recipes.limits import hint_at_limit, limit
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import did_you_mean, shorten
 
 Location = tuple[str | int, ...]
 Fail = Callable[[str | Path, str, str], Exception]
 M = TypeVar("M", bound=BaseModel)
-
-_MOST_SHOWN = 80
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -158,11 +156,11 @@ def _add_event(
     if isinstance(event, yaml.AliasEvent):
         size = sizes.get(event.anchor, 0)
         if size is None:
-            raise fail(place, f"recursive alias '{_short(str(event.anchor))}'", "write the values out")
+            raise fail(place, f"recursive alias '{shorten(str(event.anchor))}'", "write the values out")
         around[-1].values += size
         return
     if event.tag not in _TAGS:
-        raise fail(place, f"the tag '{_short(event.tag)}' is not supported", "write the value without it")
+        raise fail(place, f"the tag '{shorten(event.tag)}' is not supported", "write the value without it")
     if isinstance(event, yaml.ScalarEvent):
         around[-1].values += 1
         if event.anchor:
@@ -196,11 +194,7 @@ def write_key(location: Location) -> str:
     'phases[2].base_lr'
     """
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return _short(text.removeprefix("."))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+    return shorten(text.removeprefix("."))
 
 
 def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iterator[tuple[Location, int]]:
@@ -215,7 +209,7 @@ def _lines(node: yaml.Node, at: Location, where: str | Path, fail: Fail) -> Iter
         for key, _ in node.value:
             if key.value in names:
                 line = key.start_mark.line + 1
-                raise fail(f"{where}:{line}", f"duplicate key '{_short(key.value)}'", "keep one")
+                raise fail(f"{where}:{line}", f"duplicate key '{shorten(key.value)}'", "keep one")
             names.add(key.value)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
@@ -261,7 +255,7 @@ def _first_error(
     if found["type"] == "tuple_type" and _fields_at(location, model):
         message += ", or of mappings that each start with `-`"
     shown = (
-        f", not {_short(repr(given))}"
+        f", not {shorten(repr(given))}"
         if isinstance(given, str | int | float | bool) and "error" not in found.get("ctx", {})
         else ""
     )

@@ -121,9 +121,9 @@ class RunFailed(CaffeRecipesError):
 class DiskFailed(RunFailed):
     """A file, `path`, that could not be written to a disk of this machine."""
 
-    def __init__(self, path: str | Path, what: str, hint: str = "check the disk") -> None:
+    def __init__(self, path: str | Path, what: str) -> None:
         self.path = Path(path)
-        super().__init__(path, what, hint)
+        super().__init__(path, what, "check the disk")
 
 
 def escaped_error(where: str, error: Exception) -> RunFailed:

@@ -40,6 +40,15 @@ def describe_count(count: int, noun: str) -> str:
     return f"{count:,} {plural(count, noun)}"
 
 
+def shorten(text: str, most: int = 80) -> str:
+    """Return at most `most` characters of a text; dots stand for the rest.
+
+    >>> shorten("a long name", 11), shorten("a long name", 8), shorten("a long name", 2)
+    ('a long name', 'a lon...', '..')
+    """
+    return text if len(text) <= most else f"{text[: max(0, most - 3)]}..."[:most]
+
+
 def describe_names(names: Sequence[str]) -> str:
     """Join up to three names; of a longer list, give the first two and the total.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from caffe_recipes.recipe.shipped import shipped_recipes
+from caffe_recipes.tensorflow.run import GradualWarmup
 
 OF_CAFFE = [
     name
@@ -14,3 +16,12 @@ OF_CAFFE = [
 _MAKEFILE = (Path(__file__).parent.parent / "Makefile").read_text()
 # What `make generate` writes; of the others there are digests.
 COMMITTED = _MAKEFILE.partition("\nRECIPES := ")[2].partition("\n")[0].split()
+
+
+def rates_of(schedule: GradualWarmup) -> list[float]:
+    """Return the rate of every step of a TensorFlow run."""
+    return [
+        low + (high - low) * (step - begin) / (end - begin)
+        for (begin, low), (end, high) in pairwise(schedule.breakpoints)
+        for step in range(begin, end)
+    ]

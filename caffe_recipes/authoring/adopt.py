@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import posixpath
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path, PurePosixPath
@@ -29,7 +28,7 @@ from caffe_recipes.authoring.adopt_files import (
     read_folder,
     variant_values,
 )
-from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.text.writer import float_text
 from caffe_recipes.config import Location, YamlSource, validate
@@ -137,9 +136,6 @@ def _check(solver: Solver, values: Mapping[str, Any]) -> None:
     validate(YamlSource(solver.path, "solver of a recipe", values, lines, InputError), Phase)
 
 
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
 def adopt(
     target: Path,
     options: AdoptOptions,
@@ -194,7 +190,7 @@ def _values(
         comments[("phases", index)] = [f"{file}: {why}" if why else file, *solver_notes]
     phase_count = describe_count(len(phases), "phase")
     values = {
-        "name": name or _NAME.sub("-", _name_of(found)).strip("._-") or "adopted",
+        "name": name or clean_name(_name_of(found)) or "adopted",
         "title": f"{first.message.name or 'A net'} in {phase_count}, adopted from {folder}",
         "trainer": trainer,
         "prototxt_dir": prototxt_dir,

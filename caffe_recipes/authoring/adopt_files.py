@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from caffe_recipes.authoring.recipe_yaml import clean_name
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import MOST_BYTES, Document, load_document, read_prototxt
@@ -34,11 +35,10 @@ from caffe_recipes.review.lint.inputs import (
 from caffe_recipes.review.lint.recipe_rules import find_epoch_size
 from caffe_recipes.review.lint.scripts import Script, load_script
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import hiding_text, is_prototxt_file
+from caffe_recipes.review.naming import hiding_foreign_text, is_prototxt_file
 from caffe_recipes.wording import describe_count
 
 _NO_PHASE = {"solver": "main"}  # the phase of a file whose name contains none
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def phase_name(path: str | Path) -> str:
     ('cyc1', 'main', 'a-b')
     """
     name = phase_name_from_path(path)
-    return _NO_PHASE.get(name) or _NAME.sub("-", name).strip("._-") or "main"
+    return _NO_PHASE.get(name) or clean_name(name) or "main"
 
 
 def _load_solvers(target: Path) -> list[Solver]:
@@ -165,7 +165,7 @@ def _load_net(solver: Solver, caffe_root: Path | None) -> Net:
     if place.file is None:
         what = f"net: {solver.message.net} not found, neither in the current folder nor next to the solver"
         raise InputError(solver.where(field), what, "put it next to the solver, or give --caffe-root DIR")
-    with hiding_text(place.file, solver.path, caffe_root):
+    with hiding_foreign_text(place.file, solver.path, caffe_root):
         net: Net = load_document(place.file, pb.NetParameter)
     if net.message.layers:
         raise InputError(net.path, "has layers in the old format", "run `caffe-recipes upgrade` on it first")
@@ -237,7 +237,7 @@ def _with_tested(found: Adopted) -> Adopted:
         if file.stem in found.nets:
             return replace(found, tested=file.stem)
         if file.is_file():
-            with hiding_text(file, file):
+            with hiding_foreign_text(file, file):
                 net: Net = load_document(file, pb.NetParameter)
             return replace(found, tested=file.stem, nets={**found.nets, file.stem: net})
     return found

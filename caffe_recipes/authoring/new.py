@@ -6,14 +6,13 @@ The learning rate is continuous: each phase starts at the rate at which the prev
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from caffe_recipes.authoring.recipe_yaml import NewRecipe, make_recipe, write_recipe
-from caffe_recipes.authoring.scale import join
+from caffe_recipes.authoring.recipe_yaml import NewRecipe, clean_name, make_recipe, write_recipe
+from caffe_recipes.authoring.scale import MOST_ITERATIONS, join
 from caffe_recipes.authoring.shape import (
     check_batch,
     check_batch_per_rank,
@@ -148,10 +147,9 @@ _TEST_BATCH = 50
 _DISPLAY = 40  # iterations from one loss in the log to the next, as in the published solvers
 _SLOW_DISPLAYS = (10, 5, 2, 1)  # the same for caffe-torch, whose iterations take seconds on a CPU
 _LEAST_DISPLAYS = 20  # of a phase that caffe-torch trains
-_MOST_ITERATIONS = 2**31 - 1
-_PAPERS_DEPTH = 50
+PAPERS_DEPTH = 50
+DEFAULT_CLASSES = 1000  # ImageNet's
 _MOST_OF_ONE_NODE = rules.REFERENCE_BATCH  # images per rank, up to which one node is the default
-_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -177,12 +175,22 @@ PUBLISHED = Images(
 )
 
 
+def builder_net(builder: str = f"resnet{PAPERS_DEPTH}", classes: int = DEFAULT_CLASSES) -> dict[str, Any]:
+    """Return the keys of the net of a builder.
+
+    >>> builder_net("resnet_small", 10)["name"], builder_net()["name"]
+    ('ResNet-small', 'ResNet-50')
+    """
+    title = builder.replace("resnet_", "ResNet-").replace("resnet", "ResNet-")
+    return {"name": title, "classes": classes, "builder": builder, "zero_init": "every-block"}
+
+
 @dataclass(frozen=True)
 class RecipeRequest:
     """A request for a new recipe; what is None follows from the rules or from the profile.
 
     A `collapse` follows the last cycle, or each of them. `epochs` counts those of the last model; the other
-    collapses are extra. `net` holds the keys of a recipe's net; without it, the net is a ResNet of `depth`.
+    collapses are extra. `net` holds the keys of a recipe's net.
     """
 
     images: int
@@ -194,22 +202,21 @@ class RecipeRequest:
     cycles: int = 0
     collapse: Literal["last", "each"] = "last"
     collapse_epochs: float | None = None
-    classes: int = 1000
     test_images: int = 50_000
     lmdb: str = "/tmp/ilsvrc12_train_lmdb"
     test_lmdb: str = "examples/imagenet/ilsvrc12_val_lmdb"
     name: str | None = None
     profile: Profile | None = None
-    depth: int = _PAPERS_DEPTH
-    net: Mapping[str, Any] | None = None
+    net: Mapping[str, Any] = field(default_factory=builder_net)
     transform: Images = PUBLISHED
     trainer: str | None = None
     size_bytes: int | None = None
 
     @property
-    def net_name(self) -> str:
-        """The net's name in titles."""
-        return str(self.net["name"]) if self.net else f"ResNet-{self.depth}"
+    def depth(self) -> int:
+        """The depth of a ResNet, which the rules depend on; 0 for another net."""
+        depth = str(self.net.get("builder", "")).removeprefix("resnet")
+        return int(depth) if depth.isdigit() else 0
 
 
 def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
@@ -228,7 +235,7 @@ def make_new(request: RecipeRequest, home: Path = Path()) -> NewRecipe:
     )
     if request.depth:
         check_batch_per_rank(batch_per_rank)
-        check_classes(request.classes, batch_per_rank, request.depth)
+        check_classes(request.net["classes"], batch_per_rank, request.depth)
     schedule = find_schedule(request)
     planned = _plan(request, schedule)
     name = request.name or f"{_prefix(request)}-{request.batch}-{request.epochs:g}ep"
@@ -268,7 +275,7 @@ def _phases(
 
 def _check_nets(request: RecipeRequest, draft: Recipe) -> None:
     """Raise an error for a net that does not fit the images; a function is not run here."""
-    if request.net and "function" not in request.net:
+    if "function" not in request.net:
         for net in draft.nets:
             build_net(draft, net)
 
@@ -277,7 +284,7 @@ def _prefix(request: RecipeRequest) -> str:
     """Return the first part of the default recipe name, which names the net."""
     if request.depth:
         return f"resnet{request.depth}"
-    return _NAME.sub("-", request.net_name).strip("._-").lower() or "net"
+    return clean_name(request.net["name"]).lower() or "net"
 
 
 def _nodes(request: RecipeRequest, ranks_per_node: int) -> int | None:
@@ -293,17 +300,17 @@ def _plan(request: RecipeRequest, schedule: Schedule) -> Sequence[PlannedPhase]:
     except ValueError as error:
         raise InputError("--epochs", str(error), "use more, or a smaller batch") from None
     longest = max(one.settings.get("lr_iter", one.settings["max_iter"]) for one in planned)
-    if longest > _MOST_ITERATIONS:
-        what = f"a phase has {longest:,} iterations, more than Caffe's maximum of {_MOST_ITERATIONS:,}"
+    if longest > MOST_ITERATIONS:
+        what = f"a phase has {longest:,} iterations, more than Caffe's maximum of {MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return planned
 
 
 def _warnings(request: RecipeRequest, recipe: Recipe) -> Iterator[str]:
-    is_papers = request.depth == _PAPERS_DEPTH
+    is_papers = request.depth == PAPERS_DEPTH
     if not is_papers:
-        net = request.net_name
-        yield f"the rules and known accuracies are for ResNet-{_PAPERS_DEPTH}; {net} may need other settings"
+        net = request.net["name"]
+        yield f"the rules and known accuracies are for ResNet-{PAPERS_DEPTH}; {net} may need other settings"
     # The sources do not say how many epochs another net needs.
     yield from find_warnings(request.batch, model_epochs(recipe), request.images if is_papers else 0)
 
@@ -405,17 +412,13 @@ def _values(
     }
     values: dict[str, Any] = {
         "name": name,
-        "title": f"{request.net_name}, batch {request.batch:,} of {request.images:,} images",
+        "title": f"{request.net['name']}, batch {request.batch:,} of {request.images:,} images",
         "source": "caffe-recipes new: the rules of arXiv:1711.04291",
         "trainer": trainer,
         "prototxt_dir": f"prototxt/{name}",
-        "net": request.net or _resnet(request),
+        "net": request.net,
         "nets": {"train_val": dict(transform.augmented), "train_val_noaug": {"test": False}},
-        "data": {
-            "train": {**train, **request.transform.train},
-            "test": {**test, **request.transform.test},
-            **request.transform.shared,
-        },
+        "data": {"train": train, "test": test, **transform.shared},
         "cluster": cluster,
         "solver": {"momentum": rules.MOMENTUM, "display": _DISPLAY, "solver_mode": "CPU"},
         "phases": [{**phase, **_slow_display(trainer, phase["max_iter"])} for phase in phases],
@@ -423,15 +426,6 @@ def _values(
     }
     accept = list(_accept(phases))
     return values | ({"accept": accept} if accept else {})
-
-
-def _resnet(request: RecipeRequest) -> dict[str, Any]:
-    return {
-        "name": request.net_name,
-        "classes": request.classes,
-        "builder": f"resnet{request.depth}",
-        "zero_init": "every-block",
-    }
 
 
 def _default_trainer(profile: Profile | None, nodes: int) -> str:
@@ -474,10 +468,6 @@ def _divisor(images: int) -> int:
     return next((size for size in sizes if images % size == 0), sizes[0])
 
 
-def _is_resnet(request: RecipeRequest) -> bool:
-    return request.net is None or "builder" in request.net
-
-
 def _comments(
     request: RecipeRequest,
     recipe: Recipe,
@@ -493,7 +483,7 @@ def _comments(
             "Written by `caffe-recipes new` by the rules of arXiv:1711.04291; the sections are named below.",
             *warnings,
         ],
-        ("net",): [_NET_FROM] if _is_resnet(request) else ["As given."],
+        ("net",): [_NET_FROM] if "builder" in request.net else ["As given."],
         ("nets",): ["As in the published nets; train_val_noaug is for the collapse (section V-B)."],
         ("data",): [request.transform.why],
         ("cluster",): [f"{ranks} x {recipe.cluster.batch_per_rank:,}.", *node_notes],

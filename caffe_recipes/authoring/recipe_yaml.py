@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -250,6 +251,15 @@ def check_output(path: Path) -> None:
         raise InputError(path, "already exists", "remove it, or give another --out")
     if not path.absolute().parent.is_dir():
         raise InputError(path, "its parent directory does not exist", "create it first")
+
+
+def clean_name(text: str) -> str:
+    """Return a text in the characters that a name in a recipe may have; "" if none is left.
+
+    >>> clean_name("a b!")
+    'a-b'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
 
 
 def choose_name(name: str | None, path: Path | None) -> str | None:

@@ -20,7 +20,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe import rules
 from caffe_recipes.recipe.graph import epochs_of, images_per_iter, model_epochs
 from caffe_recipes.recipe.model import Phase, Recipe
-from caffe_recipes.recipe.rules import decay_horizon
+from caffe_recipes.recipe.rules import decay_horizon, six_digits
 from caffe_recipes.review.lint.solver_rules import is_jump
 from caffe_recipes.tensorflow.run import HorovodRun
 
@@ -48,8 +48,7 @@ def first_rate(settings: Mapping[str, Any]) -> float:
 
 def last_rate(settings: Mapping[str, Any], iteration: int | None = None) -> float:
     """Return the rate of the last update before a snapshot, rounded to six digits."""
-    rate = lr_at(solver_of(settings), (iteration or settings["max_iter"]) - 1)
-    return float(f"{rate:.6g}")
+    return six_digits(lr_at(solver_of(settings), (iteration or settings["max_iter"]) - 1))
 
 
 def join(phases: Sequence[Mapping[str, Any]], before: Sequence[int | None]) -> list[Settings]:
@@ -102,10 +101,10 @@ def _end_at(settings: Settings, rate: float) -> None:
         return
     horizon = decay_horizon(steps, times, settings["power"])
     settings["lr_policy"] = "poly_cyc"
-    settings["lr_iter"] = min(max(round(horizon), settings["max_iter"]), 2**31 - 1)
+    settings["lr_iter"] = min(max(round(horizon), settings["max_iter"]), MOST_ITERATIONS)
 
 
-_MOST_ITERATIONS = 2**31 - 1
+MOST_ITERATIONS = 2**31 - 1  # the largest int32, in which Caffe counts them
 # Relative: a part of a step that an epoch lacks.
 _SAME = 0.01
 # Keys that describe the source's run only.
@@ -260,7 +259,7 @@ def _scale_phase(recipe: Recipe, phase: Phase, scale: Scale) -> Settings:
         if key in settings:
             settings[key] = tuple(_count(phase, number, times) for number in settings[key])
     _scale_gamma(settings, times)
-    settings["base_lr"] = _six_digits(phase.base_lr * scale.rate)
+    settings["base_lr"] = six_digits(phase.base_lr * scale.rate)
     if phase.warmup_iter is not None:
         _scale_warmup(phase, settings, scale, is_first=is_first, is_ramp=is_ramp)
     return settings
@@ -279,7 +278,7 @@ def _scale_warmup(phase: Phase, settings: Settings, scale: Scale, *, is_first: b
         settings["warmup_iter"] = _count(phase, phase.warmup_iter, scale.warmup if is_first else scale.rest)
         _check_warmup(phase, settings, scale)
     # The first warm-up starts at the rule's rate; others start where the previous phase ends.
-    settings["warmup_start_lr"] = _six_digits(start if is_first else start * scale.rate)
+    settings["warmup_start_lr"] = six_digits(start if is_first else start * scale.rate)
     if settings["warmup_iter"] < 1:
         del settings["warmup_iter"], settings["warmup_start_lr"]
 
@@ -334,14 +333,10 @@ def _count(phase: Phase, iterations: int, times: float) -> int:
 
 
 def _checked(phase: Phase, iterations: int) -> int:
-    if iterations > _MOST_ITERATIONS:
-        what = f"phase '{phase.name}': {iterations:,} iterations exceed Caffe's maximum, {_MOST_ITERATIONS:,}"
+    if iterations > MOST_ITERATIONS:
+        what = f"phase '{phase.name}': {iterations:,} iterations exceed Caffe's maximum, {MOST_ITERATIONS:,}"
         raise InputError("--epochs", what, "use fewer, or a larger batch")
     return iterations
-
-
-def _six_digits(rate: float) -> float:
-    return float(f"{rate:.6g}")
 
 
 def smooth(phases: Sequence[Settings]) -> list[Settings]:

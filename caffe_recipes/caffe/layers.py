@@ -32,7 +32,8 @@ from typing import Literal
 from google.protobuf.descriptor import FieldDescriptor
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.messages import FieldValue, build_message, fields_of, nearest, set_fields
+from caffe_recipes.caffe.messages import FieldValue, build_message, nearest, set_fields
+from caffe_recipes.caffe.text.writer import fields_of
 from caffe_recipes.errors import InputError
 
 Filler = Mapping[str, FieldValue] | pb.FillerParameter

@@ -317,8 +317,6 @@ class LogSummary:
     )
 
     net: str | None = None
-    finetuned_from: str | None = None
-    resumed_from: str | None = None
     losses: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
     outputs: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -329,7 +327,6 @@ class LogSummary:
     whole_snapshots: list[str] = field(default_factory=list)
     batches: dict[int, dict[str, float]] = field(default_factory=dict)
     mean_outputs: dict[str, float] = field(default_factory=dict)
-    mean_loss: float | None = None
     waited: str | None = None
     done: bool = False
     stopped_early: bool = False
@@ -371,8 +368,6 @@ class LogSummary:
                 _add_output(self.batches.setdefault(batch, {}), name, value)
             case MeanOutput(name, value):
                 _add_output(self.mean_outputs, name, value)
-            case MeanLoss(loss):
-                self.mean_loss = loss
             case Snapshot(path):
                 self.snapshots.append(path)
             case SolverState(path):
@@ -381,10 +376,6 @@ class LogSummary:
                 self.whole_snapshots.append(self.snapshots[-1])
             case Started(net):
                 self.net = net
-            case Finetuning(path):
-                self.finetuned_from = path
-            case Resuming(path):
-                self.resumed_from = path
             case IgnoredLayer(name) if name not in self.ignored:
                 self.ignored.append(name)
             case Done():

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
 from caffe_recipes.errors import InputError
-from caffe_recipes.wording import did_you_mean
+from caffe_recipes.wording import did_you_mean, shorten
 
 M = TypeVar("M", bound=Message)
 
@@ -73,12 +73,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     return did_you_mean(name, names, f"choose from {', '.join(names)}" if len(names) < 20 else "")
-
-
-@functools.cache
-def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
-    """Return the fields of a message by name."""
-    return {field.name: field for field in message.fields}
 
 
 class _InvalidValueError(Exception):
@@ -193,5 +187,4 @@ def _invalid(value: FieldValue, expected: str) -> _InvalidValueError:
 
 
 def _shorten(value: FieldValue) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(" ".join(repr(value).split()), 60)

@@ -11,8 +11,8 @@ import click
 
 from caffe_recipes.authoring.adopt import adopt as adopt_folder
 from caffe_recipes.authoring.adopt_files import AdoptOptions
-from caffe_recipes.authoring.asked import NewOptions, make_request
 from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.new_options import NewOptions, make_request
 from caffe_recipes.authoring.recipe_yaml import NewRecipe, check_output, choose_name, write_new
 from caffe_recipes.authoring.rescale import RescaleTarget
 from caffe_recipes.authoring.rescale import rescale as rescale_recipe
@@ -29,16 +29,19 @@ from caffe_recipes.review.naming import recipe_named
 _MOST_EPOCHS = 100_000
 
 
-def check_epochs(option: str, epochs: float | None, least: float = 0) -> None:
-    """Raise InputError for epochs below `least`, not above 0, or above 100,000."""
-    if epochs is None:
-        return
-    if not (least <= epochs and 0 < epochs < math.inf):
-        hint = f"give {least:g} or more" if least else "give more than 0"
-        raise InputError(option, f"{epochs:g} is not a valid number of epochs", hint)
-    if epochs > _MOST_EPOCHS:
-        what = f"{epochs:.10g} epochs is too many"
-        raise InputError(option, what, f"give {_MOST_EPOCHS} or fewer")
+def check_epochs(least: float = 0) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
+    """Return a callback that refuses epochs below `least`, not above 0, or above 100,000."""
+
+    def check(context: click.Context, option: click.Parameter, epochs: float | None) -> float | None:
+        if epochs is not None and not (least <= epochs and 0 < epochs < math.inf):
+            hint = f"give {least:g} or more" if least else "give more than 0"
+            raise InputError(option.opts[0], f"{epochs:g} is not a valid number of epochs", hint)
+        if epochs is not None and epochs > _MOST_EPOCHS:
+            what = f"{epochs:.10g} epochs is too many"
+            raise InputError(option.opts[0], what, f"give {_MOST_EPOCHS} or fewer")
+        return epochs
+
+    return check
 
 
 def read_name(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
@@ -89,11 +92,6 @@ def output_recipe(made: NewRecipe, path: Path | None) -> None:
         echo(f"wrote {path}")
 
 
-def _total_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    check_epochs(option.opts[0], value, least=1)
-    return value
-
-
 @click.command(
     epilog=examples(
         "caffe-recipes new --images 1281167 --batch 8192 --epochs 80 --out mine.yaml",
@@ -121,7 +119,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--epochs",
     metavar="E",
     type=NUMBER,
-    callback=_total_epochs,
+    callback=check_epochs(least=1),
     required=True,
     help="Epochs that the final model is trained for.",
 )
@@ -157,7 +155,7 @@ def _total_epochs(context: click.Context, option: click.Parameter, value: float 
     "--collapse-epochs",
     metavar="E",
     type=NUMBER,
-    callback=_total_epochs,
+    callback=check_epochs(least=1),
     help="Epochs of each collapse [default: 6 % of the run, at least 3 and at most 10]",
 )
 @click.option(
@@ -217,11 +215,6 @@ def new(asked: NewOptions, out: Path | None) -> None:
     output_recipe(make_new(request, home), out)
 
 
-def _rescaled_epochs(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    check_epochs("--epochs", value)
-    return value
-
-
 @click.command(
     epilog=examples(
         "caffe-recipes rescale stampede2-64n-72ep --nodes 128 --out r128.yaml",
@@ -246,7 +239,7 @@ def _rescaled_epochs(context: click.Context, option: click.Parameter, value: flo
     "--epochs",
     metavar="E",
     type=NUMBER,
-    callback=_rescaled_epochs,
+    callback=check_epochs(),
     help="Epochs that the final model is trained for.",
 )
 @click.option("--ranks-per-node", metavar="N", type=COUNT, help="MPI ranks per node.")

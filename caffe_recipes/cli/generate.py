@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli import consent
+from caffe_recipes.caffe.dialects import OURS
+from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import PATH, RECIPE, examples
 from caffe_recipes.cli.streams import echo
 from caffe_recipes.errors import CheckFailed, InputError, RecipeError
@@ -38,12 +38,8 @@ from caffe_recipes.run.lock import check_unread
 @click.option("--check", is_flag=True, help="Write nothing; if files differ, print a diff and exit 1.")
 @consent.run_code
 @click.option("--overwrite", is_flag=True, help="Also overwrite files that `generate` did not write.")
-@click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="The Caffe to generate for; with any but the default, files go to prototxt/<recipe>-<dialect>/.",
+@run_options.dialect(
+    "The Caffe to generate for; with any but the default, files go to prototxt/<recipe>-<dialect>/."
 )
 def generate(recipes: tuple[str, ...], out: Path, check: bool, overwrite: bool, dialect: str) -> None:
     """Write a recipe's solvers, nets and job scripts into prototxt/<recipe>/ and jobs/<recipe>/.

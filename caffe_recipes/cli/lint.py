@@ -7,12 +7,12 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
-from caffe_recipes.caffe.dialects import OURS, load_dialects
-from caffe_recipes.cli import consent
+from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import FOLDER, PATH, RECIPE_OR_PROTOTXT, Whole, examples, gather
 from caffe_recipes.cli.streams import echo, max_bytes_option, painter, print_text, terminal_width
+from caffe_recipes.review.lint.check import explain_rule
 from caffe_recipes.review.lint.fixes import plan_fixes
-from caffe_recipes.review.lint.folders import explain_rule, is_at_least
+from caffe_recipes.review.lint.folders import is_at_least
 from caffe_recipes.review.lint.folders import lint as find_all
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import (
@@ -78,12 +78,8 @@ def _complete_rule(context: click.Context, option: click.Parameter, typed: str) 
     help="A script, README or log with the training commands, to find order, weights, ranks and MLSL's "
     "cores.",
 )
-@click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it.",
+@run_options.dialect(
+    "Also report what this Caffe refuses or reads differently; a recipe is checked as generated for it."
 )
 @consent.run_code
 @click.option("--alone", "is_alone", is_flag=True, help="Check each solver by itself, not as a chain.")

@@ -152,10 +152,10 @@ class NetName(Name):
 # The number after the recipe's name in the name of a run.
 _NUMBERED = re.compile(r"-[0-9]+$")
 RECIPE = Name(".yaml", ".yml")
-RECIPE_OR_PROTOTXT = Name(".yaml", ".yml", ".prototxt")
+RECIPE_OR_PROTOTXT = Name(*RECIPE.suffixes, ".prototxt")
 NET = NetName(".prototxt")
 PROTOTXT = Name(".prototxt", shipped=False)
-RUN = RunName(".yaml", ".yml")
+RUN = RunName(*RECIPE.suffixes)
 
 
 _MOST_DIGITS = 400

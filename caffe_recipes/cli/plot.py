@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from caffe_recipes.cli.options import PATH, RECIPE_OR_PROTOTXT, Whole, examples
+from caffe_recipes.cli.options import PATH, RECIPE, RECIPE_OR_PROTOTXT, Whole, examples
 from caffe_recipes.cli.streams import echo, max_bytes_option
 from caffe_recipes.render.tree import write_file
 from caffe_recipes.review.inspect.plots import format_of, render_plot
@@ -74,7 +74,7 @@ def plot(
             find_chain(Path(name), max_bytes, is_ordered=not apart) if Path(name).is_dir() else [name]
         )
     )
-    files = [name for name in names if Path(name).is_file() and not name.endswith((".yaml", ".yml"))]
+    files = [name for name in names if Path(name).is_file() and not name.endswith(RECIPE.suffixes)]
     per_iter = find_epochs_per_iter(files, images, ranks, batch, max_bytes)
     picture = render_plot(load_schedules(names, per_iter, apart=apart, max_bytes=max_bytes), kind, log=log)
     write_file(out, picture)

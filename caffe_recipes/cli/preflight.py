@@ -23,14 +23,7 @@ from caffe_recipes.run.preflight.findings import CheckResult, describe_outcome
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@run_options.hostfile
-@run_options.profile
-@run_options.caffe
-@run_options.caffe_root
-@run_options.lmdb_source
-@run_options.how
-@run_options.dialect
-@run_options.trainer
+@run_options.machine
 @click.option(
     "--checkpoint-every",
     type=Whole(min=1),

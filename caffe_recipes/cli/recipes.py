@@ -6,7 +6,6 @@ import json
 
 import click
 
-from caffe_recipes.caffe.dialects import OURS, load_dialects
 from caffe_recipes.cli import consent, run_options
 from caffe_recipes.cli.options import NUMBER, RECIPE, examples
 from caffe_recipes.cli.streams import echo, terminal_width
@@ -41,13 +40,7 @@ def recipes() -> None:
     callback=run_options.read_speed,
     help="Estimate times at this speed [default: the speed that the recipe's source reports]",
 )
-@click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="Show the recipe as generated for this Caffe.",
-)
+@run_options.dialect("Show the recipe as generated for this Caffe.")
 @consent.run_code
 def show(recipes: tuple[str, ...], as_json: bool, images_per_s: float | None, dialect: str) -> None:
     """Show a recipe on one page: net, data, nodes and batch, rates by phase, snapshots, reported results."""

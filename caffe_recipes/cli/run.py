@@ -30,14 +30,7 @@ from caffe_recipes.run.slurm_job import TimeOver, list_kept, requeue_job, this_j
     )
 )
 @click.argument("recipe", metavar="NAME|FILE.yaml", type=RECIPE)
-@run_options.hostfile
-@run_options.profile
-@run_options.caffe
-@run_options.caffe_root
-@run_options.lmdb_source
-@run_options.how
-@run_options.dialect
-@run_options.trainer
+@run_options.machine
 @click.option(
     "--stop-grace-s",
     type=Seconds(min=0),

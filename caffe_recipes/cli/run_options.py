@@ -119,12 +119,19 @@ how = click.option(
 )
 
 
-dialect = click.option(
-    "--dialect",
-    type=click.Choice(list(load_dialects())),
-    default=OURS,
-    show_default=True,
-    help="The Caffe to train with; with any but the default, the recipe is called <recipe>-<dialect>.",
+def dialect(help: str) -> Callable[[Command], Command]:
+    """Return the option for another Caffe."""
+    return click.option(
+        "--dialect",
+        type=click.Choice(list(load_dialects())),
+        default=OURS,
+        show_default=True,
+        help=help,
+    )
+
+
+train_dialect = dialect(
+    "The Caffe to train with; with any but the default, the recipe is called <recipe>-<dialect>."
 )
 
 
@@ -135,11 +142,19 @@ trainer = click.option(
 )
 
 
+def _all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+# The options of a GivenRun.
+machine = _all_of(hostfile, profile, caffe, caffe_root, lmdb_source, how, train_dialect, trainer)
+
+
 def policy(on_failure: str) -> Callable[[Command], Command]:
     """Return a decorator that adds the options of a Policy; `on_failure` is the help of --on-failure."""
     from caffe_recipes.run.context import ON_FAILURE, RETRIES  # slow
 
-    options = (
+    return _all_of(
         click.option("--on-failure", type=click.Choice(ON_FAILURE), help=on_failure),
         click.option(
             "--retries",
@@ -161,7 +176,6 @@ def policy(on_failure: str) -> Callable[[Command], Command]:
             "between log lines]",
         ),
     )
-    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _run_arguments(
 @run_options.profile
 @run_options.caffe
 @run_options.caffe_root
-@run_options.dialect
+@run_options.train_dialect
 @run_options.trainer
 @click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option("--show-scripts", is_flag=True, help="With --dry-run: also print the job scripts.")

@@ -277,7 +277,7 @@ def _sizes(path: Path) -> tuple[int, int]:
 
 _MAX_SHAPES = 4
 _MAX_CLASSES = 20  # with more classes, their counts are summarized
-_MIB = 2**20
+MIB = 2**20
 
 
 def render_text(report: LmdbReport) -> str:
@@ -312,7 +312,7 @@ def _lines(report: LmdbReport) -> Iterator[str]:
         yield f"mean {channels} " + ", ".join(f"{mean:.2f}" for mean in report.channel_means)
     yield order_text(report.order)
     size, compact = report.size_bytes, report.compact_bytes
-    yield f"{size / _MIB:,.1f} MiB, {compact / _MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
+    yield f"{size / MIB:,.1f} MiB, {compact / MIB:,.1f} if compacted ({1 - compact / size:.1%} less)"
     yield from (f"bad: {problem}" for problem in report.problems)
 
 

@@ -49,7 +49,7 @@ def build_digits(folder: str | Path) -> DigitsLmdbs:
     missing = [path for path, count in counts.items() if not _is_complete(path, count)]
     if missing:
         images, labels = _load(folder)
-        parts = dict(zip(counts, split_stratified(labels, 0.2, SEED), strict=True))
+        parts = dict(zip(counts, split_stratified(labels), strict=True))
         for path in missing:
             write_datums(path, _datums(parts[path], images, labels))
     return lmdbs
@@ -68,22 +68,22 @@ def build_digit_records(folder: str | Path, files: tuple[int, int]) -> None:
         write_tfrecords(lmdb, Path(folder) / name, shards=shards, prefix=name)
 
 
-def split_stratified(labels: Sequence[int], held_out: float, seed: int) -> tuple[list[int], list[int]]:
-    """Split the indices of `labels` into (kept, held out), shuffled, with the same fraction of each class.
+def split_stratified(labels: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Split the indices of `labels` into (kept, held out), shuffled, with a fifth of each class held out.
 
     The number held out of a class is rounded to the nearest integer. Only `Random.random()` is used, whose
     values Python promises not to change.
 
-    >>> [len(part) for part in split_stratified([0] * 10 + [1] * 5, 0.2, seed=1)]
+    >>> [len(part) for part in split_stratified([0] * 10 + [1] * 5)]
     [12, 3]
     """
-    random = Random(seed)
+    random = Random(SEED)
     kept: list[int] = []
     held: list[int] = []
     for label in sorted(set(labels)):
         indices = [index for index, other in enumerate(labels) if other == label]
         indices.sort(key=lambda _: random.random())
-        count = round(held_out * len(indices))
+        count = round(0.2 * len(indices))
         held += indices[:count]
         kept += indices[count:]
     for part in (kept, held):

@@ -25,6 +25,7 @@ from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
 from caffe_recipes.data.check import (
+    MIB,
     Problem,
     RecordStats,
     first_hint,
@@ -362,7 +363,6 @@ def _as_jpeg(datum: pb.Datum) -> tuple[bytes, int, int]:
 
 
 _NAME = re.compile(r"(.+)-(\d{5,})-of-(\d{5,})")
-_MIB = 2**20
 _REBUILD_HINT = "copy or create the records again"
 
 V = TypeVar("V", bytes, int)
@@ -457,7 +457,7 @@ def _lines(report: RecordsReport) -> Iterator[str]:
     counts = list(report.files.values())
     yield (
         f"{report.count:,} TFRecords in {len(counts):,} files of {min(counts):,} to {max(counts):,}, "
-        f"{report.size_bytes / _MIB:,.1f} MiB"
+        f"{report.size_bytes / MIB:,.1f} MiB"
     )
     if report.labels:
         yield f"{label_range_text(report.labels)}; each file has {report.fewest_classes:,} or more"
@@ -499,7 +499,7 @@ def _check_file(file: Path, classes: int | None, stats: RecordStats) -> Iterator
         for number, data in enumerate(read_records(file)):
             where = f"{file.name}: record {number:,}"
             try:
-                if len(data) > _MIB:  # a smaller one costs little to parse, whatever it contains
+                if len(data) > MIB:  # a smaller one costs little to parse, whatever it contains
                     count_fields(data, example_class().DESCRIPTOR, limit("weights-fields"))
                 features = parse_example(data)
             except TooManyFieldsError:

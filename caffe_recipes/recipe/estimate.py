@@ -55,9 +55,7 @@ class Duration:
         return _ROUND_TO_S * math.ceil(asked / _ROUND_TO_S)
 
 
-def estimate_duration(
-    recipe: AnyRecipe, phase: str | None = None, rates: CopyRates | None = None
-) -> Duration | None:
+def estimate_duration(recipe: AnyRecipe, phase: str | None = None) -> Duration | None:
     """Return the time of the chain, or of one phase; None if the source does not report the speed.
 
     For TFRecords, whose size a recipe does not say, no staging is counted.
@@ -74,7 +72,7 @@ def estimate_duration(
         images = (total_images(recipe), recipe.test_images * recipe.cluster.ranks)
         training_s, evaluation_s = (number / pace.images_per_s for number in images)
         return Duration(training_s, 0.0, evaluation_s, phases=1)
-    return duration_at(recipe, pace.images_per_s, phase, rates)
+    return duration_at(recipe, pace.images_per_s, phase)
 
 
 def duration_at(

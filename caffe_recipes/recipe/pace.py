@@ -52,7 +52,6 @@ class Table:
     """The measurements on a machine, and the speed of a single node."""
 
     name: str
-    machine: str
     points: tuple[Point, ...]
     one_node: OneNode
 
@@ -100,8 +99,8 @@ def _one_node(among: Point, percent: int, words: str) -> OneNode:
 _POINTS_V = tuple(Point(b, n, PAPER_IMAGES / s) for b, n, s in EPOCHS_V)
 _POINTS_VI = tuple(Point(b, n // _SOCKETS_PER_NODE, speed) for b, n, speed, _ in EPOCHS_VI)
 # Section V-A 1: "above 97%" from 1 to 256 KNL nodes; V-A 2: "around 90%" from 1 to 512 CPUs.
-TABLE_V = Table("Table V", "Stampede2's KNL nodes", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
-TABLE_VI = Table("Table VI", "MareNostrum 4's nodes", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
+TABLE_V = Table("Table V", _POINTS_V, _one_node(_POINTS_V[1], 97, "above"))
+TABLE_VI = Table("Table VI", _POINTS_VI, _one_node(_POINTS_VI[0], 90, "around"))
 # By the machine's profile, or else by sockets and cores per socket: Xeon Phi 7250, Xeon 8160.
 TABLES = {"stampede2-knl": TABLE_V, "marenostrum4": TABLE_VI}
 TABLES_BY_CORES = {(1, 68): TABLE_V, (2, 24): TABLE_VI}

@@ -323,7 +323,7 @@ def _plan_linear(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
 
 def _line(basis: _Basis, begin: int, end: int, origin: int, total: int) -> dict[str, Any]:
     """Return the settings from `begin` to `end` on the line from the peak at `origin` to 0 at `total`."""
-    rate = _six_digits(basis.peak * (total - begin) / (total - origin))
+    rate = six_digits(basis.peak * (total - begin) / (total - origin))
     settings = {"base_lr": rate, "power": 1, "max_iter": end - begin}
     if end == total:
         return settings | {"lr_policy": "poly"}
@@ -355,9 +355,9 @@ def _plan_cycles(schedule: Schedule, basis: _Basis) -> Iterator[PlannedPhase]:
         rise = basis.iterations(rise_end) - basis.iterations(at)
         _check_fits(0, rise, "", "a cycle's rise")
         _check_fits(basis.iterations(rise_end), basis.iterations(end), "a cycle's rise", "the cycle")
-        ramp = {"warmup_iter": rise, "warmup_start_lr": _six_digits(low)}
+        ramp = {"warmup_iter": rise, "warmup_start_lr": six_digits(low)}
         if own:
-            fixed = {"base_lr": _six_digits(rate), "lr_policy": "fixed", "max_iter": rise}
+            fixed = {"base_lr": six_digits(rate), "lr_policy": "fixed", "max_iter": rise}
             yield PlannedPhase(f"rise{number}", fixed | ramp | decay)
             at, ramp = rise_end, {}
         settings = _poly_cyc(basis, rate, at, end, 2, cycles.fall_times)
@@ -379,7 +379,7 @@ def _poly_cyc(
     begin, end = basis.iterations(at), basis.iterations(until)
     _check_fits(begin, end, "the part before", "a part")
     return {
-        "base_lr": _six_digits(rate),
+        "base_lr": six_digits(rate),
         "lr_policy": "poly_cyc",
         "power": power,
         "max_iter": end - begin,
@@ -395,7 +395,7 @@ def _collapse(rate: float, iterations: int, basis: _Basis) -> dict[str, Any]:
     """Return settings that decay from `rate` to 0 with power 2, at twice the weight decay (section V-B)."""
     _check_fits(0, iterations, "", "a collapse")
     return {
-        "base_lr": _six_digits(rate),
+        "base_lr": six_digits(rate),
         "lr_policy": "poly",
         "power": 2,
         "max_iter": iterations,
@@ -449,10 +449,10 @@ def _check_fits(begin: int, end: int, before: str, after: str) -> None:
     raise ValueError(f"{after} would have no iterations")
 
 
-def _six_digits(rate: float) -> float:
+def six_digits(rate: float) -> float:
     """Round a rate to the six digits that Caffe's log prints.
 
-    >>> _six_digits(1.6 * 0.22)
+    >>> six_digits(1.6 * 0.22)
     0.352
     """
     return float(f"{rate:.6g}")

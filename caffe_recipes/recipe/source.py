@@ -39,7 +39,7 @@ def load_recipe(name_or_path: str | Path, instead: str = _TAKES_ANY) -> Recipe:
 
     Also raises RecipeError for one that TensorFlow trains, with what to do `instead`.
     """
-    return need_caffe(load_any_recipe(name_or_path), name_or_path, instead)
+    return require_caffe_recipe(load_any_recipe(name_or_path), name_or_path, instead)
 
 
 def load_any_recipe(name_or_path: str | Path) -> AnyRecipe:
@@ -113,7 +113,7 @@ def split_row(text: str) -> tuple[str, str | None]:
 
 def parse_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> Recipe:
     """Parse and validate YAML text of a recipe for Caffe, as `parse_any_recipe` does."""
-    return need_caffe(parse_any_recipe(text, where, folder, row), where)
+    return require_caffe_recipe(parse_any_recipe(text, where, folder, row), where)
 
 
 def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None = None) -> AnyRecipe:
@@ -130,7 +130,7 @@ def parse_any_recipe(text: str, where: str | Path, folder: Path, row: str | None
     return recipe
 
 
-def need_caffe(recipe: AnyRecipe, given: str | Path, instead: str = _TAKES_ANY) -> Recipe:
+def require_caffe_recipe(recipe: AnyRecipe, given: str | Path, instead: str = _TAKES_ANY) -> Recipe:
     """Return a recipe that Caffe trains; raises RecipeError for any other, with what to do `instead`."""
     if isinstance(recipe, Recipe):
         return recipe

@@ -108,12 +108,12 @@ def find_named(text: str) -> Named | None:
     return None
 
 
-def need_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
+def require_named(text: str, kinds: Collection[Kind], wanted: str) -> Named:
     """Resolve an argument that must be of one of these kinds; `wanted` is what to give otherwise.
 
     Raises InputError if nothing has that name, or if it is of another kind.
 
-    >>> need_named("digits-local", ["file", "folder"], "a solver's file")
+    >>> require_named("digits-local", ["file", "folder"], "a solver's file")
     Traceback (most recent call last):
     caffe_recipes.errors.InputError: digits-local: is a recipe; give a solver's file
     """
@@ -133,7 +133,7 @@ def recipe_named(text: str) -> str:
         return text  # `load_recipe` reports why it cannot be read, or which names exist
     if named is not None and named.kind == "net" and _is_yaml_file(named.path):
         return text  # a row of a family: `load_recipe` reports that it does not exist
-    return need_named(text, ["recipe", "file"], "a recipe's name, or the path of its YAML").path
+    return require_named(text, ["recipe", "file"], "a recipe's name, or the path of its YAML").path
 
 
 def nothing_named(text: str, kinds: str = "recipe, file or folder", hint: str = "") -> InputError:
@@ -250,7 +250,7 @@ def real_path(path: str | Path) -> Path:
 
 
 @contextmanager
-def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
+def hiding_foreign_text(file: Path, named_by: str | Path, caffe_root: Path | None = None) -> Iterator[None]:
     """Hide why a file is not a prototxt, which quotes its text, unless it is one of the user's files.
 
     A solver may name any file of this machine, or a link in its folder may lead to one, and the log of a CI
@@ -268,7 +268,7 @@ def hiding_text(file: Path, named_by: str | Path, caffe_root: Path | None = None
 def refuse_foreign_link(file: str | Path, folder: str | Path) -> None:
     """Raise PrototxtError for a file found in a folder that is a link to one that is not the user's.
 
-    For commands that print the text or the values of what they find; see `hiding_text`.
+    For commands that print the text or the values of what they find; see `hiding_foreign_text`.
     """
     if "\0" not in str(file) and not _is_of_user(Path(file), Path(folder)):  # nothing has such a name
         raise PrototxtError(file, "is a link to a file outside its folder", "give the file itself")

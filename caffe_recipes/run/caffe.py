@@ -41,6 +41,7 @@ from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
 from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.wording import shorten
 
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="
 _MODEL, _STATE = ".caffemodel", ".solverstate"
@@ -536,4 +537,4 @@ def trial_net() -> pb.NetParameter:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    return shorten(text, 200)

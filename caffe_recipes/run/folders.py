@@ -25,7 +25,7 @@ from caffe_recipes.run.events import Created
 from caffe_recipes.run.journal import JOURNAL, Clock, Journal
 from caffe_recipes.run.plan import plan_files
 from caffe_recipes.run.trainer import find_trainer
-from caffe_recipes.wording import describe_names
+from caffe_recipes.wording import describe_names, shorten
 
 RUNS = "runs"
 RECIPE_JSON = "recipe.json"
@@ -269,5 +269,4 @@ def _differences(before: object, now: object, at: str) -> Iterator[tuple[str, st
 def _short(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return f"{len(value)} entries"
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shorten(json.dumps(value), 60)

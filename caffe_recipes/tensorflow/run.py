@@ -66,19 +66,6 @@ class GradualWarmup(Value):
             (self.steps, 0.0),
         )
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate at a global step, counted from 0; it is 0 from `steps` on.
-
-        >>> run = GradualWarmup(learning_rate=0.1, warmup_steps=260, end_learning_rate=4.8, steps=4680)
-        >>> [round(run.rate_at(step), 6) for step in (0, 130, 260, 2470, 4679, 4680)]
-        [0.1, 2.45, 4.8, 2.4, 0.001086, 0.0]
-        """
-        if step < self.warmup_steps:
-            rise = self.end_learning_rate - self.learning_rate
-            return self.learning_rate + rise * step / self.warmup_steps
-        left = max(0, self.steps - step)
-        return self.end_learning_rate * left / (self.steps - self.warmup_steps)
-
 
 class Records(Value):
     """A folder of TFRecords; the manifest of `train` is beside it, as `train.manifest.json`."""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from caffe_recipes.authoring import new, recipe_yaml, scale, shape
-from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
 from caffe_recipes.authoring.recipe_yaml import NewRecipe
 from caffe_recipes.authoring.shape import find_threads
 from caffe_recipes.caffe.nets import DEPTHS
@@ -36,9 +36,12 @@ WISHES = st.builds(
     collapse=st.sampled_from(["last", "last", "each"]),
     collapse_epochs=st.none() | st.floats(1, 12),
     nodes=st.none() | st.just(1),
-    classes=st.sampled_from([1, 2, 5, 10, 1000, 21_841]),
     test_images=st.integers(1, 100_000) | st.just(50_000),
-    depth=st.sampled_from([50, 50, *DEPTHS]),
+    net=st.builds(
+        builder_net,
+        st.sampled_from([50, 50, *DEPTHS]).map("resnet{}".format),
+        st.sampled_from([1, 2, 5, 10, 1000, 21_841]),
+    ),
     profile=st.sampled_from(NAMES).map(lambda name: load_profile(name) if name else None),
 )
 
@@ -109,9 +112,9 @@ def test_lint_finds_nothing_above_a_note(wish: RecipeRequest, tmp_path: Path) ->
         RecipeRequest(IMAGENET, 4096, 125, cycles=5, profile=load_profile("stampede2-skx")),
         RecipeRequest(IMAGENET, 4096, 125, cycles=5, collapse="each"),
         RecipeRequest(100, 10, 30, cycles=1, collapse="each"),
-        RecipeRequest(IMAGENET, 4096, 90, depth=18),
-        RecipeRequest(IMAGENET, 4096, 90, depth=101),
-        RecipeRequest(1438, 64, 29, classes=10, test_images=359),
+        RecipeRequest(IMAGENET, 4096, 90, net=builder_net("resnet18")),
+        RecipeRequest(IMAGENET, 4096, 90, net=builder_net("resnet101")),
+        RecipeRequest(1438, 64, 29, net=builder_net(classes=10), test_images=359),
         RecipeRequest(1, 1, 5),
         RecipeRequest(3, 2, 40, cycles=1),
     ],
@@ -245,14 +248,14 @@ def test_what_is_ours_is_said_to_be() -> None:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
-    profile = load_profile("vlab")
-    made = make_new(RecipeRequest(IMAGENET, 4096, 40, depth=depth, profile=profile))
+    profile, resnet = load_profile("vlab"), builder_net(f"resnet{depth}")
+    made = make_new(RecipeRequest(IMAGENET, 4096, 40, net=resnet, profile=profile))
     recipe = made.recipe
     assert (recipe.name, recipe.net.name) == (f"resnet{depth}-4096-40ep", f"ResNet-{depth}")
     assert recipe.net.builder == f"resnet{depth}"
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
     # What is known of epochs is known of ResNet-50 alone.
-    short = make_new(RecipeRequest(IMAGENET, 4096, 30, depth=depth, profile=profile)).notes
+    short = make_new(RecipeRequest(IMAGENET, 4096, 30, net=resnet, profile=profile)).notes
     net = f"ResNet-{depth}"
     told = [f"warning: the rules and known accuracies are for ResNet-50; {net} may need other settings"]
     assert list(made.notes) == ([] if depth == 50 else told)
@@ -293,17 +296,20 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
         ),
         (RecipeRequest(IMAGENET, 4096, 10**6, cycles=101), "--cycles: 101 is too many; use 100 or fewer"),
         (RecipeRequest(2**31 - 1, 1, 90), "a phase has 193,.* iterations, more than .* 2,147,483,647"),
-        (RecipeRequest(IMAGENET, 4096, 90, classes=1), "--classes: 1 is too few; give 2 or more"),
         (
-            RecipeRequest(IMAGENET, 4096, 90, classes=2**31 - 1),
+            RecipeRequest(IMAGENET, 4096, 90, net=builder_net(classes=1)),
+            "--classes: 1 is too few; give 2 or more",
+        ),
+        (
+            RecipeRequest(IMAGENET, 4096, 90, net=builder_net(classes=2**31 - 1)),
             "2,147,483,647 classes need .*; give 1,048,575 or",
         ),
         (
-            RecipeRequest(IMAGENET, 4096, 90, classes=2**31 - 1, depth=18),
+            RecipeRequest(IMAGENET, 4096, 90, net=builder_net("resnet18", 2**31 - 1)),
             "--classes: .*; give 4,194,303 or fewer",
         ),
         (
-            RecipeRequest(IMAGENET, 5000, 90, classes=10**6, batch_per_rank=2500),
+            RecipeRequest(IMAGENET, 5000, 90, net=builder_net(classes=10**6), batch_per_rank=2500),
             "--classes: .*; give 858,993 or",
         ),
         (RecipeRequest(IMAGENET, 4096, 90, name="a/b"), "name: must start with a letter"),
@@ -328,9 +334,9 @@ def test_what_a_refusal_suggests_fits() -> None:
 @pytest.mark.parametrize("depth", [18, 50])
 def test_the_most_classes_make_no_blob_that_is_too_large(depth: int, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        make_new(RecipeRequest(IMAGENET, 4096, 90, classes=2**31 - 1, depth=depth))
+        make_new(RecipeRequest(IMAGENET, 4096, 90, net=builder_net(f"resnet{depth}", 2**31 - 1)))
     most = int(str(caught.value).split("give ")[1].split(" ")[0].replace(",", ""))
-    text = make_new(RecipeRequest(IMAGENET, 4096, 90, classes=most, depth=depth)).text
+    text = make_new(RecipeRequest(IMAGENET, 4096, 90, net=builder_net(f"resnet{depth}", most))).text
     assert not [line for line in lint(text, tmp_path) if line.startswith("blob-too-large")]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.authoring.new import RecipeRequest, make_new
+from caffe_recipes.authoring.new import RecipeRequest, builder_net, make_new
 from caffe_recipes.authoring.rescale import RescaleTarget, rescale
 from caffe_recipes.authoring.scale import find_scale, scale_phases, warmup_epochs
 from caffe_recipes.caffe.rates import lr_at
@@ -23,7 +23,7 @@ from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate
 from caffe_recipes.review.lint.recipes import lint_recipe
 from caffe_recipes.review.lint.rules import Finding
-from tests.shipped import OF_CAFFE
+from tests.shipped import OF_CAFFE, rates_of
 
 SHIPPED = Path(__file__).parents[2] / "caffe_recipes/recipes"
 SMALL = "stampede2-64n-72ep"
@@ -337,7 +337,7 @@ def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own:
 
 @pytest.mark.parametrize("depth", [18, 50, 152])
 def test_a_rank_s_batch_has_the_blobs_limit_at_any_depth(depth: int) -> None:
-    recipe = make_new(RecipeRequest(1_281_167, 4096, 90, depth=depth)).recipe
+    recipe = make_new(RecipeRequest(1_281_167, 4096, 90, net=builder_net(f"resnet{depth}"))).recipe
     with pytest.raises(InputError, match="4,096 images per rank need a blob in the ResNet of more than"):
         rescale(recipe, RescaleTarget(nodes=1))
 
@@ -360,7 +360,7 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
         for phase in made.recipe.phases
         for iteration in range(phase.max_iter)
     ]
-    assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(rates)) < 1e-6
+    assert rates == pytest.approx(rates_of(run.schedule), abs=1e-6)
     warning = "the rate is 0.5 of the linear rule's 3.2, as in tf-256n-90ep, which was tuned for a batch of"
     assert any(warning in note for note in made.notes)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from caffe_recipes.cluster.staging.plan import CopyRates
-from caffe_recipes.recipe.estimate import Duration, estimate_duration
+from caffe_recipes.recipe.estimate import Duration, duration_at, estimate_duration
 from caffe_recipes.recipe.model import Recipe
 from caffe_recipes.recipe.source import load_recipe
 
 
-def found(recipe: Recipe, phase: str | None = None, rates: CopyRates | None = None) -> Duration:
-    duration = estimate_duration(recipe, phase, rates)
+def found(recipe: Recipe, phase: str | None = None) -> Duration:
+    duration = estimate_duration(recipe, phase)
     assert duration is not None
     return duration
 
@@ -49,7 +49,7 @@ def test_a_phase_trains_for_its_own_images_and_the_last_one_is_tested() -> None:
 
 def test_a_faster_file_system_stages_faster() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    fast = found(recipe, rates=CopyRates(link=12.5e9, shared=50e9, disk=2e9))
+    fast = duration_at(recipe, 6303, rates=CopyRates(link=12.5e9, shared=50e9, disk=2e9))
     assert fast.staging_s == pytest.approx(64 * 42e9 / 50e9)
 
 

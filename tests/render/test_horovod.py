@@ -22,6 +22,7 @@ from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate_all
+from tests.shipped import rates_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT.parent / "shared" / "seeds" / "001_7bab8357854a84d6.txt"
@@ -169,7 +170,7 @@ def test_module_data_and_caffe_s_phases_agree_to_6_decimals_at_every_step(module
     # Caffe's float32 has about 7 digits of the highest rate, 4.8; of the last, 0.001, that leaves 66 ppm.
     assert max(abs(ours - theirs) for ours, theirs in zip(caffe, rates, strict=True)) < 1e-6
     assert RECIPE.tensorflow
-    assert rates == pytest.approx([RECIPE.tensorflow.schedule.rate_at(step) for step in range(4680)])
+    assert rates == pytest.approx(rates_of(RECIPE.tensorflow.schedule))
     points = json.loads(FILES[f"{FOLDER}/tf_rates.json"])["points"]
     read = [
         low["learning_rate"]
@@ -192,7 +193,8 @@ def test_the_run_of_the_printed_log_has_its_steps_and_its_rate_in_caffe_too() ->
         for iteration in range(phase.max_iter)
     ]
     assert len(caffe) == 14_075
-    assert max(abs(rate - run.schedule.rate_at(step)) for step, rate in enumerate(caffe)) < 1e-6
+    rates = rates_of(run.schedule)
+    assert max(abs(ours - theirs) for ours, theirs in zip(caffe, rates, strict=True)) < 1e-6
 
 
 def test_past_its_end_the_module_s_rate_is_0(module: ModuleType) -> None:

@@ -11,7 +11,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.review import naming
-from caffe_recipes.review.naming import find_named, need_named, nothing_named, recipe_named, shipped_names
+from caffe_recipes.review.naming import find_named, nothing_named, recipe_named, require_named, shipped_names
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_names_nothing_is_told_as_what_it_looks_like(here: Path, text: str,
 
 def test_what_is_of_another_kind_is_told_as_that(here: Path) -> None:
     with pytest.raises(InputError, match=r"\.: is a folder; give a net's file"):
-        need_named(".", ["file"], "a net's file")
+        require_named(".", ["file"], "a net's file")
 
 
 def test_only_a_recipe_is_taken_for_one(here: Path) -> None:

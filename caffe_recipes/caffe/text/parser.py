@@ -23,7 +23,7 @@ from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.dialects import OURS, field_dialects, find_counterpart
 from caffe_recipes.caffe.text.comments import Comment, CommentCollector
 from caffe_recipes.caffe.text.tokens import TOKEN, line_column, parse_float, parse_int, parse_string
-from caffe_recipes.caffe.text.writer import FLOAT_MAX, float_text
+from caffe_recipes.caffe.text.writer import FLOAT_MAX, fields_of, float_text
 from caffe_recipes.errors import PrototxtError
 from caffe_recipes.limits import hint_at_limit, limit
 from caffe_recipes.wording import did_you_mean, join_names
@@ -118,11 +118,6 @@ def parse_text(
 
 
 @functools.cache
-def _fields(message: Descriptor) -> dict[str, FieldDescriptor]:
-    return {field.name: field for field in message.fields}
-
-
-@functools.cache
 def _required(message: Descriptor) -> tuple[str, ...]:
     return tuple(field.name for field in message.fields if field.is_required)
 
@@ -175,7 +170,7 @@ class _Parser:
     def _body(self, message: Message, closing: str, opening: int) -> None:
         """Read fields up to the token `closing`, which is not consumed; "" is the end of the text."""
         schema = message.DESCRIPTOR
-        known = _fields(schema)
+        known = fields_of(schema)
         while self._kind == "name":
             if self._value not in known:
                 what = f"{schema.name} has no field {self._quote()}"

@@ -46,6 +46,12 @@ FIELD_ORDERS = {
 
 
 @functools.cache
+def fields_of(message: Descriptor) -> Mapping[str, FieldDescriptor]:
+    """Return the fields of a message by name."""
+    return {field.name: field for field in message.fields}
+
+
+@functools.cache
 def ordered_fields(message: Descriptor) -> tuple[FieldDescriptor, ...]:
     """Return all fields of a message in the order in which they are written."""
     row = FIELD_ORDERS.get(message.name, "*").split()

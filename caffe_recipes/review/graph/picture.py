@@ -101,9 +101,9 @@ def render_graph(net: LoadedNet, summary: Summary, kind: str) -> bytes:
     """
     if kind == "svg":
         return draw_graph(net, summary).encode()
-    from caffe_recipes.review.inspect.plots import need_matplotlib, render_figure
+    from caffe_recipes.review.inspect.plots import render_figure, require_matplotlib
 
-    need_matplotlib(f"a graph as {kind}")
+    require_matplotlib(f"a graph as {kind}")
     root = ElementTree.fromstring(draw_graph(net, summary))
     width, height = (float(root.attrib[side]) for side in ("width", "height"))
     dpi = min(_DPI, _MOST_SIDE_PX * 72 / max(width, height), (_MOST_PX * 72**2 / (width * height)) ** 0.5)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from caffe_recipes.errors import InputError
 from caffe_recipes.review.inspect.estimates import explain_rises, group_lines
-from caffe_recipes.review.inspect.plots import line_colour, line_style, need_matplotlib, render_figure
+from caffe_recipes.review.inspect.plots import line_colour, line_style, render_figure, require_matplotlib
 from caffe_recipes.units import unit_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def render_sweep_plot(estimates: Sequence[Estimate], kind: str, swept: Sequence[
     Raises InputError if there are too many local batches to tell their lines apart, or if matplotlib is
     missing.
     """
-    need_matplotlib()
+    require_matplotlib()
     nodes = {each.shape.nodes for each in estimates}
     other = next((key for key in swept if key != "nodes"), None)
     if len(nodes) == 1 and other:

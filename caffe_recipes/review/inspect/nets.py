@@ -25,7 +25,7 @@ from caffe_recipes.review.naming import (
     find_beside,
     find_named,
     find_shared,
-    hiding_text,
+    hiding_foreign_text,
     is_file,
     walk_prototxts,
 )
@@ -143,7 +143,7 @@ def _solver_net(
     if not named:
         raise PrototxtError(given, "is a solver that names no net", "give the net file itself")
     path = _find_net(given, named, caffe_root)
-    with hiding_text(path, given, caffe_root):
+    with hiding_foreign_text(path, given, caffe_root):
         net: Document[Message] = load_document(path, pb.NetParameter, max_bytes=max_bytes)
     return GivenNet(str(path), _upgrade_net(net), state)
 

@@ -55,7 +55,6 @@ class Mark:
     x: float
     before: float
     after: float
-    is_join: bool
 
 
 def curve_of(stretch: Stretch, samples: int = _SAMPLES) -> Curve:
@@ -79,12 +78,12 @@ def marks_of(schedule: PlottedSchedule) -> Iterator[Mark]:
             continue
         warmup_x = stretch.x_at(stretch.solver.warmup_iter)
         jumps = (
-            (stretch.begins, stretch.rate_before, rates.first, True),
-            (warmup_x, rates.warmup_end, rates.after_warmup, False),
+            (stretch.begins, stretch.rate_before, rates.first),
+            (warmup_x, rates.warmup_end, rates.after_warmup),
         )
-        for x, before, after, is_join in jumps:
+        for x, before, after in jumps:
             if before is not None and after is not None and math.isfinite(before) and math.isfinite(after):
-                yield Mark(x, before, after, is_join)
+                yield Mark(x, before, after)
 
 
 def _iterations(stretch: Stretch, samples: int) -> Iterator[int]:
@@ -214,7 +213,7 @@ def format_of(path: Path) -> str:
     return kind
 
 
-def need_matplotlib(what: str = "plot") -> None:
+def require_matplotlib(what: str = "plot") -> None:
     """Import matplotlib; raise InputError if it is not installed. `what` names what needs it."""
     if find_spec("matplotlib") is None:
         raise InputError("", f"{what} needs matplotlib", "pip install 'caffe-recipes[plot]'")
@@ -270,7 +269,7 @@ def render_plot(schedules: Sequence[PlottedSchedule], kind: str, *, log: bool = 
     Schedules with rates of similar scale share an axis; otherwise each has its own panel. Raises InputError
     if matplotlib is missing, if there are too many phases, or if no iteration has a rate above 0.
     """
-    need_matplotlib()
+    require_matplotlib()
     parts = sum(len(schedule.stretches) for schedule in schedules)
     if parts > _MOST_PARTS:
         raise InputError(schedules[0].name, f"{parts} phases to draw", f"give {_MOST_PARTS} at most")

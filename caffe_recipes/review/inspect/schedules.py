@@ -27,7 +27,7 @@ from caffe_recipes.review.diff.compare import batch_of
 from caffe_recipes.review.diff.sources import read_if_exists
 from caffe_recipes.review.lint.chain import RATE_OF_LOSSES, Chain, read_links
 from caffe_recipes.review.lint.snapshot_rules import phase_name_from_path
-from caffe_recipes.review.naming import need_named
+from caffe_recipes.review.naming import require_named
 
 if TYPE_CHECKING:
     from caffe_recipes.caffe.prototxt import Document
@@ -106,7 +106,7 @@ def load_chain(paths: Sequence[str], max_bytes: int = MOST_BYTES, iterations: in
     """
     links: list[Link] = []
     for path in paths:
-        need_named(path, ["file"], "a solver file")
+        require_named(path, ["file"], "a solver file")
         document: Document[Message] = load_document(path, max_bytes=max_bytes)
         found = read_links(document, phase_name_from_path(path))
         if not found:
@@ -135,7 +135,7 @@ def load_schedules(
     """
     from caffe_recipes.recipe.source import load_recipe  # YAML
 
-    named = [need_named(name, ["recipe", "file"], "a recipe or a solver file") for name in names]
+    named = [require_named(name, ["recipe", "file"], "a recipe or a solver file") for name in names]
     recipes = [one.path for one in named if one.kind == "recipe"]
     files = [one.path for one in named if one.kind == "file"]
     if recipes and files and not epochs_per_iter:

@@ -7,6 +7,7 @@ Explain a rule: what it checks, what will happen, and what to do about it.
 
 from __future__ import annotations
 
+import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from caffe_recipes.caffe.dialects import OURS, find_dialect, load_dialects
 from caffe_recipes.caffe.dialects.check import DIFFERENCE_RULES, check_message
 from caffe_recipes.caffe.dialects.schema import parse_lenient
+from caffe_recipes.errors import InputError
 from caffe_recipes.review.lint import data_rules, layer_rules, weight_rules, wiring_rules
 from caffe_recipes.review.lint.chain import batch_per_rank, stop_phases
 from caffe_recipes.review.lint.chain_rules import check_changes, check_handovers, check_joins, check_steps
@@ -167,10 +169,12 @@ def check_dialect(path: str | Path, text: str, dialect: str) -> list[Finding]:
 _WIDTH = 100
 
 
-def explain(name: str, width: int | None = None) -> str:
+def explain_rule(name: str, width: int | None = None) -> str:
     """Explain a rule: the problem, what is checked, the effect, what to write, and how to accept a finding.
 
-    >>> print(explain("weights-missing"))
+    Raises InputError, with the nearest id, for an unknown one.
+
+    >>> print(explain_rule("weights-missing"))
     weights-missing: an error
     problem  a later phase that starts without weights
     checks   a chain of solvers, and the weights that each starts from
@@ -180,6 +184,11 @@ def explain(name: str, width: int | None = None) -> str:
     exit     1, unless accepted or with --fail-on never
     accept   in a recipe: {finding: weights-missing, reason: WHY IT IS INTENDED}
     """
+    if name not in RULES:
+        near = difflib.get_close_matches(name, RULES, n=1)
+        raise InputError(
+            "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
+        )
     rule = RULES[name]
     effect, write = rule.explanation or map(_generalize, (rule.effect, rule.write))
     exits = {

@@ -496,7 +496,7 @@ def check_labels(view: NetView, phase: PhaseNet) -> Iterator[Finding]:
 
 def outputs_of(phase: PhaseNet, i: int) -> int | None:
     """Return the number of class outputs that a loss or an accuracy reads; None if unknown."""
-    layer, shape = phase.layers[i], phase.bottom_shape(i, 0)
+    layer, shape = phase.layers[i], phase.bottom_shape(i)
     param = layer.accuracy_param if layer.type == "Accuracy" else layer.softmax_param
     if shape is None or not -len(shape) <= param.axis < len(shape):
         return None

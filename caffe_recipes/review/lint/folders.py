@@ -5,7 +5,6 @@ Lint the arguments of the command: recipes by name or file, prototxts as one cha
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +17,7 @@ from caffe_recipes.errors import CaffeRecipesError, InputError, PrototxtError
 from caffe_recipes.files import open_file, read_bytes
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.lint.chain_rules import check_deploys
-from caffe_recipes.review.lint.check import explain, sort_findings
+from caffe_recipes.review.lint.check import sort_findings
 from caffe_recipes.review.lint.inputs import (
     Reader,
     find_training,
@@ -29,7 +28,7 @@ from caffe_recipes.review.lint.inputs import (
     split_trained,
     upgrade_if_old,
 )
-from caffe_recipes.review.lint.rules import RULES, SEVERITIES, split_place
+from caffe_recipes.review.lint.rules import SEVERITIES, split_place
 from caffe_recipes.review.lint.scripts import Script, load_script, parse_script
 from caffe_recipes.review.lint.snapshot_rules import (
     check_commands,
@@ -40,7 +39,7 @@ from caffe_recipes.review.lint.snapshot_rules import (
 )
 from caffe_recipes.review.naming import (
     find_named,
-    hiding_text,
+    hiding_foreign_text,
     walk_prototxts,
 )
 
@@ -99,7 +98,7 @@ def lint_folder(reader: Reader, folder: Path, script: Script) -> Iterator[Findin
 def _read_prototxt(reader: Reader, path: Path) -> Document[Any] | None:
     """Read a prototxt. One that cannot be read is a finding, unless its name or text is that of a solver."""
     try:
-        with hiding_text(path, path, reader.options.caffe_root):
+        with hiding_foreign_text(path, path, reader.options.caffe_root):
             return reader.read(path)
     except PrototxtError:
         if "solver" in path.name.lower() or _SOLVER_FIELD.search(_read_beginning(path)):
@@ -159,7 +158,7 @@ def find_chain(folder: Path, max_bytes: int, *, is_ordered: bool = True) -> list
 
 
 def _load_found(path: Path, max_bytes: int) -> Document[Any]:
-    with hiding_text(path, path):
+    with hiding_foreign_text(path, path):
         return load_document(path, max_bytes=max_bytes)
 
 
@@ -238,16 +237,6 @@ def is_at_least(found: Finding, severity: str) -> bool:
     if found.accepted or severity == "never":
         return False
     return found.severity in SEVERITIES[: [str(one) for one in SEVERITIES].index(severity) + 1]
-
-
-def explain_rule(name: str, width: int | None = None) -> str:
-    """Explain a rule. Raises InputError, with the nearest id, for an unknown one."""
-    if name not in RULES:
-        near = difflib.get_close_matches(name, RULES, n=1)
-        raise InputError(
-            "", f"no rule '{name}'", f"did you mean '{near[0]}'?" if near else "--rules lists them"
-        )
-    return explain(name, width)
 
 
 def _lint_paths(paths: Sequence[Path], options: LintOptions, report: Callable[[str], None]) -> list[Finding]:

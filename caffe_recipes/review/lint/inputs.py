@@ -54,7 +54,7 @@ from caffe_recipes.review.naming import (
     find_at_path,
     find_beside,
     find_shared,
-    hiding_text,
+    hiding_foreign_text,
     is_file,
     real_path,
 )
@@ -305,7 +305,7 @@ class Reader:
     def read_leniently(self, path: Path, named_by: str = "") -> Document[Any] | None:
         """Read a prototxt file that a solver names; if that fails, report a finding and return None."""
         try:
-            with hiding_text(path, named_by or path, self.options.caffe_root):
+            with hiding_foreign_text(path, named_by or path, self.options.caffe_root):
                 return self.read(path)
         except PrototxtError as error:
             self.findings.append(

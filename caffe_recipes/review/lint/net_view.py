@@ -109,10 +109,10 @@ class PhaseNet:
         """Return the (layer, top) that produces a bottom; None if none does."""
         return self.flow.producers.get((layer, bottom))
 
-    def bottom_shape(self, layer: int, bottom: int) -> Shape | None:
-        """Return the inferred shape of a bottom; None if unknown."""
+    def bottom_shape(self, layer: int) -> Shape | None:
+        """Return the inferred shape of a layer's first bottom; None if unknown."""
         shapes = self.shapes[layer] if self.shapes else None
-        return shapes.bottoms[bottom] if shapes and bottom < len(shapes.bottoms) else None
+        return shapes.bottoms[0] if shapes and shapes.bottoms else None
 
     def learned(self, layer: int) -> tuple[Shape, ...] | None:
         """Return the inferred shapes of the blobs that a layer learns; None if unknown."""

@@ -367,7 +367,7 @@ def _why_unfoldable(phase: PhaseNet, scale: int) -> tuple[str, str, str] | None:
     if not param.bias_term:
         at = "scale_param.bias_term" if param.HasField("bias_term") else "type"
         return at, "has no bias", "scale_param { bias_term: true }"
-    bottom = phase.bottom_shape(scale, 0)
+    bottom = phase.bottom_shape(scale)
     axes = len(bottom) if bottom else 4
     if param.axis not in (1, 1 - axes):
         return "scale_param.axis", f"has axis {param.axis}", "axis: 1"

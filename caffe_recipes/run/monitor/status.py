@@ -51,7 +51,7 @@ from caffe_recipes.run.submit.submissions import (
 from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, next_display
 from caffe_recipes.units import write_clock
-from caffe_recipes.wording import printable
+from caffe_recipes.wording import printable, shorten
 
 # How many runs of a recipe are searched for an earlier speed, and below which share of it a run is slow.
 _RECENT_RUNS = 10
@@ -384,14 +384,10 @@ def status_table(
             padded = text.rjust(wide) if name in _NUMBERS else text.ljust(wide)
             style = "bold" if number == 0 else _STYLES.get(text, "") if name == "state" else ""
             pieces += [(padded, style), ("  ", "")]
-        room = None if width is None else max(0, width - sum(len(text) for text, _ in pieces))
-        pieces.append((_truncate(row[-1], room), "" if number else "bold"))
+        room = len(row[-1]) if width is None else max(0, width - sum(len(text) for text, _ in pieces))
+        pieces.append((shorten(row[-1], room), "" if number else "bold"))
         lines.append(pieces)
     return lines
-
-
-def _truncate(text: str, room: int | None) -> str:
-    return text if room is None or len(text) <= room else f"{text[: max(0, room - 3)]}..."[:room]
 
 
 def _row(status: RunStatus, now_s: float) -> tuple[str, ...]:

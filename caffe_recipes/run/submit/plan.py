@@ -28,7 +28,7 @@ from caffe_recipes.recipe.estimate import duration_at
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.pace import shape_of
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
-from caffe_recipes.recipe.source import load_any_recipe, locate_keys, need_caffe
+from caffe_recipes.recipe.source import load_any_recipe, locate_keys, require_caffe_recipe
 from caffe_recipes.recipe.translate import original_name
 from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warning_s, limit_s
 from caffe_recipes.render.tree import find_differences, generate
@@ -428,7 +428,7 @@ def describe_extrapolated(planned: PlannedJobs) -> str:
         profile=planned.profile if options.profile else None, rates=find_rates(planned.profile)
     )
     try:
-        recipe = need_caffe(planned.recipe, planned.recipe.name)
+        recipe = require_caffe_recipe(planned.recipe, planned.recipe.name)
         (found,) = estimate_shapes(recipe, [shape_of(recipe)], inputs)
     except InputError:  # its speed is unknown, or TensorFlow trains it
         return ""

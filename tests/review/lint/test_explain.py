@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caffe_recipes.review.lint.folders import explain_rule
+from caffe_recipes.review.lint.check import explain_rule
 from caffe_recipes.review.lint.rules import RULES
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.review.lint.folders import explain_rule, is_at_least, is_recipe, lint
+from caffe_recipes.review.lint.check import explain_rule
+from caffe_recipes.review.lint.folders import is_at_least, is_recipe, lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.rules import finding
 from tests.review.conftest import LintSolvers

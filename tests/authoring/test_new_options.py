@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from caffe_recipes.authoring import asked
-from caffe_recipes.authoring.asked import NewOptions, make_request
+from caffe_recipes.authoring import new_options
 from caffe_recipes.authoring.new import make_new
+from caffe_recipes.authoring.new_options import NewOptions, make_request
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
 from caffe_recipes.cluster.profiles import load_profile
@@ -196,8 +196,8 @@ def test_fewer_classes_than_the_labels_need_are_refused(
     assert refused(test_lmdb=other).startswith(f"--classes: 4 classes, but {other} has labels up to 5; ")
     assert make(NewOptions(20, net="resnet_small", classes=9, **lmdbs), tmp_path).net.classes == 9
     # Of many records only some are read; they say what is too few, not how many there are.
-    monkeypatch.setattr(asked, "_MOST_SCANNED", 100)
-    monkeypatch.setattr(asked, "_SAMPLED", 7)
+    monkeypatch.setattr(new_options, "_MOST_SCANNED", 100)
+    monkeypatch.setattr(new_options, "_SAMPLED", 7)
     assert refused(classes=1) == said.replace("2 classes", "1 class")
     assert make(NewOptions(20, net="resnet_small", **lmdbs), tmp_path).net.classes == 1000
 

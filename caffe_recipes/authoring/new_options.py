@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caffe_recipes.authoring.adopt_files import count_classes, data_values, prototxt_net, variant_values
-from caffe_recipes.authoring.new import PUBLISHED, Images, RecipeRequest
+from caffe_recipes.authoring.new import (
+    DEFAULT_CLASSES,
+    PAPERS_DEPTH,
+    PUBLISHED,
+    Images,
+    RecipeRequest,
+    builder_net,
+)
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.nets import BUILDERS
 from caffe_recipes.caffe.prototxt import load_document
@@ -86,25 +93,24 @@ def make_request(asked: NewOptions, home: Path) -> RecipeRequest:
     net = _net_values(asked, own, train, home)
     _check_labels(lmdb, train, net["classes"])
     _check_labels(test_lmdb, test, net["classes"])
+    if asked.depth and asked.net not in (None, f"resnet{asked.depth}"):
+        raise InputError("--depth", f"contradicts --net {asked.net}", "give only one of them")
     ranks = (asked.nodes or 1) * (asked.ranks_per_node or _sockets(asked.profile))
     given = {
         field.name: getattr(asked, field.name)
-        for field in fields(asked)
-        if hasattr(RecipeRequest, field.name)
+        for field in fields(RecipeRequest)
+        if hasattr(asked, field.name)
     }
     return RecipeRequest(
         **given
         | {
             "images": images,
             "batch": asked.batch or ranks * min(_USUAL_BATCH_PER_RANK, max(images // ranks, 1)),
-            "epochs": asked.epochs,
             "lmdb": lmdb,
             "test_lmdb": test_lmdb,
             "test_images": test_images,
             "size_bytes": train.size_bytes if train else None,
-            "classes": net["classes"],
-            "depth": _depth(asked, net),
-            "net": net if asked.net else None,
+            "net": net,
             "transform": _prototxt_transform(own, data, train, lmdb)
             if own and data
             else _default_transform(lmdb, train),
@@ -213,20 +219,11 @@ def _net_values(asked: NewOptions, own: Net | None, train: LmdbFacts | None, hom
             what = f"{own.path} has {classes} classes, but the labels of the LMDB need {train.classes}"
             raise InputError("--net", what, "change num_output of its last layer")
         return prototxt_net(own, classes, home)
-    classes = classes or RecipeRequest.classes
-    name = asked.net or f"resnet{asked.depth or RecipeRequest.depth}"
+    classes = classes or DEFAULT_CLASSES
+    name = asked.net or f"resnet{asked.depth or PAPERS_DEPTH}"
     if name in BUILDERS:
-        title = name.replace("resnet_", "ResNet-").replace("resnet", "ResNet-")
-        return {"name": title, "classes": classes, "builder": name, "zero_init": "every-block"}
+        return builder_net(name, classes)
     return {"name": name.rpartition(":")[2], "classes": classes, "function": name}
-
-
-def _depth(asked: NewOptions, net: Mapping[str, Any]) -> int:
-    """Return the depth of a ResNet, which the rules depend on; 0 for another net."""
-    depth = str(net.get("builder", "")).removeprefix("resnet")
-    if asked.depth and asked.net and depth != str(asked.depth):
-        raise InputError("--depth", f"contradicts --net {asked.net}", "give only one of them")
-    return int(depth) if depth.isdigit() else 0
 
 
 def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | None, lmdb: str) -> Images:
