@@ -132,7 +132,7 @@ def test_an_error_survives_a_way_between_processes(error: Exception) -> None:
         assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
 
 
-def test_what_befalls_a_host_is_no_bad_input_and_has_its_exit_code() -> None:
+def test_what_befalls_a_host_is_not_bad_input_and_has_its_exit_code() -> None:
     error = HostFailed("node1", "is down")
     assert not isinstance(error, InputError)
     assert isinstance(error, ClusterError)

@@ -81,7 +81,7 @@ def test_an_active_venv_changes_nothing(checkout: Checkout) -> None:
     assert not checkout.builds(PATH=f"{own}:{checkout.bin}")
 
 
-def test_why_it_builds_again_is_said(checkout: Checkout) -> None:
+def test_why_it_builds_again_is_reported(checkout: Checkout) -> None:
     assert checkout.install().stdout == "building .venv-tf (about five minutes)\n"
     assert checkout.install(BUILD="2").stdout.startswith(
         ".venv-tf was built with other requirements, another MPI"

@@ -19,6 +19,7 @@ from caffe_recipes.errors import InputError
 from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.source import load_any_recipe
 from caffe_recipes.run.context import OnFailure
+from caffe_recipes.run.folders import root_words
 from caffe_recipes.run.submit.plan import SubmitOptions
 from caffe_recipes.run.submit.submit import SubmitEnv, describe_submission, submit_chain
 
@@ -193,7 +194,6 @@ def submit(
         echo(describe_submission(loaded, options, note, with_scripts=show_scripts))
         return
     submit_chain(loaded, options, echo, SubmitEnv(LocalHost()))
-    at = [] if root.resolve() == Path.cwd() else ["--caffe-root", str(root)]
     for word in ("status", "cancel"):
         effect = "to see its state" if word == "status" else "to cancel it"
-        echo(f"{effect}: {shlex.join(['caffe-recipes', word, loaded.name, *at])}")
+        echo(f"{effect}: {shlex.join(['caffe-recipes', word, loaded.name, *root_words(root)])}")

@@ -110,8 +110,9 @@ def _pooling(layer: pb.LayerParameter, shapes: Shapes) -> Forward:
     AVE divides by the size of the window, clipped to the padded input.
     """
     shape, param = shapes.bottoms[0], layer.pooling_param
-    if len(shape) != 4 or len(layer.top) > 1 or param.pool not in (param.MAX, param.AVE):
-        raise layer_error(layer, "is not a MAX or AVE pooling of four axes with one top")
+    planar = len(shape) == 4 and param.axis % 4 == 1
+    if not planar or len(layer.top) > 1 or param.pool not in (param.MAX, param.AVE):
+        raise layer_error(layer, "is not a MAX or AVE pooling of the last two of four axes with one top")
     if not param.global_pooling:
         kernel, stride = per_axis(param, "kernel_size", 2, 1), per_axis(param, "stride", 2, 1)
         pad = per_axis(param, "pad", 2, 0)

@@ -171,7 +171,7 @@ def test_the_published_folders_are_generated_again_equal_as_messages(name: str, 
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")
-def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_told(tmp_path: Path) -> None:
+def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_reported(tmp_path: Path) -> None:
     made = adopt(PUBLISHED / "resnet50_448nodes", AdoptOptions(), home=tmp_path)
     assert made.recipe.phase("collapse").weights_iter == 7638
     said = "\n".join(made.notes)
@@ -257,7 +257,7 @@ def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
         adopt(small, AdoptOptions(images=1438))
 
 
-def test_guesses_are_told(small: Path) -> None:
+def test_guesses_are_reported(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
     said = "\n".join(adopt(small, AdoptOptions(images=1438)).notes)
@@ -277,7 +277,7 @@ def test_guesses_are_told(small: Path) -> None:
     ("file", "before", "after", "said"),
     REFUSED,
 )
-def test_what_a_recipe_cannot_say_is_told_with_field_and_file(
+def test_what_a_recipe_cannot_say_is_reported_with_field_and_file(
     small: Path, file: str, before: str, after: str, said: str
 ) -> None:
     change(small / f"{file}.prototxt", before, after)
@@ -482,7 +482,7 @@ def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
         adopt(small, AdoptOptions())
 
 
-def test_ranks_that_are_no_whole_nodes_are_refused(small: Path) -> None:
+def test_ranks_that_do_not_fill_whole_nodes_are_refused(small: Path) -> None:
     with pytest.raises(CaffeRecipesError, match="--ranks: 7 ranks do not fill whole nodes of 2"):
         adopt(small, AdoptOptions(images=1438, ranks=7, ranks_per_node=2))
 

@@ -63,7 +63,7 @@ def lint(text: str, folder: Path) -> list[str]:
 
 @settings(max_examples=150, deadline=None)
 @given(WISHES)
-def test_whatever_fits_goes_on_at_every_join_for_so_many_epochs(wish: RecipeRequest) -> None:
+def test_whatever_fits_continues_at_every_join_for_so_many_epochs(wish: RecipeRequest) -> None:
     try:
         recipe = make_new(wish).recipe
     except InputError as error:
@@ -176,13 +176,13 @@ def test_a_collapse_off_each_end_leaves_the_line_as_it_is_and_makes_an_ensemble(
         (65_536, 6.4, "6.4 from 16,384 images on: section V-C; 0.1 per 256 would be 25.6."),
     ],
 )
-def test_the_peak_is_scaled_linearly_and_departures_are_said(batch: int, rate: float, said: str) -> None:
+def test_the_peak_is_scaled_linearly_and_departures_are_reported(batch: int, rate: float, said: str) -> None:
     made = make_new(RecipeRequest(IMAGENET, batch, 100))
     assert made.recipe.phases[0].base_lr == rate
     assert said in made.text
 
 
-def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() -> None:
+def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_reported() -> None:
     made = make_new(RecipeRequest(50_000, 256, 30, profile=load_profile("stampede2-knl")))
     assert [phase.name for phase in made.recipe.phases] == ["main", "collapse"]
     assert made.notes == ("no warm-up: the peak rate is not above 0.1, where a warm-up would start",)
@@ -194,7 +194,7 @@ def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_said() ->
     assert "# Each rise is a separate phase" in cyclic
 
 
-def test_the_cost_of_warm_ups_of_their_own_is_said() -> None:
+def test_the_cost_of_warm_ups_of_their_own_is_reported() -> None:
     text = make_new(RecipeRequest(IMAGENET, 8192, 90)).text.replace("\n# ", " ")
     assert "the momentum history is 0 at the start of each of 2 phases" in text
 
@@ -222,7 +222,7 @@ def test_what_is_known_to_be_lost_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("profile", [None, "intel-mpi"])
-def test_a_machine_whose_cores_nobody_tells_has_one_thread_and_that_is_said(profile: str | None) -> None:
+def test_a_machine_of_unknown_cores_gets_one_thread_and_that_is_reported(profile: str | None) -> None:
     made = make_new(RecipeRequest(IMAGENET, 8192, 90, profile=load_profile(profile) if profile else None))
     assert made.recipe.cluster.omp_num_threads == 1
     (note,) = made.notes
@@ -340,7 +340,7 @@ def test_the_most_classes_make_no_blob_that_is_too_large(depth: int, tmp_path: P
     assert not [line for line in lint(text, tmp_path) if line.startswith("blob-too-large")]
 
 
-def test_what_run_sh_will_not_hold_of_a_profile_is_told() -> None:
+def test_what_run_sh_will_not_hold_of_a_profile_is_reported() -> None:
     profile = load_profile("stampede2-skx")
     launcher = profile.launcher.model_copy(update={"environment": {"FI_PROVIDER": "tcp"}})
     ours = profile.model_copy(update={"launcher": launcher, "modules": ("intel/18",)})

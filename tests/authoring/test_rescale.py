@@ -145,7 +145,7 @@ def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
     assert model_epochs(made.recipe) == pytest.approx(model_epochs(load_recipe(SMALL)), abs=0.01)
 
 
-def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
+def test_a_warm_up_that_is_missing_for_a_higher_rate_is_reported() -> None:
     down = rescale(load_recipe(SMALL), RescaleTarget(batch=128, nodes=2))
     up = rescale(down.recipe, RescaleTarget(batch=4096, nodes=64))
     said = f"warning: no warm-up to 1.6, since {down.recipe.name} has none; "
@@ -169,7 +169,7 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_told() -> None:
         ("digits-local", 128, None),  # the rule is of ImageNet
     ],
 )
-def test_a_rate_that_is_not_the_rules_is_told(name: str, batch: int, said: str | None) -> None:
+def test_a_rate_that_is_not_the_rules_is_reported(name: str, batch: int, said: str | None) -> None:
     found = [
         note
         for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes

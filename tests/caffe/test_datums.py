@@ -147,7 +147,7 @@ def not_an_lmdb(folder: Path) -> Iterator[tuple[Path, str]]:
         yield folder / f"cut{part}", "is truncated"
 
 
-def test_what_is_no_lmdb_is_named_for_what_it_is_and_left_alone(tmp_path: Path) -> None:
+def test_what_is_not_an_lmdb_is_named_for_what_it_is_and_left_alone(tmp_path: Path) -> None:
     for path, what in not_an_lmdb(tmp_path):
         before = names(path) if path.name[0] != "x" and path.is_dir() else None
         with pytest.raises(DataError, match=what) as caught:

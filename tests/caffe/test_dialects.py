@@ -59,7 +59,7 @@ def test_what_is_missing_or_changed_is_ours_and_what_is_added_is_not() -> None:
             assert not any("surfsara" in field_dialects(owner, name) for name in definitions)
 
 
-def test_a_changed_field_is_told_as_the_other_defines_it() -> None:
+def test_a_changed_field_is_reported_as_the_other_defines_it() -> None:
     changed = load_dialects()["nvcaffe"].changed["DataParameter"]
     assert changed["shuffle"] == Definition(14, "optional", "bool", "false")
     assert pb.DataParameter.SHUFFLE_FIELD_NUMBER == 11

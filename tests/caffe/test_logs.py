@@ -110,7 +110,7 @@ def test_lines_as_caffe_prints_them_are_events(line: str, event: ev.Event, prefi
         "caffe-torch: ",
     ],
 )
-def test_other_lines_are_no_events(line: str) -> None:
+def test_other_lines_are_not_events(line: str) -> None:
     assert parse_line(line) is None
 
 
@@ -246,7 +246,7 @@ def test_what_protobuf_complains_of_kills_nobody_but_tells_why_somebody_died() -
     assert summary.fatal == "Error parsing x; then: Check failed: y"
 
 
-def test_layers_of_the_weights_that_were_ignored_are_told_once() -> None:
+def test_layers_of_the_weights_that_were_ignored_are_reported_once() -> None:
     lines = [glog("net.cpp:1137", f"Ignoring source layer {name}") for name in ("data", "ip1", "ip1")]
     assert read_log([*lines, "[1] " + glog("net.cpp:1137", "Ignoring source layer ip2")]).ignored == [
         "data",

@@ -63,13 +63,13 @@ def test_warm_up_rises_in_a_line_and_its_iterations_count_for_the_policy() -> No
     assert rates == pytest.approx([0.05, 0.06, 0.07, 0.08, 0.09, 0.01], rel=1e-6)
 
 
-def test_where_caffe_divides_by_nothing_the_rate_is_no_number() -> None:
+def test_where_caffe_divides_by_nothing_the_rate_is_not_a_number() -> None:
     lost = solver(lr_policy="poly_cyc", power=2)
     assert math.isnan(lr_at(lost, 0))
     assert math.isinf(lr_at(lost, 1))
 
 
-def test_a_fractional_power_past_lr_iter_is_no_number() -> None:
+def test_a_fractional_power_past_lr_iter_is_not_a_number() -> None:
     assert math.isnan(lr_at(solver(lr_policy="poly_cyc", power=0.5, lr_iter=10), 11))
 
 

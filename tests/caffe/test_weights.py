@@ -199,7 +199,7 @@ NOT_WEIGHTS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", NOT_WEIGHTS)
-def test_a_file_that_is_no_caffemodel_is_named_for_what_it_is(tmp_path: Path, case: str) -> None:
+def test_a_file_that_is_not_a_caffemodel_is_named_for_what_it_is(tmp_path: Path, case: str) -> None:
     data, what = NOT_WEIGHTS[case]
     path = tmp_path / "w.caffemodel"
     path.write_bytes(data)
@@ -225,7 +225,7 @@ def test_a_file_that_is_no_caffemodel_is_named_for_what_it_is(tmp_path: Path, ca
         ),
     ],
 )
-def test_a_file_that_is_no_solverstate_is_named_for_what_it_is(
+def test_a_file_that_is_not_a_solverstate_is_named_for_what_it_is(
     tmp_path: Path, data: bytes, what: str
 ) -> None:
     path = tmp_path / "s.solverstate"

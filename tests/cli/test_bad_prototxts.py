@@ -117,7 +117,7 @@ def test_every_command_refuses_in_the_same_words(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_what_is_no_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.prototxt"
     os.mkfifo(pipe)
     for path, said in (
@@ -156,7 +156,7 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
     assert call("upgrade", "/dev/stdin", given=b"layers { }").stdout == "layer { }\n"
 
 
-def test_over_16_mb_is_refused_unless_told(tmp_path: Path) -> None:
+def test_over_16_mb_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = tmp_path / "large.prototxt"
     path.write_bytes(b'name: "n" # ' + b"." * 16_000_000)
     said = f"{path}: is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes"

@@ -115,7 +115,7 @@ def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
     assert "bad: the records are not shuffled: sorted by class" in out
 
 
-def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
+def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
     assert call("check", tmp_path)[0] == 2
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_it_is_said_once_that_small_images_are_enlarged(
+def test_it_is_reported_once_that_small_images_are_enlarged(
     words: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     folder, out = write_folder(tmp_path / "images"), tmp_path / "lmdb"

@@ -107,7 +107,7 @@ def test_the_published_nets_say_one_thing() -> None:
 
 
 @pytest.mark.skipif(not AUTHORS.is_dir(), reason="the published files are not beside this checkout")
-def test_batch_norms_that_lose_their_zero_start_are_told(here: Path) -> None:
+def test_batch_norms_that_lose_their_zero_start_are_reported(here: Path) -> None:
     text = (AUTHORS / "resnet50_custom_lr" / "train_val.prototxt").read_text()
     bare, count = re.subn(r"filler\s*\{\s*value:\s*0\s*\}", "", text)
     assert count == 4
@@ -518,7 +518,7 @@ def test_git_diff_of_a_broken_file_is_line_by_line(driven: Path) -> None:
 
 
 @needs_git
-def test_git_diff_goes_on_at_a_path_that_is_not_merged(driven: Path) -> None:
+def test_git_diff_continues_at_a_path_that_is_not_merged(driven: Path) -> None:
     git("checkout", "-qb", "other", "HEAD~1")
     write(driven / "nets", net=NET.replace("32", "64"))
     git("commit", "-qam", "three")

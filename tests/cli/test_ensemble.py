@@ -47,7 +47,7 @@ def test_what_cannot_be_averaged_gets_one_line_and_exit_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_empty_name_is_no_member(tmp_path: Path) -> None:
+def test_an_empty_name_is_not_a_member(tmp_path: Path) -> None:
     done = call(tmp_path, "small", "--members", "a,,b")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "Error: Invalid value for '--members': a name is empty; write A,B"

@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_read_is_not_passed_over(unreadable: Path) -> No
     assert (unreadable / "n.prototxt").read_text() == UGLY
 
 
-def test_a_folder_without_prototxts_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_prototxts_is_reported(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert isinstance(done.exception, InputError)
     assert str(done.exception) == f"{tmp_path}: contains no prototxt files; name the files"

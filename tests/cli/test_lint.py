@@ -183,7 +183,7 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
         ),
     ],
 )
-def test_a_file_that_is_no_prototxt_gets_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_prototxt_gets_one_line(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.prototxt"
     path.write_bytes(content)
     done = call(path)

@@ -135,7 +135,7 @@ def test_an_error_is_one_line_whatever_is_in_the_name(tmp_path: Path) -> None:
     assert line.startswith(r"Error: a\nb\x1b[31m.yaml: cannot be read: No such file or directory")
 
 
-def test_a_reader_that_has_gone_is_no_error_to_speak_of() -> None:
+def test_a_reader_that_has_gone_is_not_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -104,7 +104,7 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
         ({"--images": "9" * 5000}, "Error: Invalid value for '--images': '9999"),
     ],
 )
-def test_what_is_no_number_is_refused(changed: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_is_not_a_number_is_refused(changed: dict[str, str], said: str, tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(said)

@@ -45,7 +45,7 @@ def test_a_time_passes(text: str) -> None:
         SECONDS.convert(text, None, None)
 
 
-def test_bounds_are_told() -> None:
+def test_bounds_are_reported() -> None:
     with pytest.raises(click.BadParameter, match="-1 is too small; give 0 or more"):
         WHOLE.convert("-1", None, None)
     with pytest.raises(click.BadParameter, match="2147483648 is too large; give 2147483647 or less"):

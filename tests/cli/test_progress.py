@@ -7,7 +7,9 @@ import pytest
 from caffe_recipes.cli.data import BuildProgress
 
 
-def test_progress_is_told_every_ten_seconds_by_this_build_s_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_reported_every_ten_seconds_by_this_build_s_pace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     now = [0.0]
     tell = BuildProgress(lambda: now[0])
     for second, done in ((0, 1000), (5, 1500), (10, 2000), (15, 2500), (25, 3500)):
@@ -33,7 +35,7 @@ def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_a_build_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_build_that_continues_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
     tell = BuildProgress(lambda: 0.0)
     tell(1234, 9000)
     tell(1235, 9000)

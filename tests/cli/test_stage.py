@@ -68,7 +68,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Pl
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
-def test_what_is_not_ours_is_left_and_that_is_no_failure(place: Place) -> None:
+def test_what_is_not_ours_is_left_and_that_is_not_a_failure(place: Place) -> None:
     place.lmdb.mkdir(parents=True)
     (place.lmdb / "data.mdb").write_bytes(CONTENT)
     done = place.call("--clean")

@@ -173,7 +173,7 @@ def test_a_dry_run_works_in_an_empty_folder_and_fits_a_terminal(tmp_path: Path, 
     assert not any(tmp_path.iterdir())
 
 
-def test_what_run_is_told_can_be_told_here(root: Path) -> None:
+def test_options_of_run_can_be_given_here(root: Path) -> None:
     words = ("--stall-s", "90", "--caffe", "bin/caffe", "--sbatch-option=--reservation=course")
     (line,) = commands(call(root, "small.yaml", "--dry-run", *words).stdout)
     assert "--reservation=course" in line

@@ -46,7 +46,7 @@ def test_json_has_the_values_unrounded(tmp_path: Path) -> None:
     assert "a batch of 8,192" in found["differs"]
 
 
-def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "eval.log"
     log.write_text("Saving dict for global step 4680: top_1_accuracy = 0.001, loss = nan\n")
     done = CliRunner().invoke(tf, ["log", str(log)], catch_exceptions=False)

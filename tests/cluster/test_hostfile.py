@@ -110,7 +110,7 @@ def test_more_ranks_than_hosts_times_ppn_are_refused() -> None:
         take_hosts(("a",), 2, 2, "hostfile")
 
 
-def test_localhost_is_no_name_among_hosts_that_reach_each_other() -> None:
+def test_localhost_is_not_a_name_among_hosts_that_reach_each_other() -> None:
     with pytest.raises(InputError) as caught:
         take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
     beside = "lists localhost beside node1, but localhost is a different machine on each host"

@@ -97,7 +97,7 @@ def test_more_complaints_than_a_channel_holds_do_not_block(host: Host) -> None:
     assert (done.stdout, len(done.stderr)) == ("done\n", 5_000_000)
 
 
-def test_what_a_shell_prints_at_login_is_no_answer(ssh_server: SshServer, tmp_path: Path) -> None:
+def test_what_a_shell_prints_at_login_is_not_an_answer(ssh_server: SshServer, tmp_path: Path) -> None:
     ssh_server.greeting = b"Welcome to node1\n\n"
     (tmp_path / "file").write_bytes(b"12345")
     host = SshHost("node1", tmp_path / "ssh")
@@ -212,7 +212,7 @@ def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "$(id)", "a\nb"])
-def test_what_is_no_hosts_name_is_refused(name: str) -> None:
+def test_what_is_not_a_hosts_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="is not a host name"):
         open_host(name)
 

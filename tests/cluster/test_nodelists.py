@@ -57,7 +57,7 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
         (f"a[1-{MAX_HOSTS}],b", "names more than 100,000 hosts"),
     ],
 )
-def test_what_is_no_node_list_is_refused_in_one_line(text: str, what: str) -> None:
+def test_what_is_not_a_node_list_is_refused_in_one_line(text: str, what: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_nodelist(text, "nodes")
     assert what in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
-def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_no_name(name: str) -> None:
+def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_not_a_name(name: str) -> None:
     assert not is_host_name(name)
     with pytest.raises(InputError, match=f"^nodes: '{name}' is not a host; a host name cannot be a number"):
         parse_nodelist(name, "nodes")
@@ -134,7 +134,7 @@ def test_other_addresses_and_names_that_begin_with_digits_are_names() -> None:
         ("a!", "write hosts as in"),
     ],
 )
-def test_why_a_text_is_no_host_is_said_where_it_is_known(name: str, hint: str) -> None:
+def test_why_a_text_is_not_a_host_is_reported_where_it_is_known(name: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"is not a host; {hint}"):
         parse_nodelist(name, "nodes")
 

@@ -76,7 +76,7 @@ def test_a_host_that_waits_for_its_turn_is_not_late() -> None:
     assert all(answer.error is None for answer in answers)
 
 
-def test_a_mistake_of_ours_is_no_hosts_answer() -> None:
+def test_a_mistake_of_ours_is_not_a_hosts_answer() -> None:
     with pytest.raises(ZeroDivisionError):
         ask_all(make(2), lambda host: 1 // 0, 5)
 
@@ -85,7 +85,7 @@ def test_no_hosts_give_no_answers() -> None:
     assert ask_all([], lambda host: host.connect(), 5) == ()
 
 
-def test_what_fails_is_told_by_host_and_so_is_who_is_late() -> None:
+def test_what_fails_is_reported_by_host_and_so_is_who_is_late() -> None:
     hosts = make(3)
     hosts[1].fault = HostFailed("n1", "is gone", "wait")
     freed = threading.Event()

@@ -262,7 +262,7 @@ def test_a_file_that_changed_in_transit_is_not_placed(place: Place) -> None:
     assert list(place.tmp.iterdir()) == []
 
 
-def test_no_room_is_said_before_anything_is_written(place: Place) -> None:
+def test_no_room_is_reported_before_anything_is_written(place: Place) -> None:
     host = StandInHost("n2", answer=lambda argv, _: answer_call(argv, "absent 99999 0"))
     with pytest.raises(ClusterError, match="n2:/tmp/a: not enough space: 99,999 bytes free, 102,400 needed"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])

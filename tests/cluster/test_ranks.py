@@ -259,7 +259,7 @@ def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else
 @pytest.mark.parametrize(
     "name", ["", "0123456789abcde", "0123456789abcdef/", "0123456789abcdef/a b", "0123456789ABCDEF", "x\n"]
 )
-def test_what_is_no_launch_is_refused(name: str) -> None:
+def test_what_is_not_a_launch_is_refused(name: str) -> None:
     for act in (
         lambda: find_ranks(HOST, name),
         lambda: request_snapshot(HOST, name, "s"),
@@ -287,7 +287,7 @@ def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[st
     assert list(end_ranks([host], "0" * 16)) == ["node7"]
 
 
-def test_ending_goes_on_where_one_host_is_unreachable_and_says_what_survives(run: str) -> None:
+def test_ending_continues_where_one_host_is_unreachable_and_says_what_survives(run: str) -> None:
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         return answer_call(argv, "left 71 D", "end")
 

@@ -107,7 +107,7 @@ def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
         ask_node(host, "file-look", "/tmp/a", "/root")
 
 
-def test_a_conversation_goes_on_until_it_is_finished() -> None:
+def test_a_conversation_continues_until_it_is_finished() -> None:
     with Conversation(HOST, "ranks", "beat", LAUNCH, "30") as talk:
         assert [talk.ask() for _ in range(3)] == [[], [], []]
         talk.finish()

@@ -91,7 +91,7 @@ class Chain:
         ]
 
 
-def test_the_digits_train_on_four_hosts_and_a_killed_run_goes_on_to_the_same_models(
+def test_the_digits_train_on_four_hosts_and_a_killed_run_continues_to_the_same_models(
     cluster: Cluster, shared: Path
 ) -> None:
     undisturbed, killed = Chain(cluster, shared / "undisturbed"), Chain(cluster, shared / "killed")

@@ -82,7 +82,7 @@ def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> 
     ids=["host", "ssh", "jump host", "Slurm's list", "hostfile"],
 )
 @pytest.mark.parametrize("name", [*HOSTILE, "-oProxyCommand=x", "a b", "a;b", "a@b", "", "a" * 300, "a:b/c"])
-def test_what_is_no_hosts_name_is_refused_in_one_line_wherever_one_is_read(
+def test_what_is_not_a_hosts_name_is_refused_in_one_line_wherever_one_is_read(
     read: Callable[[str, Path], object], means_more: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     if name not in means_more:
@@ -91,7 +91,7 @@ def test_what_is_no_hosts_name_is_refused_in_one_line_wherever_one_is_read(
         assert not set("\n\0\x1b") & set(str(caught.value))
 
 
-def test_a_host_that_says_neither_yes_nor_no_to_a_key_is_told_from_one_that_refuses_it(
+def test_a_host_that_says_neither_yes_nor_no_to_a_key_is_distinguished_from_one_that_refuses_it(
     tmp_path: Path,
 ) -> None:
     class Silent:
@@ -248,7 +248,7 @@ def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
 
 @pytest.mark.parametrize("name", ["data.mdb", STAMP])
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a fifo"])
-def test_what_is_no_file_is_neither_read_nor_waited_for_nor_replaced(
+def test_what_is_not_a_file_is_neither_read_nor_waited_for_nor_replaced(
     name: str, kind: str, disk: Path
 ) -> None:
     lmdb = disk / "lmdb"

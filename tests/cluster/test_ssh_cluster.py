@@ -447,7 +447,7 @@ def test_a_file_that_somebody_else_has_put_there_is_not_written_into(
 
 
 @pytest.mark.parametrize("kind", ["mkdir", "mkfifo"])
-def test_what_is_no_file_is_neither_fetched_nor_written_over(
+def test_what_is_not_a_file_is_neither_fetched_nor_written_over(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     host = SshHost("node2", cluster.ssh)

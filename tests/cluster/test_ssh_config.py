@@ -108,7 +108,7 @@ def test_signs_of_life_are_asked_for_at_least_every_15_s(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "-l", "a b", "a;b", "a\nb", "", "$(id)", "a'"])
-def test_a_name_that_is_no_hosts_is_refused_before_anything_reads_it(name: str, tmp_path: Path) -> None:
+def test_a_name_that_is_not_a_hosts_is_refused_before_anything_reads_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="is not a host name"):
         load_ssh_options(name, tmp_path)
     with pytest.raises(ClusterError, match="is not a host name"):

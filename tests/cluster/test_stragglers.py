@@ -62,11 +62,11 @@ def test_a_job_that_is_suspended_as_a_whole_has_no_certain_straggler() -> None:
 
 
 @pytest.mark.parametrize("states", ["RRRRTT", "RDRDRD", "TTTRRR", "RRRR--", "---RRR", "RRRRRZ"])
-def test_what_passes_or_has_only_begun_is_no_straggler(states: str) -> None:
+def test_what_passes_or_has_only_begun_is_not_a_straggler(states: str) -> None:
     assert find_straggler(all_hosts(c=beats("c", states=states, first_rank=2))) is None
 
 
-def test_the_last_rank_that_goes_on_is_named() -> None:
+def test_the_last_rank_that_continues_is_named() -> None:
     histories = {
         host: beats(host, states="RRRRRR" if host == "d" else "RRR---", first_rank=index)
         for index, host in enumerate(HOSTS)

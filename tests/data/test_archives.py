@@ -100,7 +100,7 @@ def test_a_broken_image_is_named_with_its_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.7])
-def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, part: float) -> None:
+def test_an_archive_that_is_truncated_is_refused(tmp_path: Path, part: float) -> None:
     whole = train_tar().rstrip(b"\0")
     with pytest.raises(DataError, match=r"images.tar: is (truncated|not a complete tar)"):
         load_archive(write(tmp_path, whole[: int(len(whole) * part)]))
@@ -124,14 +124,14 @@ def test_a_tar_that_is_cut_between_its_images_is_refused(tmp_path: Path, length:
         load_archive(write(tmp_path, train))
 
 
-def test_a_header_that_is_damaged_is_no_end(tmp_path: Path) -> None:
+def test_a_header_that_is_damaged_is_not_an_end(tmp_path: Path) -> None:
     whole = bytearray(pack({f"a/{number}.jpg": b"x" * 512 for number in range(3)}))
     whole[2048 + 10] ^= 1
     with pytest.raises(DataError, match=r"images\.tar: is damaged: no header found at byte 2,048; copy"):
         load_archive(write(tmp_path, bytes(whole)))
 
 
-def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> None:
+def test_what_is_not_an_archive_of_images_is_reported_for_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is gzip-compressed; decompress it"):
         load_archive(write(tmp_path, gzip.compress(train_tar())))
     with pytest.raises(DataError, match="is not a complete tar"):
@@ -142,7 +142,7 @@ def test_what_is_no_archive_of_images_is_told_for_what_it_is(tmp_path: Path) -> 
         load_archive(tmp_path / "none.tar")
 
 
-def test_members_that_are_no_images_are_left_out_and_told(tmp_path: Path) -> None:
+def test_members_that_are_not_images_are_left_out_and_reported(tmp_path: Path) -> None:
     inner = pack({"1.gif": b"GIF8", "._1.jpg": b"x"})
     found = load_archive(write(tmp_path, pack({"readme.txt": b"hello", "n01.tar": inner})))
     assert [picture.name for picture in found.pictures] == ["n01/1.gif"]
@@ -163,7 +163,7 @@ def test_a_tar_whose_classes_are_a_level_deeper_is_refused(tmp_path: Path) -> No
         load_archive(archive)
 
 
-def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_links_are_told(
+def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_links_are_reported(
     tmp_path: Path,
 ) -> None:
     files: dict[str, bytes | Link] = {"n01/a.jpg": b"a", "n01/notes": Link("gone"), "n02/b.jpg": b"b"}

@@ -79,7 +79,7 @@ def test_records_are_those_of_caffes_own_tool(listed: Path, tmp_path: Path, sett
     assert records(tmp_path / "lmdb") == records(tmp_path / "caffe")
 
 
-def test_progress_is_told_from_where_a_build_goes_on(listed: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_from_where_a_build_continues(listed: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     (listed.parent / "b/7.JPEG").write_bytes(b"bad")
     for skip_bad in (False, True):

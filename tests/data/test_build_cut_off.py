@@ -27,7 +27,7 @@ from tests.data.conftest import CALL, FULL, names, plan_of, records, write_image
 SQUARE = Settings(resize_height_px=16, resize_width_px=24)
 
 
-def test_what_another_plan_began_is_not_gone_on_with(listed: Path, tmp_path: Path) -> None:
+def test_what_another_plan_began_is_not_continued(listed: Path, tmp_path: Path) -> None:
     (listed.parent / "a/4.JPEG").write_bytes(b"bad")
     with pytest.raises(DataError, match="--skip-bad"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
@@ -62,7 +62,7 @@ def test_an_unfinished_build_that_is_damaged_is_named(listed: Path, tmp_path: Pa
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
-def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_failed_run_that_can_continue(tmp_path: Path) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 500)
     words = [
@@ -85,7 +85,7 @@ def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
     assert check_datums(tmp_path / "lmdb", 3).count == 3000
 
 
-def test_an_unfinished_build_that_is_cut_short_is_named_rather_than_read(
+def test_an_unfinished_build_that_is_truncated_is_named_rather_than_read(
     listed: Path, tmp_path: Path
 ) -> None:
     (listed.parent / "a/4.JPEG").write_bytes(b"bad")
@@ -125,7 +125,7 @@ def test_so_is_a_disk_that_is_full_only_for_the_manifest(
     assert build_lmdb(plan_of(listed), tmp_path / "lmdb").images == 10
 
 
-def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path) -> None:
+def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_continue(tmp_path: Path) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 500)
     build_lmdb(plan_of(listed, Settings(120, 160)), tmp_path / "lmdb")
@@ -144,14 +144,14 @@ def test_tfrecords_on_a_full_disk_are_a_failed_run_that_can_go_on(tmp_path: Path
     ]
 
 
-def test_an_unfinished_build_that_may_not_be_written_is_no_full_disk(listed: Path, tmp_path: Path) -> None:
+def test_an_unfinished_build_that_may_not_be_written_is_not_a_full_disk(listed: Path, tmp_path: Path) -> None:
     (tmp_path / ".lmdb.partial").mkdir()
     (tmp_path / ".lmdb.partial" / "lmdb").write_text("")
     with pytest.raises(DataError, match=r"lmdb: cannot be written: Not a directory; fix the cause; run the"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
-def test_a_worker_that_cannot_be_started_is_not_told_as_another_build(
+def test_a_worker_that_cannot_be_started_is_not_reported_as_another_build(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(process: BaseProcess) -> None:
@@ -209,7 +209,9 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_build_goes_on_and_becomes_what_an_undisturbed_one_is(tmp_path: Path, workers: int) -> None:
+def test_a_killed_build_continues_and_becomes_what_an_undisturbed_one_is(
+    tmp_path: Path, workers: int
+) -> None:
     listed = write_images(tmp_path / "images", 12)
     listed.write_text(listed.read_text() * 400)
     words = [
@@ -243,7 +245,7 @@ def test_a_killed_build_goes_on_and_becomes_what_an_undisturbed_one_is(tmp_path:
     assert records(out) == records(plain)
 
 
-def test_a_kill_between_the_manifest_and_the_name_is_mended(listed: Path, tmp_path: Path) -> None:
+def test_a_kill_between_the_manifest_and_the_name_is_repaired(listed: Path, tmp_path: Path) -> None:
     out = tmp_path / "lmdb"
     built = build_lmdb(plan_of(listed), out)
     before = records(out)
@@ -261,7 +263,7 @@ def state(process: int) -> str:
 
 
 @pytest.mark.parametrize("is_telling", [False, True], ids=["any time", "amid a result"])
-def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path, is_telling: bool) -> None:
+def test_a_killed_worker_is_a_failed_run_that_can_continue(tmp_path: Path, is_telling: bool) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 1000)
     argv = [sys.executable, "-c", CALL, "data", "build", "--images", str(listed), "--workers", "2", "--raw"]
@@ -291,7 +293,7 @@ def test_a_killed_worker_is_a_failed_run_that_can_go_on(tmp_path: Path, is_telli
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_ends_a_build_quietly_and_it_goes_on(tmp_path: Path, workers: int) -> None:
+def test_ctrl_c_ends_a_build_quietly_and_it_continues(tmp_path: Path, workers: int) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 1000)
     argv = [sys.executable, "-c", CALL, "data", "build"]

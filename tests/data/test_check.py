@@ -91,7 +91,7 @@ def test_kinds_of_trouble_are_told_apart(tmp_path: Path) -> None:
     assert len(check_lmdb(path, 3).problems) == 3
 
 
-def test_a_record_that_is_no_datum_is_a_problem_among_others(tmp_path: Path) -> None:
+def test_a_record_that_is_not_a_datum_is_a_problem_among_others(tmp_path: Path) -> None:
     with (
         lmdb.open(str(tmp_path / "lmdb"), lock=False) as environment,
         environment.begin(write=True) as writing,
@@ -184,7 +184,7 @@ def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -
     ]
 
 
-def test_why_an_order_of_mixed_neighbours_is_not_shuffled_is_said() -> None:
+def test_why_an_order_of_mixed_neighbours_is_not_shuffled_is_reported() -> None:
     appended = shuffle([0, 1, 2, 3] * 500, 1) + shuffle([4, 5] * 300, 1)
     order = measure_shuffledness(appended)
     text = (
@@ -259,7 +259,7 @@ def test_a_class_name_too_long_for_the_sheet_is_cut_and_others_are_drawn_in_asci
     assert name_label(0, ["höher"]) == "0 h?her"
 
 
-def test_a_contact_sheet_shows_the_others_where_a_record_is_no_datum(tmp_path: Path) -> None:
+def test_a_contact_sheet_shows_the_others_where_a_record_is_not_a_datum(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", image(1), image(2))
     with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"00000001_x1", b"\xff\xff")
@@ -270,7 +270,7 @@ def test_a_contact_sheet_shows_the_others_where_a_record_is_no_datum(tmp_path: P
     assert (beneath[:, :, 2] - beneath[:, :, 0] > 100).any()  # red
 
 
-def test_what_is_no_lmdb_is_bad_input(tmp_path: Path) -> None:
+def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such LMDB"):
         check_lmdb(tmp_path / "none")
     path = write(tmp_path / "lmdb", image(0))

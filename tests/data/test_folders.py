@@ -34,7 +34,7 @@ def test_a_gif_is_an_image_of_its_class(tmp_path: Path) -> None:
     assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg", "a/2.gif", "a/3.GIF"]
 
 
-def test_what_is_no_image_is_left_out_and_of_class_folders_told(tmp_path: Path) -> None:
+def test_what_is_not_an_image_is_left_out_and_of_class_folders_reported(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", ".loose.jpg")
     found = load_folder(folder)
     assert [picture.name for picture in found.pictures] == ["a/1.jpg"]

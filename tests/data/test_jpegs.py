@@ -31,7 +31,7 @@ def test_segments_and_padding_before_the_frame_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xd9", b"\xff\xd8\xff\xe0"]
 )
-def test_what_is_no_jpeg_has_no_shape(data: bytes) -> None:
+def test_what_is_not_a_jpeg_has_no_shape(data: bytes) -> None:
     assert jpeg_shape(data) is None
 
 

@@ -94,7 +94,7 @@ def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, te
         load_classes(write(tmp_path, text, name))
 
 
-def test_a_list_of_images_is_no_list_of_classes(tmp_path: Path) -> None:
+def test_a_list_of_images_is_not_a_list_of_classes(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("a/x.jpg 0\na/y.jpg 0\nb/z.jpg 1\n")
     with pytest.raises(DataError, match=r"' is 'image label', not a class; write"):
         load_classes(tmp_path / "val.txt")

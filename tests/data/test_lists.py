@@ -91,11 +91,11 @@ def test_an_image_may_be_listed_again_with_the_same_label(tmp_path: Path) -> Non
     assert len(load_list(write(tmp_path, "a.jpg 1\na.jpg 1\n", "a.jpg")).pictures) == 2
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_name(tmp_path: Path) -> None:
     listed = write(tmp_path, b"\xef\xbb\xbfa.jpg 1\n", "a.jpg")
     assert [picture.name for picture in load_list(listed).pictures] == ["a.jpg"]
 
 
-def test_a_root_that_is_not_there_is_told_rather_than_its_images(tmp_path: Path) -> None:
+def test_a_root_that_is_not_there_is_reported_rather_than_its_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nope: does not exist, or is not a folder; give the folder"):
         load_list(write(tmp_path, "a.jpg 1\n", "a.jpg"), tmp_path / "nope")

@@ -110,7 +110,7 @@ def test_grey_is_one_channel_and_a_coloured_file_is_not_kept_for_it() -> None:
     "settings", [Settings(), RAW, PNG, Settings(is_gray=True), Settings(check_size=True)]
 )
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_what_does_not_decode_is_refused_a_file_cut_short_among_it(settings: Settings, suffix: str) -> None:
+def test_what_does_not_decode_is_refused_a_file_truncated_among_it(settings: Settings, suffix: str) -> None:
     whole = encode(suffix, 60, 80)
     for data in (whole[: len(whole) // 2], whole[:-20], whole[:10], b"<html>", b"\0" * 100):
         with pytest.raises(ValueError, match="is not an image that OpenCV can decode, or is truncated"):

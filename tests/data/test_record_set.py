@@ -82,18 +82,18 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
     assert records_manifest_path(Path("..")) == records_manifest_path(records)
 
 
-def test_a_bad_label_asks_for_what_they_were_made_of_to_be_mended(records: Path) -> None:
+def test_a_bad_label_asks_for_what_they_were_made_of_to_be_fixed(records: Path) -> None:
     assert check_records(records, 4).hint == "fix the source images, and create the records again"
 
 
-def test_a_damaged_file_is_told_of_once(records: Path) -> None:
+def test_a_damaged_file_is_reported_once(records: Path) -> None:
     file = records / "train-00002-of-00004"
     file.write_bytes(file.read_bytes()[:-5])
     (problem,) = problems(check_records(records, 5))
     assert problem.endswith("is truncated")
 
 
-def test_files_that_are_not_of_the_set_are_told(records: Path) -> None:
+def test_files_that_are_not_of_the_set_are_reported(records: Path) -> None:
     for path in sorted(records.iterdir()):
         path.rename(records / path.name.replace("train", "other"))
     assert problems(check_records(records, 5)) == [
@@ -133,7 +133,7 @@ def test_a_manifest_without_sizes_and_digests_is_one(lmdb: Path, records: Path) 
         ("strange", 1),
     ],
 )
-def test_what_is_no_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
+def test_what_is_not_a_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
     path = records_manifest_path(records)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or make the"):

@@ -105,7 +105,7 @@ def test_no_random_order_of_a_thousand_is_taken_for_another(labels: list[int]) -
         (list(range(50)), "too few records to judge"),
     ],
 )
-def test_what_cannot_be_told_is_not_told(labels: list[int], verdict: str) -> None:
+def test_what_cannot_be_determined_is_not_reported(labels: list[int], verdict: str) -> None:
     assert measure_shuffledness(labels).verdict == verdict
 
 

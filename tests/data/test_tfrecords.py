@@ -101,7 +101,7 @@ def test_files_are_named_and_filled_alike(lmdb: Path) -> None:
     assert Counter(check_records(out).files.values()) == {57: 6, 58: 1}
 
 
-def test_classes_are_shuffled_across_files_and_sorted_ones_are_told_from_them(lmdb: Path) -> None:
+def test_classes_are_shuffled_across_files_and_sorted_ones_are_distinguished_from_them(lmdb: Path) -> None:
     out, _ = make(lmdb)
     seen = check_records(out, CLASSES, must_be_shuffled=True)
     assert (seen.order.verdict, seen.problems) == ("shuffled", ())
@@ -138,7 +138,7 @@ def test_a_seed_gives_the_same_bytes_and_another_other_ones(lmdb: Path) -> None:
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_what_was_cut_off_goes_on_and_becomes_the_same(lmdb: Path) -> None:
+def test_what_was_cut_off_continues_and_becomes_the_same(lmdb: Path) -> None:
     whole, _ = make(lmdb, "whole")
     out = lmdb.parent / "records"
 
@@ -247,7 +247,7 @@ def test_decoders_say_nothing_of_a_damaged_image(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == ""
 
 
-def test_names_of_classes_that_are_too_few_are_told_from_a_bad_record(tmp_path: Path) -> None:
+def test_names_of_classes_that_are_too_few_are_distinguished_from_a_bad_record(tmp_path: Path) -> None:
     write_datums(tmp_path / "lmdb", [("a.jpg", datum(1, 0)), ("b.jpg", datum(0, 2))])
     what = r"lmdb: record '00000001_b.jpg' has label 2, but there are only 2 class names; name all classes"
     with pytest.raises(DataError, match=what):
@@ -261,7 +261,7 @@ def test_a_class_is_named_by_any_bytes_as_its_folder_is(tmp_path: Path) -> None:
     assert [one["image/class/synset"] for one in examples(tmp_path / "out")] == [(b"caf\xe9",)]
 
 
-def test_what_is_wrong_with_records_is_told_once_and_counted(tmp_path: Path) -> None:
+def test_what_is_wrong_with_records_is_reported_once_and_counted(tmp_path: Path) -> None:
     good: dict[str, bytes | int] = {
         "image/encoded": jpeg(0),
         "image/class/label": 1,
@@ -308,7 +308,7 @@ def test_records_are_known_by_their_names(lmdb: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [5, 100, -1])
-def test_a_file_that_is_cut_short_is_a_problem_that_the_check_found(lmdb: Path, left: int) -> None:
+def test_a_file_that_is_truncated_is_a_problem_that_the_check_found(lmdb: Path, left: int) -> None:
     out, _ = make(lmdb)
     for path in sorted(out.iterdir()) if left == 5 else [out / "train-00002-of-00008"]:
         path.write_bytes(path.read_bytes()[:left])

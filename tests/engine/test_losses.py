@@ -149,7 +149,7 @@ def test_a_probability_below_the_threshold_of_multinomial_logistic_loss_gets_its
 
 @pytest.mark.parametrize("kind", ["SoftmaxWithLoss", "Accuracy", "HingeLoss", "MultinomialLogisticLoss"])
 @pytest.mark.parametrize("label", [5.0, -1.0])
-def test_a_label_that_is_no_class_is_found(kind: str, label: float) -> None:
+def test_a_label_that_is_not_a_class_is_found(kind: str, label: float) -> None:
     labels = torch.tensor([0.0, 1.0, label, 2.0])
     with pytest.raises(LabelError) as caught:
         value(f'type: "{kind}"', LOGITS, labels)

@@ -325,7 +325,7 @@ def test_layers_may_come_from_several_files(case: Path, run: Run, change: Change
     assert code == 0, log[-1000:]
 
 
-def test_a_loss_that_is_no_number_exits_3_at_its_iteration(case: Path, run: Run, change: Change) -> None:
+def test_a_loss_that_is_not_a_number_exits_3_at_its_iteration(case: Path, run: Run, change: Change) -> None:
     change(case / "net.prototxt", ("scale: 0.01", "scale: 1e38"))
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 3
@@ -410,7 +410,7 @@ def test_sigint_snapshots_at_its_iteration_and_exits_0(case: Path, run: Run, cha
     assert len(list(case.glob("run_iter_*.solverstate"))) == 1
 
 
-def test_sighup_snapshots_and_training_goes_on(case: Path, run: Run, change: Change) -> None:
+def test_sighup_snapshots_and_training_continues(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
 
     def disturb() -> None:
@@ -580,6 +580,6 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     assert (code, said in only_line(log)) == (2, True), log
 
 
-def test_a_full_gpu_is_no_mistake_of_ours() -> None:
+def test_a_full_gpu_is_not_our_mistake() -> None:
     error = escaped_error("layer 'conv1'", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
     assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")

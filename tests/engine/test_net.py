@@ -344,7 +344,7 @@ def test_all_unsupported_layers_are_named() -> None:
     assert caught.value.what == "types 'LSTM', 'MVN' are not supported"
 
 
-def test_a_loss_without_a_top_gets_one_that_counts_and_is_no_output() -> None:
+def test_a_loss_without_a_top_gets_one_that_counts_and_is_not_an_output() -> None:
     named = make(SCORES + LABELS + IP + loss('top: "l"'))
     bare = make(SCORES + LABELS + IP + loss(""))
     assert float(bare.forward()) == float(named.forward()) > 0

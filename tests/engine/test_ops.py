@@ -506,6 +506,7 @@ def test_arg_max_gives_of_equals_the_later_class() -> None:
     [
         'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 }',
         'type: "Pooling" pooling_param { kernel_size: 2 pad: 2 }',
+        'type: "Pooling" pooling_param { kernel_size: 2 axis: 0 }',
         'type: "LRN" lrn_param { local_size: 4 }',
         'type: "Exp" exp_param { base: -3 }',
         'type: "Log" log_param { base: 1 }',

@@ -176,7 +176,7 @@ def test_p2_resumes_from_the_real_caffes_solverstate(run: Run, parity: Callable[
     compare_weights(Path("resume_iter_40.caffemodel"), reference / "resume_iter_40.caffemodel")
 
 
-def test_p2_phase_b_goes_on_from_phase_a(run: Run, parity: Callable[[str], Path]) -> None:
+def test_p2_phase_b_resumes_from_phase_a(run: Run, parity: Callable[[str], Path]) -> None:
     reference = parity("p2_miniresnet")
     log = train(run, "-solver", "solver_b.prototxt", "-weights", "a_iter_40.caffemodel")
     compare_log(log, reference, "train_b")
@@ -184,7 +184,7 @@ def test_p2_phase_b_goes_on_from_phase_a(run: Run, parity: Callable[[str], Path]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_p2_phase_b_goes_on_from_our_own_phase_a(
+def test_p2_phase_b_resumes_from_our_own_phase_a(
     run: Run, parity: Callable[[str], Path], threads: int
 ) -> None:
     """Differences of both phases add up, and stay well within the bound of one."""

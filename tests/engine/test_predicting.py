@@ -98,7 +98,9 @@ def test_a_pipe_is_not_replaced(trained: Path, run: Run) -> None:
     assert (trained / "pipe").is_fifo()
 
 
-def test_a_label_that_is_no_class_names_its_record(trained: Path, run: Run, raw: Callable[..., None]) -> None:
+def test_a_label_that_is_not_a_class_names_its_record(
+    trained: Path, run: Run, raw: Callable[..., None]
+) -> None:
     raw(trained / "other", [0, 1, 3])
     code, log = run(*PREDICT, "-source", "other")
     assert code == 2

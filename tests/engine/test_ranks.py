@@ -105,7 +105,7 @@ def test_ranks_without_a_seed_start_from_the_same_weights(
     assert done.returncode == 0, done.stderr
 
 
-def test_bad_input_is_said_once_and_ends_all_ranks(case: Path, mpiexec: Launch, change: Change) -> None:
+def test_bad_input_is_reported_once_and_ends_all_ranks(case: Path, mpiexec: Launch, change: Change) -> None:
     change(case / "solver.prototxt", ('"fixed"', '"cosine"'))
     done = mpiexec(2, case, "train", "-solver", "solver.prototxt")
     assert done.returncode == 2

@@ -138,7 +138,7 @@ def test_the_mean_is_kept_in_float32_steps() -> None:
 TESTED = "test_iter: 3 test_interval: 2 max_iter: 6"
 
 
-def test_the_test_net_goes_on_where_the_last_test_ended(case: Path, run: Run, change: Change) -> None:
+def test_the_test_net_continues_where_the_last_test_ended(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", TESTED), ("base_lr: 0.1", "base_lr: 0"))
     log = train(run)
     losses = messages(log, r"Test net output #0: loss = (\S+)")

@@ -58,7 +58,7 @@ def test_encoded_datums_are_as_they_were_encoded_unless_forced() -> None:
         (encoded(np.zeros((2, 2), np.uint16)), "more than 8 bits"),
     ],
 )
-def test_a_datum_that_is_no_image_says_why(datum: pb.Datum, part: str) -> None:
+def test_a_datum_that_is_not_an_image_says_why(datum: pb.Datum, part: str) -> None:
     with pytest.raises(ValueError, match=part):
         decode(datum, NOTHING)
 
@@ -107,7 +107,7 @@ def test_the_mean_image_is_cropped_and_turned_with_the_image(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", pb.BlobProto(data=[1, 2]).SerializeToString()])
-def test_a_file_that_is_no_mean_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_mean_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "mean").write_bytes(content)
     with pytest.raises(DataError, match="is not a mean file"):
         transform(f'mean_file: "{tmp_path / "mean"}"')

@@ -137,7 +137,7 @@ def outcome(read: Callable[[Any], None], given: Any) -> str:  # noqa: ANN401 - w
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_spoilt_prototxts_are_read_or_refused(part: int, spoil: Spoil) -> None:
+def test_damaged_prototxts_are_read_or_refused(part: int, spoil: Spoil) -> None:
     said = set()
     for index in range(part, PROTOTXTS, PARTS):
         draw = random.Random(index)
@@ -146,7 +146,7 @@ def test_spoilt_prototxts_are_read_or_refused(part: int, spoil: Spoil) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_spoilt_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
+def test_damaged_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
     texts = list({one.file.name: one.file.read_bytes() for one in shipped_recipes().values()}.values())
     said = set()
     path = tmp_path / "spoilt.yaml"
@@ -158,7 +158,7 @@ def test_spoilt_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: P
 
 
 @pytest.mark.parametrize("part", range(FAMILY_PARTS))
-def test_spoilt_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
+def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
     rows = [(name, one) for name, one in shipped_recipes().items() if one.row is not None]
     said = set()
     path = tmp_path / "spoilt.yaml"
@@ -192,7 +192,7 @@ def test_what_is_read_is_reviewed_or_refused(command: str, spoil: Spoil, tmp_pat
 @pytest.mark.parametrize(
     "path", sorted(ROOT.glob("prototxt/digits-local/*.prototxt")), ids=lambda path: path.name
 )
-def test_spoilt_files_of_ours_are_read_or_refused(path: Path, spoil: Spoil) -> None:
+def test_damaged_files_of_ours_are_read_or_refused(path: Path, spoil: Spoil) -> None:
     for index in range(20):
         draw = random.Random(f"{path.name}{index}")
         outcome(read_prototxt, spoil(path.read_bytes(), draw))

@@ -145,7 +145,7 @@ def test_with_other_test_images_it_is_evaluated_again(small_cluster: StandInClus
     assert told.exists()
 
 
-def test_a_run_that_failed_in_phase_2_goes_on_there(small_cluster: StandInCluster) -> None:
+def test_a_run_that_failed_in_phase_2_continues_there(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", '[[ $* != *cyc1* ]] || { echo "no route" >&2; exit 7; }')
     failed = small_cluster.run()
     assert failed.returncode == 3
@@ -209,7 +209,7 @@ def test_help_prints_the_header(small_cluster: StandInCluster) -> None:
     assert small_cluster.calls("mpiexec.hydra") == []
 
 
-def test_a_missing_test_lmdb_is_told_before_training_and_does_not_stop_it(
+def test_a_missing_test_lmdb_is_reported_before_training_and_does_not_stop_it(
     small_cluster: StandInCluster,
 ) -> None:
     (small_cluster.root / "examples/imagenet/ilsvrc12_val_lmdb/data.mdb").write_text("")

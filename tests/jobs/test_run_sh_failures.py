@@ -55,12 +55,12 @@ def failed(cluster: StandInCluster, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf", "87.3365"])
-def test_a_loss_that_is_no_number_or_saturated(small_cluster: StandInCluster, loss: str) -> None:
+def test_a_loss_that_is_not_a_number_or_saturated(small_cluster: StandInCluster, loss: str) -> None:
     small_cluster.hook("mpiexec.hydra", f"LOSS={loss}")
     assert f"init: the loss is {loss}; see {LOGS}/init.log" in failed(small_cluster)
 
 
-def test_an_evaluation_whose_loss_is_no_number(small_cluster: StandInCluster) -> None:
+def test_an_evaluation_whose_loss_is_not_a_number(small_cluster: StandInCluster) -> None:
     caffe = small_cluster.root / "build/tools/caffe"
     caffe.write_text("#!/bin/bash\necho 'I1120 11:50:35.93 8088 caffe.cpp:505] Loss: nan'\n")
     done = small_cluster.run()

@@ -194,7 +194,7 @@ def test_a_time_to_stop_that_nobody_checked_starts_no_trainer(cluster: StandInCl
     assert not cluster.calls("mpiexec.hydra")
 
 
-def test_a_time_to_stop_that_is_no_number_is_refused(cluster: StandInCluster) -> None:
+def test_a_time_to_stop_that_is_not_a_number_is_refused(cluster: StandInCluster) -> None:
     assert "STOP_GRACE_S: '2m' is not a number of seconds" in cluster.refused(STOP_GRACE_S="2m")
     assert cluster.run("--help").stdout.count("STOP_GRACE_S") == 1
 

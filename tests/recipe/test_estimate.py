@@ -77,7 +77,7 @@ def test_staging_takes_the_quickest_way_and_names_the_other(recipe: Recipe) -> N
     assert ways[1][0].seconds == copy_s(42 * 10**9, 64, fast)
 
 
-def test_without_the_lmdb_s_size_staging_is_left_out_and_it_is_said(recipe: Recipe) -> None:
+def test_without_the_lmdb_s_size_staging_is_left_out_and_it_is_reported(recipe: Recipe) -> None:
     train = recipe.data.train.model_copy(update={"size_gb": None})
     sizeless = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": train})})
     found = estimate_recipe(sizeless, [given_pace(6303)])

@@ -122,14 +122,14 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
         ("family: ours", "family: ../ours", "family: must start with a letter"),
     ],
 )
-def test_what_is_wrong_is_told_at_its_own_line(old: str, new: str, key: str) -> None:
+def test_what_is_wrong_is_reported_at_its_own_line(old: str, new: str, key: str) -> None:
     assert FAMILY.count(old) == 1
     error = refuse(FAMILY.replace(old, new))
     assert key in str(error)
     assert error.where == line_of(old)
 
 
-def test_what_is_wrong_in_a_later_row_s_derived_is_told_there() -> None:
+def test_what_is_wrong_in_a_later_row_s_derived_is_reported_there() -> None:
     error = refuse(FAMILY.replace("rule: mine", "rul: mine"), "ours-large")
     assert error.where == line_of("- {key: title")
     assert "derived[1].rul: unknown key" in str(error)

@@ -120,7 +120,7 @@ def test_those_between_local_batches_are_found_within_2_percent() -> None:
     assert max(errors) < 0.02
 
 
-def test_beyond_the_measured_nodes_each_doubling_costs_the_same_and_it_is_said() -> None:
+def test_beyond_the_measured_nodes_each_doubling_costs_the_same_and_it_is_reported() -> None:
     for doubled in ((16, 64, 256), (1536, 3072, 6144)):
         costs = [1 / efficiency(TABLE_V, each, 32) for each in doubled]
         assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
@@ -132,13 +132,13 @@ def test_beyond_the_measured_nodes_each_doubling_costs_the_same_and_it_is_said()
         )
 
 
-def test_beyond_its_own_points_a_curve_goes_on_as_the_one_with_a_printed_efficiency() -> None:
+def test_beyond_its_own_points_a_curve_continues_as_the_one_with_a_printed_efficiency() -> None:
     for batch, nodes in ((16, 64), (20, 256), (24, 400)):
         assert efficiency(TABLE_V, nodes, batch) == pytest.approx(efficiency(TABLE_V, nodes, 32))
     assert efficiency(TABLE_V, 1536, 16) < efficiency(TABLE_V, 1024, 16) < efficiency(TABLE_V, 1024, 32)
 
 
-def test_below_the_measured_batches_the_line_goes_on_and_finds_table_iv_s_first_row_within_1_percent() -> (
+def test_below_the_measured_batches_the_line_continues_and_finds_table_iv_s_first_row_within_1_percent() -> (
     None
 ):
     found = find_throughput(TABLE_V, 256, 8)

@@ -88,7 +88,7 @@ def test_a_run_s_log_tells_its_phase_whose_iterations_may_be_larger(recipe: Reci
     assert found.notes == ()
 
 
-def test_where_it_matters_whose_log_it_is_the_guess_is_said(recipe: Recipe) -> None:
+def test_where_it_matters_whose_log_it_is_the_guess_is_reported(recipe: Recipe) -> None:
     found = logged_pace(with_iter_size(recipe), [("x.log", [loss(0, "10:00:00"), loss(40, "10:00:20")])])
     assert found.notes == ("assumes that x.log is the log of phase init",)
 
@@ -120,7 +120,7 @@ def test_the_paper_s_tables_are_of_their_machines(recipe: Recipe) -> None:
     assert (knl.source, knl.notes) == ("the paper's Table V", ())
 
 
-def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_is_said(
+def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_is_reported(
     recipe: Recipe,
 ) -> None:
     for machine in ("stampede2-skx", None):

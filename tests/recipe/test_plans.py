@@ -62,7 +62,7 @@ def epochs_of(plan: SchedulePlan, batch: int, *names: str) -> float:
     ],
 )
 @pytest.mark.parametrize("warmup", ["inside", "own-phase"])
-def test_the_rate_goes_on_where_the_phase_before_left_it(values: dict[str, Any], warmup: str) -> None:
+def test_the_rate_continues_where_the_phase_before_left_it(values: dict[str, Any], warmup: str) -> None:
     plan = plan_phases(Schedule.model_validate({**values, "warmup": warmup}), 4096, IMAGES)
     for before, after in starts_of(plan):
         assert ends_of(after)[0] == pytest.approx(ends_of(before)[1], rel=1e-3), (before.name, after.name)

@@ -178,7 +178,7 @@ def test_a_key_given_twice_is_refused() -> None:
         "!!python/object:os.system x",
     ],
 )
-def test_what_is_no_recipe_gets_one_line(text: str) -> None:
+def test_what_is_not_a_recipe_gets_one_line(text: str) -> None:
     refuse(text)
 
 
@@ -277,7 +277,7 @@ def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
         ("name: " + "[" * 3000 + "]" * 3000, ":1: values nest more than 50 deep"),
     ],
 )
-def test_what_nests_without_end_is_told_in_plain_words(text: str, what: str) -> None:
+def test_what_nests_without_end_is_reported_in_plain_words(text: str, what: str) -> None:
     assert what in str(refuse(text))
 
 
@@ -330,7 +330,7 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
         (("  zero_init: last-block", "  zero_init: 3"), "must be 'none', 'last-block' or 'every-block'"),
     ],
 )
-def test_what_is_wrong_is_said_in_plain_words(change: tuple[str, str], said: str) -> None:
+def test_errors_are_described_in_plain_words(change: tuple[str, str], said: str) -> None:
     text = shipped_recipes()["digits-local"].file.read_text("utf-8").replace(*change, 1)
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text, "r.yaml", Path())
@@ -345,7 +345,7 @@ def test_empty_phases_are_said_to_be_empty() -> None:
 
 
 @pytest.mark.parametrize("name", ["solver.prototxt", "net.pbtxt", "x.caffemodel"])
-def test_a_file_of_caffe_s_is_no_recipe(name: str, tmp_path: Path) -> None:
+def test_a_file_of_caffe_s_is_not_a_recipe(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('net: "a"\n')
     with pytest.raises(RecipeError, match=r"a Caffe file, not a recipe.*lint"):
         load_recipe(tmp_path / name)

@@ -144,7 +144,7 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
         ),
     ],
 )
-def test_snapshots_in_nearly_every_iteration_are_no_equivalent(recipe: Recipe, said: str) -> None:
+def test_snapshots_in_nearly_every_iteration_are_not_an_equivalent(recipe: Recipe, said: str) -> None:
     (part,) = find_inexact(recipe, "intel")
     assert (part.phase, part.key) == ("cyc1", "max_iter")
     assert said in part.why

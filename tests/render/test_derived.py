@@ -94,7 +94,7 @@ def test_a_phase_s_mark_stands_in_its_solver_whatever_it_is_of(make_recipe: Make
     assert files_that_say(recipe, f"stepvalue: 100 # derived: {RULE}\n") == {"solver_cyc1.prototxt"}
 
 
-def test_the_same_is_said_in_a_recipe_for_another_caffe() -> None:
+def test_the_same_is_reported_in_a_recipe_for_another_caffe() -> None:
     recipe = cr.load_recipe("tf-256n-90ep")
     theirs = translate_whole(recipe, "intel")
     assert files_that_say(theirs, "erived: ") == files_that_say(recipe, "erived: ")

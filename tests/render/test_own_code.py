@@ -331,7 +331,7 @@ def test_a_linked_record_is_not_believed(folder: Path, state: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"files": 3}', "[" * 100_000])
-def test_a_spoilt_record_asks_again(folder: Path, state: Path, text: str) -> None:
+def test_a_damaged_record_asks_again(folder: Path, state: Path, text: str) -> None:
     consent(folder)
     (record,) = records(state)
     record.write_text(text)
@@ -347,7 +347,7 @@ def test_the_record_of_one_folder_does_not_count_for_another(folder: Path, tmp_p
     refused(other)
 
 
-def test_a_consent_that_cannot_be_recorded_is_said(
+def test_a_consent_that_cannot_be_recorded_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

@@ -85,7 +85,7 @@ def test_a_missing_file_is_shown_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_that_cannot_be_run_differs_and_is_mended(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_run_differs_and_is_fixed(tmp_path: Path) -> None:
     write_files(FILES, tmp_path)
     (tmp_path / SCRIPT).chmod(0o644)
     assert [found.what for found in find_differences(FILES, tmp_path)] == ["not executable"]
@@ -130,7 +130,7 @@ def test_a_name_too_long_for_the_disk_changes_nothing(tmp_path: Path, length: in
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_cut_short_by_the_disk_leaves_no_file_and_no_folder(tmp_path: Path) -> None:
+def test_a_file_truncated_by_the_disk_leaves_no_file_and_no_folder(tmp_path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path

@@ -31,7 +31,7 @@ def test_the_batch_is_that_of_the_net_beside_the_solver(solvers: list[str]) -> N
     assert find_epochs_per_iter(solvers[:2], 6400, None, None) == pytest.approx(0.005)
 
 
-def test_a_batch_that_is_said_goes_before(solvers: list[str]) -> None:
+def test_a_given_batch_comes_first(solvers: list[str]) -> None:
     assert find_epochs_per_iter(solvers, 6400, 2, 16) == pytest.approx(0.005)
 
 

@@ -84,12 +84,12 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
         ),
     ],
 )
-def test_what_names_nothing_is_told_as_what_it_looks_like(here: Path, text: str, said: str) -> None:
+def test_what_names_nothing_is_reported_as_what_it_looks_like(here: Path, text: str, said: str) -> None:
     (here / "solver_b.pt").touch()
     assert str(nothing_named(text)).startswith(said)
 
 
-def test_what_is_of_another_kind_is_told_as_that(here: Path) -> None:
+def test_what_is_of_another_kind_is_reported_as_that(here: Path) -> None:
     with pytest.raises(InputError, match=r"\.: is a folder; give a net's file"):
         require_named(".", ["file"], "a net's file")
 

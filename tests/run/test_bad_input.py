@@ -230,7 +230,7 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     ]
 
 
-def test_caffe_torch_is_no_stand_in_for_a_missing_caffe(place: Place) -> None:
+def test_caffe_torch_is_not_a_stand_in_for_a_missing_caffe(place: Place) -> None:
     (place.root / "caffe").unlink()
     code, _, complained = place.call("--caffe", "caffe-torch")
     assert code == 2

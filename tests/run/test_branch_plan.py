@@ -142,7 +142,7 @@ def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None
         planned(graph, "n2", "n1", state=state)
 
 
-def test_behind_the_main_line_it_is_the_main_lines_hosts_that_go_on(graph: Place) -> None:
+def test_behind_the_main_line_it_is_the_main_lines_hosts_that_continue(graph: Place) -> None:
     folders = {phase: f"runs/small-1/branches/{phase}" for phase in ("side", "late")}
     state = RunState(finished=done("init", "cyc1", "last"), branches=folders)
     with left(graph, "late", "a"):

@@ -181,7 +181,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_of_a_checkpoint_with_a_spoilt_file_nothing_is_kept(root: Root, what: str) -> None:
+def test_of_a_checkpoint_with_a_damaged_file_nothing_is_kept(root: Root, what: str) -> None:
     suffix, spoil, message = SPOILT[what]
     path = root.written(4, suffix)
     spoil(path)

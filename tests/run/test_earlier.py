@@ -31,7 +31,7 @@ def begun(place: Place) -> Place:
     return place
 
 
-def test_its_run_goes_on_where_it_was(begun: Place) -> None:
+def test_its_run_continues_where_it_was(begun: Place) -> None:
     code, said, complained = begun.call()
     assert (code, complained) == (0, "")
     assert f"init: finished before; {INIT}" in said

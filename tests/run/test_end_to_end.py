@@ -52,7 +52,7 @@ def processes_in(root: Path) -> list[str]:
     return found
 
 
-def test_the_digits_killed_in_their_second_phase_go_on_to_98_percent_and_train_no_phase_twice(
+def test_the_digits_killed_in_their_second_phase_continue_to_98_percent_and_train_no_phase_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def test_an_evaluation_that_stalls_is_ended_and_the_same_command_goes_on_with_it(place: Place) -> None:
+def test_an_evaluation_that_stalls_is_ended_and_the_same_command_continues_with_it(place: Place) -> None:
     place.behave(evaluation="fails")
     with pytest.raises(RunFailed, match="evaluation: no outputs"):
         place.run()

@@ -31,7 +31,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_killed_run_goes_on_with_the_trainer_that_outlived_it(place: Place) -> None:
+def test_a_killed_run_continues_with_the_trainer_that_outlived_it(place: Place) -> None:
     place.behave(cyc1="waits")
     first = place.start()
     wait_until_trained(place, "cyc1")
@@ -129,7 +129,7 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
     assert place.run().outputs
 
 
-def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_spoilt(place: Place) -> None:
+def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_damaged(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
     wait_until_trained(place, "init")
@@ -163,7 +163,7 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
         (signal.SIGUSR1, "waits", 138),
     ],
 )
-def test_a_run_told_to_stop_leaves_no_process_and_goes_on_when_called_again(
+def test_a_run_told_to_stop_leaves_no_process_and_continues_when_called_again(
     place: Place, number: signal.Signals, behaviour: str, code: int
 ) -> None:
     place.behave(cyc1=behaviour)
@@ -211,7 +211,7 @@ def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(plac
     place.wait_for_no_process()
 
 
-def test_a_line_that_a_crash_cut_short_is_not_believed(place: Place) -> None:
+def test_a_line_that_a_crash_truncated_is_not_believed(place: Place) -> None:
     place.behave(last="ends-early")
     place.call()
     journal = Path(place.root / "runs/small-1/journal.jsonl")

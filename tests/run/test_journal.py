@@ -183,7 +183,7 @@ def test_a_journal_that_is_missing_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_half_line(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.write("staged", lmdb="a")
     before = journal.path.read_bytes()
@@ -290,7 +290,7 @@ def checkpointed(iteration: int) -> tuple[str, dict[str, object]]:
     return "checkpointed", {"phase": "init", "iteration": iteration, **kept, **paths}
 
 
-def test_a_checkpoint_that_is_told_twice_drops_none() -> None:
+def test_a_checkpoint_that_is_reported_twice_drops_none() -> None:
     state = fold(checkpointed(10), checkpointed(20), checkpointed(20))
     assert [each.iteration for each in state.checkpoints["init"]] == [10, 20]
     again = fold(checkpointed(10), checkpointed(20), checkpointed(10))
@@ -321,7 +321,7 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"pid": [1]}, {"pid": None}, {"host": 7, "restarts": "two"}])
-def test_a_field_of_another_type_is_no_journal_s(wrong: dict[str, object]) -> None:
+def test_a_field_of_another_type_is_not_a_journal_s(wrong: dict[str, object]) -> None:
     with pytest.raises(JournalError, match=r"^journal.jsonl:1: is not a journal line"):
         fold(("started", {"pid": 7, "host": "login1", **wrong}))
 

@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_made_is_left_to_what_is_written_next(tmp_path: 
     assert lock.acquire_trainer() == ()
 
 
-def test_a_run_that_goes_on_beside_a_trainer_shares_its_lock_and_a_script_does_not(tmp_path: Path) -> None:
+def test_a_run_that_continues_beside_a_trainer_shares_its_lock_and_a_script_does_not(tmp_path: Path) -> None:
     path, killed = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
     (inherited,) = killed.acquire_trainer()
     (left,) = (os.dup(inherited),)  # what its trainer holds

@@ -16,7 +16,7 @@ SAID = "runs/small-1: was removed or moved while the run used it; put it back, a
 
 
 @pytest.mark.parametrize("words", [(), ("--on-failure", "retry")])
-def test_a_run_whose_folder_is_moved_says_so_and_goes_on_once_it_is_back(
+def test_a_run_whose_folder_is_moved_says_so_and_continues_once_it_is_back(
     place: Place, words: tuple[str, ...]
 ) -> None:
     place.behave(cyc1="waits")

@@ -231,7 +231,7 @@ def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Plac
     assert place.trained() == ["init", "cyc1", "last"]
 
 
-def test_a_run_whose_logs_were_cleared_away_goes_on(place: Place) -> None:
+def test_a_run_whose_logs_were_cleared_away_continues(place: Place) -> None:
     place.behave(cyc1="dies")
     with pytest.raises(RunFailed):
         place.run()

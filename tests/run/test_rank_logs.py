@@ -46,7 +46,7 @@ def test_a_log_is_sorted_as_it_grows_and_its_last_line_at_the_end(tmp_path: Path
     assert texts(tmp_path / "ranks") == {"0.log": "a\ncut short\n", "1.log": "b\nlast\n"}
 
 
-def test_labels_that_lost_their_lines_are_no_text(tmp_path: Path) -> None:
+def test_labels_that_lost_their_lines_are_not_text(tmp_path: Path) -> None:
     with RankLogs(tmp_path, ranks=2) as logs:
         logs.feed(["[0] [1] no route", "[1] no host[0] "])
     assert texts(tmp_path) == {"1.log": "no route\nno host\n"}
@@ -58,7 +58,7 @@ def test_a_number_that_is_no_rank_s_is_kept_with_what_the_launcher_says(tmp_path
     assert texts(tmp_path) == {"launcher.log": "[2026] started\n[999999999999999999] x\n[../../x] y\n"}
 
 
-def test_the_files_are_whole_while_a_launch_goes_on(tmp_path: Path) -> None:
+def test_the_files_are_whole_while_a_launch_continues(tmp_path: Path) -> None:
     with RankLogs(tmp_path, ranks=2) as logs:
         logs.feed(["[0] a"])
         assert texts(tmp_path) == {"0.log": "a\n"}
@@ -89,7 +89,7 @@ def test_128_ranks_hold_few_descriptors_and_silence_none(tmp_path: Path) -> None
     assert len(texts(tmp_path / "ranks")) == 128
 
 
-def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "0.log").symlink_to("/dev/full")
     said: list[str] = []
     with RankLogs(tmp_path, ranks=2, complain=said.append) as logs:
@@ -100,7 +100,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "1.log").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said: list[str] = []
     with RankLogs(tmp_path / "file" / "ranks", complain=said.append) as logs:

@@ -145,7 +145,7 @@ def test_files_of_a_manifest_without_digests_are_hashed(site: Site, monkeypatch:
     ]
 
 
-def test_records_that_are_missing_cut_short_or_of_another_recipe_are_one_line(site: Site) -> None:
+def test_records_that_are_missing_truncated_or_of_another_recipe_are_one_line(site: Site) -> None:
     def refuse() -> str:
         with pytest.raises(DataError) as refusal:
             TensorFlow(site.recipe()).file_sets(site.root, NAMES, None)

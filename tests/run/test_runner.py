@@ -211,7 +211,7 @@ def test_a_comment_in_a_net_of_the_users_own_changes_nothing(place: Place, own_n
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1'])
-def test_a_runs_spoilt_digests_are_named(place: Place, content: str) -> None:
+def test_a_runs_damaged_digests_are_named(place: Place, content: str) -> None:
     place.behave(init="ends-early")
     with pytest.raises(RunFailed):
         place.run()
@@ -287,7 +287,7 @@ SPOILING: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("spoiling", SPOILING)
 @pytest.mark.parametrize(("failing", "needed"), [("last", "cyc1_iter_6"), ("evaluation", "last_iter_4")])
-def test_a_finished_phase_whose_snapshot_was_spoilt_since_is_not_built_upon(
+def test_a_finished_phase_whose_snapshot_was_damaged_since_is_not_built_upon(
     place: Place, spoiling: str, failing: str, needed: str
 ) -> None:
     place.behave(**{failing: "ends-early"})
@@ -318,7 +318,7 @@ def test_a_snapshot_that_nothing_needs_any_more_may_go(place: Place) -> None:
     assert place.run().outputs
 
 
-def test_a_journal_that_is_no_journal_is_refused_and_new_starts_beside_it(place: Place) -> None:
+def test_a_journal_that_is_not_a_journal_is_refused_and_new_starts_beside_it(place: Place) -> None:
     place.run()
     journal = place.root / "runs/small-1/journal.jsonl"
     journal.write_text("what\n")

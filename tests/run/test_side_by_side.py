@@ -46,7 +46,7 @@ def branch_events(place: Place) -> list[str]:
     return [json.loads(line)["event"] for line in path.read_text().splitlines()]
 
 
-def test_a_branch_trains_while_the_main_line_goes_on(graph: Place) -> None:
+def test_a_branch_trains_while_the_main_line_continues(graph: Place) -> None:
     run = start_amid_both(graph)
     status = find_status("small", StatusOptions(str(graph.root)))
     details = list(status_details(status, 0.0))
@@ -103,7 +103,7 @@ def test_the_end_is_that_of_one_phase_after_another(graph: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
-def test_a_killed_run_goes_on_with_both_trainers_that_outlived_it(
+def test_a_killed_run_continues_with_both_trainers_that_outlived_it(
     graph: Place, words: tuple[str, ...]
 ) -> None:
     first = start_amid_both(graph)
@@ -163,7 +163,7 @@ def test_what_a_killed_run_could_not_tell_of_a_branch_is_taken_over(graph: Place
     assert len(graph.trained()) == 4
 
 
-def test_told_to_stop_both_end_in_order_and_go_on_later(graph: Place) -> None:
+def test_told_to_stop_both_end_in_order_and_continue_later(graph: Place) -> None:
     run = start_amid_both(graph)
     run.send_signal(signal.SIGINT)
     finish(run, graph, 130)

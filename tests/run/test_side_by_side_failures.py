@@ -54,7 +54,7 @@ def test_a_branch_whose_staging_is_repeated_leaves_the_main_line_its_hosts(
 
 
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
-def test_branches_that_the_main_lines_hosts_train_at_its_end_are_gone_on_with(
+def test_branches_that_the_main_lines_hosts_train_at_its_end_are_continued(
     graph: Place, words: tuple[str, ...]
 ) -> None:
     graph.edit(SIDE, SIDE + SIDE.replace("side", "also"))

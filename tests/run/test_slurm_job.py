@@ -72,7 +72,7 @@ def test_the_job_around_a_run_is_known_by_its_environment(
     assert this_job(environment) == start
 
 
-def test_what_another_start_of_a_job_launched_is_told_from_what_this_one_did() -> None:
+def test_what_another_start_of_a_job_launched_is_distinguished_from_what_this_one_did() -> None:
     state = RunState(job="12", restarts=1)
     starts = (("12", 1), ("12", 0), ("11", 1), ("", 0))
     assert [started_before(launch(*start), state) for start in starts] == [False, True, True, False]
@@ -184,7 +184,7 @@ def leave_launch(place: Place, left: Launch) -> None:
     place.behave()
 
 
-def test_a_job_that_is_queued_again_goes_on_from_other_nodes(
+def test_a_job_that_is_queued_again_resumes_from_other_nodes(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_launch(place, launch("12", hosts=("c9", "c8")))
@@ -360,7 +360,7 @@ def test_a_busy_controller_is_asked_again(scontrol: Scontrol) -> None:
     assert len(scontrol("")) == 3
 
 
-def test_a_controller_that_stays_away_is_told(scontrol: Scontrol) -> None:
+def test_a_controller_that_stays_away_is_reported(scontrol: Scontrol) -> None:
     scontrol(SAYS_AWAY)
     waited: list[float] = []
 
@@ -381,7 +381,7 @@ def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -
     assert said[-1] == "stopped by a signal; job 12 is not requeued"
 
 
-def test_the_end_that_scontrol_itself_brings_is_no_cancelling(scontrol: Scontrol) -> None:
+def test_an_end_brought_by_scontrol_is_not_a_cancellation(scontrol: Scontrol) -> None:
     scontrol(f"kill -TERM {os.getpid()}")
     assert requeue_job(over(), 10, lambda line: None) == 138
 

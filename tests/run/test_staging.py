@@ -120,7 +120,7 @@ def test_staging_finds_its_hosts_as_a_run_does(tmp_path: Path, monkeypatch: pyte
         (b"<html><title>404</title>" + 8192 * b"." + b"</html>", "is not an LMDB"),
     ],
 )
-def test_a_spoilt_source_is_named_before_any_host_is_reached(
+def test_a_damaged_source_is_named_before_any_host_is_reached(
     tmp_path: Path, data: bytes | None, what: str
 ) -> None:
     source, hosts = tmp_path / "spoilt", Unreached()
@@ -134,7 +134,7 @@ def test_a_spoilt_source_is_named_before_any_host_is_reached(
     assert hosts.asked == []
 
 
-def test_a_source_that_is_cut_short_is_named_before_any_host_is_reached(tmp_path: Path) -> None:
+def test_a_source_that_is_truncated_is_named_before_any_host_is_reached(tmp_path: Path) -> None:
     source, hosts = write_lmdb(tmp_path / "lmdb"), Unreached()
     whole = (source / "data.mdb").stat().st_size
     os.truncate(source / "data.mdb", whole - 1)
@@ -154,7 +154,7 @@ def test_who_has_not_built_the_digits_yet_is_told_how(tmp_path: Path) -> None:
     )
 
 
-def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_said(tmp_path: Path) -> None:
+def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_reported(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("c[1-2]\n")
     options, said = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
     with pytest.raises(HostFailed, match="c1: is none"):

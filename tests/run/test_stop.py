@@ -228,7 +228,7 @@ def test_an_old_snapshot_is_not_taken_for_one_that_a_later_phase_needs(branched:
         branched.run(new=True)
 
 
-def test_a_needed_snapshot_spoilt_since_is_not_built_upon(branched: Place) -> None:
+def test_a_needed_snapshot_damaged_since_is_not_built_upon(branched: Place) -> None:
     branched.behave(last="ends-early")
     with pytest.raises(RunFailed):
         branched.run()

@@ -114,7 +114,7 @@ def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path:
         assert "Optimization stopped early." in (tmp_path / f"logs/short-intel/{phase}.log").read_text()
 
 
-def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_continues(tmp_path: Path) -> None:
     write_short_recipe(tmp_path, {"init": {"max_iter": 300, "lr_iter": 4000, "warmup_iter": 4}})
     log, deadline = tmp_path / "runs/short-1/logs/init-1.log", time.monotonic() + 300
     run = start(tmp_path, *RUN)

@@ -199,7 +199,7 @@ def test_only_what_the_schedule_says_makes_another_run() -> None:
         (Attempt(124, ""), "within 120 s"),
     ],
 )
-def test_a_host_without_the_libraries_is_said_in_one_line(attempt: Attempt, said: str | None) -> None:
+def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, said: str | None) -> None:
     found = DIGITS.judge(attempt, 120)
     assert found is None if said is None else said in (found or "")
 

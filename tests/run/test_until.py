@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def test_a_run_stops_behind_the_phase_that_is_named_and_goes_on_when_called_again(place: Place) -> None:
+def test_a_run_stops_behind_the_phase_that_is_named_and_continues_when_called_again(place: Place) -> None:
     state = place.run(until="init")
     assert (list(state.finished), state.outputs) == (["init"], None)
     assert place.output.getvalue().endswith("model: runs/small-1/snapshots/small_init_iter_8.caffemodel\n")

@@ -112,7 +112,7 @@ def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_pat
     assert find_failure(tail, TRAINING) is None
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_watch(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_do_not_stop_the_watch(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\xff\xfe\n" + lines((0, 0, "2.5"))[0].encode() + b"\n")
     tail = LogTail(log)
@@ -163,7 +163,7 @@ def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
 
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
-def test_a_loss_that_is_no_number_is_lost_at_once(loss: str) -> None:
+def test_a_loss_that_is_not_a_number_is_lost_at_once(loss: str) -> None:
     said = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")).losses)
     assert said is not None
     assert said.endswith("at iteration 20")
@@ -236,7 +236,7 @@ def test_a_loss_beyond_the_iteration_of_the_stop_is_nobodys(tmp_path: Path) -> N
     assert find_failure(at, STOPPED) == "the loss is nan at iteration 100"
 
 
-def test_a_rank_ended_by_a_signal_is_told_by_that_signal(tmp_path: Path) -> None:
+def test_a_rank_ended_by_a_signal_is_reported_with_that_signal(tmp_path: Path) -> None:
     tail = tail_of(
         tmp_path,
         *lines((0, 20, "2.5")),
@@ -248,7 +248,7 @@ def test_a_rank_ended_by_a_signal_is_told_by_that_signal(tmp_path: Path) -> None
     assert find_failure(tail, TRAINING) == "it ended after iteration 20 of 100, saying: Killed (signal 9)"
 
 
-def test_the_report_of_a_training_that_went_well_is_no_reason_for_its_end(tmp_path: Path) -> None:
+def test_the_report_of_a_training_that_went_well_is_not_a_reason_for_its_end(tmp_path: Path) -> None:
     progress = [
         *lines((0, 20, "2.5")),
         "I20251120 11:49:33.768350  6374 solver.cpp:770] Iteration 20, lr = 0.1",
@@ -277,7 +277,7 @@ def test_what_caffe_says_is_a_better_reason_than_what_ended_a_rank(tmp_path: Pat
     assert find_failure(tail_of(tmp_path, said("Optimization Done."), *BLOCK), TRAINING) is None
 
 
-def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
+def test_the_label_of_another_rank_is_not_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, "[0] [1] no route to host")
     assert find_failure(tail, TRAINING) == "it ended before the first iteration, saying: no route to host"
     tail = tail_of(tmp_path, "[0] [1] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x")
@@ -289,11 +289,11 @@ def test_the_label_of_another_rank_is_no_part_of_what_a_rank_said_last(tmp_path:
 COMPLAINT = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x: 1:2: no field y"
 
 
-def test_what_protobuf_complains_of_is_no_failure_of_a_training_that_goes_on(tmp_path: Path) -> None:
+def test_what_protobuf_complains_of_is_not_a_failure_of_a_training_that_continues(tmp_path: Path) -> None:
     assert find_failure(tail_of(tmp_path, COMPLAINT, said("Optimization Done.")), TRAINING) is None
 
 
-def test_what_protobuf_complains_of_is_told_with_the_failure(tmp_path: Path) -> None:
+def test_what_protobuf_complains_of_is_reported_with_the_failure(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, COMPLAINT, *lines((0, 20, "2.5")), "Killed")
     why = "saying: Killed; protobuf complained: Error parsing x: 1:2: no field y"
     assert find_failure(tail, TRAINING) == f"it ended after iteration 20 of 100, {why}"

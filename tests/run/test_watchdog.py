@@ -145,7 +145,7 @@ def pass_time_with_warnings(scene: Scene, dog: Watchdog, tail: LogTail, seconds:
     return trouble
 
 
-def test_a_warning_said_again_and_again_is_no_sign_of_life(scene: Scene) -> None:
+def test_a_warning_said_again_and_again_is_not_a_sign_of_life(scene: Scene) -> None:
     dog, tail = watch(scene, stall_s=60)
     train(scene, dog, tail)
     assert pass_time_with_warnings(scene, dog, tail, 49) is None
@@ -156,7 +156,7 @@ def test_a_warning_said_again_and_again_is_no_sign_of_life(scene: Scene) -> None
     assert trouble.what.endswith("Waiting for data, 0 times")
 
 
-def test_a_host_is_lost_though_other_ranks_go_on_warning(scene: Scene) -> None:
+def test_a_host_is_lost_though_other_ranks_continue_warning(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail)
     scene.silences = [Silence("node2", 2 * SILENT_S, "no answer")]
@@ -184,7 +184,7 @@ def test_how_long_loading_took_gives_a_silent_host_no_more_time(scene: Scene) ->
     assert trouble == Trouble("no heartbeat for 40 s", "node2", is_lost=True)
 
 
-def test_time_in_which_nobody_looked_is_no_silence(scene: Scene) -> None:
+def test_time_in_which_nobody_looked_is_not_silence(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail)
     scene.now += 3600  # Ctrl-Z

@@ -132,7 +132,7 @@ def test_a_rank_that_dies_takes_the_others_with_it(root: Path, rank: int) -> Non
     assert "Done" not in said
 
 
-def test_a_rank_that_starts_from_other_files_is_no_part_of_the_training(root: Path) -> None:
+def test_a_rank_that_starts_from_other_files_is_not_part_of_the_training(root: Path) -> None:
     code, said = train(root, "--weights=/proc/self/stat", ranks=2)
     assert code != 0
     assert "rank 1 starts from other files" in said

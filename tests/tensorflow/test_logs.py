@@ -44,7 +44,7 @@ def test_names_with_underscores_and_carriage_returns_are_read() -> None:
     assert (found.top1, found.top5, found.loss) == (0.5, 1.0, 2.0)
 
 
-def test_what_is_not_said_is_none_and_what_is_no_number_is_passed_over() -> None:
+def test_a_missing_value_is_none_and_what_is_not_a_number_is_skipped() -> None:
     (found,) = parse_evaluations("Saving dict for global step 9: global_step = 9, loss = none").evaluations
     assert (found.top1, found.top5, found.loss, found.batches) == (None, None, None, None)
 
@@ -60,7 +60,7 @@ def test_an_evaluation_that_was_cut_off_says_how_far_it_came(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("top", ["75.00", "-0.1", "nan"])
-def test_an_accuracy_that_is_no_fraction_is_refused(tmp_path: Path, top: str) -> None:
+def test_an_accuracy_that_is_not_a_fraction_is_refused(tmp_path: Path, top: str) -> None:
     log = tmp_path / "eval.log"
     log.write_text(f"x\nSaving dict for global step 9: top_1_accuracy = {top}, loss = 2.0\n")
     what = r"eval.log:2: top-1 accuracy \S+ is not between 0 and 1; write it as a fraction"

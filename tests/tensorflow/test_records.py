@@ -48,7 +48,7 @@ def test_a_file_without_records_is_read_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 26))
-def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> None:
+def test_a_file_that_is_truncated_is_said_to_be(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     write_records(path, [b"first", b"123456789"])
     whole = path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_file_that_is_cut_short_is_said_to_be(tmp_path: Path, size: int) -> No
     if len(path.read_bytes()) == first:
         assert list(read_records(path)) == [b"first"]
         return
-    with pytest.raises(DataError, match=r"file: record [01] at byte (0|21) is truncated; make the records"):
+    with pytest.raises(DataError, match=r"file: record [01] at byte (0|21) is truncated; create the records"):
         list(read_records(path))
 
 

@@ -139,7 +139,7 @@ def test_more_groups_than_files_are_refused(records: Records) -> None:
     assert records.refuse(groups=4).startswith("--file_groups 4 exceeds the 3 files in ")
 
 
-def test_records_that_are_missing_cut_short_or_of_another_count_are_refused(records: Records) -> None:
+def test_records_that_are_missing_truncated_or_of_another_count_are_refused(records: Records) -> None:
     assert "9 records, but the flags say 1,281,167 images" in records.refuse(1281167)
     assert "2 classes, but --num_label_classes is 3" in records.refuse(classes=3)
     records.file(2).write_bytes(bytes(6))

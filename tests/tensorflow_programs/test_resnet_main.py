@@ -301,7 +301,7 @@ def test_a_label_that_is_out_of_range_ends_the_run(digits: Digits, tmp_path: Pat
     )
 
 
-def test_a_checkpoint_of_another_model_or_one_that_is_missing_or_cut_short_is_refused(
+def test_a_checkpoint_of_another_model_or_one_that_is_missing_or_truncated_is_refused(
     digits: Digits, tmp_path: Path
 ) -> None:
     model, env = tmp_path / "model", environment(digits.rates)

@@ -116,7 +116,7 @@ def test_nets_in_solvers_and_solvers_in_chains_are_looked_at(text: str, dialect:
     assert [difference.field for difference in check(text, dialect)] == [field]
 
 
-def test_the_same_thing_is_told_once_with_its_count_where_it_comes_first() -> None:
+def test_the_same_thing_is_reported_once_with_its_count_where_it_comes_first() -> None:
     layer = "layer { type: 'BatchNorm' batch_norm_param { filler { value: 1 } } }\n"
     found = check(f"layer {{ }}\n{layer}{layer}{layer}", "bvlc")
     assert [(d.field, d.count) for d in found] == [("layer[1].batch_norm_param.filler", 3)]
@@ -177,7 +177,7 @@ def test_a_value_by_its_number_is_the_dialect_s_own() -> None:
     assert rules(text.replace("3", "0x1"), "bvlc") == []
 
 
-def test_a_value_of_a_field_that_is_lacking_is_not_told_too() -> None:
+def test_a_value_of_a_field_that_is_lacking_is_not_reported_too() -> None:
     text = "layer { batch_norm_param { engine: CUDNN } }"
     at = "layer[0].batch_norm_param.engine"
     assert rules(text, "nvcaffe") == []
@@ -228,7 +228,7 @@ HARMLESS = {
 }
 
 
-def test_every_default_that_differs_is_told_or_known_to_be_harmless() -> None:
+def test_every_default_that_differs_is_reported_or_known_to_be_harmless() -> None:
     told = {(reading.dialect, reading.name) for reading in MEANING_DIFFERENCES}
     seen = set()
     for dialect in load_dialects().values():

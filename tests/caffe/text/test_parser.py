@@ -222,7 +222,7 @@ def test_a_byte_order_mark_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("text", [r"net: '\xff'", r"net: '\ud83d'", "net: '\udcff'", r"net: '\U00110000'"])
-def test_a_string_that_is_no_utf8_is_refused_on_one_line(text: str) -> None:
+def test_a_string_that_is_not_utf8_is_refused_on_one_line(text: str) -> None:
     with pytest.raises(PrototxtError, match=r"^<text>:1:6: 'net' .*$"):
         parse_prototxt(text, S)
 

@@ -86,7 +86,7 @@ def test_a_process_substitution_may_be_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
-def test_a_device_is_no_file(device: str) -> None:
+def test_a_device_is_not_a_file(device: str) -> None:
     with pytest.raises(OSError, match="it is a device, not a file"):
         read_bytes(device, 100)
 

@@ -55,7 +55,7 @@ POINTS: dict[str, Point] = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_run_killed_at_any_point_goes_on_to_the_same_snapshots(chain: FaultyChain, point: str) -> None:
+def test_a_run_killed_at_any_point_continues_to_the_same_snapshots(chain: FaultyChain, point: str) -> None:
     first = chain.start()
     first.wait_until(lambda: POINTS[point](chain))
     first.kill()

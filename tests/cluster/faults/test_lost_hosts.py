@@ -29,7 +29,7 @@ def test_a_host_that_dies_while_it_is_staged_is_named_and_filled_when_it_is_back
     chain.check_finished()
 
 
-def test_a_host_that_dies_while_training_is_named_and_the_run_goes_on_when_it_is_back(
+def test_a_host_that_dies_while_training_is_named_and_the_run_continues_when_it_is_back(
     make_chain: MakeChain,
 ) -> None:
     chain = make_chain()

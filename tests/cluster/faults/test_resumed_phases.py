@@ -34,7 +34,7 @@ def kill_all(chain: FaultyChain, *, spoils: bool) -> None:
 
 
 @pytest.mark.parametrize(("spoils", "at"), [(False, 4), (True, 2)])
-def test_a_phase_goes_on_from_its_newest_good_checkpoint(chain: FaultyChain, spoils: bool, at: int) -> None:
+def test_a_phase_resumes_from_its_newest_good_checkpoint(chain: FaultyChain, spoils: bool, at: int) -> None:
     kill_all(chain, spoils=spoils)
     chain.run(*EVERY)
     log = chain.log("cyc1", 2)
@@ -44,7 +44,7 @@ def test_a_phase_goes_on_from_its_newest_good_checkpoint(chain: FaultyChain, spo
     chain.check_finished()
 
 
-def test_with_retry_a_phase_that_fails_goes_on_from_its_checkpoint(chain: FaultyChain) -> None:
+def test_with_retry_a_phase_that_fails_resumes_from_its_checkpoint(chain: FaultyChain) -> None:
     chain.behave(cyc1=[{"does": "waits", "at": 5}, {"does": "dies", "at": 6, "rank": 2, "once": True}])
     run = chain.start(*EVERY, "--on-failure", "retry")
     run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])

@@ -30,7 +30,7 @@ def start_amid_both(chain: FaultyChain) -> Started:
     return run
 
 
-def test_a_run_killed_amid_both_goes_on_with_both_on_their_hosts(graph: FaultyChain) -> None:
+def test_a_run_killed_amid_both_continues_with_both_on_their_hosts(graph: FaultyChain) -> None:
     graph.behave(cyc1={"does": "waits", "at": 4}, side={"does": "waits", "at": 4})
     run = graph.start("--side-by-side")
     run.wait_until(lambda: all("Iteration 4, lr" in log(graph, phase) for phase in BOTH))
@@ -46,7 +46,7 @@ def test_a_run_killed_amid_both_goes_on_with_both_on_their_hosts(graph: FaultyCh
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"], "none is trained twice"
 
 
-def test_the_first_ctrl_c_keeps_a_snapshot_of_each_from_which_they_go_on(graph: FaultyChain) -> None:
+def test_the_first_ctrl_c_keeps_a_snapshot_of_each_from_which_they_continue(graph: FaultyChain) -> None:
     run = start_amid_both(graph)
     run.kill(signal.SIGINT)
     run.wait_until(lambda: run.said().count("asked Caffe for a snapshot") == 2)

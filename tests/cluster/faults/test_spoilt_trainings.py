@@ -24,7 +24,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("fault", SAID)
-def test_what_is_no_training_is_refused_and_trained_again(chain: FaultyChain, fault: str) -> None:
+def test_an_output_that_is_not_of_a_training_run_is_refused_and_trained_again(
+    chain: FaultyChain, fault: str
+) -> None:
     chain.behave(cyc1=fault)
     said = chain.run(code=3)
     assert SAID[fault] in said.splitlines()[-1]

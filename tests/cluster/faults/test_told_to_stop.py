@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_goes_on(
+def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_continues(
     chain: FaultyChain, number: signal.Signals
 ) -> None:
     chain.behave(cyc1=[{"does": "waits", "at": 4}, {"does": "waits", "at": 6, "until": "doomsday"}])

@@ -43,7 +43,7 @@ def test_scontrol_tells_restarts_and_what_a_name_or_group_with_spaces_hides(reco
     assert (het.label, het.name, het.limit_s, het.end) == ("4730+1", "het", math.inf, None)
 
 
-def test_a_path_with_spaces_is_not_told_short() -> None:
+def test_a_path_with_spaces_is_not_abbreviated() -> None:
     line = "JobId=1 JobName=a UserId=b(1) JobState=RUNNING ExitCode=0:0 StdOut=/home/a b/x.out Power= "
     (job,) = parse_scontrol_jobs(line)
     assert job.stdout == "/home/a b/x.out"
@@ -109,7 +109,7 @@ def test_sinfo_tells_broken_nodes(recorded: Recorded) -> None:
         (parse_sinfo, "debug up"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line_with_the_text(
+def test_what_cannot_be_read_is_reported_in_one_line_with_the_text(
     parse: Callable[[str], object], said: str
 ) -> None:
     with pytest.raises(ClusterError) as caught:

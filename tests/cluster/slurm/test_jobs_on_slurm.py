@@ -169,7 +169,7 @@ def test_a_job_that_is_requeued_waits_and_tells_how_often_it_started(site: Site)
     assert job.restarts == 1
 
 
-def test_a_time_limit_ends_a_job_and_is_told(site: Site) -> None:
+def test_a_time_limit_ends_a_job_and_is_reported(site: Site) -> None:
     job_id = site.submit("exec sleep 600", time_s=60, options=["--no-requeue"])
     site.slurm.wait_for(job_id, State.RUNNING)
     site.slurm.end_soon(job_id)
@@ -193,7 +193,7 @@ def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_ov
     assert site.find(job_id).state is State.COMPLETED
 
 
-def test_what_slurm_would_not_give_is_told_and_nothing_is_submitted(site: Site) -> None:
+def test_what_slurm_would_not_give_is_reported_and_nothing_is_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
         said = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
@@ -211,7 +211,7 @@ def test_what_slurm_refuses_was_not_submitted(site: Site) -> None:
     assert find_submission(site.head, "refused") is None
 
 
-def test_partitions_and_nodes_are_told(site: Site) -> None:
+def test_partitions_and_nodes_are_reported(site: Site) -> None:
     partitions = {partition.name: partition for partition in ask_partitions(site.head)}
     assert [name for name, each in partitions.items() if each.is_default] == ["debug"]
     short = partitions["short"]
@@ -222,7 +222,7 @@ def test_partitions_and_nodes_are_told(site: Site) -> None:
     assert ask_node_groups(site.head, "nope") == ()
 
 
-def test_a_controller_that_is_away_is_told_as_that_and_its_jobs_are_found_when_it_is_back(
+def test_a_controller_that_is_away_is_reported_as_that_and_its_jobs_are_found_when_it_is_back(
     site: Site,
 ) -> None:
     job_id = site.submit("exec sleep 600", "before")

@@ -162,7 +162,7 @@ def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(r
         "",
     ],
 )
-def test_no_answer_is_told_as_that_and_never_as_no_job(said: str) -> None:
+def test_no_answer_is_reported_as_that_and_never_as_no_job(said: str) -> None:
     slurm = Answers(scontrol=Completed(1, "", f"{said}\n"), squeue=Completed(1, "", f"{said}\n"))
     for asking in ({"ids": [7]}, {"names": ["chain"]}):
         with pytest.raises(SchedulerAway) as caught:

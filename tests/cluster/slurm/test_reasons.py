@@ -63,7 +63,7 @@ def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:
         ("PriorityBoost", "Slurm says: PriorityBoost"),
     ],
 )
-def test_reasons_are_told_in_plain_words(reason: str, said: str) -> None:
+def test_reasons_are_given_in_plain_words(reason: str, said: str) -> None:
     assert said in explain_reason(reason)[0]
 
 

@@ -127,7 +127,7 @@ def test_a_number_alone_on_its_line_is_a_job(said: str) -> None:
         ),
     ],
 )
-def test_what_slurm_refuses_is_told_in_one_line(code: int, said: str, text: str) -> None:
+def test_what_slurm_refuses_is_reported_in_one_line(code: int, said: str, text: str) -> None:
     assert submit(answering(code, "", said), REQUEST) == Refused(text)
 
 
@@ -166,7 +166,7 @@ def test_a_host_that_was_never_reached_submitted_nothing() -> None:
     assert "sbatch not found on its PATH" in answer.text
 
 
-def test_slurms_reason_against_a_job_is_told_and_its_silence_is_none() -> None:
+def test_slurms_reason_against_a_job_is_reported_and_its_silence_is_none() -> None:
     assert slurm_submit.try_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
     refusing = answering(1, "", "allocation failure: Requested node configuration is not available\n")
     reason = slurm_submit.try_submission(refusing, REQUEST)
@@ -193,7 +193,7 @@ def test_a_submission_is_looked_for_by_its_name() -> None:
     assert find_submission(host, "chain-2") is None
 
 
-def test_cancelling_what_has_ended_is_no_error() -> None:
+def test_cancelling_what_has_ended_is_not_an_error() -> None:
     cancel_jobs(answering(0), [7])
     ended = answering(1, "", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
     cancel_jobs(ended, [7], signal="USR1", batch=True)

@@ -70,7 +70,7 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
     assert chain.status()["state"] == "finished"
 
 
-def test_submitted_again_after_scancel_it_goes_on_at_the_third_phase(chain: SubmittedChain) -> None:
+def test_submitted_again_after_scancel_it_continues_at_the_third_phase(chain: SubmittedChain) -> None:
     job_id = chain.submit_amid("last")
     kept = {path: path.stat().st_mtime_ns for path in (chain.run_folder / "snapshots").iterdir()}
     chain.slurm.cluster.run("head", ["scancel", str(job_id)])

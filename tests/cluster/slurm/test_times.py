@@ -20,7 +20,7 @@ def test_what_slurm_would_take_for_no_limit_is_not_written(seconds: float) -> No
 
 
 @pytest.mark.parametrize("text", ["1:2:3:4", "-5", "1-", "two hours", "1.5"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_what_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ClusterError, match="is not a Slurm time"):
         parse_limit(text, "--time")
 

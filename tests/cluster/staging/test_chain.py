@@ -44,7 +44,7 @@ def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
     assert list((world.hosts[2].folder / "node").iterdir()) == []
 
 
-def test_a_chain_that_breaks_once_goes_on(world: World, tmp_path: Path) -> None:
+def test_a_chain_that_breaks_once_continues(world: World, tmp_path: Path) -> None:
     world = through(world, f"mkdir {tmp_path}/broke 2>/dev/null && kill -9 $$")
     said: list[str] = []
     placed = stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
@@ -68,7 +68,7 @@ def test_a_rank_that_hangs_is_not_waited_for_for_ever(world: World) -> None:
     assert placed[0].reason == "the chain broke: no progress for 3 s"
 
 
-def test_a_source_that_gets_shorter_is_said_by_the_one_who_reads(world: World) -> None:
+def test_a_source_that_gets_shorter_is_reported_by_the_one_who_reads(world: World) -> None:
     cut = f"truncate -s 1000 {world.source}/data.mdb"
     chain = local_chain(world.source.parent, ["/bin/sh", "-c", f'{cut}; exec "$@"', "sh"])
     placed = stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, chain=chain, how="chain"))

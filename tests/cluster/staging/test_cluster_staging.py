@@ -244,7 +244,7 @@ def test_an_interrupt_leaves_nothing_half_done_and_no_process(staging: Staging) 
 
 
 @pytest.mark.parametrize("victim", ["node1", "node3", "node4"])
-def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_goes_on_without_it(
+def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_continues_without_it(
     make_cluster: Callable[..., Cluster], victim: str
 ) -> None:
     cluster = make_cluster(4)

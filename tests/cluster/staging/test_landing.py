@@ -52,7 +52,7 @@ def test_what_is_verified_is_named_and_stamped(
     assert (folder / "data.mdb").read_bytes() == CONTENT
 
 
-def test_what_an_attempt_before_has_written_is_gone_on_with(
+def test_what_an_attempt_before_has_written_is_continued(
     folder: Path, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     (folder / PART).write_bytes(CONTENT[: BLOCK_BYTES + 1000])

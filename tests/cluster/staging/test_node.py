@@ -79,7 +79,7 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
     assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, "data.mdb"]
 
 
-def test_what_cannot_be_taken_is_told_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_taken_is_reported_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
     source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     with pytest.raises(NodeRefusal, match="not enough space: "):
@@ -208,7 +208,7 @@ def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["file", "data.mdb/lock.mdb"])
-def test_what_is_no_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
+def test_what_is_not_an_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
@@ -223,7 +223,7 @@ def test_too_little_room_leaves_nothing_behind(lmdb: Path) -> None:
     assert not lmdb.parent.exists()
 
 
-def test_why_a_folder_cannot_be_created_is_said_in_a_few_words(lmdb: Path) -> None:
+def test_why_a_folder_cannot_be_created_is_reported_in_a_few_words(lmdb: Path) -> None:
     with pytest.raises(NodeRefusal, match=r"cannot be created: File name too long;"):
         reserve_part(HOST, str(lmdb.with_name("x" * 300)), PART, 7)
 

@@ -310,7 +310,7 @@ def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pyte
         stage_lmdb(world.hosts, LMDB, world.source, replace(world.env, how="sbcast"))
 
 
-def test_the_plan_is_said_with_every_way_and_the_one_chosen(world: World) -> None:
+def test_the_plan_is_reported_with_every_way_and_the_one_chosen(world: World) -> None:
     said: list[str] = []
     stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
     assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "ssh"]

@@ -165,7 +165,7 @@ def test_an_empty_block_equals_its_absence_unless_asked_for() -> None:
         ("multibox_loss_param", "nms_param", "{ }", "not set"),
     ],
 )
-def test_a_block_that_caffe_asks_for_is_told_from_its_absence(
+def test_a_block_that_caffe_asks_for_is_distinguished_from_its_absence(
     outer: str, field: str, block: str, absent: str
 ) -> None:
     without, with_it = f"{outer} {{ }}", f"{outer} {{ {field} {block} }}"
@@ -176,7 +176,7 @@ def test_a_block_that_caffe_asks_for_is_told_from_its_absence(
     assert a != b
 
 
-def test_batch_norms_that_start_at_zero_no_more_are_told() -> None:
+def test_batch_norms_that_start_at_zero_no_more_are_reported() -> None:
     zero = "scale_param { bias_term: true filler { value: 0 } }"
     assert lines(zero, "scale_param { bias_term: true }", pb.LayerParameter) == [
         "scale_param.filler { value: 0 } -> not set (starts at 1)"
@@ -247,7 +247,9 @@ def test_a_block_that_says_what_caffe_takes_anyway_equals_its_absence(block: str
         ('type: "BatchNorm"', 'type: "BatchNorm" param { }', "param[0] not set -> { }"),
     ],
 )
-def test_a_default_that_caffe_asks_for_is_told_from_its_absence(old: str, new: str, line: str) -> None:
+def test_a_default_that_caffe_asks_for_is_distinguished_from_its_absence(
+    old: str, new: str, line: str
+) -> None:
     assert lines(old, new, pb.LayerParameter) == [line]
     assert lines(new, old, pb.LayerParameter) == [" -> ".join(flip(line))]
     a, b = (fingerprint(parse_prototxt(text, pb.LayerParameter)) for text in (old, new))
@@ -269,7 +271,7 @@ def test_a_default_that_caffe_asks_for_is_told_from_its_absence(old: str, new: s
         "data_param { batch_size: 0 }",
     ],
 )
-def test_a_default_that_caffe_takes_anyway_is_no_change(text: str) -> None:
+def test_a_default_that_caffe_takes_anyway_is_not_a_change(text: str) -> None:
     bare = text.partition('" ')[0] + '"' if text.startswith("type") else ""
     assert lines(bare, text, pb.LayerParameter) == []
     assert lines(text, bare, pb.LayerParameter) == []
@@ -291,7 +293,7 @@ def test_a_loss_that_has_no_weight_of_its_own_is_changed_by_one() -> None:
     ]
 
 
-def test_a_weight_of_a_layer_that_is_no_loss_is_a_change() -> None:
+def test_a_weight_of_a_layer_that_is_not_a_loss_is_a_change() -> None:
     assert lines('type: "Pooling"', 'type: "Pooling" loss_weight: 1', pb.LayerParameter) == [
         "loss_weight not set -> 1"
     ]
@@ -420,7 +422,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("cls", "one", "other"), SAME)
-def test_two_ways_of_writing_one_thing_are_no_difference(cls: type[Message], one: str, other: str) -> None:
+def test_two_ways_of_writing_one_thing_are_not_a_difference(cls: type[Message], one: str, other: str) -> None:
     assert lines(one, other, cls) == lines(other, one, cls) == []
     assert fingerprint(parse_prototxt(one, cls)) == fingerprint(parse_prototxt(other, cls))
     assert lines(one, other, cls, defaults=True) != []

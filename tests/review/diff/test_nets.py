@@ -180,7 +180,7 @@ def test_one_reader_wired_to_another_blob_is_one_change() -> None:
     assert changes(SMALL, new) == ['changed sum: bottom[0] "conv1" -> "data"']
 
 
-def test_a_top_renamed_while_its_readers_stay_is_no_rename_of_the_blob() -> None:
+def test_a_top_renamed_while_its_readers_stay_is_not_a_rename_of_the_blob() -> None:
     new = SMALL.replace('bottom: "data" top: "conv1"', 'bottom: "data" top: "lost"')
     assert changes(SMALL, new) == ['changed conv1: top "conv1" -> "lost"']
 
@@ -207,7 +207,7 @@ def test_a_layer_renamed_and_moved_is_both() -> None:
     ]
 
 
-def test_a_layer_of_another_kind_in_the_same_place_is_no_rename() -> None:
+def test_a_layer_of_another_kind_in_the_same_place_is_not_a_rename() -> None:
     other = 'layer { name: "drop" type: "Dropout" bottom: "conv2" top: "conv2" }\n'
     assert changes(SMALL, SMALL.replace(RELU2, other)) == [
         "removed relu2: after conv2 -> not set (ReLU)",
@@ -221,7 +221,7 @@ def test_two_layers_of_one_name_in_one_phase_pair_in_order() -> None:
     assert changes(old, SMALL) == ["removed relu2: after sum -> not set (ReLU)"]
 
 
-def test_inputs_are_told_once_and_not_where_they_are_read() -> None:
+def test_inputs_are_reported_once_and_not_where_they_are_read() -> None:
     old = 'input: "data" input_dim: [1, 3, 8, 8]\n' + CONV1
     assert changes(old, old.replace('"data"', '"image"')) == ['changed : input "data" -> "image"']
 
@@ -342,7 +342,7 @@ def siamese(*names: tuple[str, str]) -> str:
 SHARED = siamese(("ip", 'name: "w"'), ("ip_p", 'name: "w"'), ("ip_n", 'name: "w"'))
 
 
-def test_sharing_names_that_change_alike_are_no_difference() -> None:
+def test_sharing_names_that_change_alike_are_not_a_difference() -> None:
     assert changes(SHARED, SHARED.replace('"w"', '"weights"')) == []
 
 
@@ -359,7 +359,7 @@ def test_a_sharing_name_mistyped_in_one_branch_says_that_its_weights_are_no_long
     assert changes(broken, SHARED) == ['changed ip_p: param[0].name "w_" -> "w" (now shared with ip, ip_n)']
 
 
-def test_a_removed_sharing_is_told_with_whom() -> None:
+def test_a_removed_sharing_is_reported_with_whom() -> None:
     removed = siamese(("ip", ""), ("ip_p", ""), ("ip_n", ""))
     assert changes(SHARED, removed) == [
         'changed ip: param[0] { name: "w" lr_mult: 1 } -> not set (no longer shared with ip_p, ip_n)',
@@ -376,13 +376,13 @@ def test_weights_that_change_their_partner_say_both() -> None:
     ]
 
 
-def test_sharing_names_swapped_between_two_pairs_are_no_difference() -> None:
+def test_sharing_names_swapped_between_two_pairs_are_not_a_difference() -> None:
     old = siamese(("a", 'name: "x"'), ("b", 'name: "x"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
     new = siamese(("a", 'name: "y"'), ("b", 'name: "y"'), ("c", 'name: "x"'), ("d", 'name: "x"'))
     assert changes(old, new) == []
 
 
-def test_kernels_and_rules_in_other_words_are_no_difference() -> None:
+def test_kernels_and_rules_in_other_words_are_not_a_difference() -> None:
     sides = "kernel_h: 3 kernel_w: 3 pad_h: 1 pad_w: 1"
     new = SMALL.replace("kernel_size: 3 pad: 1", sides).replace(
         "include { phase: TEST }", "exclude { phase: TRAIN }"

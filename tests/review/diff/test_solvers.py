@@ -86,7 +86,7 @@ def test_a_schedule_without_a_rate_says_why_and_the_other_side_still_counts() ->
 
 
 @pytest.mark.parametrize("text", ["", "max_iter: -5", 'lr_policy: "step" base_lr: 1 max_iter: 9 gamma: 0.1'])
-def test_solvers_that_train_nothing_are_no_error(text: str) -> None:
+def test_solvers_that_train_nothing_are_not_an_error(text: str) -> None:
     assert rates(text, text) == {}
     assert diff_rates(solver(text), solver(INIT)) != []
 

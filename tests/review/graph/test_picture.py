@@ -466,7 +466,7 @@ def test_two_towers_stand_level_and_mirror_each_other(tmp_path: Path) -> None:
         assert (at[name].x + at[f"{name}_p"].x) / 2 == pytest.approx(at["loss"].x)
 
 
-def test_a_long_net_goes_on_in_further_columns(tmp_path: Path) -> None:
+def test_a_long_net_continues_in_further_columns(tmp_path: Path) -> None:
     layout, _ = lay_out(build_graph(net_in(tmp_path, "long")))
     titles = [band.title for band in layout.bands]
     assert titles[0] == "9 × 9"

@@ -94,7 +94,7 @@ def test_a_machine_of_the_user_s_with_as_many_cores_is_said_to_be_unknown(recipe
     assert (found.pace.kind, found.pace.notes) == ("given", ())
 
 
-def test_links_that_cannot_carry_the_traffic_are_told(recipe: Recipe) -> None:
+def test_links_that_cannot_carry_the_traffic_are_reported(recipe: Recipe) -> None:
     skylake = load_profile("stampede2-skx")
     slow = skylake.model_copy(update={"rates": skylake.rates.model_copy(update={"link_gb_per_s": 0.05})})
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=slow))

@@ -121,7 +121,7 @@ def test_solvers_are_drawn_in_a_row_over_iterations_or_epochs(call: Call, tmp_pa
     assert "0.5 → 0.25" not in texts_in(tmp_path / "c.svg")
 
 
-def test_a_dollar_in_a_name_is_no_formula(call: Call, tmp_path: Path) -> None:
+def test_a_dollar_in_a_name_is_not_a_formula(call: Call, tmp_path: Path) -> None:
     (tmp_path / "solver_$\\frac$.prototxt").write_text(FIXED)
     assert call("solver_$\\frac$.prototxt", "-o", "a.svg").exit_code == 0
 
@@ -215,7 +215,7 @@ def test_a_schedule_of_one_iteration_is_drawn() -> None:
     assert render_plot([fixed(max_iter=1)], "svg")
 
 
-def test_a_file_s_format_is_told_by_its_ending() -> None:
+def test_a_file_s_format_is_known_by_its_ending() -> None:
     assert format_of(Path("a.b/C.SVG")) == "svg"
 
 

@@ -140,14 +140,14 @@ def test_a_plateau_has_a_place_but_no_points() -> None:
     assert schedule.stretches[1].begins == 10
 
 
-def test_rates_that_are_no_numbers_are_gaps_and_no_jumps() -> None:
+def test_rates_that_are_not_numbers_are_gaps_and_no_jumps() -> None:
     lost = pb.SolverParameter(lr_policy="poly_cyc", power=2, base_lr=1, max_iter=9, warmup_iter=4)
     schedule = schedule_chain("a", chain_of(x=lost), None)
     assert all(rate != rate for rate in curve_of(schedule.stretches[0]).rates[4:])
     assert list(marks_of(schedule)) == []
 
 
-def test_files_are_told_from_recipes_and_named_as_lint_names_their_phases(write: Write) -> None:
+def test_files_are_distinguished_from_recipes_and_named_as_lint_names_their_phases(write: Write) -> None:
     one = write("nets/solver_one.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     two = write("nets/solver.txt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     (chained,) = load_schedules([one, two])
@@ -183,7 +183,7 @@ def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, sa
         load_schedules([name])
 
 
-def test_the_solvers_of_a_recipe_are_no_file() -> None:
+def test_the_solvers_of_a_recipe_are_not_a_file() -> None:
     with pytest.raises(InputError, match="digits-local: is a recipe; give a solver file"):
         load_chain(["digits-local"])
 

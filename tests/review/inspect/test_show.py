@@ -64,7 +64,7 @@ def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None
     assert "448 nodes x 2 ranks x 16 images = 14,336 images per iteration" in text
 
 
-def test_the_ensemble_s_members_and_its_reported_accuracy_are_told() -> None:
+def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None:
     text = render_recipe(load_recipe("paper-f4-4096-120ep"))
     assert "\nensemble  c2, c3, c4, c5, c6; reported: top-1 77.5 %\n" in text
     ensemble = recipe_values(load_recipe("paper-f4-4096-120ep"))["ensemble"]
@@ -74,7 +74,7 @@ def test_the_ensemble_s_members_and_its_reported_accuracy_are_told() -> None:
     assert recipe_values(load_recipe("digits-cyclic"))["ensemble"] is None
 
 
-def test_mlsl_s_servers_are_told_with_their_cores_where_the_recipe_says_them() -> None:
+def test_mlsl_s_servers_are_reported_with_their_cores_where_the_recipe_says_them() -> None:
     def told(name: str) -> str | None:
         lines = render_recipe(load_recipe(name)).splitlines()
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
@@ -95,7 +95,7 @@ def test_a_page_is_no_wider_than_120_columns(name: str) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_a_long_source_goes_on_below_itself() -> None:
+def test_a_long_source_continues_below_itself() -> None:
     words = " ".join(["word"] * 60)
     recipe = parse_recipe(DIGITS.replace("source: derived", f"source: {words} derived"), "a.yaml", Path())
     lines = render_recipe(recipe).splitlines()
@@ -104,7 +104,7 @@ def test_a_long_source_goes_on_below_itself() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_what_is_random_about_an_image_is_said_of_each_phase() -> None:
+def test_what_is_random_about_an_image_is_reported_of_each_phase() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     said = [summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")]
     assert said == [

@@ -261,7 +261,9 @@ def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_pa
     assert headline(large) == headline(small)
 
 
-def test_a_bottom_that_no_layer_makes_is_told_before_an_input_that_changes_nothing(tmp_path: Path) -> None:
+def test_a_bottom_that_no_layer_makes_is_reported_before_an_input_that_changes_nothing(
+    tmp_path: Path,
+) -> None:
     for batch in (None, 2):
         with pytest.raises(PrototxtError, match="reads blob 'data', which no layer above it produces"):
             summary_of(tmp_path, CONV, image=(3, 9, 9), batch=batch)
@@ -295,7 +297,7 @@ def test_a_net_of_the_old_format_is_counted_in_todays_form(tmp_path: Path) -> No
     assert headline(summarize(read_net(str(path), SummaryOptions()))) == (112, 0, 4 * 27 * 49)
 
 
-def test_a_batch_norm_of_a_part_of_the_batch_is_told_in_training(tmp_path: Path) -> None:
+def test_a_batch_norm_of_a_part_of_the_batch_is_reported_in_training(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(
         """bn_stats_batch_size: 2
         layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 4 dim: 3 dim: 2 dim: 2 } } }

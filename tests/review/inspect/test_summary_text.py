@@ -179,5 +179,5 @@ def test_names_too_long_for_the_terminal_lose_their_middle(tmp_path: Path) -> No
     assert "a_name_" * 9 in render_table(summary_of(tmp_path, *layers))
 
 
-def test_the_kernel_is_no_key_of_the_json(found: Summary) -> None:
+def test_the_kernel_is_not_a_key_of_the_json(found: Summary) -> None:
     assert "kernel" not in json.loads(render_json(found))["layers"][1]

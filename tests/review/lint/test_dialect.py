@@ -87,7 +87,7 @@ def test_a_file_of_nvcaffe_s_is_read_and_its_own_caffe_takes_it() -> None:
     assert found[0].write == "remove it; here the warm-up is warmup_iter, which is linear, not quadratic"
 
 
-def test_a_multi_phase_solver_is_no_file_of_bvlc_s() -> None:
+def test_a_multi_phase_solver_is_not_a_file_of_bvlc_s() -> None:
     text = "params_pair { solver_params { base_lr: 1 } batch_size: 3 }"
     (finding,) = check_dialect("m.prototxt", text, "bvlc")
     assert (finding.id, finding.where) == ("dialect-file", "m.prototxt")

@@ -118,7 +118,7 @@ def test_a_net_with_nan_in_a_layer_loses_none_of_its_layers() -> None:
     assert found == ["value-not-finite", "unknown-bottom"]
 
 
-def test_a_net_of_very_many_wrong_layers_is_told_shortly_and_soon() -> None:
+def test_a_net_of_very_many_wrong_layers_is_reported_briefly_and_soon() -> None:
     data = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 } } }\n'
     text = data + "".join(
         f'layer {{ name: "l{i}" type: "ReLU" bottom: "x{i}" top: "y{i}" }}\n' for i in range(5000)

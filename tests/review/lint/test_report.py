@@ -71,7 +71,7 @@ def test_json_holds_every_field() -> None:
     assert render_json([]) == "[]"
 
 
-def test_json_has_text_for_what_is_no_number() -> None:
+def test_json_has_text_for_what_is_not_a_number() -> None:
     odd = finding("join-jump", "a", "b", before=float("nan"), after=float("inf"))
     (one,) = json.loads(render_json([odd]), parse_constant=lambda name: AssertionError(name))
     assert one["values"] == {"before": "nan", "after": "inf"}

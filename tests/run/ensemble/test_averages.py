@@ -83,7 +83,7 @@ def test_of_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
     assert ranks_of(np.zeros((2, 3)), labels_of(2, 0)).tolist() == [0, 2]
 
 
-def test_what_is_no_number_is_never_right() -> None:
+def test_what_is_not_a_number_is_never_right() -> None:
     nothing = np.full((2, 3), np.nan, np.float32)
     assert ranks_of(nothing, labels_of(2, 0)).tolist() == [3, 3]
     for average in AVERAGES:

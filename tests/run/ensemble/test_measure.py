@@ -282,12 +282,12 @@ def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) 
         (("left", "none.caffemodel"), "none.caffemodel: cannot be read: no such file"),
     ],
 )
-def test_what_is_no_ensemble_is_refused(root: Path, members: tuple[str, ...], part: str) -> None:
+def test_what_is_not_an_ensemble_is_refused(root: Path, members: tuple[str, ...], part: str) -> None:
     with pytest.raises(InputError, match=re.escape(part)):
         measure(root, members=members)
 
 
-def test_unfinished_leaves_are_told_of_and_a_run_needs_two(root: Path) -> None:
+def test_unfinished_leaves_are_reported_and_a_run_needs_two(root: Path) -> None:
     model = root / "left_iter_0.caffemodel"
     finish_run(root, {"trunk": model}, number=2)
     with pytest.raises(InputError, match=r"no finished member; .* finished are trunk"):
@@ -338,13 +338,13 @@ def test_images_of_another_shape_are_refused(root: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_label_that_is_no_class_names_its_record(root: Path) -> None:
+def test_a_label_that_is_not_a_class_names_its_record(root: Path) -> None:
     write_noise(root / "eleven_lmdb", [0, 10])
     with pytest.raises(InputError, match="record '00000001_1' has label 10"):
         measure(root, lmdb=root / "eleven_lmdb")
 
 
-def test_what_is_no_lmdb_is_refused(root: Path) -> None:
+def test_what_is_not_an_lmdb_is_refused(root: Path) -> None:
     with pytest.raises(DataError, match="none"):
         measure(root, lmdb=root / "none")
 

@@ -166,7 +166,7 @@ def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, give
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_of_a_finished_run_whose_model_is_gone_that_is_said(place: Place, on: str | None) -> None:
+def test_of_a_finished_run_whose_model_is_gone_that_is_reported(place: Place, on: str | None) -> None:
     folder = make_run(place, *WHOLE)
     model, named = folder / "snapshots/last.caffemodel", "model: runs/small-1/snapshots/last.caffemodel"
     assert Watcher(place).watch(on=on, once=True).splitlines()[-1] == named
@@ -184,7 +184,7 @@ def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
     assert Watcher(place).watch("small").startswith("runs/small-10: ")
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(place: Place) -> None:
+def test_a_run_that_is_not_there_is_reported_with_those_that_are(place: Place) -> None:
     make_run(place)
     with pytest.raises(InputError, match=r"no run or recipe is named 'smal-1'; did you mean 'small-1'\?"):
         Watcher(place).watch("smal-1")
@@ -193,7 +193,7 @@ def test_a_run_that_is_not_there_is_told_with_those_that_are(place: Place) -> No
 @pytest.mark.parametrize(
     ("text", "said"), [("{", "not JSON"), ("[]", "valid"), ('{"name": "x"}', "title: Field required")]
 )
-def test_a_spoilt_recipe_is_named(place: Place, text: str, said: str) -> None:
+def test_a_damaged_recipe_is_named(place: Place, text: str, said: str) -> None:
     (make_run(place) / "recipe.json").write_text(text)
     with pytest.raises(InputError, match=rf"small-1/recipe\.json: is not the recipe of a run: .*{said}"):
         Watcher(place).watch()
@@ -207,7 +207,7 @@ def test_a_failed_run_ends_as_the_run_did(place: Place, once: bool) -> None:
     assert str(caught.value) == "phase init: failed: the loss is nan; log: runs/small-1/logs/init-1.log"
 
 
-def test_an_interrupted_run_says_how_to_go_on(place: Place) -> None:
+def test_an_interrupted_run_says_how_to_resume(place: Place) -> None:
     make_run(place, started(), launched(), ("interrupted", {"signal": "SIGINT", "trained": False}))
     with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes"):
         Watcher(place).watch()
@@ -243,7 +243,7 @@ CHECKPOINT = dict.fromkeys(
 )
 
 
-def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:
+def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
     failed: Event = ("failed", {"phase": "init", "reason": "node3 is dead"})
     more: tuple[Event, ...] = (
         ("retrying", {"number": 1, "retries": 3}),
@@ -263,7 +263,7 @@ def test_a_run_that_goes_on_after_a_failure_is_followed(place: Place) -> None:
     ]
 
 
-def test_what_earlier_processes_did_is_told_in_short(place: Place) -> None:
+def test_what_earlier_processes_did_is_reported_in_short(place: Place) -> None:
     failed: Event = ("failed", {"phase": "cyc1", "reason": "x"})
     make_run(place, *WHOLE[:3], launched("cyc1"), failed, started(77), launched("cyc1", 2), *WHOLE[3:])
     said = Watcher(place).watch().splitlines()
@@ -307,7 +307,7 @@ class LosesTouch(LocalHost):
         return super().run(argv, timeout_s)
 
 
-def test_a_lost_connection_is_told_once_and_opened_again(place: Place) -> None:
+def test_a_lost_connection_is_reported_once_and_opened_again(place: Place) -> None:
     folder = make_run(place, started(), launched(), log=LOG)
     holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place, LosesTouch)
     holder.write("started", pid=os.getpid(), host=HERE)

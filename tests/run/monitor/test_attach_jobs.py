@@ -73,7 +73,7 @@ def end(place: Place) -> None:
     tell(place.root / "runs/small-1", finished("init"), finished("cyc1"), finished("last"), EVALUATED)
 
 
-def test_while_the_job_waits_its_state_is_told_until_the_run_is_there(place: Place) -> None:
+def test_while_the_job_waits_its_state_is_reported_until_the_run_is_there(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place), lambda: None, lambda: end(place)]
     said = watcher.watch()
@@ -115,7 +115,7 @@ def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
         Watcher(place, ENDED).watch()
 
 
-def test_a_scheduler_that_goes_away_is_told_with_what_was_known_last(place: Place) -> None:
+def test_a_scheduler_that_goes_away_is_reported_with_what_was_known_last(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(None), watcher.see(RUNS), lambda: begin(place), lambda: end(place)]
     said = watcher.watch()

@@ -69,7 +69,7 @@ def test_a_file_that_is_not_there_is_none(files: RunFiles, tmp_path: Path) -> No
     assert snapshot.pieces == (None, None)
 
 
-def test_what_is_no_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
+def test_what_is_not_a_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: cannot be read"):
         files.read([ReadRequest(str(tmp_path))])
 
@@ -135,7 +135,7 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
         ["node n", "lives no", "end"],
     ],
 )
-def test_what_is_no_answer_is_told_with_the_host(records: list[str]) -> None:
+def test_what_is_not_an_answer_is_reported_with_the_host(records: list[str]) -> None:
     host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"standin: cannot parse the answer to `look`: .*; check that"):
         HostFiles(host).read([ReadRequest("/x")])

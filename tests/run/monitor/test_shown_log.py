@@ -127,7 +127,7 @@ def test_one_phase_is_followed_to_its_end(place: Place) -> None:
     assert reader.read(follow=True, phase="init") == "a\n"
 
 
-def test_who_follows_a_run_that_fails_is_told_as_attach_tells(place: Place) -> None:
+def test_a_follower_of_a_run_that_fails_sees_what_attach_shows(place: Place) -> None:
     tell_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"), log="a\nb")
     reader = Reader(place)
     with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):

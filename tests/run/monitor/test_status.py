@@ -92,7 +92,7 @@ class Eye:
         return find_status(run, options, env)
 
 
-def test_without_runs_nothing_is_told(place: Place) -> None:
+def test_without_runs_nothing_is_reported(place: Place) -> None:
     assert Eye(place).all(no_slurm) == []
 
 
@@ -109,7 +109,7 @@ def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> N
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) -> None:
+def test_runs_are_reported_by_recipe_the_latest_first(place: Place, on: str | None) -> None:
     for number in (1, 2, 10):
         tell_run(place.root, place.recipe, *WHOLE, number=number)
     told = Eye(place).all(no_slurm, on)
@@ -119,7 +119,7 @@ def test_runs_are_told_by_recipe_the_latest_first(place: Place, on: str | None) 
     }
 
 
-def test_a_run_that_trains_is_told_with_its_rate_and_what_is_left(place: Place) -> None:
+def test_a_run_that_trains_is_reported_with_its_rate_and_what_is_left(place: Place) -> None:
     folder = tell_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG)
     with closing(Journal(folder / "journal.jsonl")):
         (status,) = Eye(place).all(no_slurm)
@@ -183,7 +183,7 @@ def test_of_a_killed_run_the_time_that_its_trainer_ran_on_counts_as_elapsed(
     assert elapsed(place) == said
 
 
-def test_a_run_whose_process_is_gone_is_stopped_and_says_what_goes_on(place: Place) -> None:
+def test_a_run_whose_process_is_gone_is_stopped_and_gives_the_command_that_resumes_it(place: Place) -> None:
     tell_run(place.root, place.recipe, started(), launched(), log=LOG)
     (status,) = Eye(place).all(no_slurm)
     assert (status.state, summarize_status(status)) == ("stopped", GO_ON)
@@ -204,7 +204,7 @@ def test_a_failed_and_an_interrupted_run_are_told_apart(place: Place) -> None:
     )
 
 
-def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Place) -> None:
+def test_a_failure_that_a_run_continued_after_is_reported_among_its_details(place: Place) -> None:
     events = (started(), launched(), failed("init", "a host died"), started(os.getpid()), launched("init", 2))
     folder = tell_run(place.root, place.recipe, *events)
     with closing(Journal(folder / "journal.jsonl")):
@@ -216,7 +216,7 @@ def test_a_failure_that_a_run_went_on_after_is_told_among_its_details(place: Pla
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
-def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: Place, state: State) -> None:
+def test_of_an_interruption_that_a_job_continues_after_nothing_is_advised(place: Place, state: State) -> None:
     interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
@@ -225,7 +225,7 @@ def test_of_an_interruption_that_a_job_goes_on_after_nothing_is_advised(place: P
     assert not [word for word, text in told.items() if "resumes it" in text]
 
 
-def test_an_interrupted_run_says_once_what_goes_on_with_it(place: Place) -> None:
+def test_an_interrupted_run_gives_the_command_that_resumes_it_once(place: Place) -> None:
     interrupted: Event = ("interrupted", {"signal": "SIGTERM"})
     tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
@@ -260,7 +260,7 @@ def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(
     assert re.search(r"on other, last seen at 2023-11-1\d \d\d:\d\d; cannot tell whether it is alive", told)
 
 
-def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
+def test_a_job_that_waits_is_reported_before_it_has_a_run(place: Place) -> None:
     submit(place, None)
     eye = Eye(place, job(State.PENDING, reason="Resources"))
     for status in (*eye.all(), eye.one(), eye.one(str(place.recipe))):
@@ -268,7 +268,7 @@ def test_a_job_that_waits_is_told_before_it_has_a_run(place: Place) -> None:
         assert summarize_status(status) == "job 12 waits: its nodes are still in use (Resources)"
 
 
-def test_a_job_that_is_to_go_on_with_a_run_is_told_with_it(place: Place) -> None:
+def test_a_job_that_is_to_resume_a_run_is_reported_with_it(place: Place) -> None:
     tell_run(place.root, place.recipe, started(), launched(), failed("init", "x"))
     submit(place, None)
     (status,) = Eye(place, job(State.PENDING, reason="Resources")).all()
@@ -306,7 +306,7 @@ def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
     )
 
 
-def test_of_a_run_that_another_job_is_to_go_on_with_no_process_is_told(place: Place) -> None:
+def test_no_process_is_reported_of_a_run_that_another_job_is_to_resume(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="11"), launched(), failed("init", "x"))
     submit(place, None)
     told = dict(status_details(Eye(place, job(State.RUNNING)).one(), NOW_S))
@@ -326,7 +326,7 @@ def test_without_an_answer_from_slurm_a_run_s_state_is_unknown_since_it_was_last
     )
 
 
-def test_the_job_of_a_user_s_own_sbatch_is_told(place: Place) -> None:
+def test_the_job_of_a_user_s_own_sbatch_is_reported(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched(), log=LOG)
     eye = Eye(place, job(State.RUNNING, 50, "mine"))
     for status in (*eye.all(), eye.one()):
@@ -334,19 +334,19 @@ def test_the_job_of_a_user_s_own_sbatch_is_told(place: Place) -> None:
         assert summarize_status(status).endswith("run 0:08 left; job 50 is running")
 
 
-def test_it_is_told_beside_what_was_submitted_before_it(place: Place) -> None:
+def test_it_is_reported_beside_what_was_submitted_before_it(place: Place) -> None:
     submit(place, None)
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     status = Eye(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
     assert [(each.job_id, each.standing) for each in status.jobs] == [(12, "over"), (50, "waiting")]
 
 
-def test_of_a_run_that_told_its_end_a_slurm_that_is_away_changes_nothing(place: Place) -> None:
+def test_a_slurm_that_does_not_answer_changes_nothing_of_a_run_that_has_ended(place: Place) -> None:
     tell_run(place.root, place.recipe, started(host="node7", job="50"), launched(), failed("init", "x"))
     assert [each.state for each in (*Eye(place).all(away), Eye(place).one(ask=away))] == ["failed", "failed"]
 
 
-def test_each_job_of_a_chain_is_told(place: Place) -> None:
+def test_each_job_of_a_chain_is_reported(place: Place) -> None:
     submit(place, "init", "cyc1")
     jobs = (
         job(State.RUNNING, 12, "small-init"),
@@ -393,7 +393,7 @@ def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
     assert place.tree() == before
 
 
-def test_an_empty_journal_beside_snapshots_is_told_as_a_run_tells_it(place: Place) -> None:
+def test_an_empty_journal_beside_snapshots_is_reported_as_a_run_tells_it(place: Place) -> None:
     folder = tell_run(place.root, place.recipe, *WHOLE)
     (folder / "journal.jsonl").write_text("")
     (folder / "snapshots/small_init_iter_8.caffemodel").touch()
@@ -405,7 +405,7 @@ def test_an_empty_journal_beside_snapshots_is_told_as_a_run_tells_it(place: Plac
         Eye(place).one()
 
 
-def test_a_trainer_that_outlived_its_killed_run_is_told(place: Place) -> None:
+def test_a_trainer_that_outlived_its_killed_run_is_reported(place: Place) -> None:
     folder = tell_run(place.root, place.recipe, started(), launched(), log=LOG)
     with (folder / "logs/init-1.log").open("ab") as log:
         left = subprocess.Popen(["sleep", "600"], stdout=log, start_new_session=True)

@@ -25,7 +25,7 @@ def setting(place: Place) -> Setting:
     return find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: StandInHost(name))
 
 
-def test_ranks_where_the_hostfile_has_them_are_no_finding(setting: Setting) -> None:
+def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -> None:
     assert misplaced_ranks(RankPlaces(WELL, TWO, 2), setting) == []
     same = {"localhost": "here", "127.0.0.1": "here"}
     assert misplaced_ranks(RankPlaces(dict.fromkeys(range(4), "here"), same, 2), setting) == []
@@ -46,7 +46,7 @@ def test_ranks_where_the_hostfile_has_them_are_no_finding(setting: Setting) -> N
         ({**WELL, 1: "node-b", 2: "node-a"}, "does not have the ranks that its line", ("a", "b"), "warn"),
     ],
 )
-def test_ranks_elsewhere_are_told_with_their_hosts(
+def test_ranks_elsewhere_are_reported_with_their_hosts(
     setting: Setting, by_rank: dict[int, str], said: str, hosts: tuple[str, ...], mark: str
 ) -> None:
     found = misplaced_ranks(RankPlaces(by_rank, TWO, 2), setting)

@@ -60,7 +60,7 @@ def test_nodes_as_the_profile_has_them_are_well(look: NodeView) -> None:
     assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of this machine's")
 
 
-def test_two_names_of_one_machine_are_told(look: NodeView) -> None:
+def test_two_names_of_one_machine_are_reported(look: NodeView) -> None:
     root = str(look.setting.root.stat().st_ino)
     known = replace(NODE, boot_id="1", root_inode=root)
     boots = {name: replace(known, host=name, node_name=name) for name in look.facts}
@@ -73,7 +73,7 @@ def test_two_names_of_one_machine_are_told(look: NodeView) -> None:
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 
 
-def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: NodeView) -> None:
+def test_a_root_that_a_node_lacks_is_reported_with_what_all_nodes_share(look: NodeView) -> None:
     root = look.setting.root
     known = {
         name: replace(facts, boot_id=name, node_name=name, root_inode=str(root.stat().st_ino))
@@ -90,7 +90,7 @@ def test_a_root_that_a_node_lacks_is_told_with_what_all_nodes_share(look: NodeVi
     assert said.endswith("the Caffe root must be below /work")
 
 
-def test_ranks_of_another_launch_are_told_with_their_hosts(look: NodeView) -> None:
+def test_ranks_of_another_launch_are_reported_with_their_hosts(look: NodeView) -> None:
     assert check_launches(look) == []
     owners = [RankOwner(pid, "alice") for pid in (953, 954, 960)]
     ranks = dict(zip([("ab/init-1", 2), ("ab/init-1", 3), ("cd/last-1", 0)], owners, strict=True))
@@ -127,7 +127,7 @@ def test_on_this_machine_another_launch_is_a_warning_with_its_processes(look: No
     assert "ab/init-1, are running here (user alice, processes 953, 954); wait" in warned(dict([one, two]))
 
 
-def test_a_node_with_fewer_cores_is_told_in_each_of_its_ways(look: NodeView) -> None:
+def test_a_node_with_fewer_cores_is_reported_in_each_of_its_ways(look: NodeView) -> None:
     found = check_cores(changed(look, processors=Processors(frozenset(range(40)), 40, 2)))
     assert [(one.mark, one.hosts) for one in found] == [
         ("failed", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",))
@@ -144,7 +144,7 @@ def numbered(socket_of: dict[int, int]) -> Processors:
     return Processors(frozenset(range(48)), 48, 2, socket_of)
 
 
-def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look: NodeView) -> None:
+def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_reported(look: NodeView) -> None:
     alternating = numbered({core: core % 2 for core in range(48)})
     there = replace(
         look, facts={name: replace(facts, processors=alternating) for name, facts in look.facts.items()}
@@ -158,7 +158,7 @@ def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_told(look:
     )
 
 
-def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: NodeView) -> None:
+def test_a_node_with_another_core_numbering_than_the_profile_is_reported(look: NodeView) -> None:
     by_socket = changed(look, processors=numbered({core: core // 24 for core in range(48)}))
     recipe = look.setting.recipe
     assert recipe.cluster.mlsl is not None
@@ -172,7 +172,7 @@ def test_a_node_numbered_otherwise_than_the_profile_says_is_told(look: NodeView)
     )
 
 
-def test_a_job_that_gives_part_of_a_node_is_told(look: NodeView) -> None:
+def test_a_job_that_gives_part_of_a_node_is_reported(look: NodeView) -> None:
     mark, hosts, said = only(check_cores(changed(look, usable=24)))
     assert (mark, hosts) == ("warn", ("n2",))
     assert said.startswith("n2: lets us use 24 of 96 processors, but 48 are needed")

@@ -65,7 +65,7 @@ def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> 
     assert not list(tmp_path.rglob("hacked"))
 
 
-def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_anybody_can_change_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert ask_facts(LocalHost(), [("folder", str(tmp_path))]).folders[str(tmp_path)].open_to_all
     tmp_path.chmod(0o1777)
@@ -73,7 +73,7 @@ def test_a_folder_that_anybody_can_change_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [[], ["clock 1"], ["end"], ["clock x", "name n1", "end"]])
-def test_an_answer_that_is_cut_short_is_an_error_of_its_host(records: list[str]) -> None:
+def test_an_answer_that_is_truncated_is_an_error_of_its_host(records: list[str]) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"^n1: cannot parse the answer to `facts`: "):
         ask_facts(host, [])
@@ -89,7 +89,7 @@ def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, {}, None)
 
 
-def test_ranks_are_told_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
+def test_ranks_are_reported_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
     launch, other = f"{secrets.token_hex(8)}/init-1", f"{secrets.token_hex(8)}/last-2"
     mpiexec = tmp_path / "mpiexec"
     mpiexec.symlink_to(shutil.which("sleep") or "")
@@ -124,7 +124,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
+def test_cores_are_reported_by_sockets_where_the_kernel_does() -> None:
     stampede2 = parse_cpuinfo(cpuinfo(2, 24).splitlines(), usable=48)
     assert (str(stampede2), stampede2.cores, max(stampede2.numbers)) == ("2 x 24 cores", 48, 47)
     assert [stampede2.socket_of[core] for core in (39, 38, 43, 42)] == [1, 0, 1, 0]
@@ -134,7 +134,7 @@ def test_cores_are_told_by_sockets_where_the_kernel_does() -> None:
     assert (str(arm), arm.sockets, arm.socket_of) == ("2 cores", None, {})
 
 
-def test_what_befalls_a_jump_host_is_not_told_as_the_hosts_own() -> None:
+def test_what_befalls_a_jump_host_is_not_reported_as_the_hosts_own() -> None:
     (own,) = as_findings("hosts", [as_problem("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
     (over,) = as_findings("hosts", [as_problem("c1", HostFailed("gate", "its host key is revoked"))])
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

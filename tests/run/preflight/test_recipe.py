@@ -50,7 +50,7 @@ def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
     assert place.tree() == before
 
 
-def test_a_check_that_fails_is_exit_1_and_told_as_json_too(place: Place) -> None:
+def test_a_check_that_fails_is_exit_1_and_reported_as_json_too(place: Place) -> None:
     (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
     code, said, _ = call(place)
     assert code == 1
@@ -140,7 +140,7 @@ def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
     assert complained.startswith("Error: nowhere: ")
 
 
-def test_a_run_that_goes_on_is_looked_at_where_it_is(place: Place) -> None:
+def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(Exception, match="cyc1"):
         place.run()
@@ -239,7 +239,7 @@ def listen() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_hosts_that_cannot_be_reached_are_told_in_one_row_and_asked_no_further(place: Place) -> None:
+def test_hosts_that_cannot_be_reached_are_reported_in_one_row_and_asked_no_further(place: Place) -> None:
     place.edit("nodes: 1,", "nodes: 3,")
     place.edit("batch_per_rank: 32", "batch_per_rank: 8")
     (place.root / "hostfile").write_text("c401-[001-003]\n")

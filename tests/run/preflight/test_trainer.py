@@ -101,7 +101,7 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
     assert not Path((place.root / "where").read_text().strip()).exists()
 
 
-def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables() -> None:
+def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_not_variables() -> None:
     given = {"PMI_SIZE": "2", "CAFFE_RECIPES_LAUNCH": "x", "BASH_FUNC_module%%": "() { :; }", "A": "$(b) 'c'"}
     assert render_environment(given).splitlines() == [
         "unset PMI_SIZE",
@@ -111,7 +111,7 @@ def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_no_variables(
     ]
 
 
-def test_a_tmp_that_takes_no_file_is_told_once_with_its_reason(
+def test_a_tmp_that_takes_no_file_is_reported_once_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = tmp_path / "missing"

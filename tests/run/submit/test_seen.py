@@ -20,7 +20,7 @@ def away(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
     raise ClusterError("squeue", "gives no answer", "wait for it")
 
 
-def test_a_job_is_told_in_words() -> None:
+def test_a_job_is_reported_in_words() -> None:
     (seen,) = query_jobs(
         [SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")]
     )

@@ -76,7 +76,7 @@ def test_two_submits_at_once_are_one_too_many(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
 
 
-def test_a_line_that_a_crash_cut_short_is_not_read_and_then_cut_off(tmp_path: Path) -> None:
+def test_a_line_that_a_crash_truncated_is_not_read_and_then_cut_off(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.begin(submission("small-a"))
     with journal.path.open("ab") as file:
@@ -99,6 +99,6 @@ def test_a_line_that_a_crash_cut_short_is_not_read_and_then_cut_off(tmp_path: Pa
         '{"time": "2026-11-22T08:00:00+00:00", "event": "submitted", "name": "none", "job_id": 1}',
     ],
 )
-def test_a_spoilt_line_is_named(line: str) -> None:
+def test_a_damaged_line_is_named(line: str) -> None:
     with pytest.raises(JournalError, match="runs/x:1: is not a journal line; fix it, or move it away"):
         fold_submissions(f"{line}\n", "runs/x")

@@ -208,7 +208,7 @@ def test_a_machine_where_slurm_is_not_configured_says_so_at_once(desk: Desk, *, 
     assert (caught.value.exit_code, desk.paused) == (2, [])
 
 
-def test_what_sbatch_would_refuse_is_told_before_anything_is_written(desk: Desk) -> None:
+def test_what_sbatch_would_refuse_is_reported_before_anything_is_written(desk: Desk) -> None:
     desk.slurm.refuses_tests = "Batch job submission failed: Invalid account"
     before = desk.files()
     with pytest.raises(ClusterError, match="sbatch: Batch job submission failed: Invalid account; nothing"):
@@ -229,7 +229,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
         desk.submit(time_s=3600.0)
 
 
-def test_without_an_estimate_the_partition_s_own_time_is_told(desk: Desk) -> None:
+def test_without_an_estimate_the_partition_s_own_time_is_reported(desk: Desk) -> None:
     desk.submit()
     assert "time: not known, using the default of debug, 30 min; give --time to change it" in desk.said
     assert "--time" not in options_of(desk.slurm.submitted()[0])
@@ -299,7 +299,7 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
         ("CANCELLED", "--after: a job after job 7 would never start: it was cancelled"),
     ],
 )
-def test_a_job_that_cannot_be_waited_for_is_told_before_anything_is_written(
+def test_a_job_that_cannot_be_waited_for_is_reported_before_anything_is_written(
     desk: Desk, state: str, said: str
 ) -> None:
     if state:
@@ -329,7 +329,7 @@ def test_where_a_phase_is_refused_those_before_it_are_cancelled(desk: Desk) -> N
     assert [each.outcome for each in desk.journal().all] == ["cancelled", "refused"]
 
 
-def test_a_submit_by_phases_that_was_killed_goes_on_behind_its_last_job(desk: Desk) -> None:
+def test_a_submit_by_phases_that_was_killed_continues_behind_its_last_job(desk: Desk) -> None:
     desk.submit(split=True, time_s=600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))  # cyc1's number is not written
@@ -346,7 +346,7 @@ def test_a_submit_by_phases_that_was_killed_goes_on_behind_its_last_job(desk: De
         desk.submit(split=True, time_s=600.0)
 
 
-def test_one_that_was_killed_before_the_sbatch_of_a_phase_goes_on_with_that(desk: Desk) -> None:
+def test_one_that_was_killed_before_the_sbatch_of_a_phase_continues_with_that(desk: Desk) -> None:
     desk.submit(split=True, time_s=600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))  # last was not yet submitted
@@ -358,7 +358,7 @@ def test_one_that_was_killed_before_the_sbatch_of_a_phase_goes_on_with_that(desk
         desk.submit(split=True, time_s=600.0)
 
 
-def test_a_prototxt_that_the_job_would_refuse_is_told_before_it_waits(desk: Desk) -> None:
+def test_a_prototxt_that_the_job_would_refuse_is_reported_before_it_waits(desk: Desk) -> None:
     solver = desk.root / "prototxt/small/solver_init.prototxt"
     solver.write_text(solver.read_text().replace("base_lr", "# mine\nbase_lr"))
     before = desk.files()
@@ -430,7 +430,7 @@ def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(
     assert "n2, n3 failed before, but too few nodes are left without them: trying again" in desk.said
 
 
-def test_a_finished_run_is_told_and_nothing_submitted(desk: Desk) -> None:
+def test_a_finished_run_is_reported_and_nothing_submitted(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, *WHOLE)
     with pytest.raises(InputError, match="runs/small-1: is finished: a job would have nothing to do"):
         desk.submit(time_s=3600.0)
@@ -457,7 +457,7 @@ def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
     assert len(desk.slurm.submitted()) == 3
 
 
-def test_a_trainer_that_a_killed_run_may_have_left_is_told(desk: Desk) -> None:
+def test_a_trainer_that_a_killed_run_may_have_left_is_reported(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, started(), launched())
     with pytest.raises(InputError, match=r"phase init was started on .*, and its outcome is unknown"):
         desk.submit(time_s=3600.0)
@@ -481,7 +481,7 @@ def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) 
     assert desk.slurm.submitted() == []
 
 
-def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_goes_on(desk: Desk) -> None:
+def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_continues(desk: Desk) -> None:
     tell_run(desk.root, desk.recipe, started(host="node7", job="50"), failed("init", "x"))
     desk.slurm.jobs[50] = FakeJob(50, "small", state="TIMEOUT")
     assert desk.submit(time_s=3600.0)

@@ -13,7 +13,7 @@ from tests.review.lint.conftest import LintRecipe
 HALF = {"lr_policy": '"poly_cyc"', "power": 1, "max_iter": 500, "lr_iter": 1000, "snapshot": 500}
 
 
-def test_a_rate_that_goes_on_is_no_jump(lint_solvers: LintSolvers) -> None:
+def test_a_rate_that_continues_is_not_a_jump(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.5}}) == []
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.51}}) == []
 
@@ -29,7 +29,7 @@ def test_a_rate_that_jumps_has_both_values(lint_solvers: LintSolvers, rate: floa
     assert found.where.endswith("solver_b.prototxt:2:1")
 
 
-def test_a_jump_into_a_warmup_is_mended_at_its_start(lint_solvers: LintSolvers) -> None:
+def test_a_jump_into_a_warmup_is_fixed_at_its_start(lint_solvers: LintSolvers) -> None:
     found = lint_solvers({"a": HALF, "b": {"warmup_iter": 5, "warmup_start_lr": 0.4}})
     assert [one.id for one in found] == ["join-jump"]
     assert found[0].write.startswith("warmup_start_lr: 0.501")
@@ -93,7 +93,7 @@ def test_a_rate_that_jumps_at_a_resumed_solverstate_is_a_note(
     assert all("starts at 0" not in one.effect for one in found)
 
 
-def test_a_resumed_phase_goes_on_at_its_own_iteration(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_a_resumed_phase_continues_at_its_own_iteration(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     command = "caffe train --solver=own/solver_{}.prototxt {}\n"
     script.write_text(command.format("a", "") + command.format("b", "--snapshot=own_a_iter_500.solverstate"))

@@ -24,7 +24,7 @@ def test_a_ramp_of_nvcaffe_s_keeps_rates_and_joins_from_being_judged(lint_solver
     assert set(judged) - {"join-jump", "final-rate-high"} <= set(ramped)
 
 
-def test_it_is_said_where_the_rate_is_made(lint_solvers: LintSolvers) -> None:
+def test_it_is_reported_where_the_rate_is_made(lint_solvers: LintSolvers) -> None:
     solver = {**RAMP, "min_lr": "0.001"}
     (found,) = [one for one in lint_solvers({"a": solver}, dialect="nvcaffe") if one.id == "rates-not-judged"]
     assert found.severity == "note"

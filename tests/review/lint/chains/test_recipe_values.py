@@ -65,7 +65,7 @@ def test_a_crop_is_not_larger_than_a_digit(lint_recipe: LintRecipe, crop: int, c
     assert [one.severity for one in found if one.id == "crop-above-records"] == ["error"] * count
 
 
-def test_the_digits_are_what_is_said_of_them() -> None:
+def test_the_digits_are_as_documented() -> None:
     assert (digits.CLASSES, digits.SIDE_PX) == (DIGITS_CLASSES, DIGITS_SIDE_PX)
     assert digits.enlarge(np.zeros((8, 8), np.int64)).shape[:2] == (DIGITS_SIDE_PX, DIGITS_SIDE_PX)
 

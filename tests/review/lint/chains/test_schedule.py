@@ -89,7 +89,7 @@ def test_a_drop_where_the_warmup_ends_has_both_values(lint_solvers: LintSolvers)
     assert "0.991 to 0.81 (iterations 99 and 100)" in found.what
 
 
-def test_the_steps_of_a_short_warmup_are_no_jumps(lint_solvers: LintSolvers) -> None:
+def test_the_steps_of_a_short_warmup_are_not_jumps(lint_solvers: LintSolvers) -> None:
     fixed = {"lr_policy": '"multistep"', "power": None, "gamma": 1e-6, "stepvalue": 900}
     assert lint_solvers({"a": {**fixed, "warmup_iter": 5}}) == []
     assert lint_solvers({"a": {"warmup_iter": 5}}) == []
@@ -106,7 +106,7 @@ def test_the_last_phase_ends_below_1e_5_of_base_lr(lint_solvers: LintSolvers) ->
     assert "0.001 of its base_lr" in found.what
 
 
-def test_a_root_that_reaches_0_at_the_end_is_no_high_rate(lint_solvers: LintSolvers) -> None:
+def test_a_root_that_reaches_0_at_the_end_is_not_a_high_rate(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": {"power": 0.5}}) == []
 
 

@@ -82,7 +82,7 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
         ("--snapshot=own_a_iter_1000.solverstate", "resumed-at-end", "max_iter: 2000; or give --weights"),
     ],
 )  # fmt: skip
-def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
+def test_a_solverstate_that_cannot_be_resumed_from_is_found(
     lint_run: LintSolvers, weights: str, rule: str, said: str
 ) -> None:
     found = [one for one in lint_run(weights) if one.id != "resume-jump"]
@@ -90,7 +90,7 @@ def test_a_solverstate_that_cannot_be_gone_on_with_is_found(
     assert said in found[0].write
 
 
-def test_what_a_phase_that_trains_nothing_does_not_write_is_not_told_too(
+def test_what_a_phase_that_trains_nothing_does_not_write_is_not_reported_too(
     lint_solvers: LintSolvers, tmp_path: Path
 ) -> None:
     weights = ["", "--snapshot=own_a_iter_1000.solverstate", "--weights=own_b_iter_2000.caffemodel"]

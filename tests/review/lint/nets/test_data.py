@@ -109,7 +109,7 @@ def test_the_first_record_tells_channels_and_sizes(check_text: CheckText) -> Non
     assert check_text(two, **ENCODED) == {}
 
 
-def test_images_smaller_than_the_crop_are_told(check_text: CheckText) -> None:
+def test_images_smaller_than_the_crop_are_reported(check_text: CheckText) -> None:
     small = IMAGES.replace("new_width: 8", "new_width: 5")
     assert list(check_text(small)) == ["crop-above-image"]
     scaled = small.replace("transform_param {", "transform_param { random_aspect_ratio_param { }")
@@ -133,7 +133,7 @@ def test_each_missing_batch_size_is_one_finding_without_a_misfit(check_text: Che
         ("random_resize_param { min_size: 8 max_size: 9 }", "random_resize_param"),
     ],
 )
-def test_what_is_random_in_a_test_is_told(wrong: str, field: str, check_text: CheckText) -> None:
+def test_what_is_random_in_a_test_is_reported(wrong: str, field: str, check_text: CheckText) -> None:
     net = PLAIN.replace("phase: TRAIN", "phase: TEST").replace("crop_size: 6", f"crop_size: 6 {wrong}")
     found = check_text(net)["test-random"]
     assert f"has {field} in TEST" in found.what
@@ -141,7 +141,7 @@ def test_what_is_random_in_a_test_is_told(wrong: str, field: str, check_text: Ch
 
 
 @pytest.mark.parametrize("wrong", ["min_area_ratio: 0", "min_area_ratio: 1 max_area_ratio: 0.5"])
-def test_areas_that_cannot_be_drawn_are_told(wrong: str, check_text: CheckText) -> None:
+def test_areas_that_cannot_be_drawn_are_reported(wrong: str, check_text: CheckText) -> None:
     net = NET.replace("min_area_ratio: 0.08 max_area_ratio: 1", wrong)
     assert list(check_text(net)) == ["aspect-ratio-range"]
 
@@ -184,7 +184,7 @@ def test_data_layers_of_which_one_is_shuffled_are_one_warning(check_text: CheckT
     assert what.index(f"'{shuffled}'") < what.index("is shuffled in TRAIN") < what.index(f"'{kept}'")
 
 
-def test_a_shuffled_test_layer_is_no_matter_of_train(check_text: CheckText) -> None:
+def test_a_shuffled_test_layer_is_not_a_matter_of_train(check_text: CheckText) -> None:
     assert check_text(NET) == {}
     hdf5 = 'hdf5_data_param { source: "b" batch_size: 2 } }\nlayer { name: "quiet"'
     start, _, rest = LABELS.partition("data_param")

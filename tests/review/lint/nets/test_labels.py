@@ -89,14 +89,14 @@ def test_outputs_of_a_loss_on_another_label_are_their_own_matter(check_text: Che
     assert "outputs-below-classes" not in check_text(net, classes=1000)
 
 
-def test_swapped_bottoms_are_told_with_the_right_order(check_text: CheckText) -> None:
+def test_swapped_bottoms_are_reported_with_the_right_order(check_text: CheckText) -> None:
     found = check_text(
         NET.replace('bottom: "fc" bottom: "label" top: "loss"', 'bottom: "label" bottom: "fc" top: "loss"')
     )
     assert found["label-not-label"].write == 'bottom: "fc" bottom: "label": predictions first'
 
 
-def test_the_images_are_no_label_but_images_of_labels_are(check_text: CheckText) -> None:
+def test_the_images_are_not_a_label_but_images_of_labels_are(check_text: CheckText) -> None:
     images = NET.replace('bottom: "label" top: "loss"', 'bottom: "data" top: "loss"')
     assert "label-not-label" in check_text(images)
     labels = (
@@ -106,7 +106,7 @@ def test_the_images_are_no_label_but_images_of_labels_are(check_text: CheckText)
     assert check_text(own.replace('bottom: "label" top: "loss"', 'bottom: "m" top: "loss"')) == {}
 
 
-def test_a_sigmoid_before_the_loss_that_applies_it_is_told(check_text: CheckText) -> None:
+def test_a_sigmoid_before_the_loss_that_applies_it_is_reported(check_text: CheckText) -> None:
     sigmoid = 'layer { name: "s" type: "Sigmoid" bottom: "fc" top: "s" }\n'
     loss = 'layer { name: "x" type: "SigmoidCrossEntropyLoss" bottom: "%s" bottom: "t" top: "x" }'
     target = 'layer { name: "t" type: "HDF5Data" top: "t" hdf5_data_param { source: "h" batch_size: 2 } }\n'
@@ -114,6 +114,6 @@ def test_a_sigmoid_before_the_loss_that_applies_it_is_told(check_text: CheckText
     assert check_text(NET + target + sigmoid + loss % "fc") == {}
 
 
-def test_too_few_outputs_are_told_once_of_a_loss_and_an_accuracy() -> None:
+def test_too_few_outputs_are_reported_once_of_a_loss_and_an_accuracy() -> None:
     found = check_net(parse_document(outputs(9), "net.prototxt", pb.NetParameter), classes=10)
     assert [one.id for one in found].count("outputs-below-classes") == 1

@@ -155,7 +155,7 @@ def test_a_scale_that_starts_at_0_counts_as_well(check_text: CheckText) -> None:
     assert check_text(net.replace(ZERO, "")) == {}
 
 
-def test_a_product_and_a_sum_without_norms_are_no_residual_blocks(check_text: CheckText) -> None:
+def test_a_product_and_a_sum_without_norms_are_not_residual_blocks(check_text: CheckText) -> None:
     add = 'layer { name: "s" type: "Eltwise" bottom: "data" bottom: "p" top: "s" }\n'
     plain = 'layer { name: "p" type: "Power" bottom: "data" top: "p" }\n' + add
     assert check_text(DATA + plain + block("r1", "s", ZERO) + FC % "r1") == {}

@@ -102,7 +102,7 @@ def test_a_net_without_a_loss_that_is_for_no_phase_extracts_features(check_text:
     assert check_text(data("TRAIN").replace("include { phase: TRAIN }", "") + FC) == {}
 
 
-def test_a_loss_of_weight_0_is_no_loss(check_text: CheckText) -> None:
+def test_a_loss_of_weight_0_is_not_a_loss(check_text: CheckText) -> None:
     weightless = LOSS.replace('top: "loss"', 'top: "loss" loss_weight: 0')
     assert list(check_text(data("TRAIN") + FC + weightless)) == ["no-loss"]
     assert check_text(data("TRAIN") + FC + weightless + LOSS.replace("loss", "loss2")) == {}
@@ -116,7 +116,7 @@ def test_another_crop_in_test_fits_where_the_pooling_is_global(check_text: Check
     assert list(check_text(net.replace("crop_size: 8", "crop_size: 6", 1))) == ["phase-crops-differ"]
 
 
-def test_both_means_are_told(check_text: CheckText) -> None:
+def test_both_means_are_reported(check_text: CheckText) -> None:
     what = check_text(OTHER_MEAN)["phase-transforms-differ"].what
     assert what == "layer 'data' (Data) has mean_value 1, 2, 3 in TEST but 7, 2, 3 in TRAIN"
 

@@ -166,7 +166,7 @@ def test_an_unknown_type_gets_the_nearest_or_its_owner(type_: str, write: str, c
     assert check_text(net(f'type: "{type_}"'))["unknown-layer-type"].write == write
 
 
-def test_layers_of_one_unknown_type_are_told_once(check_text: CheckText) -> None:
+def test_layers_of_one_unknown_type_are_reported_once(check_text: CheckText) -> None:
     layers = "".join(f'layer {{ name: "{name}" type: "Relu" bottom: "a" top: "a" }}\n' for name in "pqrstu")
     found = check_text(INPUT + layers)["unknown-layer-type"]
     assert found.what == "6 layers (p, q, r, s and 2 more) have type Relu, which this Caffe does not have"
@@ -224,7 +224,9 @@ def test_what_is_read_or_says_nothing_is_right(body: str, check_text: CheckText)
         ),
     ],
 )
-def test_fields_of_data_layers_without_effect_are_told(body: str, field: str, check_text: CheckText) -> None:
+def test_fields_of_data_layers_without_effect_are_reported(
+    body: str, field: str, check_text: CheckText
+) -> None:
     text = f'layer {{ name: "d" top: "d" include {{ phase: TRAIN }} {body} }}'.replace(
         "LMDB", "LMDB shuffle: true"
     )
@@ -238,7 +240,7 @@ def test_fields_of_data_layers_without_effect_are_told(body: str, field: str, ch
         ("pre_fixed_normalizer: 2", "pre_fixed_normalizer"),
     ],
 )
-def test_fields_of_losses_without_effect_are_told(param: str, field: str, check_text: CheckText) -> None:
+def test_fields_of_losses_without_effect_are_reported(param: str, field: str, check_text: CheckText) -> None:
     loss = TRAINED.replace('top: "loss"', f'top: "loss" loss_param {{ {param} }}')
     assert check_text(loss)["field-unread"].what.startswith(f"loss_param.{field} in layer 'loss'")
     assert check_text(TRAINED.replace('top: "loss"', 'top: "loss" loss_param { normalize: true }')) == {}
@@ -344,6 +346,6 @@ def test_a_loss_of_this_caffe_that_reads_no_loss_param_says_so(check_text: Check
     assert "block-unread" not in check_text(text, dialect="bvlc")
 
 
-def test_a_field_that_the_named_engine_ignores_is_told(check_text: CheckText) -> None:
+def test_a_field_that_the_named_engine_ignores_is_reported(check_text: CheckText) -> None:
     text = POOL.replace("pad: 1", "avg_include_pad: false pool: AVE engine: CAFFE")
     assert list(check_text(text)) == ["field-unread"]

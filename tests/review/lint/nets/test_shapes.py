@@ -91,7 +91,7 @@ def test_a_batch_norm_of_the_engine_may_have_five_params(check_text: CheckText) 
     assert list(check_text(net + norm % (zeros + PARAM * 3))) == ["too-many-params"]
 
 
-def test_layers_with_too_many_params_are_told_once() -> None:
+def test_layers_with_too_many_params_are_reported_once() -> None:
     wrong = INPUT + "".join(
         f'layer {{ name: "r{i}" type: "ReLU" bottom: "a" top: "r{i}" {PARAM} }}' for i in range(6)
     )
@@ -100,7 +100,7 @@ def test_layers_with_too_many_params_are_told_once() -> None:
     assert params.what.startswith("6 ReLU layers (r0, r1, r2, r3 and 2 more) have 1 param block but")
 
 
-def test_a_misfit_of_both_phases_is_told_once() -> None:
+def test_a_misfit_of_both_phases_is_reported_once() -> None:
     data = """layer {{ name: "d" type: "Data" top: "d" top: "l" include {{ phase: {} }}
       transform_param {{ crop_size: 8 }} data_param {{ source: "{}" batch_size: {} backend: LMDB }} }}"""
     net = data.format("TRAIN", "a", 2) + data.format("TEST", "b", 5)

@@ -50,7 +50,7 @@ def test_a_loop_s_ranks_are_judged(tmp_path: Path, words: str) -> None:
     assert "solver-untold" in found
 
 
-def test_a_command_that_cannot_be_told_is_a_note_at_its_line(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_determined_is_a_note_at_its_line(tmp_path: Path) -> None:
     (found,) = lint_both_ways(tmp_path, "mpirun -n 2 \\\n  caffe train --solver=$1\n")
     assert (found.id, found.severity, found.where) == ("solver-untold", "note", f"{tmp_path / 'run.sh'}:2")
     assert found.what.endswith("$1")
@@ -63,7 +63,7 @@ def test_a_command_in_a_loop_is_named_with_the_line_where_that_begins(tmp_path: 
     assert found.what.startswith("in the loop or function at line 2, the solver of this command is unknown")
 
 
-def test_a_phase_that_is_never_trained_is_said_and_its_weights_are_missed(tmp_path: Path) -> None:
+def test_a_phase_that_is_never_trained_is_reported_and_its_weights_are_missed(tmp_path: Path) -> None:
     text = "# " + TRAIN.format(1, "") + TRAIN.format(2, "--weights=own_1_iter_500.caffemodel")
     (found,) = [one for one in lint_both_ways(tmp_path, text) if one.severity != "note"]
     assert (found.id, found.severity, found.phase) == ("not-started", "warning", "1")

@@ -21,7 +21,7 @@ def test_the_order_given_is_the_order_of_the_chain(lint_solvers: LintSolvers, tm
     assert [one.id for one in lint(paths, LintOptions())] == ["join-jump", "final-rate-high"]
 
 
-def test_alone_a_solver_is_no_last_phase(lint_solvers: LintSolvers) -> None:
+def test_a_solver_on_its_own_is_not_a_last_phase(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": HALF, "b": {}}, is_alone=True) == []
     jump = lint_solvers({"a": {**HALF, "warmup_iter": 100}}, is_alone=True)
     assert [one.id for one in jump] == ["warmup-end-jump"]

@@ -69,7 +69,7 @@ def test_solvers_are_a_chain_in_the_order_of_their_names(lint_folder: LintFolder
     assert found.what.endswith("by their names: solver_1.prototxt, solver_2.prototxt")
 
 
-def test_solvers_whose_order_cannot_be_told_are_looked_at_alone(lint_folder: LintFolder) -> None:
+def test_solvers_whose_order_cannot_be_determined_are_looked_at_alone(lint_folder: LintFolder) -> None:
     (found,) = lint_folder({"adam_solver.prototxt": END, "sgd_solver.prototxt": HALF})
     assert (found.id, found.severity) == ("order-unknown", "note")
     assert "adam_solver.prototxt, sgd_solver.prototxt" in found.what
@@ -95,7 +95,7 @@ def test_a_script_that_is_given_goes_before_names(lint_folder: LintFolder, tmp_p
     assert lint_folder({"solver_1.prototxt": END, "solver_2.prototxt": HALF}, script=script) == []
 
 
-def test_nets_in_another_folder_are_told_once(lint_folder: LintFolder) -> None:
+def test_nets_in_another_folder_are_reported_once(lint_folder: LintFolder) -> None:
     net = '"models/far/train_val.prototxt"'
     found = lint_folder({
         "solver_1.prototxt": {**HALF, "net": net},

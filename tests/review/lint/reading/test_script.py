@@ -91,7 +91,7 @@ def test_a_script_without_commands_is_refused(tmp_path: Path) -> None:
         load_script(path, MOST_BYTES)
 
 
-def test_a_script_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     with pytest.raises(InputError, match="cannot be read"):
         load_script(path, MOST_BYTES)

@@ -22,7 +22,7 @@ TRAIN = "mpirun -n 64 caffe train --solver="
         (f"for p in *; do\n echo $p\ndone | sort\n{TRAIN}$(ls)", 0, 4),
     ],
 )
-def test_what_takes_a_shell_to_tell_is_said_with_the_loop_or_function_around_it(
+def test_what_only_a_shell_can_determine_is_reported_with_the_loop_or_function_around_it(
     text: str, begins: int, line: int
 ) -> None:
     script = parse_script(text, "train.sh")

@@ -27,7 +27,7 @@ def test_a_shipped_name_goes_before_a_folder_of_that_name(
     assert is_recipe("owm")
 
 
-def test_an_unknown_name_is_no_recipe() -> None:
+def test_an_unknown_name_is_not_a_recipe() -> None:
     with pytest.raises(RecipeError, match="unknown recipe 'digits-lokal'; did you mean 'digits-local'"):
         lint(["digits-lokal"], LintOptions())
 
