@@ -66,9 +66,9 @@ def test_a_file_that_is_truncated_is_said_to_be(tmp_path: Path, size: int) -> No
     [
         (0, "is not a TFRecord file; give TFRecord files"),
         (14, "record 0 at byte 0 is damaged; create the records again"),
-        (20, "record 0 at byte 0 is damaged; make"),
-        (22, "record 1 at byte 21 is damaged: its length is wrong; make"),
-        (40, "record 1 at byte 21 is damaged; make"),
+        (20, "record 0 at byte 0 is damaged; create"),
+        (22, "record 1 at byte 21 is damaged: its length is wrong; create"),
+        (40, "record 1 at byte 21 is damaged; create"),
     ],
 )
 def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, said: str) -> None:
