@@ -145,10 +145,14 @@ def commands(limits: tuple[str, ...]) -> None:
         raise InputError("--limit" if limits else LIMITS_VARIABLE, str(error)) from None
 
 
+CLOSED_PIPE = 141  # as after SIGPIPE; 1 would say that a check found something
+
+
 def main() -> None:
     """Run the command line; exit with 2 for bad input, 1 for a failed check, 3 for a failed run."""
     _open_standard_files()
     _close_umask()
+    output = sys.stdout
     try:
         exit_code = commands.main(prog_name="caffe-recipes", standalone_mode=False)
         sys.stdout.flush()
@@ -168,7 +172,9 @@ def main() -> None:
         _fail("cannot start more threads; raise `ulimit -u`, or the job's limit on processes", 3)
     except BrokenPipeError:
         _drop_output()
-        sys.exit(1)
+        sys.exit(CLOSED_PIPE)
+    except SystemExit as end:  # click itself exits with 1 after a closed pipe, and wraps the output
+        sys.exit(end.code if sys.stdout is output else CLOSED_PIPE)
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         if not error.filename:

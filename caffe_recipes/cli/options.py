@@ -181,7 +181,7 @@ class Whole(click.types.IntParamType):
     ) -> int:
         """Return the converted value; click names the option in an error."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
-            self.fail(f"'{value[:80]}' is not an integer; write 1281167.", param, context)
+            self.fail(f"'{value[:80]}' is not an integer; write digits only.", param, context)
         number = int(super().convert(int(value), param, context))
         if self.min is not None and number < self.min:
             self.fail(f"{number} is too small; give {self.min} or more.", param, context)

@@ -248,7 +248,7 @@ def _train(flags: Flags) -> int:
 def _run_training(flags: Flags, world: Ranks, requests: SignalRequests, log: Log) -> None:
     with world.failing_together():
         if not flags.solver:
-            raise InputError("caffe-torch train", "no solver", "give -solver FILE")
+            raise InputError("train", "no solver", "give -solver FILE")
         param = load_solver(flags.solver, flags.level, flags.stage.split(","))
         from caffe_recipes.engine import commands  # imports torch, which takes seconds
 
@@ -292,7 +292,7 @@ def _on_rank_0(work: Callable[[Flags, Log], None], flags: Flags) -> int:
 
 def _test(flags: Flags, log: Log) -> None:
     if not flags.model or not flags.weights:
-        raise InputError("caffe-torch test", "no model or no weights", "give -model FILE -weights FILE")
+        raise InputError("test", "no model or no weights", "give -model FILE -weights FILE")
     from caffe_recipes.engine import commands  # imports torch
 
     device = _find_device(flags, "caffe.cpp:465", log)
@@ -305,7 +305,7 @@ def _test(flags: Flags, log: Log) -> None:
 def _predict(flags: Flags, log: Log) -> None:
     if not flags.model or not flags.weights or not flags.out:
         hint = "give -model FILE -weights FILE -out FILE.npz"
-        raise InputError("caffe-torch predict", "no model, no weights or no output", hint)
+        raise InputError("predict", "no model, no weights or no output", hint)
     from caffe_recipes.engine import commands  # imports torch
 
     commands.check_output_path(flags.out)

@@ -107,7 +107,7 @@ def _inexact_phase(recipe: Recipe, phase: Phase, dialect: Dialect) -> Iterator[P
             continue
         if not dialect.knows("SolverParameter", key):
             there = find_counterpart(dialect.name, "SolverParameter", key)
-            yield Part(phase.name, key, f"{title} has no {key}{f'; there {there}' if there else ''}")
+            yield Part(phase.name, key, f"{title} has no {key}{f'; {there}' if there else ''}")
 
 
 def _too_many_snapshots(recipe: Recipe, phase: Phase) -> Iterator[Part]:

@@ -35,7 +35,6 @@ from caffe_recipes.cluster.staging.sets import FileSet, lmdb_set
 from caffe_recipes.errors import ClusterError, DataError, InputError, PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.graph import find_evaluated, find_leaves, images_per_iter, main_line
 from caffe_recipes.recipe.model import OUR_TRAINER, AnyRecipe, Phase, Recipe
-from caffe_recipes.render.nets import build_net
 from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
@@ -253,13 +252,18 @@ class Caffe:
         path = f"{self.prefix(training)}_iter_{iteration}"
         return (f"{path}{_MODEL}", f"{path}{_STATE}")
 
-    def model_bytes(self, net: str) -> int | None:
-        """Return the size of a model in bytes; None if the number of channels depends on the images."""
-        return weights_bytes(build_net(self.recipe, net))
+    def _net(self, files: Mapping[str, str], name: str) -> pb.NetParameter:
+        """Return a net as the trainer reads it: its source may have been edited since the run began."""
+        path = self.recipe.net_path(name)
+        return parse_prototxt(files[path], pb.NetParameter, path)
 
-    def check_model(self, net: str, path: Path) -> None:
+    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
+        """Return the size of a model in bytes; None if the number of channels depends on the images."""
+        return weights_bytes(self._net(files, net))
+
+    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Compare a caffemodel with its net; raises WeightsError with the first mismatch."""
-        verify_weights(path, build_net(self.recipe, net))
+        verify_weights(path, self._net(files, net))
 
     def checkpoint_iter(self, state: str) -> int | None:
         """Return the iteration in the name of a solverstate; None for any other name."""
@@ -271,14 +275,14 @@ class Caffe:
         return f"{state.removesuffix(_STATE)}{_MODEL}"
 
     def fetch_checkpoint(
-        self, host: Host, root: Path, training: Training, state: str, folder: str
+        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
     ) -> Checkpoint:
         """Fetch the two files of a snapshot into `folder` and verify them; both or neither.
 
         `state` is the path of the solverstate from Caffe's log. Raises RunFailed if a file is missing,
         belongs to another user, arrives changed, or does not fit the net, the other file, or its own name.
         """
-        net, at = build_net(self.recipe, training.net), posixpath.join(root, state)
+        net, at = self._net(files, training.net), posixpath.join(root, state)
         iteration, beside = self.checkpoint_iter(at), self.model_beside(at)
         if iteration is None:
             raise RunFailed(f"{host.name}:{at}", "does not have the name of a Caffe solverstate", _HINT)
@@ -296,7 +300,9 @@ class Caffe:
                 raise as_failure(error, host, path, "the checkpoint") from None
         return Checkpoint(training.phase, message.iter, kept, state_sha256, model, model_sha256, at, beside)
 
-    def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
+    def verify_checkpoint(
+        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
+    ) -> None:
         """Raise WeightsError if a kept file of a checkpoint is missing, damaged, or does not fit the net."""
         what = f"the checkpoint of phase {checkpoint.phase} at iteration {checkpoint.iteration:,}"
         for path, sha256 in (
@@ -304,9 +310,9 @@ class Caffe:
             (checkpoint.state, checkpoint.state_sha256),
         ):
             verify_digest(root / path, sha256, what, _HINT)
-        built = build_net(self.recipe, net)
-        _load_state(root / checkpoint.state, built, checkpoint.iteration)
-        verify_weights(root / checkpoint.model, built)
+        message = self._net(files, net)
+        _load_state(root / checkpoint.state, message, checkpoint.iteration)
+        verify_weights(root / checkpoint.model, message)
 
     def trial(self) -> Trial:
         """Return a trial: a few iterations of a tiny net with each of the recipe's lr policies."""

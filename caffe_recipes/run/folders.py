@@ -211,7 +211,9 @@ def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
     before = _load(folder / _DIGESTS)
     now = find_trainer(recipe).digest_files(plan_files(recipe))
     files = [path for path in {**before, **now} if before.get(path) != now.get(path)]
-    return f"{describe_names(files)} {'has' if len(files) == 1 else 'have'} changed since" if files else None
+    if not files:
+        return None
+    return f"the recipe now generates {'a ' if len(files) == 1 else ''}different {describe_names(files)}"
 
 
 def load_digests(folder: Path) -> dict[str, Any]:

@@ -179,7 +179,9 @@ class CheckpointKeeper:
         folder, setting = f"{run.folder}/checkpoints", run.setting
         before = run.journal.state().checkpoints.get(training.phase, ())
         try:
-            kept = setting.trainer.fetch_checkpoint(self._lead(), setting.root, training, path, folder)
+            kept = setting.trainer.fetch_checkpoint(
+                self._lead(), setting.root, run.plan.files, training, path, folder
+            )
             run.emit(Checkpointed(kept))
         except CaffeRecipesError as error:  # training continues, and the previous checkpoint is still good
             run.notify(f"no checkpoint: {error}", training.phase)

@@ -143,7 +143,7 @@ def _fetch(run: Run, lead: Host, net: str, path: str, stamp: str | None, to: str
     until, tries = time.monotonic() + _AGAIN_S, 0
 
     def check(part: Path) -> None:
-        run.setting.trainer.check_model(net, part)
+        run.setting.trainer.check_model(run.plan.files, net, part)
 
     while True:
         try:
@@ -321,7 +321,7 @@ def _find_checkpoint(run: Run, training: Training, state: RunState) -> Checkpoin
         if checkpoint.iteration >= beyond:
             continue
         try:
-            setting.trainer.verify_checkpoint(setting.root, training.net, checkpoint)
+            setting.trainer.verify_checkpoint(setting.root, run.plan.files, training.net, checkpoint)
         except WeightsError as error:
             run.notify(f"skipping a checkpoint: {error}", training.phase)
         else:

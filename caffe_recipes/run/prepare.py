@@ -111,7 +111,7 @@ def ensure_weights(run: Run, path: str, net: str) -> str:
         return ensure_snapshot(run, path)
     before = run.journal.state().weights.get(path)
     if before is None:
-        run.setting.trainer.check_model(net, run.path(path))
+        run.setting.trainer.check_model(run.plan.files, net, run.path(path))
         return digest_weights(run.path(path))
     verify_digest(
         run.path(path), before, "the file that training started from", "restore it, or start over with --new"
@@ -145,7 +145,7 @@ def ensure_snapshot(run: Run, path: str) -> str:
     trained = run.setting.path(step.trained_path(path))
 
     def check(part: Path) -> None:
-        run.setting.trainer.check_model(step.net, part)
+        run.setting.trainer.check_model(run.plan.files, step.net, part)
 
     with run.lock.preparing:  # a branch may start from the same snapshot
         try:

@@ -379,14 +379,14 @@ class TensorFlow:
         path = f"{self.prefix(training)}-{iteration}"
         return (f"{path}{_STATE}", f"{path}{_MODEL}")
 
-    def model_bytes(self, net: str) -> int | None:
+    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
         """Return the size of a ResNet-50 checkpoint in bytes, with momentum; None for other depths."""
         if self.recipe.tensorflow.resnet_depth not in (None, 50):
             return None
         learned, moving = 23_508_032 + 2049 * self.classes(), 53_120
         return 4 * (2 * learned + moving)
 
-    def check_model(self, net: str, path: Path) -> None:
+    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Raise WeightsError if a file is empty; `read_back` verifies its content."""
         if not path.stat().st_size:
             raise WeightsError(path, "is empty", "give another snapshot")
@@ -401,7 +401,7 @@ class TensorFlow:
         return f"{state.removesuffix(_STATE)}{_MODEL}"
 
     def fetch_checkpoint(
-        self, host: Host, root: Path, training: Training, state: str, folder: str
+        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
     ) -> Checkpoint:
         """Return a checkpoint with its digests; it stays in place, in a folder that all hosts share.
 
@@ -416,7 +416,9 @@ class TensorFlow:
         iteration = self.checkpoint_iter(state) or 0
         return Checkpoint(training.phase, iteration, state, digests[0], model, digests[1], paths[0], paths[1])
 
-    def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
+    def verify_checkpoint(
+        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
+    ) -> None:
         """Raise WeightsError if a file of a checkpoint is missing or has changed."""
         what = f"the checkpoint at step {checkpoint.iteration:,}"
         verify_digest(root / checkpoint.state, checkpoint.state_sha256, what, _HINT)

@@ -186,10 +186,10 @@ class Trainer(Protocol):
     def written_at(self, training: Training, iteration: int) -> tuple[str, ...]:
         """Return the paths of the snapshot that a phase writes at an iteration."""
 
-    def model_bytes(self, net: str) -> int | None:
+    def model_bytes(self, files: Mapping[str, str], net: str) -> int | None:
         """Return the size of a model in bytes; None if it depends on the training data."""
 
-    def check_model(self, net: str, path: Path) -> None:
+    def check_model(self, files: Mapping[str, str], net: str, path: Path) -> None:
         """Raise WeightsError if a model file is damaged or does not fit `net`."""
 
     def checkpoint_iter(self, state: str) -> int | None:
@@ -199,14 +199,16 @@ class Trainer(Protocol):
         """Return the model file that belongs to a checkpoint's state file."""
 
     def fetch_checkpoint(
-        self, host: Host, root: Path, training: Training, state: str, folder: str
+        self, host: Host, root: Path, files: Mapping[str, str], training: Training, state: str, folder: str
     ) -> Checkpoint:
         """Return a checkpoint that `host` holds, verified, and copied into `folder` if needed.
 
         Raises RunFailed if it cannot be fetched, or is damaged.
         """
 
-    def verify_checkpoint(self, root: Path, net: str, checkpoint: Checkpoint) -> None:
+    def verify_checkpoint(
+        self, root: Path, files: Mapping[str, str], net: str, checkpoint: Checkpoint
+    ) -> None:
         """Raise WeightsError if the kept files of a checkpoint are missing or damaged."""
 
     # The trial in the preflight, and evaluation.

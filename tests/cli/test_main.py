@@ -146,7 +146,7 @@ def test_a_reader_that_has_gone_is_not_an_error() -> None:
         check=False,
     )
     os.close(writer)
-    assert done.returncode == 1
+    assert done.returncode == 141
     assert done.stderr == ""
 
 

@@ -42,7 +42,7 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
     assert with_commas.stdout == without.stdout != ""
     half = run("rescale", RECIPE, "--batch", "81,92", cwd=tmp_path)
     assert half.returncode == 2
-    assert "'--batch': '81,92' is not an integer; write 1281167\n" in half.stderr
+    assert "'--batch': '81,92' is not an integer; write digits only\n" in half.stderr
 
 
 def test_nothing_is_told_of_a_recipe_that_cannot_be_written(tmp_path: Path) -> None:

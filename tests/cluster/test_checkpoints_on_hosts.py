@@ -12,7 +12,6 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.commands import Running
 from caffe_recipes.cluster.ssh import SshHost
 from caffe_recipes.errors import ClusterError
@@ -68,8 +67,8 @@ class Phase:
         return done.stdout + done.stderr
 
     def fetch(self) -> Checkpoint:
-        folder = "runs/x-1/checkpoints"
-        return self.caffe.fetch_checkpoint(self.hosts[0], self.root, self.training, STATE, folder)
+        folder, files = "runs/x-1/checkpoints", {self.caffe.recipe.net_path(self.training.net): NET}
+        return self.caffe.fetch_checkpoint(self.hosts[0], self.root, files, self.training, STATE, folder)
 
     def files(self, host: str) -> str:
         """Return what lies in a node's /tmp, with mode and owner."""
@@ -78,9 +77,7 @@ class Phase:
 
 
 @pytest.fixture
-def phase(cluster: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Phase]:
-    net = parse_prototxt(NET, pb.NetParameter)
-    monkeypatch.setattr("caffe_recipes.run.caffe.build_net", lambda recipe, name: net)
+def phase(cluster: Cluster, shared: Path) -> Iterator[Phase]:
     caffe = Caffe(require_caffe(load_recipe("digits-local"), shared))
     training = replace(caffe.steps("runs/x-1")[0], phase="init", last_iter=4)
     hosts = [ToldHost(name, cluster.ssh) for name in cluster.nodes]

@@ -217,9 +217,11 @@ def test_the_warm_up_of_others_is_named() -> None:
     recipe = load_recipe("digits-local")
     assert str(find_inexact(recipe, "nvcaffe")[0]) == (
         "phase 'init': warmup_iter: nvcaffe has no warmup_iter; "
-        "there the warm-up is rampup_interval, which is quadratic, not linear"
+        "the warm-up is rampup_interval, which is quadratic, not linear"
     )
-    assert "BVLC's Caffe trains in one process" in str(find_inexact(recipe, "bvlc")[-1])
+    of_bvlc = [str(part) for part in find_inexact(recipe, "bvlc")]
+    assert of_bvlc[0] == "phase 'init': warmup_iter: BVLC's Caffe has no warmup_iter; there is no warm-up"
+    assert "BVLC's Caffe trains in one process" in of_bvlc[-1]
 
 
 def test_a_start_rate_without_a_warm_up_is_never_read_and_left_out() -> None:

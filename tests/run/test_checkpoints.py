@@ -13,7 +13,7 @@ import pytest
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.datums import write_datums
-from caffe_recipes.caffe.prototxt import load_prototxt, parse_prototxt
+from caffe_recipes.caffe.prototxt import parse_prototxt
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import PrototxtError, RunFailed, WeightsError
 from caffe_recipes.recipe.source import load_recipe
@@ -53,6 +53,9 @@ class Root:
     training: Training
     host: LocalHost = field(default_factory=lambda: LocalHost("n1"))
 
+    def files(self) -> dict[str, str]:
+        return {self.caffe.recipe.net_path(self.training.net): (self.path / "net.prototxt").read_text()}
+
     def written(self, iteration: int, suffix: str = "solverstate") -> Path:
         return self.path / f"tmp/run_iter_{iteration}.{suffix}"
 
@@ -61,10 +64,10 @@ class Root:
 
     def fetch_state(self, state: str) -> Checkpoint:
         folder = "runs/x-1/checkpoints"
-        return self.caffe.fetch_checkpoint(self.host, self.path, self.training, state, folder)
+        return self.caffe.fetch_checkpoint(self.host, self.path, self.files(), self.training, state, folder)
 
     def verify(self, checkpoint: Checkpoint) -> None:
-        self.caffe.verify_checkpoint(self.path, self.training.net, checkpoint)
+        self.caffe.verify_checkpoint(self.path, self.files(), self.training.net, checkpoint)
 
     def kept(self) -> list[str]:
         folder = self.path / "runs/x-1/checkpoints"
@@ -100,8 +103,6 @@ def root(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     path = tmp_path / "root"
     shutil.copytree(trained, path)
     monkeypatch.chdir(path)
-    net = load_prototxt("net.prototxt", pb.NetParameter)
-    monkeypatch.setattr("caffe_recipes.run.caffe.build_net", lambda recipe, name: net)
     caffe = Caffe(require_caffe(load_recipe("digits-local"), path))
     yield Root(path, caffe, replace(caffe.steps("runs/x-1")[0], phase="init", last_iter=6))
     assert not list(path.rglob("*.part*"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,9 +198,9 @@ def test_a_net_of_the_users_own_that_changed_since_is_refused_with_the_prototxts
 ) -> None:
     own_net.write_text(own_net.read_text().replace("pool: MAX", "pool: AVE"))
     before = place.tree()
-    changed = "prototxt/small/train_val.prototxt, prototxt/small/train_val_noaug.prototxt have changed since"
+    files = "prototxt/small/train_val.prototxt, prototxt/small/train_val_noaug.prototxt"
     for overwrite in (False, True):
-        with pytest.raises(InputError, match=f"small-1: {changed}; .*--new"):
+        with pytest.raises(InputError, match=f"small-1: the recipe now generates different {files}; .*--new"):
             place.run(overwrite=overwrite)
     assert place.tree() == before
 
@@ -339,3 +340,24 @@ def test_a_given_caffemodel_starts_the_chain(place: Place) -> None:
     place.edit("name: init,", "name: init, weights: start.caffemodel,")
     place.run(new=True)
     assert (place.root / "trained.txt").read_text().splitlines()[3] == "init start.caffemodel"
+
+
+class OutputThatEdits(io.StringIO):
+    """The output of a run whose user gives the net another shape as soon as `cyc1` trains."""
+
+    net: Path
+
+    def write(self, text: str) -> int:
+        if "cyc1" in text:
+            self.net.write_text(self.net.read_text().replace("size: 4 stride: 4", "size: 2 stride: 2"))
+        return super().write(text)
+
+
+def test_snapshots_are_checked_against_the_net_that_the_run_trains_however_its_source_is_edited(
+    place: Place, own_net: Path
+) -> None:
+    place.output = output = OutputThatEdits()
+    output.net = own_net
+    place.run()
+    assert "size: 2 stride: 2" in own_net.read_text()
+    assert place.trained() == ["init", "cyc1", "cyc1", "last"]

@@ -145,7 +145,7 @@ def write_checkpoints(root: Path, *steps: int) -> None:
 
 
 def checkpoint_of(root: Path, step: int) -> Checkpoint:
-    return DIGITS.fetch_checkpoint(LocalHost("n1"), root, STEP, f"{MODEL}-{step}.index", "unused")
+    return DIGITS.fetch_checkpoint(LocalHost("n1"), root, {}, STEP, f"{MODEL}-{step}.index", "unused")
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_as_a_set_before_the_start(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside_as_a_set_before_the_start(tmp_
     assert newer.state_sha256 == hashlib.sha256(b"220 index").hexdigest()
     (tmp_path / newer.model).write_text("damaged")
     with pytest.raises(WeightsError, match="is no longer the checkpoint at step 220"):
-        DIGITS.verify_checkpoint(tmp_path, "train", newer)
-    DIGITS.verify_checkpoint(tmp_path, "train", older)
+        DIGITS.verify_checkpoint(tmp_path, {}, "train", newer)
+    DIGITS.verify_checkpoint(tmp_path, {}, "train", older)
     assert list(DIGITS.set_aside(tmp_path, STEP, older)) == ["model.ckpt-220"]
     folder = tmp_path / "runs/x-1/model"
     assert {path.name for path in folder.glob("model.ckpt-*")} == {

@@ -102,7 +102,7 @@ def check_start(view: NodeView) -> list[CheckResult]:
             digest, phase = finished[path]
             before = find_step(setting.recipe, phase).trained_path(path)
             verify_kept(Path(setting.path(path)), digest, phase, before)
-        setting.trainer.check_model(net, Path(setting.path(path)))
+        setting.trainer.check_model(view.plan.files, net, Path(setting.path(path)))
     read = dict.fromkeys(path for path, _ in trained if path and path not in made)
     first = needed[0][0] if needed else None
     kept = state.checkpoints.get(view.unfinished[0].phase) if view.unfinished else None
@@ -431,7 +431,7 @@ def judge_disk(view: NodeView, facts: NodeFacts) -> list[HostProblem]:
 def _sizes(view: NodeView) -> dict[str, int | None]:
     """Return the size in bytes of each unfinished net; None if it depends on the images' channels."""
     setting = view.setting
-    return {step.net: setting.trainer.model_bytes(step.net) for step in view.unfinished}
+    return {step.net: setting.trainer.model_bytes(view.plan.files, step.net) for step in view.unfinished}
 
 
 def _count(
