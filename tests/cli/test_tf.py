@@ -67,11 +67,11 @@ def test_a_recipe_without_tensorflow_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "attribute", "words", "instead"),
     [
-        ("lint", "lint", ["tf-digits-local"], "give it to show"),
+        ("lint", "lint", ["tf-digits-local"], "use it with show"),
         ("estimate", "estimate", ["tf-digits-local"], "start it, and see its images/s"),
-        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"], "give it to show"),
-        ("summary", "summary", ["tf-digits-local"], "give it to show"),
-        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"], "give it to show"),
+        ("plot", "plot", ["tf-digits-local", "--out", "plot.svg"], "use it with show"),
+        ("summary", "summary", ["tf-digits-local"], "use it with show"),
+        ("diff", "diff", ["tf-256n-90ep", "tf-digits-local"], "use it with show"),
         ("authoring", "rescale", ["tf-digits-local", "--nodes", "2"], "change `cluster` and tensorflow"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_manifest_without_sizes_and_digests_is_one(lmdb: Path, records: Path) 
 def test_what_is_not_a_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
     path = records_manifest_path(records)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or make the"):
+    with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or create the"):
         load_record_set(records)
     with pytest.raises(DataError, match="already exists; remove it, or give another path"):
         write_tfrecords(lmdb, records, shards=4)
