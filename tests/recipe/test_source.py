@@ -359,8 +359,6 @@ def test_a_recipe_that_tensorflow_trains_has_images_and_no_phases() -> None:
 
 
 def test_what_needs_phases_refuses_a_recipe_that_tensorflow_trains() -> None:
-    what = (
-        "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; use it with show"
-    )
+    what = "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; use it"
     with pytest.raises(RecipeError, match=what):
         load_recipe("tf-digits-local")
