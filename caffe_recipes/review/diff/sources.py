@@ -345,8 +345,8 @@ def open_sides(arguments: Sequence[str], limits: Sequence[str] = (), *, max_byte
     new = specs[1] if len(specs) == 2 else working_tree_file(old)
     if old.kind != new.kind:
         what = f"'{old.text}' is a {old.kind}, '{new.text}' a {new.kind}"
-        names = f", as in `diff {old.text} -- PATH`" if old.kind == "revision" else ""
-        raise InputError("", what, f"compare two of the same kind{names}")
+        example = f", as in `diff {old.text} -- PATH`" if old.kind == "revision" else ""
+        raise InputError("", what, f"compare two of the same kind{example}")
     if old.kind == "revision":
         return _open_revisions(old, new, limits, max_bytes)
     if old.kind == "folder":
