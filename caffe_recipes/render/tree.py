@@ -12,7 +12,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.files import read_bytes, render_unified, write_whole
+from caffe_recipes.files import UntrustedPathError, read_bytes, render_unified, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
@@ -151,7 +151,8 @@ def _head(path: Path) -> str:
 
 
 def _unusable(error: OSError, verb: str, path: Path) -> InputError:
-    hint = "check the path, its permissions and the disk"
+    has_hint = isinstance(error, UntrustedPathError)
+    hint = "" if has_hint else "check the path, its permissions and the disk"
     return InputError(error.filename or path, f"cannot be {verb}: {error.strerror}", hint)
 
 

@@ -158,6 +158,15 @@ def test_a_folder_without_permission_is_named_and_stays_as_it_was(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_where_another_user_could_exchange_files_one_hint_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    for folder, mode in ((tmp_path, 0o1777), (tmp_path / "open", 0o777)):
+        folder.chmod(mode)
+    with pytest.raises(InputError, match=rf"anybody can replace .*{tmp_path}/open; choose another folder$"):
+        write_files(FILES, tmp_path / "open")
+    assert not list((tmp_path / "open").iterdir())
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_file(tmp_path / "a.png", b"new")
     assert (tmp_path / "a.png").read_bytes() == b"new"

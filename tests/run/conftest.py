@@ -154,9 +154,9 @@ class Place:
                 continue
         return found
 
-    def wait_for_no_process(self) -> None:
+    def wait_for_no_process(self, patience_s: float = 600) -> None:
         """Give hydra's proxies the moment that they need to end after mpiexec."""
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + patience_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.processes() == []
@@ -180,7 +180,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     caffe.chmod(0o755)
     yield made
     try:
-        made.wait_for_no_process()
+        made.wait_for_no_process(60)  # a test that failed may have left a run that would never end
     finally:
         for process in made.processes():
             os.kill(process, signal.SIGKILL)

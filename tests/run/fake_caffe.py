@@ -25,10 +25,11 @@ from caffe_recipes.caffe.shapes import infer_shapes
 
 
 def say(source: str, text: str, severity: str = "I") -> None:
-    stamp = f"{severity}{time.strftime('%m%d %H:%M:%S')}.{time.time_ns() // 1000 % 10**6:06}"
-    os.write(
-        2, f"{stamp} {os.getpid():5} {source}] {text}\n".encode()
-    )  # as glog does: hydra labels each write
+    now = time.time()  # read once: the second and its fraction must agree
+    stamp = time.strftime("%m%d %H:%M:%S", time.localtime(now))
+    os.write(  # once, as glog does: hydra labels each write
+        2, f"{severity}{stamp}.{int(now % 1 * 10**6):06} {os.getpid():5} {source}] {text}\n".encode()
+    )
 
 
 def snapshot_of(net: pb.NetParameter) -> bytes:

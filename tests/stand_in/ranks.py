@@ -23,9 +23,9 @@ def my_rank() -> int:
 
 def say(source: str, text: str, severity: str = "I") -> None:
     """Log a line as glog does: in one write, since a launcher labels each."""
-    stamp = time.strftime("%m%d %H:%M:%S")
-    micros = time.time_ns() // 1000 % 10**6
-    os.write(2, f"{severity}{stamp}.{micros:06} {os.getpid():5} {source}] {text}\n".encode())
+    now = time.time()  # read once: the second and its fraction must agree
+    stamp = time.strftime("%m%d %H:%M:%S", time.localtime(now))
+    os.write(2, f"{severity}{stamp}.{int(now % 1 * 10**6):06} {os.getpid():5} {source}] {text}\n".encode())
 
 
 def digest_of(paths: list[str]) -> str:
