@@ -330,7 +330,7 @@ class Caffe:
         lines = [" ".join(line.split()) for line in attempt.log.splitlines() if line.strip()]
         summary: LogSummary = read_log(attempt.log.splitlines())
         if summary.fatal:
-            return f"fails: {_short(summary.fatal)}"
+            return f"fails: {_short(_TRIAL_SOLVER.sub('the solver', summary.fatal))}"
         if attempt.code in (124, 137):
             last = f"; its last line: {_short(lines[-1])}" if lines else ""
             return f"does not finish a trial within {math.ceil(limit_s)} s{last}"
@@ -496,6 +496,8 @@ def _check_names(root: Path, state: pb.SolverState, iteration: int, beside: str)
 
 
 _ITERATIONS = 2
+# Its name means nothing to the user, and one fault of all policies is to be one problem.
+_TRIAL_SOLVER = re.compile(r"\bsolver_\d+\.prototxt\b")
 # The fields of a solver that a trial does not keep.
 _CLEARED_FIELDS = (
     *("net", "test_iter", "test_interval", "test_initialization"),

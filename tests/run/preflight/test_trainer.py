@@ -32,6 +32,9 @@ UNKNOWN_FIELD = (
     '19:12: Message type "caffe.SolverParameter" has no field named "lr_iter".\n'
     "F1120 11:49:33.775818  6374 upgrade_proto.cpp:90] Check failed: ReadProtoFromTextFile(param_file, param)"
 )
+NO_GPU = (
+    "F1120 11:49:33.775818  6374 main.py:90] solver_1.prototxt: solver_mode is GPU, but PyTorch finds none"
+)
 
 
 def try_caffe(place: Place, script: str, limit_s: float = 60.0) -> list[HostProblem]:
@@ -60,6 +63,7 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
         (Attempt(0, DONE), None),
         (Attempt(134, FATAL), "fails: Unknown learning rate policy: poly_cyc"),
         (Attempt(0, f"{DONE}\n{FATAL}"), "fails: Unknown learning rate policy: poly_cyc"),
+        (Attempt(2, NO_GPU), "fails: the solver: solver_mode is GPU"),
         (Attempt(134, UNKNOWN_FIELD), "has no field named"),
         (Attempt(0, ""), "exits with 0 and without `Optimization Done.`"),
         (Attempt(124, "waiting for a licence"), "within 120 s; its last line: waiting for a licence"),
