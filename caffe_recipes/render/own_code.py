@@ -141,7 +141,7 @@ class _Files(MetaPathFinder, Loader):
         """Return whether a top-level module is one next to the recipe."""
         if name == _OURS or (name != self.root and name in sys.stdlib_module_names):
             return False
-        return self._file_of(name) is not None or (
+        return self.file_of(name) is not None or (
             (self.folder / name).is_dir() and (name == self.root or self._find_installed(name) is None)
         )
 
@@ -155,7 +155,7 @@ class _Files(MetaPathFinder, Loader):
         root = name.partition(".")[0]
         if not self.is_own_root(root):
             return None if path is not None else self._find_elsewhere(name)
-        file = self._file_of(name)
+        file = self.file_of(name)
         if file is None:
             below = self.folder.joinpath(*name.split("."))
             spec = ModuleSpec(name, None, is_package=True) if below.is_dir() else None
@@ -183,7 +183,8 @@ class _Files(MetaPathFinder, Loader):
         assert spec is not None
         exec(compile(spec.loader_state, spec.origin or "", "exec", dont_inherit=True), module.__dict__)
 
-    def _file_of(self, name: str) -> Path | None:
+    def file_of(self, name: str) -> Path | None:
+        """Return the file of a module next to the recipe, whether it can be read or not; None without one."""
         base = self.folder.joinpath(*name.split("."))
         files = (base / "__init__.py", base.with_name(f"{base.name}.py"))
         return next((file for file in files if os.path.lexists(file)), None)
@@ -237,17 +238,23 @@ def _check_unchanged(
 ) -> None:
     """Raise RecipeError unless the code is recorded and none of its files has changed since."""
     if known is None:
+        if root := files.file_of(files.root):
+            _digest_now(files, root, where)  # code that is refused in any case needs no consent
         what = f"needs the code of '{module}' next to the recipe, which you have not allowed"
         raise RecipeError(where, what, _hint(consent))
     for shown, digest in known.items():
-        try:
-            now = files.read(files.folder / shown)[2]
-        except ImportError:
-            raise RecipeError(where, *(files.refused or ("", ""))) from None
-        except (OSError, ValueError):
-            now = ""
-        if now != digest:
+        if _digest_now(files, files.folder / shown, where) != digest:
             raise RecipeError(where, f"{shown} has changed since you allowed it", _hint(consent))
+
+
+def _digest_now(files: _Files, file: Path, where: str) -> str:
+    """Return the digest of a file, "" if it cannot be read; raises RecipeError if it is refused."""
+    try:
+        return files.read(file)[2]
+    except ImportError:
+        raise RecipeError(where, *(files.refused or ("", ""))) from None
+    except (OSError, ValueError):
+        return ""
 
 
 def _hint(consent: _Consent) -> str:

@@ -147,6 +147,13 @@ def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> No
     assert "yaml.py is code you did not allow" in refused(folder)
 
 
+def test_code_in_a_folder_where_anybody_can_put_files_is_refused_before_consent_is_asked_for(
+    folder: Path,
+) -> None:
+    folder.chmod(0o1777)
+    assert "anybody can put files into its folder" in refused(folder)
+
+
 def test_no_code_is_run_in_a_folder_where_anybody_can_put_files(folder: Path) -> None:
     consent(folder)
     what = f".py is not run: anybody can put files into its folder {folder}"
