@@ -208,7 +208,7 @@ def render_limit(seconds: float) -> str:
     """
     if not 0 < seconds <= _MAX_S:
         raise ClusterError(
-            "--time", f"{seconds:g} s is not a time limit", "give more than 0 s and at most ten years"
+            "--time", f"{seconds:,.10g} s is not a time limit", "give more than 0 s and at most ten years"
         )
     hours, minutes = divmod(math.ceil(seconds / 60), 60)
     days, hours = divmod(hours, 24)

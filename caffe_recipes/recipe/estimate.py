@@ -242,7 +242,8 @@ def check_accuracy(recipe: Recipe, percent: float) -> None:
 def _check_estimable(recipe: Recipe, paces: Sequence[Pace], shape: Shape) -> None:
     if not paces:
         measured = "stampede2-knl, stampede2-skx or marenostrum4"
-        hint = f"give --log, --images-per-s, or for ResNet-50 --profile {measured}"
+        by_log = f"--log runs/{recipe.name}-1 after a first run"
+        hint = f"give {by_log}, or --images-per-s, or for ResNet-50 --profile {measured}"
         raise InputError(recipe.name, "its speed is unknown", hint)
     images = recipe.data.train.images
     if shape.global_batch > images:
