@@ -102,7 +102,7 @@ class CommandTimedOut(HostFailed):
         self.program = program
         self.limit_s = limit_s
         super().__init__(
-            host, f"{program} did not end within {limit_s:.0f} s", "check the host and its disks"
+            host, f"{program} did not finish within {limit_s:.0f} s", "check the host and its disks"
         )
 
 

@@ -236,7 +236,7 @@ def _prototxt_transform(own: Net, data: Mapping[str, Any], train: LmdbFacts | No
     augmented = {key: value for key, value in variant_values(own).items() if key == "random_aspect_ratio"}
     crop = data.get("crop_size") or parts["train"].get("crop_size")
     if crop and not augmented and train and train.shape and crop > min(train.shape[1:]):
-        what = f"{own.path} crops {crop} pixels, but the first image has {train.shape[1]} x {train.shape[2]}"
+        what = f"{own.path} crops to {crop} px, but the first image is {train.shape[1]} x {train.shape[2]}"
         raise InputError("--net", what, "use larger images, or a smaller crop_size")
     shared = {key: data[key] for key in data if key in keys}
     why = "The transformation is taken from the net's file."

@@ -77,7 +77,8 @@ def diff(
 
     A single revision is compared with the working tree; PATHs restrict the comparison. The order of fields,
     comments and formatting are ignored. With --images and --ranks, solvers are also compared in epochs. In
-    folders and revisions, recipes are compared by their values; two recipes, also by what they generate.
+    folders and revisions, recipes are compared by their values. If A and B are recipes, the files that they
+    generate are compared too.
     """
     rest = ctx.meta[_REST]
     if git:

@@ -141,7 +141,7 @@ def lint(
                 f"skipped {path}: it is generated; edit its recipe and run `caffe-recipes generate`", err=True
             )
         if not rewrites:
-            echo("no finding here that --fix can fix", err=True)
+            echo("no findings that --fix can fix", err=True)
         if is_diff:
             for rewrite in rewrites:
                 print_text(render_diff(rewrite))

@@ -132,7 +132,7 @@ def upgrade(
 
 def _check_options(paths: tuple[str, ...], *, write: bool, out: str | None, check: bool) -> None:
     if write + (out is not None) + check > 1:
-        raise click.UsageError("give one of --write, --out, and --check with or without --diff")
+        raise click.UsageError("give only one of --write, --out and --check (with or without --diff)")
     if len(paths) > 1 and not write and not check:
         raise click.UsageError("several files need --write, --check or --diff")
     if "-" in paths and (write or len(paths) > 1):

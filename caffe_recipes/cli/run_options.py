@@ -138,7 +138,7 @@ train_dialect = dialect(
 trainer = click.option(
     "--trainer",
     type=click.Choice(["tensorflow"]),
-    help="Train the recipe's TensorFlow run instead of its phases; the run is called <recipe>-tensorflow.",
+    help="Use the recipe's TensorFlow run instead of its phases; the run is called <recipe>-tensorflow.",
 )
 
 

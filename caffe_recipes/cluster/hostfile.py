@@ -334,7 +334,7 @@ def take_hosts(hosts: tuple[str, ...], nodes: int, ranks_per_node: int, where: s
     other = next((name for name in taken if not _LOOPBACK.fullmatch(name)), None)
     if here and other:
         what = f"lists {here} beside {other}, but {here} is a different machine on each host"
-        raise InputError(where, what, f"replace {here} by the name of this machine")
+        raise InputError(where, what, f"replace {here} with the name of this machine")
     return taken
 
 

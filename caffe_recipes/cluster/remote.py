@@ -155,7 +155,7 @@ def ask_node(
     verb: str,
     *words: str,
     timeout_s: float = COMMAND_S,
-    hint: str = "have it removed, or stage to another folder",
+    hint: str = "ask its owner to remove it, or stage to another folder",
 ) -> list[str]:
     """Call a verb of `node.sh` on a host and return the words of its answer; the first of `words` is a path.
 

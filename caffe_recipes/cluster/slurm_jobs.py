@@ -427,7 +427,7 @@ def _describe_waiting(job: Job) -> tuple[str, str]:
     text = _WAITING_WORDS.get(job.state, "waits")
     hint = "see its log, then scontrol release" if job.state in _HELD else ""
     if job.restarts and job.state is State.PENDING:
-        text = f"waits to start again ({_times(job.restarts)} so far)"
+        text = f"waits to start again (requeued {_times(job.restarts)} so far)"
     if job.reason and (job.reason != "None" or not hint):
         meaning, todo = explain_reason(job.reason)
         text += f": {meaning}{_raw_reason(job)}"

@@ -548,8 +548,8 @@ def check_nodes_now(partition: Partition, groups: Iterable[NodeGroup], nodes: in
     if not left < nodes <= partition.total_nodes:
         return ()
     return (
-        f"{partition.name} has {left} working nodes now, and the job needs {nodes}; it waits until more "
-        "nodes work; see sinfo -R",
+        f"{partition.name} has {left} working nodes now, but the job needs {nodes}; it will wait until more "
+        "nodes are up; see sinfo -R",
     )
 
 

@@ -257,7 +257,7 @@ def build_lmdb(
         raise RunFailed(out, f"cannot be written: {error}", RESUME_HINT) from None
     except WorkerKilled as error:
         hint = f"{RESUME_HINT}; give fewer --workers if memory is short"
-        raise RunFailed(out, f"a worker was killed, at '{error}' or soon after", hint) from None
+        raise RunFailed(out, f"a worker was killed while it read '{error}' or soon after", hint) from None
 
 
 def _build(

@@ -328,7 +328,7 @@ def order_text(order: Shuffledness) -> str:
     found = min(order.by_neighbours, order.by_batches)
     text = f"order: {order.verdict} ({found:.2f} on a scale from 0, sorted, to 1, random)"
     if order.alike > order.alike_most and order.verdict != "sorted by class":
-        text += f"; batches have {order.times_alike:.2f} times the pairs of one class that random ones have"
+        text += f"; batches have {order.times_alike:.2f} times as many same-class pairs as in random order"
     return text
 
 

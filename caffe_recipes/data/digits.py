@@ -132,7 +132,7 @@ def _load(folder: str | Path) -> tuple[NDArray[np.integer], list[int]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         what = f"the digits cannot be built without {str(error.name).partition('.')[0]}"
-        raise DataError(folder, what, "install this project's extra 'local', as its README says") from None
+        raise DataError(folder, what, "install the extra 'local' of caffe-recipes (see its README)") from None
     digits = load_digits()
     return digits.images.astype("uint8"), digits.target.tolist()
 

@@ -207,7 +207,7 @@ def load_list(path: Path, root: Path | None = None) -> Pictures:
 def _parse(where: str, words: list[str], root: Path, *, is_rooted: bool) -> Picture:
     if len(words) < 2:
         raise DataError(
-            where, f"'{words[0][:60]}' is not 'path label'", "write the image's path and its label"
+            where, f"'{words[0][:60]}' is not of the form 'path label'", "write the image's path and label"
         )
     name, text = words
     label = parse_label(text)
@@ -319,7 +319,7 @@ def load_classes(path: Path) -> tuple[str, ...]:
         lines = [" ".join(words) for words in found]
         names = [line.split()[0] if _SYNSET.match(line) else line for line in lines]
         if any(len(words) == 2 and is_image(words[0]) for words in found):
-            what = f"'{lines[0]}' is 'image label', not a class"
+            what = f"'{lines[0]}' has the form 'image label', but a class name is expected"
             raise DataError(path, what, "write only the class names, one per line, in label order")
     if not names:
         raise DataError(path, "contains no class names", "write one per line")
@@ -353,7 +353,9 @@ def load_labels(
         lines = [(where, name, value) for (where, _, value), name in zip(lines, images, strict=True)]
     elif bare:
         where, _, value = next(line for line in lines if line[1] is None)
-        raise DataError(where, f"'{value}' is not 'image label'", "write the image's name and its label")
+        raise DataError(
+            where, f"'{value}' is not of the form 'image label'", "write the image's name and its label"
+        )
     check_labels_agree((where, _file_name(str(name)), value) for where, name, value in lines)
     values = {_file_name(str(name)): (where, value) for where, name, value in lines}
     missing = [name for name in images if _file_name(name) not in values]

@@ -12,5 +12,5 @@ def require_opencv(where: str | Path) -> None:
     """Raise DataError unless numpy and OpenCV are installed, without the slow import of them."""
     for name in ("numpy", "cv2"):
         if find_spec(name) is None:
-            hint = "install this project's extra 'data', as its README says"
+            hint = "install the extra 'data' of caffe-recipes (see its README)"
             raise DataError(where, f"images cannot be read without {name}", hint)

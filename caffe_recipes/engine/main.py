@@ -119,7 +119,7 @@ usage:
   -source LMDB           read this LMDB instead of the net's
   -new_layers A,B        start these layers from their fillers, even if the
                          weights have them; all others must be in the weights
-  -gpu N                 use this GPU; without it, train obeys solver_mode
+  -gpu N                 use this GPU; without -gpu, train uses solver_mode
   -level N, -stage A,B   set the net's state for include and exclude rules
   -sigint_effect, -sighup_effect
                          snapshot, stop or none (default: SIGINT stops, SIGHUP
@@ -177,7 +177,7 @@ def check_modules(find: Callable[[str], object] = find_spec) -> None:
     """Raise InputError if `find` does not find a module of the extra 'engine'."""
     for name in REQUIRED_MODULES:
         if find(name) is None:
-            hint = "install this project's extra 'engine', as its README says"
+            hint = "install the extra 'engine' of caffe-recipes (see its README)"
             raise InputError("", f"{name} is not installed", hint)
 
 

@@ -97,7 +97,7 @@ def _find_interface(here: str, rank: int, gather: Gather) -> str:
     name = os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(own))
     if "," in name:
         hint = "name the one that leads to the other hosts"
-        raise RunFailed(here, f"GLOO_SOCKET_IFNAME is {name}, several network interfaces", hint)
+        raise RunFailed(here, f"GLOO_SOCKET_IFNAME lists several network interfaces, {name}", hint)
     return name
 
 

@@ -88,7 +88,7 @@ def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
         yield (
             (*at, "prepare"),
             what,
-            "use these as each part's `source`, or else `folder`, in the same FOLDER",
+            "set each part's `source`, or without it `folder`, to these paths, in one FOLDER",
         )
 
 

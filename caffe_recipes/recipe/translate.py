@@ -77,7 +77,7 @@ def find_inexact(recipe: Recipe, dialect: str) -> list[Part]:
     found = [part for phase in recipe.phases for part in _inexact_phase(recipe, phase, judge)]
     if recipe.cluster.ranks > 1 and dialect in _WITHOUT_RANKS:
         why = f"{recipe.cluster.ranks} ranks train as one over MPI, and {_WITHOUT_RANKS[dialect]}"
-        found.append(Part("", "cluster", f"{why}; only a single rank trains the same"))
+        found.append(Part("", "cluster", f"{why}; only a single rank gives the same training"))
     return found
 
 

@@ -164,7 +164,11 @@ class _Files(MetaPathFinder, Loader):
             return spec
         shown, data, digest = self.read(file)
         if self._consent.level == "recorded" and self._known.get(shown) != digest:
-            what = "has changed since you allowed it" if shown in self._known else "is code you did not allow"
+            what = (
+                "has changed since you allowed it"
+                if shown in self._known
+                else "is code that you have not allowed"
+            )
             self._refuse(f"{shown} {what}", _hint(self._consent))
         self.ran[shown] = digest
         is_package = file.name == "__init__.py"

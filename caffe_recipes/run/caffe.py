@@ -338,7 +338,7 @@ class Caffe:
             return f"does not start: {_short(lines[0]) if lines else f'exit code {attempt.code}'}"
         if not summary.done:
             last = f"; its last line: {_short(lines[-1])}" if lines else ""
-            return f"exits with {attempt.code} and without `Optimization Done.`{last}"
+            return f"exits with {attempt.code}, but does not print `Optimization Done.`{last}"
         return None
 
     def world_arguments(self) -> tuple[str, ...]:
@@ -362,7 +362,7 @@ def find_our_trainer(path: str) -> str:
     found = shutil.which(OUR_TRAINER, path=path)
     if found is None:
         raise InputError(
-            OUR_TRAINER, "not found", "install this project's extra 'engine', as its README says"
+            OUR_TRAINER, "not found", "install the extra 'engine' of caffe-recipes (see its README)"
         )
     return found
 

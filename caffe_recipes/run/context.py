@@ -76,7 +76,7 @@ class Policy:
 
 def check_policy(policy: Policy, launcher: str, *, side_by_side: bool = False) -> None:
     """Raise InputError if spares are needed and the launcher cannot start ranks on them."""
-    what = "ibrun starts ranks on the first hosts of the job only, never on a spare"
+    what = "ibrun starts ranks only on the first hosts of the job, never on a spare"
     if policy.on_failure == "replace" and launcher == "ibrun":
         raise InputError("--on-failure replace", what, "use --on-failure retry, or another --profile")
     if side_by_side and launcher == "ibrun":
@@ -101,7 +101,7 @@ class SnapshotNotKept(RunFailed):
 
 
 _LAUNCHER_HINTS = {
-    HYDRA: "load an MPI that has it, or install this project's extra 'local'",
+    HYDRA: "load an MPI that has it, or install the extra 'local' of caffe-recipes",
     "srun": "run on a machine of the Slurm cluster, or use another --profile",
     "ibrun": "run inside a job at TACC, or use another --profile",
 }
@@ -402,7 +402,7 @@ def check_job_hosts(profile: Profile, names: tuple[str, ...]) -> None:
     job = slurm_hosts(os.environ)
     if job is None:
         raise InputError(
-            profile.name, "ibrun starts ranks inside a job only", "run inside a job, or use sbatch"
+            profile.name, "ibrun starts ranks only inside a job", "run inside a job, or use sbatch"
         )
     if job[: len(names)] != names:
         what = f"ibrun takes its hosts from the job ({', '.join(job[:3])}, ...), not from a hostfile"

@@ -98,7 +98,7 @@ def measure_ensemble(run: str, options: EnsembleOptions, say: Callable[[str], No
 def _require_numpy() -> None:
     if find_spec("numpy") is None:
         raise InputError(
-            "ensemble", "needs numpy", "install this project's extra 'engine', as its README says"
+            "ensemble", "needs numpy", "install the extra 'engine' of caffe-recipes (see its README)"
         )
 
 

@@ -568,7 +568,7 @@ def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
 def describe_finished(state: RunState, recipe: AnyRecipe, folder: str) -> list[str]:
     """Return a line for each phase that was finished before the current process started."""
     return [
-        f"{step.phase}: finished before; {step.fetched}"
+        f"{step.phase}: already finished; {step.fetched}"
         for step in plan_steps(recipe, folder)
         if step.phase in state.finished
     ]

@@ -207,7 +207,7 @@ def describe_changes(folder: Path, recipe: AnyRecipe) -> str | None:
     values = [f"{at}: {what}" for at, what in changed.items() if what != changed.get(_inherited(at))]
     if values:
         more = "; ..." if len(values) > _MOST_LISTED else ""
-        return f"the recipe has changed since: {'; '.join(values[:_MOST_LISTED])}{more}"
+        return f"the recipe has changed since the run started: {'; '.join(values[:_MOST_LISTED])}{more}"
     before = _load(folder / _DIGESTS)
     now = find_trainer(recipe).digest_files(plan_files(recipe))
     files = [path for path in {**before, **now} if before.get(path) != now.get(path)]

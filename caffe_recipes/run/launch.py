@@ -433,11 +433,11 @@ class _LaunchMonitor:
             return False
         if answer != "asked":
             title = run.setting.trainer.title
-            run.notify(f"no snapshot: {title} has not started yet, or has ended; what is finished is kept")
+            run.notify(f"no snapshot: {title} has not started yet, or has ended; finished phases are kept")
             return False
         self._keeper.skip()
         self._end_at = time.monotonic() + run.setting.stop_grace_s
-        run.notify(f"asked {run.setting.trainer.title} for a snapshot; repeat to stop at once")
+        run.notify(f"asked {run.setting.trainer.title} for a snapshot; interrupt again to stop at once")
         return True
 
     def _check_hosts(self) -> Trouble | None:

@@ -105,7 +105,9 @@ class RecipeLock:
                 and (found := _owner_of(path)) is not None
             ):
                 what = f"cannot be opened: {error.strerror}; it belongs to user {found}"
-                raise InputError(path, what, "have it removed when no training is running there") from None
+                raise InputError(
+                    path, what, "ask its owner to remove it when no training is running there"
+                ) from None
             return ()  # the next write of the run fails with a better message
         try:
             while not try_lock(file, how):

@@ -207,7 +207,7 @@ def train(run: Run, training: Training) -> None:
     elif training.weights is not None:
         weights = {training.weights: _ensure_everywhere(run, training.weights, training.net)}
     for name in run.setting.trainer.set_aside(run.setting.root, training, checkpoint):
-        run.notify(f"moved {name} away, since it is not resumed", training.phase)
+        run.notify(f"moved {name} away, since the run does not resume from it", training.phase)
     check_places(run.setting.hosts[0], _checkpoint_paths(run, training), run.setting.root)
     if state.job and asks_slurm(run.setting.profile.launcher.program, run.setting.environment):
         wait_for_slurm(state.job, say=run.notify)
@@ -358,7 +358,7 @@ def _take_over(run: Run, training: Training, leftover: Launch) -> bool:
     trainer = TrainerProcess(run.path(leftover.log))
     is_running = trainer.is_running()
     doing = (
-        "is still training; continuing with it" if is_running else "has ended since; checking its snapshot"
+        "is still training; continuing with it" if is_running else "has since ended; checking its snapshot"
     )
     run.notify(f"the trainer of a killed run {doing}", training.phase)
     try:
@@ -456,7 +456,7 @@ def evaluate(run: Run, testing: Testing) -> None:
     outputs = run.setting.trainer.outputs(tail.summary, testing)
     if tail.summary.fatal or not outputs:
         words = describe_last_words(tail, "; last output: ")
-        reason = tail.summary.fatal or (f"{stalled}; ended it" if stalled else f"no outputs{words}")
+        reason = tail.summary.fatal or (f"{stalled}; ended the test" if stalled else f"no outputs{words}")
         run.emit(Failed(reason, log=log))
         raise RunFailed("evaluation", reason, f"log: {log}")
     run.emit(Evaluated(testing.phase, outputs, log))

@@ -108,7 +108,7 @@ def _await_hosts(run: Run, patience_s: float) -> tuple[str, ...]:
     while dead := find_dead(run.setting.hosts):
         if dead != reported:
             reported = dead
-            run.notify(f"waiting for {', '.join(dead)}")
+            run.notify(f"waiting for {', '.join(dead)} to respond")
         run.interrupts.raise_asked()
         if time.monotonic() > until:
             return dead

@@ -101,7 +101,7 @@ def check_over(
     try:
         state = _wait_for_end(launch.job, ask, patience_s, say, pause, clock)
     except SchedulerAway:
-        hint = _hint("try again when it does")
+        hint = _hint("try again when Slurm responds")
         raise InputError(folder, f"{what}, and Slurm does not say whether that job has ended", hint) from None
     if state is not None:
         hint = _hint(f"let that job continue, or cancel it: scancel {launch.job}")

@@ -62,8 +62,8 @@ def stage_recipe(
     trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
     if len(names) < recipe.cluster.nodes:
-        few = f"{len(names)} of the recipe's {recipe.cluster.nodes} hosts"
-        say(f"{found.where}: {few}; a run needs all of them")
+        few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
+        say(f"{found.where}: {few}; add the others before you start one")
     return with_hosts(
         names,
         lambda name: connect(name, profile.copy_with),
@@ -229,8 +229,8 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
 
 DataPart = Literal["train", "test"]
 _HINTS = {
-    "train": "have it removed and stage your own copy (--lmdb-source), or set another folder in the recipe",
-    "test": "have it removed, or set a folder with your own copy in the recipe",
+    "train": "ask its owner to remove it and stage yours (--lmdb-source), or set another path in the recipe",
+    "test": "ask its owner to remove it, or set a folder with your own copy in the recipe",
 }
 
 

@@ -315,7 +315,7 @@ def describe_last_words(tail: LogTail, before: str) -> str:
     """Return `before` and the last words of a log with any complaint of protobuf; "" if it has neither."""
     words, complaint = tail.ends.exit_string or tail.last_words[:300], tail.summary.complaint
     if complaint and complaint[:100] not in words:
-        words = f"{words}; protobuf complained: {complaint[:300]}"
+        words = f"{words}; protobuf reported: {complaint[:300]}"
     return f"{before}{words}" if words else ""
 
 
@@ -386,9 +386,9 @@ class LogPace:
         if self.quiet_s < self._patience_s(begun=tail.has_begun):
             return None
         if tail.lines == self._lines:
-            return f"the log has had no output for {describe_duration(self.quiet_s)}"
+            return f"no output in the log for {describe_duration(self.quiet_s)}"
         last = f"and its last line is: {tail.last_line[:200]}"
-        return f"the log has shown no progress for {describe_duration(self.quiet_s)}, {last}"
+        return f"no progress in the log for {describe_duration(self.quiet_s)}, {last}"
 
     def _patience_s(self, *, begun: bool) -> float:
         if self._stall_s is not None:

@@ -116,7 +116,7 @@ class DamagedError(DataError):
 def require_crc32c(where: str | Path) -> None:
     """Raise DataError unless google-crc32c is installed; pure Python would take hours for ImageNet."""
     if find_spec("google_crc32c") is None:
-        hint = "install the extra 'data' of caffe-recipes, see its README"
+        hint = "install the extra 'data' of caffe-recipes (see its README)"
         raise DataError(where, "TFRecords need google-crc32c, which is not installed", hint)
 
 

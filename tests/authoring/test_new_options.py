@@ -168,7 +168,7 @@ def test_a_comment_says_whose_mean_is_written_and_how_to_measure_ones_own(tmp_pa
 @pytest.mark.parametrize(
     ("crop", "outputs", "message"),
     [
-        (40, 4, "crops 40 pixels, but the first image has 32 x 32; use larger images, or"),
+        (40, 4, "crops to 40 px, but the first image is 32 x 32; use larger images, or"),
         (20, 3, "has 3 classes, but the labels of the LMDB need 4; change num_output"),
     ],
 )

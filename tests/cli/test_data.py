@@ -351,7 +351,7 @@ def test_opencv_is_asked_for_only_where_images_are_looked_at(tmp_path: Path) -> 
         argv = [sys.executable, "-c", code, "data", "check", str(path), *words]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == exit_code, done.stderr
-    assert "images cannot be read without cv2; install this project's extra 'data'" in done.stderr
+    assert "images cannot be read without cv2; install the extra 'data' of caffe-recipes" in done.stderr
 
 
 def test_imagenets_archive_is_built_without_being_unpacked(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
             ("other.yaml",),
             "Error: runs: no run of other found; start one with `caffe-recipes run other.yaml`",
         ),
-        (("small",), "one member, last; an ensemble has two or more: name them with --members; finished are"),
+        (
+            ("small",),
+            "one member, last; an ensemble needs two or more: name them with --members; the finished",
+        ),
         (("small", "--members", "init,lsat"), "no phase 'lsat' in small; did you mean 'last'"),
         (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),
     ],

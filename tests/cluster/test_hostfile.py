@@ -114,7 +114,7 @@ def test_localhost_is_not_a_name_among_hosts_that_reach_each_other() -> None:
     with pytest.raises(InputError) as caught:
         take_hosts(("node1", "localhost", "node2"), 2, 1, "hostfile")
     beside = "lists localhost beside node1, but localhost is a different machine on each host"
-    assert str(caught.value) == f"hostfile: {beside}; replace localhost by the name of this machine"
+    assert str(caught.value) == f"hostfile: {beside}; replace localhost with the name of this machine"
     assert take_hosts(("node1", "node2", "localhost"), 2, 1, "hostfile") == ("node1", "node2")
     assert take_hosts(("localhost", "127.0.0.1"), 2, 1, "hostfile") == ("localhost", "127.0.0.1")
 

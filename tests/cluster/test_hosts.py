@@ -88,7 +88,7 @@ def test_a_link_has_the_size_of_what_it_leads_to_and_no_stamp(host: Host, tmp_pa
 
 
 def test_a_command_that_does_not_end_is_given_up(host: Host) -> None:
-    with pytest.raises(ClusterError, match="sleep did not end within"):
+    with pytest.raises(ClusterError, match="sleep did not finish within"):
         host.run(["sleep", "2"], timeout_s=0.2)
 
 

@@ -349,7 +349,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     ),
     "a Caffe that ends well and trains nothing": (
         lambda on: on.replace("node4", on.root / "bin/caffe", "#!/bin/sh\necho hello\n"),
-        "trainer", "failed", ["node4"], r"exits with 0 and without `Optimization Done\.`.*hello",
+        "trainer", "failed", ["node4"], r"exits with 0, but does not print `Optimization Done\.`.*hello",
     ),
     "a Caffe that does not know the policy": (
         lambda on: on.replace("node2", on.root / "bin/caffe", CAFFE), "trainer", "failed", ["node2"],
@@ -429,7 +429,7 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
         r"^ok +trainer +\./bin/caffe trains, and supports lr_policy poly_cyc, fixed$", said, re.MULTILINE
     )
     assert "to be staged on 4 of 4 hosts by" in said
-    assert said.splitlines()[-1] == "all checks pass; start it with `run`"
+    assert said.splitlines()[-1] == "all checks passed; start the training with `run`"
     assert everything() == before
     for node in ground.cluster.nodes:
         assert ground.do(node, "sh", "-c", "ls -A /tmp") == ""

@@ -97,7 +97,9 @@ def test_what_is_refused_carries_host_place_and_hint() -> None:
 @pytest.mark.parametrize("record", ["refused", "refused "])
 def test_a_refusal_without_a_reason_is_one(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
-    with pytest.raises(NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; have it removed"):
+    with pytest.raises(
+        NodeRefusal, match=r"^n1:/tmp/a: `commit` failed without a reason; ask its owner to remove it"
+    ):
         ask_node(host, "commit", "/tmp/a", "part", "7", "-")
 
 

@@ -108,7 +108,7 @@ def test_the_digits_train_on_four_hosts_and_a_killed_run_continues_to_the_same_m
     killed.kill_in("cyc2")
     assert list(load_journal(killed.run / "journal.jsonl").finished) == ["init", "cyc1"]
     said = killed.finish()
-    assert "init: finished before" in said
+    assert "init: already finished" in said
     assert "cyc2: the trainer of a killed run" in said
     assert killed.launches() == list(PHASES)
     assert killed.models() == undisturbed.models()

@@ -89,7 +89,7 @@ def test_files_travel_under_names_a_shell_would_read(cluster: Cluster, word: str
 
 def test_a_command_that_is_given_up_is_ended_with_all_its_children(cluster: Cluster) -> None:
     host = SshHost("node1", cluster.ssh)
-    with pytest.raises(ClusterError, match=r"node1: sh did not end within"):
+    with pytest.raises(ClusterError, match=r"node1: sh did not finish within"):
         host.run(["sh", "-c", 'trap "" TERM; sleep 600 & sleep 600'], timeout_s=0.5)
     assert cluster.leftovers() == {}
     assert host.run(["true"]).returncode == 0

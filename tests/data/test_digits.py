@@ -141,7 +141,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(tmp_path: Path, m
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert done.stdout == (
         f"{folder}: the digits cannot be built without {module}; "
-        "install this project's extra 'local', as its README says\n"
+        "install the extra 'local' of caffe-recipes (see its README)\n"
     )
     assert not folder.exists()
 

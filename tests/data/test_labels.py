@@ -40,7 +40,7 @@ def test_classes_alone_are_those_of_the_images_in_their_order(tmp_path: Path) ->
         ("", "lists no labels"),
         ("490\n361\n171\n", "has only numbers, without image names"),
         ("n02\nn07\n", "has 2 labels for 3 images"),
-        ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not 'image label'"),
+        ("val_1.JPEG 1\nval_2.JPEG\nval_3.JPEG 2\n", ":2: 'val_2.JPEG' is not of the form 'image label'"),
         ("val_1.JPEG 1\nval_2.JPEG 2\n", "has no label for 'val_3.JPEG'"),
         (
             "val_1.JPEG 1\nval_2.JPEG 2\nval_3.JPEG 2\na/val_1.JPEG 3\n",
@@ -96,7 +96,7 @@ def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, te
 
 def test_a_list_of_images_is_not_a_list_of_classes(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("a/x.jpg 0\na/y.jpg 0\nb/z.jpg 1\n")
-    with pytest.raises(DataError, match=r"' is 'image label', not a class; write"):
+    with pytest.raises(DataError, match=r"' has the form 'image label', but a class name is expected; write"):
         load_classes(tmp_path / "val.txt")
 
 

@@ -48,7 +48,7 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("a.jpg 0\na.jpg\n", ":2", "'a.jpg' is not 'path label'"),
+        ("a.jpg 0\na.jpg\n", ":2", "'a.jpg' is not of the form 'path label'"),
         ("a.jpg 0\n\na.jpg -1\n", ":3", "label '-1' is not an integer of 0 or more"),
         ("a.jpg cat\n", ":1", "label 'cat' is not an integer of 0 or more"),
         ("a.jpg 1.0\n", ":1", "label '1.0' is not an integer of 0 or more"),

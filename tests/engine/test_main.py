@@ -445,7 +445,7 @@ def test_help_and_version_exit_0(run: Run) -> None:
 @pytest.mark.parametrize("missing", ["torch", "mpi4py"])
 def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     with pytest.raises(
-        InputError, match=f"{missing} is not installed; install this project's extra 'engine'"
+        InputError, match=f"{missing} is not installed; install the extra 'engine' of caffe-recipes"
     ):
         check_modules(lambda name: None if name == missing else name)
 

@@ -136,7 +136,7 @@ def test_a_file_that_comes_to_stand_before_another_is_not_run(folder: Path, name
     consent(folder)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(f"from pathlib import Path\nPath({str(folder / 'ran')!r}).touch()\n")
-    assert f"{name} is code you did not allow" in refused(folder)
+    assert f"{name} is code that you have not allowed" in refused(folder)
 
 
 def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> No
     (folder / "nets.py").write_text(text)
     consent(folder)
     (folder / "yaml.py").write_text("")
-    assert "yaml.py is code you did not allow" in refused(folder)
+    assert "yaml.py is code that you have not allowed" in refused(folder)
 
 
 def test_code_in_a_folder_where_anybody_can_put_files_is_refused_before_consent_is_asked_for(

@@ -34,7 +34,7 @@ def begun(place: Place) -> Place:
 def test_its_run_continues_where_it_was(begun: Place) -> None:
     code, said, complained = begun.call()
     assert (code, complained) == (0, "")
-    assert f"init: finished before; {INIT}" in said
+    assert f"init: already finished; {INIT}" in said
     assert begun.trained() == ["cyc1", "last"]
     assert [event["event"] for event in begun.events()].count("created") == 1
 

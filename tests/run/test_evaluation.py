@@ -22,7 +22,7 @@ def test_an_evaluation_that_stalls_is_ended_and_the_same_command_continues_with_
     last = complained.splitlines()[-1]
     assert (code, "Traceback" in complained) == (3, False)
     assert re.search(
-        r"evaluation: the log has had no output for \d+ s; ended it; log: .*/evaluation-2\.log", last
+        r"evaluation: no output in the log for \d+ s; ended the test; log: .*/evaluation-2\.log", last
     )
     place.wait_for_no_process()
     assert place.events()[-1]["event"] == "failed"

@@ -78,7 +78,7 @@ def test_the_data_are_asked_about_again_when_a_run_prepares(
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     check_data(setting, part)
     plant(lmdb, how)
-    with pytest.raises(ClusterError, match=r"belongs to user .*; have it removed"):
+    with pytest.raises(ClusterError, match=r"belongs to user .*; ask its owner to remove it"):
         check_data(setting, part)
 
 

@@ -185,7 +185,10 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
             site.recipe(file_groups=4), options, lambda name, how: LocalHost(name), said.append
         )
         assert placed == (StagedHost("localhost", outcome),)
-    assert f"{site.root}/hostfile: 1 of the recipe's 4 hosts; a run needs all of them" in said
+    assert (
+        f"{site.root}/hostfile: names 1 of the 4 hosts that a run needs; add the others before you start one"
+        in said
+    )
     train = site.root / "node/a/train"
     found = sorted(path.name for path in train.iterdir() if "caffe-recipes" not in path.name)
     assert found == sorted([*deal_files(ALL[:-1], 4, 0, seed=3), ".manifest.json"])

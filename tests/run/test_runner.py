@@ -118,7 +118,8 @@ def test_a_changed_recipe_is_refused_with_what_changed(place: Place) -> None:
     before = place.tree()
     place.edit("base_lr: 0.05", "base_lr: 0.04")
     with pytest.raises(
-        InputError, match=r"small-1: the recipe has changed since: phases\[1\].base_lr: 0.05 -> 0.04"
+        InputError,
+        match=r"small-1: the recipe has changed since the run started: phases\[1\].base_lr: 0.05 -> 0.04",
     ):
         place.run()
     place.edit("base_lr: 0.04", "base_lr: 0.05")
@@ -130,7 +131,9 @@ def test_a_key_that_all_phases_inherit_is_reported_once(place: Place) -> None:
     with pytest.raises(RunFailed):
         place.run()
     place.edit("solver: {lr_policy: fixed,", "solver: {lr_policy: fixed, momentum: 0.8,")
-    with pytest.raises(InputError, match=r"has changed since: solver.momentum: null -> 0.8; "):
+    with pytest.raises(
+        InputError, match=r"has changed since the run started: solver.momentum: null -> 0.8; "
+    ):
         place.run()
 
 
@@ -258,7 +261,7 @@ def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Plac
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
     assert state.attempts == {"init": 1, "cyc1": 2, "last": 1}
     assert (place.root / "runs/small-1/logs/cyc1-1.log").exists()
-    assert "init: finished before" in place.output.getvalue()
+    assert "init: already finished" in place.output.getvalue()
 
 
 def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: Place) -> None:

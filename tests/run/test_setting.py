@@ -219,7 +219,7 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 ) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     profile = str(place.root / "mine.yaml")
-    with pytest.raises(InputError, match="tacc: ibrun starts ranks inside a job only; run inside a job"):
+    with pytest.raises(InputError, match="tacc: ibrun starts ranks only inside a job; run inside a job"):
         place.run(profile=profile)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
     (place.root / "hostfile").write_text("c2\n")
@@ -231,7 +231,7 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 def test_ibrun_is_refused_spares_that_it_would_not_use(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
-    said = "--on-failure replace: ibrun starts ranks on the first hosts of the job only, .*; use .* retry"
+    said = "--on-failure replace: ibrun starts ranks only on the first hosts of the job, .*; use .* retry"
     with pytest.raises(InputError, match=said):
         place.run(profile=str(place.root / "mine.yaml"), policy=Policy("replace"))
     with pytest.raises(InputError, match="--side-by-side: ibrun starts ranks on the first hosts of the job"):

@@ -206,7 +206,7 @@ def test_on_a_node_of_rank_0_that_is_ours_again_what_it_left_is_judged(
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert place.run().outputs
-    assert "init: the trainer of a killed run has ended since" in place.output.getvalue()
+    assert "init: the trainer of a killed run has since ended" in place.output.getvalue()
 
 
 def test_outside_of_jobs_nothing_of_them_is_in_the_journal(

@@ -152,7 +152,7 @@ def test_a_run_killed_while_its_trainer_stops_takes_what_that_leaves(stopped: Pl
     stopped.wait_for_no_process()
     code, said, _ = stopped.call()
     assert code == 0
-    assert "the trainer of a killed run has ended since" in said
+    assert "the trainer of a killed run has since ended" in said
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 

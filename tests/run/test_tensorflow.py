@@ -271,7 +271,7 @@ def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
     ("says", "found"),
     [
         ("rank $PMI_RANK of 2", "2 ranks see each other"),
-        ("rank 0 of 1", "2 of 2 ranks answered, and saw worlds of 1; build it with the MPI of"),
+        ("rank 0 of 1", "2 of 2 ranks answered, and saw world size 1; build it with the MPI of"),
         ("nothing", "0 of 2 ranks answered, and saw nothing"),
     ],
 )

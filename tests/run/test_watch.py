@@ -295,7 +295,7 @@ def test_what_protobuf_complains_of_is_not_a_failure_of_a_training_that_continue
 
 def test_what_protobuf_complains_of_is_reported_with_the_failure(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, COMPLAINT, *lines((0, 20, "2.5")), "Killed")
-    why = "saying: Killed; protobuf complained: Error parsing x: 1:2: no field y"
+    why = "saying: Killed; protobuf reported: Error parsing x: 1:2: no field y"
     assert find_failure(tail, TRAINING) == f"it ended after iteration 20 of 100, {why}"
     tail = tail_of(tmp_path, COMPLAINT)
     assert find_failure(tail, TRAINING) == f"it ended before the first iteration, saying: {COMPLAINT}"

@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     process = start(root)
     said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert f"moved model.ckpt-{newer} away, since it is not resumed" in said
+    assert f"moved model.ckpt-{newer} away, since the run does not resume from it" in said
     assert f"train: {60 - older} iterations from the checkpoint at {older}" in said
     (finished,) = events(root, "finished")
     kept = root / finished["snapshot"]

@@ -29,7 +29,7 @@ _FILES_PER_COMMAND = 64
 _OVERHEAD_BYTES = 1 << 20
 _CLEAN_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_HINT = "have it removed, or stage to another folder"
+_HINT = "ask its owner to remove it, or stage to another folder"
 
 
 @dataclass(frozen=True)

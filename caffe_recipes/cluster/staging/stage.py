@@ -54,7 +54,7 @@ from caffe_recipes.cluster.staging.ways import (
 )
 from caffe_recipes.wording import describe_count
 
-_ONE_FILE = "sends the same file to every host, and these differ"
+_ONE_FILE = "sends the same files to every host, but each host needs different ones"
 
 
 @dataclass(frozen=True)

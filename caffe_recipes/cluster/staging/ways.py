@@ -372,7 +372,7 @@ def _find_lost(states: Sequence[NodeState], order: ChainOrder, end: ChainEnd) ->
     lost = {state.host: reasons[state.host] for state in states if state.host in reasons}
     for state in states:
         if state.kind == "unreachable":
-            lost[state.host] = f"failed during the chain: {state.reason}"
+            lost[state.host] = f"failed during chain staging: {state.reason}"
         elif state.kind == "refused":
             lost[state.host] = state.reason
     return lost

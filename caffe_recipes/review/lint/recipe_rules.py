@@ -279,7 +279,7 @@ def _wrong_claim(
     values=("batch", "made_for"),
     explanation=Explanation(
         "A rate is chosen for a global batch: batch_size x ranks x iter_size. With another one, the same "
-        "iterations make a different number of epochs, and another rate is best.",
+        "iterations make a different number of epochs, and a different rate is best.",
         "Use as many ranks as the comment assumes, or adapt the iterations and rates to this number.",
     ),
 )

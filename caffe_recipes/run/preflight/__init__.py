@@ -1,1 +1,1 @@
-"""Preflight: check, before a run changes anything, all that could make it fail."""
+"""Preflight: check, before a run changes anything, everything that could make it fail."""

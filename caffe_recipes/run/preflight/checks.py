@@ -100,7 +100,7 @@ def _run_check(
     first: Future[list[CheckResult]] | None,
 ) -> list[CheckResult]:
     if first is not None and any(finding.error for finding in first.result()):
-        message = f"not tried, because the check of the {_AFTER[subject]} fails"
+        message = f"not tried, because the check of the {_AFTER[subject]} failed"
         return [CheckResult(subject, message, warns=True)]
     try:
         return check(view)

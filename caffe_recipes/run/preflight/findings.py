@@ -85,21 +85,21 @@ def describe_outcome(found: Sequence[CheckResult]) -> str:
     """Return a summary of all findings in one line, with what to do next.
 
     >>> describe_outcome([CheckResult("disk", "is full", HostFailed("n1", "full"))])
-    '1 check fails (disk): fix what is listed above, and try again'
+    '1 check failed (disk): fix what is listed above, and try again'
     """
     failed = list(dict.fromkeys(finding.subject for finding in found if finding.error))
     warned = list(dict.fromkeys(finding.subject for finding in found if finding.warns))
     if failed:
         hosts = list(dict.fromkeys(host for finding in found if finding.error for host in finding.hosts))
         on = f" on {fold_names(hosts)}" if hosts else ""
-        fails = "check fails" if len(failed) == 1 else "checks fail"
+        fails = "check failed" if len(failed) == 1 else "checks failed"
         return f"{len(failed)} {fails}{on} ({', '.join(failed)}): fix what is listed above, and try again"
     running = next((finding for finding in found if finding.is_running), None)
     if running:
-        return f"no check fails; {running.message}"
+        return f"no check failed; {running.message}"
     if warned:
-        return f"no check fails; read the warnings ({', '.join(warned)}), then start it with `run`"
-    return "all checks pass; start it with `run`"
+        return f"no check failed; read the warnings ({', '.join(warned)}), then start the training with `run`"
+    return "all checks passed; start the training with `run`"
 
 
 def fold_names(names: Sequence[str]) -> str:

@@ -202,7 +202,7 @@ def _other_roots(view: NodeView) -> Iterator[HostProblem]:
         elif facts.root_inode != ours:
             what = "seems to be a different folder from the one here"
             yield HostProblem(
-                facts.host, what, "later phases start from what a run keeps in it", root, fails=False
+                facts.host, what, "mount the same one; later phases need its snapshots", root, fails=False
             )
 
 
@@ -237,7 +237,7 @@ def _judge_cores(view: NodeView, facts: NodeFacts, needed: int) -> Iterator[Host
         what = f"has {there}, but {threads}{servers if _server_cores(view) else ''} need {needed}"
         yield HostProblem(facts.host, what, _HINT_CORES, fails=False)
     elif facts.usable < min(needed, len(there.numbers)):
-        what = f"lets us use {facts.usable} of {len(there.numbers)} processors, but {needed} are needed"
+        what = f"makes {facts.usable} of {len(there.numbers)} processors available, but {needed} are needed"
         yield HostProblem(facts.host, what, "request whole nodes for the job", fails=False)
     expected_sockets, expected_cores = _expected_node(view)
     sockets = there.sockets or expected_sockets
@@ -310,7 +310,7 @@ def _find_outliers(seen: dict[str, str]) -> list[HostProblem]:
 
 
 def _memory_problem(host: str, what: str) -> HostProblem:
-    return HostProblem(host, what, "check what runs there, and its memory", fails=False)
+    return HostProblem(host, what, "check what else is running there, and its memory modules", fails=False)
 
 
 def _skip_unreachable(view: NodeView, subject: str) -> list[CheckResult]:

@@ -284,7 +284,7 @@ def _builder(view: NodeView, path: Path, part: DataPart) -> str:
     _check_crop(path, view, part, [(3, digits.SIDE_PX, digits.SIDE_PX)])
     for module in ("sklearn", "cv2"):
         if find_spec(module) is None:
-            hint = "install this project's extra 'local', as its README says"
+            hint = "install the extra 'local' of caffe-recipes (see its README)"
             raise DataError(path, f"cannot be built without {module}", hint)
     return f"{view.setting.show(path)}: will be built"
 
@@ -504,7 +504,8 @@ def _add_lmdb(view: NodeView, facts: NodeFacts, disks: Mapping[str, _Disk]) -> N
 def _stray_problem(facts: NodeFacts, stray: Stray) -> HostProblem:
     what = _STRAYS[stray.kind].format(stray.owner)
     them = "them" if stray.kind == "more" else "it"
-    return HostProblem(facts.host, what, f"have {them} removed, or snapshot to another folder", stray.path)
+    hint = f"ask the owner to remove {them}, or set another snapshot_prefix"
+    return HostProblem(facts.host, what, hint, stray.path)
 
 
 def _snapshot_folders(view: NodeView) -> list[str]:

@@ -227,7 +227,7 @@ def check_ranks(view: NodeView) -> list[CheckResult]:
     seen = [(int(rank), int(size)) for rank, size in _IN_WORLD.findall(stdout)]
     if {size for _, size in seen} == {wanted} and len({rank for rank, _ in seen}) == wanted:
         return [CheckResult("ranks", f"{describe_count(wanted, 'rank')} see each other")]
-    found = f"worlds of {', '.join(map(str, sorted({size for _, size in seen})))}" if seen else "nothing"
+    found = f"world size {', '.join(map(str, sorted({size for _, size in seen})))}" if seen else "nothing"
     what = f"{len(seen)} of {wanted} ranks answered, and saw {found}"
     error = ClusterError(setting.program, what, f"build it with the MPI of {setting.find_launcher()}")
     return [CheckResult("ranks", str(error), error)]

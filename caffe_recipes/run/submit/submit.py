@@ -336,7 +336,7 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
     unknown = " (with --time, a tenth of it, 10 min at most)" if len(times) < len(steps) else ""
-    yield f"at the limit: {warning} before{unknown}, {end}; the requeued job resumes"
+    yield f"at the limit: {end} {warning} before it{unknown}; the requeued job resumes"
 
 
 def _wrap_command(words: Sequence[str]) -> str:

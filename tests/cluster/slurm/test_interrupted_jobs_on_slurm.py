@@ -29,7 +29,9 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
     said = chain.call("status", "recipe.yaml")
     assert re.search(r"^ *state +waiting$", said, re.MULTILINE)
-    assert f"{job_id} waits to start again (once so far): its begin time has not been reached" in said
+    assert (
+        f"{job_id} waits to start again (requeued once so far): its begin time has not been reached" in said
+    )
     assert chain.finish_job(job_id).restarts == 1
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
     log = chain.log("cyc1", 2)

@@ -164,7 +164,7 @@ def test_a_job_that_is_requeued_waits_and_tells_how_often_it_started(site: Site)
     site.slurm.wait_for(job_id, State.RUNNING)
     site.slurm.cluster.run("head", ["scontrol", "requeue", str(job_id)])
     waiting = site.slurm.wait_for(job_id, State.PENDING)
-    assert describe_state(waiting).startswith("waits to start again (once so far): its begin time")
+    assert describe_state(waiting).startswith("waits to start again (requeued once so far): its begin time")
     job = site.slurm.wait_for(job_id, State.COMPLETED)
     assert job.restarts == 1
 

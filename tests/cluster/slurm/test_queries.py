@@ -173,7 +173,7 @@ def test_no_answer_is_reported_as_that_and_never_as_no_job(said: str) -> None:
 
 def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
     host = StandInHost("login1", fault=CommandTimedOut("login1", "env", 20))
-    with pytest.raises(SchedulerAway, match="scontrol did not end within 20 s"):
+    with pytest.raises(SchedulerAway, match="scontrol did not finish within 20 s"):
         find_jobs(host, ids=[7])
 
 

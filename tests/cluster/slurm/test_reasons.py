@@ -23,7 +23,7 @@ Recorded = Callable[[str], str]
         ("phase-2", "waits: a job that it depends on has failed, so it never starts (DependencyNeverSatisf"),
         ("killed", "was cancelled by Slurm because a job that it depends on failed; fix that"),
         ("cancelled", "was cancelled"),
-        ("requeued", "waits to start again (once so far): its begin time has not been reached"),
+        ("requeued", "waits to start again (requeued once so far): its begin time has not been reached"),
     ],
 )
 def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, said: str) -> None:

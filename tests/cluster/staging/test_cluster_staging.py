@@ -256,7 +256,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_continues_without
     said, _ = started.communicate(timeout=120)
     assert started.returncode == 3, said
     assert f"continuing without {victim} to 3 hosts" in said
-    assert f"{victim}: failed: failed during the chain" in said
+    assert f"{victim}: failed: failed during chain staging" in said
     assert staging.whole_on() == [node for node in cluster.nodes if node != victim]
     assert cluster.leftovers() == {}
     cluster.boot(victim)
@@ -295,6 +295,6 @@ def test_a_host_that_falls_silent_is_named_within_two_minutes_and_the_rest_are_s
     cluster.cut("node3")
     said, _ = started.communicate(timeout=180)
     assert started.returncode == 3, said
-    assert "node3: failed: failed during the chain" in said
+    assert "node3: failed: failed during chain staging" in said
     assert staging.whole_on() == ["node1", "node2", "node4"]
     assert cluster.leftovers(within_s=90) == {}

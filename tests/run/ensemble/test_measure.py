@@ -276,7 +276,7 @@ def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) 
 @pytest.mark.parametrize(
     ("members", "part"),
     [
-        (("left",), "one member, left; an ensemble has two or more"),
+        (("left",), "one member, left; an ensemble needs two or more"),
         (("left", "left"), "'left' is named twice"),
         (("left", "rigth"), "no phase 'rigth' in branched; did you mean 'right'"),
         (("left", "none.caffemodel"), "none.caffemodel: cannot be read: no such file"),

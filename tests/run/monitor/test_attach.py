@@ -268,7 +268,7 @@ def test_what_earlier_processes_did_is_reported_in_short(place: Place) -> None:
     make_run(place, *WHOLE[:3], launched("cyc1"), failed, started(77), launched("cyc1", 2), *WHOLE[3:])
     said = Watcher(place).watch().splitlines()
     assert said[0].endswith(f"; process 77 on {HERE}")
-    assert said[1] == "init: finished before; runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    assert said[1] == "init: already finished; runs/small-1/snapshots/small_init_iter_8.caffemodel"
     assert not any("failed" in line for line in said)
 
 

@@ -164,5 +164,5 @@ def test_so_many_files_of_others_that_not_all_are_checked_are_a_problem_of_their
     stray = Stray("more", "mallory", f"{look.setting.root}/tmp/small_init_iter_*")
     (found,) = check_snapshots(changed(look, strays=(stray,)))
     what = "over 100 of these files are not yours, one of them of user mallory, and the rest are not checked"
-    hint = "have them removed, or snapshot to another folder"
+    hint = "ask the owner to remove them, or set another snapshot_prefix"
     assert str(found.error) == f"localhost:{stray.path}: {what}; {hint}"

@@ -175,7 +175,7 @@ def test_a_node_with_another_core_numbering_than_the_profile_is_reported(look: N
 def test_a_job_that_gives_part_of_a_node_is_reported(look: NodeView) -> None:
     mark, hosts, said = only(check_cores(changed(look, usable=24)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: lets us use 24 of 96 processors, but 48 are needed")
+    assert said.startswith("n2: makes 24 of 96 processors available, but 48 are needed")
 
 
 def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None:

@@ -54,7 +54,7 @@ def test_a_check_that_fails_is_exit_1_and_reported_as_json_too(place: Place) -> 
     (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
     code, said, _ = call(place)
     assert code == 1
-    assert said.splitlines()[-1] == "1 check fails (test data): fix what is listed above, and try again"
+    assert said.splitlines()[-1] == "1 check failed (test data): fix what is listed above, and try again"
     code, said, _ = call(place, "--json")
     assert code == 1
     failed = [one for one in json.loads(said) if one["mark"] == "failed"]
@@ -195,7 +195,7 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     assert tried(place) == {running}
     code, said, _ = call(place)
     watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
-    outcome = f"no check fails; {running}; not tried while it runs: launcher, trainer; {watch}"
+    outcome = f"no check failed; {running}; not tried while it runs: launcher, trainer; {watch}"
     assert (code, said.splitlines()[-1]) == (0, outcome)
     assert tried(place, "--new") == {running}
     run.kill()

@@ -120,7 +120,9 @@ def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView,
     assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
     found = told(look, spare("n9"), policy=Policy("replace"))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert "exits with 1 and without `Optimization Done.`; its last line: no licence" in found[0].message
+    assert (
+        "exits with 1, but does not print `Optimization Done.`; its last line: no licence" in found[0].message
+    )
     assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
 
 

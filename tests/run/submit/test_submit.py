@@ -221,7 +221,8 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
     desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
     assert desk.submit(time_s=3600.0)
     assert desk.said[0] == (
-        "debug has 0 working nodes now, and the job needs 1; it waits until more nodes work; see sinfo -R"
+        "debug has 0 working nodes now, but the job needs 1; "
+        "it will wait until more nodes are up; see sinfo -R"
     )
     desk.slurm.jobs[12].state = "FAILED"
     desk.slurm.refuses_tests = "Invalid account"
