@@ -111,6 +111,12 @@ def release(path: Path) -> None:
         os.truncate(path, path.stat().st_size)
 
 
+def check_trusted(path: Path) -> None:
+    """Raise UntrustedPathError, which names the path, if another user could exchange a file in its folder."""
+    with _naming(path), _open_place(path):
+        pass
+
+
 def check_replaceable(path: Path) -> None:
     """Raise OSError, which names the path, if write_whole would; call it before long work."""
     with _naming(path), _open_place(path) as place:

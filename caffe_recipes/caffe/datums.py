@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
 from caffe_recipes.errors import DataError, RunFailed
-from caffe_recipes.files import name_beside
+from caffe_recipes.files import UntrustedPathError, check_trusted, make_own_folder, name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
 # Errors of the machine, not of the user's input. LMDB reports an incomplete write as EIO.
@@ -41,11 +41,22 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else getattr(error, "code", errno.EIO)
         if number is None or number < 0:
             raise
-        hint = "free space on its disk" if number in _FULL else "fix the cause"
+        hints = ["free space on its disk" if number in _FULL else "fix the cause", then]
+        if isinstance(error, UntrustedPathError):
+            hints = [then]  # it has a hint of its own
         kind = RunFailed if number in _FAILED else DataError
         why = error.strerror if isinstance(error, OSError) else os.strerror(number)
         what = f"cannot be written: {why}"
-        raise kind(out, what, f"{hint}; {then}" if then else hint) from None
+        raise kind(out, what, "; ".join(filter(None, hints))) from None
+
+
+def check_own_data(out: Path) -> None:
+    """Raise DataError for an existing folder of data that another user could have made."""
+    try:
+        if out.is_dir():
+            check_trusted(out / "data.mdb")
+    except UntrustedPathError as error:
+        raise DataError(out, f"already exists, and {error.why}", "give another path") from None
 
 
 # LMDB forbids opening a file twice in one process, but a TRAIN and a TEST net may read the same one.
@@ -256,8 +267,7 @@ def write_datums(path: str | Path, items: Iterable[tuple[str, pb.Datum]]) -> int
     temporary = name_beside(path)
     try:
         with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir()
+            make_own_folder(temporary)
             count = _write(temporary, items)
             if not count:
                 raise DataError(path, "would hold no records", "give at least one image")

@@ -222,14 +222,17 @@ class GivenRun:
         """Return the Caffe root.
 
         Raises InputError if it has none of the recipe's files, and, if it `is_checked`, for one that others
-        can write in.
+        can write in, or if they can change the recipe, the hostfile or the profile.
         """
+        from caffe_recipes.recipe.source import split_row
         from caffe_recipes.run.context import check_own_root, find_root
         from caffe_recipes.run.folders import own_paths
 
         root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
         if is_checked:
-            check_own_root(root, own_paths(root, recipe) if recipe else ())
+            typed = [Path(each) for each in (self.hostfile, self.profile) if each is not None]
+            typed.append(Path(split_row(self.recipe)[0]))
+            check_own_root(root, [*(own_paths(root, recipe) if recipe else ()), *typed])
         return root
 
     def options(self, recipe: AnyRecipe, given: RunOptions) -> RunOptions:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import lmdb
 
-from caffe_recipes.caffe.datums import commit_records, open_datums, writing
+from caffe_recipes.caffe.datums import check_own_data, commit_records, open_datums, writing
 from caffe_recipes.caffe.lmdb_pages import load_tree
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.convert import (
@@ -291,6 +291,7 @@ def _build(
 
 def _check_existing(plan: BuildPlan, out: Path) -> BuildManifest:
     """Return the manifest of an existing LMDB. Raises DataError if the plan would build a different one."""
+    check_own_data(out)
     manifest = load_manifest(out)
     if manifest is None:
         raise DataError(out, "already exists", "remove it, or give another path")

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import open_datums, writing
+from caffe_recipes.caffe.datums import check_own_data, open_datums, writing
 from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
@@ -259,6 +259,7 @@ def _plan(images: _ImageSource, shards: int, seed: int, prefix: str) -> RecordSe
 
 
 def _check_existing(plan: RecordSet, out: Path) -> RecordSet:
+    check_own_data(out)
     try:
         known = load_record_set(out)
     except DataError:  # written by another program

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from caffe_recipes.caffe.prototxt import MOST_BYTES
 from caffe_recipes.errors import InputError, RecipeError
-from caffe_recipes.files import UntrustedPathError, read_bytes, render_unified, write_whole
+from caffe_recipes.files import UntrustedPathError, check_trusted, read_bytes, render_unified, write_whole
 from caffe_recipes.recipe.model import AnyRecipe, Recipe
 from caffe_recipes.render.headers import is_generated, is_shared
 from caffe_recipes.render.horovod import render_horovod
@@ -84,6 +84,8 @@ def write_files(files: Mapping[str, str], out: Path) -> list[str]:
     changed = {out / path: path for path, text in files.items() if list(_compare(path, text, out))}
     folders: list[Path] = []
     try:
+        for path in sorted(files.keys() - changed.values()):
+            check_trusted(out / path)
         for file in changed:
             folders += [folder for folder in reversed(file.parents) if not folder.exists()]
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -175,6 +175,15 @@ class Caffe:
         """Paths by any of which the current folder is known as the recipe's Caffe root."""
         return (self.recipe.trainer, *self.folders())
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The solvers, the nets, and the weights and mean files that the recipe names."""
+        recipe = self.recipe
+        solvers = [recipe.solver_path(phase.name) for phase in recipe.phases]
+        weights = [start for phase in recipe.phases if isinstance(start := recipe.starts_from(phase), str)]
+        means = [recipe.data.transform_of(part).mean_file for part in ("train", "test")]
+        return (*solvers, *map(recipe.net_path, recipe.nets), *weights, *filter(None, means))
+
     def files(self) -> dict[str, str]:
         """Return the text of each prototxt, by the path that the solvers and the trainer use for it."""
         files, placed = generate(self.recipe), placed_paths(self.recipe)

@@ -288,11 +288,11 @@ def find_root(
 def check_own_root(root: Path, paths: Iterable[Path] = ()) -> None:
     """Raise InputError for a Caffe root in which other users could have put programs, hosts or journals.
 
-    `paths` are of files and folders that are read or run, such as those of `own_paths`.
+    `paths` are of files and folders that are read or run, there or elsewhere, such as those of `own_paths`.
     """
     root = root.absolute()
     if refused := describe_access(root, root, paths):
-        raise InputError(root, refused, "make it writable only by you, or give another --caffe-root")
+        raise InputError(root, refused, "make it writable only by you, or choose another")
 
 
 def describe_access(folder: Path, root: Path = Path("/"), paths: Iterable[Path] = ()) -> str:

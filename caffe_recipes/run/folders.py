@@ -93,8 +93,9 @@ _MOST_ENTRIES = 64
 
 def own_paths(root: Path, recipe: AnyRecipe) -> list[Path]:
     """Return what a run of a recipe runs, reads or obeys in the Caffe root, which others must not write."""
-    landmarks = find_trainer(recipe).landmarks
-    return [root / path for path in (*landmarks, "hostfile")] + own_run_paths(root, recipe.name)
+    trainer = find_trainer(recipe)
+    paths = (*trainer.landmarks, *trainer.inputs, "hostfile")
+    return [root / path for path in dict.fromkeys(paths)] + own_run_paths(root, recipe.name)
 
 
 def own_run_paths(root: Path, name: str) -> list[Path]:

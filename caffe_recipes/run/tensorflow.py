@@ -315,6 +315,12 @@ class TensorFlow:
         """Paths by any of which the current folder is known as the recipe's Caffe root."""
         return (_ENVIRONMENT, *self.folders())
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The programs, and the modules beside those that RESNET_DIR names."""
+        own = [path for folder in _own_programs() for path in (folder, *sorted(Path(folder).glob("*.py")))]
+        return (*self.files(), *map(str, own))
+
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the recipe's flags that the programs do not know; none if RESNET_DIR names others."""
         return () if _own_programs() else tuple(find_unknown_flags(self.recipe.tensorflow))

@@ -57,6 +57,10 @@ class Trainer(Protocol):
         """Paths by any of which the current folder is known as the recipe's Caffe root."""
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The files that the program runs or reads besides the data and what phases write."""
+
+    @property
     def always_checkpoints(self) -> bool:
         """Whether the program writes checkpoints even if the user asks for none."""
 

@@ -274,6 +274,22 @@ def test_an_lmdb_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
         assert read[0].label == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_lmdb_is_written_to_a_folder_of_another_user_or_through_a_link_of_theirs(tmp_path: Path) -> None:
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    for folder in (shared, shared / "theirs", mine):
+        folder.mkdir()
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(mine)
+    for path in (shared / "theirs", shared / "link"):
+        os.chown(path, 54321, 54321, follow_symlinks=False)
+    for path in (shared / "theirs", shared / "link"):
+        with pytest.raises(DataError, match=r"lmdb: cannot be written: .* choose another folder$"):
+            write_datums(path / "lmdb", [("a", raw(1))])
+    assert not list(mine.iterdir())
+    assert not list((shared / "theirs").iterdir())
+
+
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import resources
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from caffe_recipes.errors import InputError
+from caffe_recipes.recipe.shipped import shipped_recipes
 from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run.context import find_root
 
@@ -131,6 +133,31 @@ def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
     planted.chmod(0o755)
     tmp_path.chmod(mode)
     done = call(tmp_path, "tf-digits-local", "--caffe-root", ".", command=command)
-    what = "can be changed by anybody; make it writable only by you, or give another --caffe-root"
+    what = "can be changed by anybody; make it writable only by you, or choose another"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {tmp_path}: {what}\n")
     assert [path.name for path in tmp_path.iterdir()] == [".venv-tf"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize("planted", ["recipe", "hostfile", "profile"])
+def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_obeyed(
+    tmp_path: Path, planted: str
+) -> None:
+    shared, root = tmp_path / "shared", tmp_path / "root"
+    shared.mkdir()
+    root.mkdir()
+    texts = {
+        "recipe": shipped_recipes()["digits-local"].file.read_text(),
+        "hostfile": "localhost\n",
+        "profile": (resources.files("caffe_recipes") / "profiles/local.yaml").read_text(),
+    }
+    paths = {name: (shared if name == planted else tmp_path) / f"{name}.yaml" for name in texts}
+    for name, text in texts.items():
+        paths[name].write_text(text)
+    shared.chmod(0o1777)
+    os.chown(paths[planted], 54321, 54321)
+    words = ["--caffe-root", str(root), *("--hostfile", str(paths["hostfile"]))]
+    words += ["--profile", str(paths["profile"])]
+    done = call(tmp_path, str(paths["recipe"]), *words, command="preflight")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is used with {paths[planted]}, which belongs to user 54321, who can change its" in done.stderr

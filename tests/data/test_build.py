@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -142,6 +143,20 @@ def test_the_manifest_says_what_was_built(listed: Path, tmp_path: Path) -> None:
             digest.update(len(part).to_bytes(4, "little") + part)
     assert found["sha256"] == digest.hexdigest()
     assert str(tmp_path) not in manifest_path(tmp_path / "lmdb").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_an_lmdb_that_another_user_has_built_in_a_shared_folder_is_not_kept(
+    listed: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    build_lmdb(plan_of(listed), shared / "lmdb")
+    shared.chmod(0o1777)
+    os.chown(shared / "lmdb", 54321, 54321)
+    what = r"lmdb: already exists, and .*/lmdb belongs to user 54321, .*; give another path$"
+    with pytest.raises(DataError, match=what):
+        build_lmdb(plan_of(listed), shared / "lmdb")
 
 
 def test_a_finished_build_is_kept_and_another_refused(listed: Path, tmp_path: Path) -> None:

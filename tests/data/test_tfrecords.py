@@ -167,6 +167,17 @@ def test_what_was_cut_off_continues_and_becomes_the_same(lmdb: Path) -> None:
     assert not partial.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_records_that_another_user_has_written_to_a_shared_folder_are_not_kept(lmdb: Path) -> None:
+    out, _ = make(lmdb)
+    out.parent.chmod(0o1777)
+    os.chown(out, 54321, 54321)
+    with pytest.raises(
+        DataError, match=r"already exists, and .* belongs to user 54321, .*; give another path$"
+    ):
+        make(lmdb)
+
+
 def test_a_finished_folder_is_kept_and_another_refused(lmdb: Path) -> None:
     out, made = make(lmdb)
     assert json.loads(records_manifest_path(out).read_text())["plan"] == made.plan

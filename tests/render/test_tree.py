@@ -162,9 +162,15 @@ def test_where_another_user_could_exchange_files_one_hint_says_what_to_do(tmp_pa
     (tmp_path / "open").mkdir()
     for folder, mode in ((tmp_path, 0o1777), (tmp_path / "open", 0o777)):
         folder.chmod(mode)
-    with pytest.raises(InputError, match=rf"anybody can replace .*{tmp_path}/open; choose another folder$"):
+    what = rf"anybody can replace .*{tmp_path}/open; choose another folder$"
+    with pytest.raises(InputError, match=what):
         write_files(FILES, tmp_path / "open")
     assert not list((tmp_path / "open").iterdir())
+    (tmp_path / "open").chmod(0o755)
+    write_files(FILES, tmp_path / "open")
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(InputError, match="anybody can replace "):  # although nothing would be written
+        write_files(FILES, tmp_path / "open")
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

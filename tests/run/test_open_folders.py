@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from caffe_recipes.errors import InputError
-from caffe_recipes.recipe.source import load_recipe
+from caffe_recipes.recipe.source import load_any_recipe, load_recipe
 from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import own_paths
 from caffe_recipes.run.monitor.cancel import CancelOptions, cancel_run
@@ -20,7 +20,7 @@ from caffe_recipes.run.monitor.cancel import CancelOptions, cancel_run
 if TYPE_CHECKING:
     from tests.run.conftest import Place
 
-HINT = "make it writable only by you, or give another --caffe-root"
+HINT = "make it writable only by you, or choose another"
 MAIN = "from caffe_recipes.cli.main import main; main()"
 
 
@@ -56,7 +56,13 @@ def test_nothing_is_run_or_read_in_a_folder_where_another_user_can_put_files(
     assert place.call() == (2, "", f"Error: {place.root}: {what}; {HINT}\n")
 
 
-@pytest.mark.parametrize("name", ["caffe", "hostfile", "runs/small-1/journal.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("caffe", "hostfile", "runs/small-1/journal.jsonl"),
+        *("prototxt/small/solver_cyc1.prototxt", "prototxt/small/train_val.prototxt"),
+    ],
+)
 def test_nor_is_a_file_that_anybody_can_write(place: Place, name: str) -> None:
     (place.root / name).parent.mkdir(parents=True, exist_ok=True)
     (place.root / name).touch()
@@ -76,6 +82,49 @@ def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) 
     code, _, error = place.call("--caffe", str(tools / "caffe"))
     assert (code, error.count("\n")) == (2, 1)
     assert f"is used with {tools}, which can be changed by anybody; " in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("- {name: init, net", "- {name: init, weights: THEIRS, net"),
+        ("mean_value: [104, 117, 123]", "mean_file: THEIRS"),
+    ],
+)
+def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
+    place: Place, before: str, after: str
+) -> None:
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    theirs = shared / "theirs.caffemodel"
+    theirs.touch()
+    os.chown(theirs, 65534, 65534)
+    place.edit(before, after.replace("THEIRS", str(theirs)))
+    code, _, error = place.call()
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"is used with {theirs}, which belongs to user nobody (65534), who can change its" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_programs_of_another_user_in_a_shared_folder_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "shared/theirs"
+    theirs.mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    (theirs / "resnet_main.py").touch()
+    monkeypatch.setenv("RESNET_DIR", str(theirs))
+    recipe = load_any_recipe("tf-digits-local")
+    check_own_root(tmp_path, own_paths(tmp_path, recipe))
+    (theirs / "resnet_main.py").chmod(0o666)
+    with pytest.raises(InputError, match=r"resnet_main\.py, which can be changed by anybody"):
+        check_own_root(tmp_path, own_paths(tmp_path, recipe))
+    (theirs / "resnet_main.py").chmod(0o644)
+    os.chown(theirs, 65534, 65534)
+    with pytest.raises(InputError, match="theirs, which belongs to user nobody"):
+        check_own_root(tmp_path, own_paths(tmp_path, recipe))
 
 
 def test_no_run_is_cancelled_whose_journal_anybody_can_write(place: Place) -> None:

@@ -10,13 +10,14 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from caffe_recipes.caffe.logs import split_rank
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
 from caffe_recipes.cluster.launcher import render_exports
-from caffe_recipes.cluster.remote import call, unreadable
+from caffe_recipes.cluster.remote import ask_node, call, unreadable
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.preflight.findings import (
@@ -27,7 +28,7 @@ from caffe_recipes.run.preflight.findings import (
     as_problem,
     fold_names,
 )
-from caffe_recipes.run.preflight.nodes import NodeView
+from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
 from caffe_recipes.run.steps import Attempt, Trial
 from caffe_recipes.wording import describe_count
@@ -252,7 +253,7 @@ def check_trainer(view: NodeView) -> list[CheckResult]:
         return view.skip_under_way("trainer")
     if not view.hosts:
         return view.skip_unreachable("trainer", [host.name for host in setting.hosts])
-    problems = judge_programs(view)
+    problems = judge_programs(view) + find_untrusted(view)
     lacking = {problem.host for problem in problems}
     hosts = [host for host in view.hosts if host.name not in lacking]
     if view.plan.testings and not any(host.is_local for host in setting.hosts):
@@ -270,6 +271,22 @@ def judge_programs(view: NodeView) -> list[HostProblem]:
         for facts in view.facts.values()
         if facts.program != "program"
     ]
+
+
+def find_untrusted(view: NodeView) -> list[HostProblem]:
+    """Return the hosts on which others could have put or changed what the trainer runs or reads.
+
+    What is in the Caffe root, which all hosts share, was checked on this machine.
+    """
+    setting, root = view.setting, view.setting.root
+    program = [] if setting.profile.container else [setting.program]
+    paths = map(setting.path, (*program, *setting.trainer.inputs))
+    words = (str(root), str(root), *(path for path in paths if not Path(path).is_relative_to(root)))
+    if len(words) == 2:
+        return []
+    hint = "set a path in the recipe where only you can write"
+    answers = ask_all(view.hosts, lambda host: ask_node(host, "trust", *words, hint=hint), ASK_S)
+    return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]
 
 
 def try_trainer(

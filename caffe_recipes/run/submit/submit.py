@@ -354,12 +354,12 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
 
     Raises InputError or ClusterError before anything is submitted, and RunFailed if Slurm gives no answer.
     """
-    plan_submission(recipe, options)
+    scripts = [step.script for step in plan_submission(recipe, options).steps]
     check_root(options.root)
     check_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
-    check_own_root(options.root, own_paths(options.root, recipe))
+    check_own_root(options.root, [*own_paths(options.root, recipe), *scripts])
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     status = _patiently(lambda: _look(recipe, options, env), say, env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -16,8 +17,16 @@ from caffe_recipes.cluster.remote import NodeRefusal, call
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.caffe import trial_net, trial_solvers
 from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.events import RunState
+from caffe_recipes.run.plan import plan_chain
 from caffe_recipes.run.preflight.findings import Commands, HostProblem
-from caffe_recipes.run.preflight.trials import render_environment, try_trainer
+from caffe_recipes.run.preflight.nodes import NodeFacts, NodeView, Processors
+from caffe_recipes.run.preflight.trials import (
+    check_trainer,
+    find_untrusted,
+    render_environment,
+    try_trainer,
+)
 from caffe_recipes.run.steps import Attempt
 from caffe_recipes.run.trainer import find_trainer
 
@@ -68,7 +77,7 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
         (Attempt(0, ""), "exits with 0, but does not print `Optimization Done.`"),
         (Attempt(124, "waiting for a licence"), "within 120 s; its last line: waiting for a licence"),
         (Attempt(126, "sh: caffe: Permission denied"), "does not start: sh: caffe: Permission denied"),
-        (Attempt(139, "Segmentation fault"), "exits with 139 .* its last line: Segmentation fault"),
+        (Attempt(139, "Segmentation fault"), "exits with 139, .* its last line: Segmentation fault"),
     ],
 )
 def test_a_trial_is_judged_by_its_log(attempt: Attempt, said: str | None) -> None:
@@ -103,6 +112,27 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
     ]
     assert (troubles[0].host, troubles[0].place) == ("localhost", "./caffe")
     assert not Path((place.root / "where").read_text().strip()).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: Place) -> None:
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    weights = shared / "w.caffemodel"
+    weights.touch()
+    place.edit("{name: init,", f"{{name: init, weights: {weights},")
+    recipe = load_recipe(place.recipe)
+    setting = find_setting(recipe, RunOptions(root=place.root), lambda name, copy_with: LocalHost(name))
+    two = Processors(frozenset({0, 1}), 2, 1)
+    facts = NodeFacts("localhost", "here", 0.0, 0.0, 2, two, 10**9, 10**9, program="program")
+    view = NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {"localhost": facts}, {})
+    assert find_untrusted(view) == []
+    os.chown(weights, 65534, 65534)
+    (place.root / "caffe").write_text(f"#!/bin/sh\ntouch '{place.root}/tried'\n")
+    (found,) = check_trainer(view)
+    assert f"is used with {weights}, which belongs to user nobody (65534)" in found.message
+    assert not (place.root / "tried").exists()
 
 
 def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_not_variables() -> None:

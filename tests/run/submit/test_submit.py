@@ -3,7 +3,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -529,6 +531,19 @@ def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> 
     shown = desk.describe(split=True, time_s=600.0, with_scripts=True)
     assert shown.count("#!/usr/bin/env bash") == 1
     assert (desk.files(), desk.slurm.calls) == (before, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_script_is_submitted_that_another_user_can_exchange(desk: Desk, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    shutil.copytree(desk.root / "jobs", shared / "theirs/jobs")
+    for path in (shared / "theirs", *(shared / "theirs").rglob("*")):
+        os.chown(path, 54321, 54321)
+    with pytest.raises(InputError, match=rf"is used with {shared}/theirs, which belongs to user 54321"):
+        desk.submit(time_s=3600.0, out=shared / "theirs")
+    assert desk.slurm.submitted() == []
 
 
 def test_nothing_is_submitted_from_a_root_where_another_user_can_put_journals(desk: Desk) -> None:
