@@ -64,7 +64,7 @@ def find_members(
     if len(members) < 2:
         finished = ", ".join(state.finished) or "none yet"
         what = f"one member, {names[0]}" if names else "no finished member"
-        hint = f"an ensemble needs two or more: name them with --members; the finished phases are {finished}"
+        hint = f"an ensemble needs two or more: name them with --members; finished: {finished}"
         raise InputError(folder, what, hint)
     return members
 

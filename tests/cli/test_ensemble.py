@@ -30,7 +30,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             ("small",),
-            "one member, last; an ensemble needs two or more: name them with --members; the finished",
+            "one member, last; an ensemble needs two or more: name them with --members; finished:",
         ),
         (("small", "--members", "init,lsat"), "no phase 'lsat' in small; did you mean 'last'"),
         (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),

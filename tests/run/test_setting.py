@@ -234,7 +234,9 @@ def test_ibrun_is_refused_spares_that_it_would_not_use(place: Place, monkeypatch
     said = "--on-failure replace: ibrun starts ranks only on the first hosts of the job, .*; use .* retry"
     with pytest.raises(InputError, match=said):
         place.run(profile=str(place.root / "mine.yaml"), policy=Policy("replace"))
-    with pytest.raises(InputError, match="--side-by-side: ibrun starts ranks on the first hosts of the job"):
+    with pytest.raises(
+        InputError, match="--side-by-side: ibrun starts ranks only on the first hosts of the job"
+    ):
         place.run(profile=str(place.root / "mine.yaml"), side_by_side=True)
     assert not (place.root / "runs").exists()
 

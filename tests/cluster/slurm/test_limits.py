@@ -59,7 +59,7 @@ def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partiti
 def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
     (said,) = check_nodes_now(partitions["debug"], groups, 3)
-    assert said.startswith("debug has 2 working nodes now, and the job needs 3")
+    assert said.startswith("debug has 2 working nodes now, but the job needs 3")
     assert check_nodes_now(partitions["debug"], groups, 2) == ()
 
 

@@ -290,7 +290,7 @@ def test_what_is_not_an_ensemble_is_refused(root: Path, members: tuple[str, ...]
 def test_unfinished_leaves_are_reported_and_a_run_needs_two(root: Path) -> None:
     model = root / "left_iter_0.caffemodel"
     finish_run(root, {"trunk": model}, number=2)
-    with pytest.raises(InputError, match=r"no finished member; .* finished are trunk"):
+    with pytest.raises(InputError, match=r"no finished member; .* finished: trunk"):
         measure(root, "branched-2")
     with pytest.raises(InputError, match="phase left of branched-2 is not finished"):
         measure(root, "branched-2", members=("trunk", "left"))
@@ -298,7 +298,7 @@ def test_unfinished_leaves_are_reported_and_a_run_needs_two(root: Path) -> None:
     with pytest.raises(InputError, match="one member, left"):
         measure(root, "branched-3")
     finish_run(root, {}, number=4)
-    with pytest.raises(InputError, match=r"no finished member; .* finished are none yet"):
+    with pytest.raises(InputError, match=r"no finished member; .* finished: none yet"):
         measure(root, "branched-4")
 
 

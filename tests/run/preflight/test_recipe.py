@@ -44,7 +44,7 @@ def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
     before = place.tree()
     code, said, complained = call(place)
     assert (code, complained) == (0, "")
-    assert said.splitlines()[-1].endswith("start it with `run`")
+    assert said.splitlines()[-1].endswith("start the training with `run`")
     assert "failed" not in said
     assert "ok      trainer        ./caffe trains, and supports lr_policy fixed\n" in said
     assert place.tree() == before
