@@ -27,7 +27,7 @@ demo-tensorflow: $(STAMP) install-tensorflow
 
 ## test: run all tests that need neither root nor a network, and the examples in docstrings
 test: $(STAMP)
-	$(EXPORTS) $(BIN)/python -m pytest -n 2 --dist loadgroup tests caffe_recipes
+	$(EXPORTS) $(BIN)/python -m pytest -n 2 tests caffe_recipes
 
 ## test-cluster: run the tests on several hosts, which are network namespaces of this machine; needs root
 test-cluster: $(STAMP)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from caffe_recipes.recipe.shipped import shipped_recipes
-from tests.house import read_house
+from tests.house import House, read_house
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "caffe_recipes"
@@ -27,9 +28,19 @@ def read_floors() -> dict[str, int]:
 FLOORS = read_floors()
 
 
+@cache
+def house() -> House:
+    return read_house()
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Yield the part of `caffe_recipes` that each import of a file names: `caffe`, `errors`, ..."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -77,21 +88,20 @@ def test_an_import_upwards_is_seen(tmp_path: Path) -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert read_house().circle == []
+    assert house().circle == []
 
 
 def test_no_two_modules_define_a_class_of_one_name() -> None:
-    assert read_house().repeated_classes == []
+    assert house().repeated_classes == []
 
 
 def test_no_small_module_serves_one_other_only() -> None:
-    house = read_house()
-    assert house.small_lone_modules == []
-    assert len(house.lone_modules) <= 40
+    assert house().small_lone_modules == []
+    assert len(house().lone_modules) <= 40
 
 
 def test_no_function_has_over_45_lines_or_8_parameters() -> None:
-    assert read_house().large_functions == []
+    assert house().large_functions == []
 
 
 def test_what_a_recipe_commits_in_jobs_stays_small_enough_to_read_in_a_pull_request() -> None:
@@ -122,7 +132,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_no_identifier_is_a_riddle(path: Path) -> None:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         names = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname"))
         found |= {str(name) for name in names if name} & RIDDLES
     assert not found

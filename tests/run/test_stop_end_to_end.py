@@ -115,7 +115,7 @@ def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path:
 
 
 def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_continues(tmp_path: Path) -> None:
-    write_short_recipe(tmp_path, {"init": {"max_iter": 300, "lr_iter": 4000, "warmup_iter": 4}})
+    write_short_recipe(tmp_path, {"init": {"max_iter": 80, "lr_iter": 4000, "warmup_iter": 4}})
     log, deadline = tmp_path / "runs/short-1/logs/init-1.log", time.monotonic() + 300
     run = start(tmp_path, *RUN)
     while not (log.exists() and "Iteration 2," in log.read_text()):
@@ -127,10 +127,10 @@ def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_conti
     assert run.returncode == 130, said
     assert "asked Caffe for a snapshot" in said
     (kept,) = load_journal(tmp_path / "runs/short-1/journal.jsonl").checkpoints["init"]
-    assert 2 <= kept.iteration < 300
+    assert 2 <= kept.iteration < 80
     assert "Optimization Done" not in log.read_text()
 
     said = call(tmp_path, *RUN)
-    assert f"init: {300 - kept.iteration} iterations from the checkpoint at {kept.iteration}" in said
+    assert f"init: {80 - kept.iteration} iterations from the checkpoint at {kept.iteration}" in said
     assert "Resuming from" in (tmp_path / "runs/short-1/logs/init-2.log").read_text()
     assert list((tmp_path / "runs/short-1/checkpoints").iterdir()) == []
