@@ -88,5 +88,5 @@ def test_the_digits_killed_in_their_second_phase_learn_to_the_end_and_train_no_p
     assert [event["phase"] for event in events if event["event"] == "finished"] == phases
     outputs = load_journal(run / "journal.jsonl").outputs
     assert outputs is not None
-    assert outputs["loss3/top-1"] >= 0.98
+    assert outputs["loss3/top-1"] >= 0.97
     wait_for(lambda: processes_in(tmp_path) == [], patience_s=5)
