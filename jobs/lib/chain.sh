@@ -20,7 +20,7 @@ Exit codes: 2 for bad input, 3 for a failed run.
 END
 }
 
-say() { printf '%s: %s\n' "$RECIPE" "$1" >&2; } # TEXT
+say() { printf '%s: %s\n' "$RECIPE" "${1//[[:cntrl:]]/ }" >&2; } # TEXT
 stop() { say "$2" && exit "$1"; } # EXIT_CODE TEXT
 
 phase() { # NAME NET WEIGHTS ITERATIONS SNAPSHOT_PREFIX [--of MAX_ITER] [--keep ITERATION]...
@@ -142,7 +142,7 @@ run_node() { # HOST VERB PATH WORD...
 $(<"$NODE")"
 }
 
-last_answer() { tr -d '\r' | sed -n 's/^caffe-recipes: //p' | tail -n 1; }
+last_answer() { tr -d '\000-\011\013-\037\177' | sed -n 's/^caffe-recipes: //p' | tail -n 1; } # as printable text
 
 # Runs node.sh on all hosts at the same time; ANSWERS are in the order of the hosts.
 ask_each() { # HOST... -- VERB PATH WORD...
@@ -243,7 +243,7 @@ whole_path() { # PATH
 
 # Probes all nodes at once, before anything is written; BARE are the nodes that lack the training LMDB.
 find_lmdbs() {
-  local hosts=("${HOSTS[@]}") missing='' other='' silent='' refused='' i state bytes digest source_bytes
+  local hosts=("${HOSTS[@]}") missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
   LMDB_PATH=$(whole_path "$LMDB") SOURCE=${LMDB_SOURCE:+$(whole_path "$LMDB_SOURCE")/data.mdb}
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
   SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
@@ -251,6 +251,8 @@ find_lmdbs() {
   ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "$(whole_path "$TEST_LMDB")" # a solver may test
   for i in "${!hosts[@]}"; do
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
+    # Bash would run commands in anything else that it calculates with.
+    [[ $state == refused || "$bytes $source_bytes" =~ ^$number\ $number$ ]] || state=unreadable
     case $state in
       absent) if ((source_bytes)); then BARE+=("${hosts[i]}") BYTES=$source_bytes; else missing+=" ${hosts[i]}"; fi ;;
       present)

@@ -111,6 +111,38 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     assert not (bare.root / "logs").exists()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "present hosts[$(touch hacked)0] - 0",
+        "present 9 - hosts[$(touch hacked)0]",
+        "absent 9 0 hosts[$(touch hacked)0]",
+        "present PATH - 0",
+        "present 08 - 0",
+        "present 9 -",
+        "absent",
+        "present 99999999999999999999 - 0",
+    ],
+)
+def test_what_a_host_answers_is_never_calculated_with_unless_it_is_a_number(
+    bare: StandInCluster, answer: str
+) -> None:
+    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ echo 'caffe-recipes: {answer}'; exit; }}")
+    before = bare.contents()
+    done = bare.run(LMDB_SOURCE=SOURCE)
+    assert done.returncode == 3
+    assert "/tmp/ilsvrc12_train_lmdb: no answer from c401-001; check that " in done.stderr
+    assert bare.contents() == before
+    assert not (bare.play / "hacked").exists()
+
+
+def test_what_a_host_answers_is_shown_as_printable_text(bare: StandInCluster) -> None:
+    answer = r"refused \033]0;owned\007\033[2J\rby \000the host\t"
+    printed = rf"printf '\ncaffe-recipes: {answer}\n'"
+    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {printed}; exit; }}")
+    assert " on c401-001: ]0;owned[2Jby the host; have its owner" in bare.refused(LMDB_SOURCE=SOURCE)
+
+
 # What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
 PLANTED = ["data.mdb.part", ".data.mdb.part-0", "data.mdb", STAMP, f"{STAMP}.part", LOCKS]
 

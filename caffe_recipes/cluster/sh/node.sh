@@ -236,6 +236,7 @@ lock() {
 
 # SOURCE BYTES DIGEST: stages the LMDB for run.sh. DIGEST is `-` if the digest of the source is unknown.
 stage() {
+    case $2 in '' | *[!0-9]*) refuse "$2 is not a number of bytes" ;; esac # a shell may run commands in what it calculates with
     until make_folder && lock; do :; done
     if exists "$data"; then
         check_copy

@@ -352,6 +352,20 @@ def test_who_stages_second_waits_for_the_first_and_finds_its_copy(lmdb: Path, tm
     assert not list(lmdb.glob(".data.mdb.part-*"))
 
 
+@pytest.mark.parametrize("size", ["made[$(touch hacked)0]", "", "7x", "-1", "7 7"])
+def test_no_shell_calculates_with_a_size_that_is_not_a_number(
+    size: str, lmdb: Path, tmp_path: Path, shell: list[str]
+) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    argv = [*shell, "-c", program_text("node"), "caffe-recipes", "stage", str(lmdb), str(tmp_path / "source")]
+    done = subprocess.run([*argv, size, "-"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (
+        f"\ncaffe-recipes: refused {size} is not a number of bytes\n",
+        "",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 @pytest.mark.parametrize("planted", ["a link", "an open folder", "a file"])
 def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, planted: str) -> None:
     (tmp_path / "source").write_bytes(b"records")
