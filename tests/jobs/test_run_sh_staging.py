@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,6 +191,47 @@ def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> N
         os.chown(path, 4242, 4242)
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["data.mdb", "."])
+def test_a_source_of_another_user_is_refused_where_others_can_write(
+    bare: StandInCluster, tmp_path: Path, what: str
+) -> None:
+    source = tmp_path / "shared" / "lmdb"
+    source.mkdir(parents=True)
+    source.parent.chmod(0o1777)
+    (source / "data.mdb").write_text(COPIED)
+    os.chown(source / what, 4242, 4242)
+    which = "" if what == "data.mdb" else f"is under {source}, which "
+    says = f"LMDB_SOURCE: {source}/data.mdb {which}belongs to user 4242, who can change its contents; set"
+    assert says in bare.refused(LMDB_SOURCE=str(source))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_source_that_only_a_node_sees_is_refused_there(bare: StandInCluster, tmp_path: Path) -> None:
+    source = tmp_path / "shared"
+    source.mkdir()
+    (source / "data.mdb").write_text(COPIED)
+    source.chmod(0o777)
+    (bare.library / "node.sh").write_text(
+        (bare.library / "node.sh").read_text().replace('    check_source "$target"\n', "")
+    )
+    says = f"on c401-002: is used with {source}, which can be changed by anybody; have its owner remove it"
+    assert says in bare.refused(LMDB_SOURCE=str(source))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_colleague_s_source_is_copied_where_only_its_owner_can_write(bare: StandInCluster) -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        source = Path(folder)
+        (source / "data.mdb").write_text(COPIED)
+        for path in (source / "data.mdb", source):
+            os.chown(path, 4242, 4242)
+        source.chmod(0o755)
+        done = bare.run(LMDB_SOURCE=folder)
+    assert done.returncode == 0, done.stderr
+    assert (lmdb(bare) / "data.mdb").read_text() == COPIED
 
 
 def save_manifest(bare: StandInCluster) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
+from caffe_recipes.cluster.staging.sets import survey_hosts
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import (
     abandon_part,
     clean_node,
     commit_part,
     hash_node,
+    lmdb_on,
     probe_node,
     pull_part,
     reserve_part,
@@ -437,6 +440,51 @@ def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
     )
     monkeypatch.chdir(checkout)
     assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_the_owner_of_the_caffe_root_is_trusted_wherever_we_were_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("root", "elsewhere"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 65534 if name == "root" else 65533, 65534)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    kinds = {}
+    for name in ("root", "elsewhere"):
+        files = replace(lmdb_on(HOST, f"{tmp_path}/{name}/lmdb"), root=tmp_path / "root")
+        (state,) = survey_hosts([HOST], files, COMMAND_S)
+        kinds[name] = state.kind
+    assert kinds == {"root": "absent", "elsewhere": "refused"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["data.mdb", "source", "link"])
+def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_there(
+    lmdb: Path, tmp_path: Path, what: str
+) -> None:
+    source = tmp_path / "shared" / "source" / "data.mdb"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    source.write_bytes(b"records")
+    digest = digest_of(source)
+    assert probe_node(HOST, str(lmdb), str(source), 7).sees_source
+    if what == "link":
+        source.parent.rename(tmp_path / "shared" / "ours")
+        source.parent.symlink_to("ours")
+    planted = source if what == "data.mdb" else source.parent
+    os.chown(planted, 65534, 65534, follow_symlinks=False)
+    said = f"is used with {planted}, which belongs to user nobody (65534), who can change its contents"
+    assert probe_node(HOST, str(lmdb), str(source), 7).reason == said
+    with pytest.raises(NodeRefusal, match=re.escape(said)):
+        take(lmdb, source, digest)
+    for verb, words in (("probe", [str(source), "-", ""]), ("stage", [str(source), "7", digest])):
+        with pytest.raises(NodeRefusal, match=re.escape(said)):
+            ask_node(HOST, verb, str(lmdb), *words)
+    which = "" if what == "data.mdb" else "(is under|is used with) .*, which "
+    with pytest.raises(NodeRefusal, match=f"data.mdb: {which}belongs to user nobody"):
+        ask_node(HOST, "manifest", str(source))
+    assert not lmdb.exists()
 
 
 def test_a_source_that_cannot_be_looked_at_has_no_digest(
