@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -156,12 +157,26 @@ def ask_node(
     *words: str,
     timeout_s: float = COMMAND_S,
     hint: str = "ask its owner to remove it, or stage to another folder",
+    valid: str = r"\S.*",
 ) -> list[str]:
     """Call a verb of `node.sh` on a host and return the words of its answer; the first of `words` is a path.
 
-    Raises NodeRefusal if the node refuses, and HostFailed if there is no answer.
+    Raises NodeRefusal if the node refuses, and HostFailed if there is no answer that matches `valid`.
     """
-    return call(host, "node", verb, *words, timeout_s=timeout_s, place=words[0], hint=hint)[-1].split()
+    answer = call(host, "node", verb, *words, timeout_s=timeout_s, place=words[0], hint=hint)[-1]
+    if not re.fullmatch(valid, answer):
+        raise unreadable(host.name, verb, answer, words[0])
+    return answer.split()
+
+
+def check_trust(
+    host: Host, verb: Literal["read", "trust"], *words: str, timeout_s: float = COMMAND_S, hint: str
+) -> None:
+    """Raise NodeRefusal if another user could have put files on a host that we read, or for `trust` write.
+
+    `words` are a path, the Caffe root, and more paths. Raises HostFailed if there is no answer.
+    """
+    ask_node(host, verb, *words, timeout_s=timeout_s, hint=hint, valid="trusted")
 
 
 def seconds_for(size_bytes: int) -> float:
@@ -259,9 +274,21 @@ def _send(host: Host, root: Path, file: PlacedFile, size: int, sees: bool) -> No
         raise HostFailed(host.name, what, "run the command again", file.to)
 
 
+# The valid answers about a file, by verb.
+_ANSWERS = {
+    "look": r"absent|present [0-9a-f]+ [0-9]+ [0-9]+ -?[0-9.]+",
+    "probe": r"there|absent [0-9]{1,19} [01]",
+    "fill": r"placed|differs",
+    "ready": r"ready \.caffe-recipes-[A-Za-z0-9._-]+",
+    "commit": r"placed|differs",
+    "abandon": r"abandoned",
+    "drop": r"dropped|kept|nothing",
+}
+
+
 def _ask(host: Host, verb: str, path: str, root: Path, *words: str, limit_s: float = COMMAND_S) -> list[str]:
-    hint = "remove it, or snapshot to another folder"
-    return ask_node(host, f"file-{verb}", path, str(root), *words, timeout_s=limit_s, hint=hint)
+    hint, valid = "remove it, or snapshot to another folder", _ANSWERS[verb]
+    return ask_node(host, f"file-{verb}", path, str(root), *words, timeout_s=limit_s, hint=hint, valid=valid)
 
 
 def _size(path: Path) -> int:

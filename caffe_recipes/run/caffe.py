@@ -137,7 +137,8 @@ class Caffe:
     ) -> list[FileSet]:
         """Return the LMDB, which every host gets whole; nothing if it does not exist."""
         folder = root / (source or self.data_source or "")
-        return [lmdb_set(str(root / self.data_folder), folder, names)] if (folder / DATA).exists() else []
+        target = str(root / self.data_folder)
+        return [lmdb_set(target, folder, names, root)] if (folder / DATA).exists() else []
 
     def check_source(self, root: Path, given: Path | None) -> None:
         """Raise InputError without an LMDB to stage from; the copies are compared with it."""

@@ -36,7 +36,7 @@ from caffe_recipes.cluster.launcher import (
     with_modules,
 )
 from caffe_recipes.cluster.profiles import Launcher, Profile, find_caffe_root, load_profile
-from caffe_recipes.cluster.remote import NodeRefusal, ask_node
+from caffe_recipes.cluster.remote import NodeRefusal, check_trust
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.recipe.model import AnyRecipe
@@ -303,7 +303,7 @@ def describe_access(folder: Path, root: Path = Path("/"), paths: Iterable[Path] 
     """
     words = [str(path.absolute()) for path in paths]
     try:
-        ask_node(LocalHost(), "trust", str(folder.absolute()), str(root), *words)
+        check_trust(LocalHost(), "trust", str(folder.absolute()), str(root), *words, hint="")
     except NodeRefusal as refusal:
         return refusal.what
     return ""

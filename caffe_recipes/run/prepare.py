@@ -80,7 +80,7 @@ def _make_folders(run: Run) -> None:
 def stage_data(run: Run) -> None:
     """Stage the training data on the hosts that lack it. Raises ClusterError if that fails on a host.
 
-    Raises it as well for data that are not staged, if another user could have put them there.
+    Raises it as well if another user could have put the data, or their source, there.
     """
     setting, place = run.setting, run.setting.path(run.setting.trainer.data_folder)
     hosts = setting.hosts
@@ -90,8 +90,6 @@ def stage_data(run: Run) -> None:
     check_data(setting, "test")
     with run.lock.preparing:
         placed = stage_run(setting, ways, run.notify if is_worth_printing else lambda line: None)
-    if not placed:
-        check_data(setting, "train")
     sent = [each.host for each in placed if each.outcome == "sent"]
     if sent and setting.lmdb_source is not None:
         size = sum(file.stat().st_size for file in setting.lmdb_source.iterdir() if file.is_file())
@@ -99,6 +97,7 @@ def stage_data(run: Run) -> None:
     failed = [(each.host, each.reason) for each in placed if each.outcome == "failed"]
     if failed:
         raise refusal(failed, place, len(placed))
+    check_data(setting, "train")
 
 
 def ensure_weights(run: Run, path: str, net: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from caffe_recipes.cluster import remote
-from caffe_recipes.cluster.commands import Host, Say
+from caffe_recipes.cluster.commands import COMMAND_S, Host, Say
 from caffe_recipes.cluster.hosts import Answer, LocalHost, ask_all, first_error, open_all
 from caffe_recipes.cluster.launcher import HYDRA, RankLaunch
 from caffe_recipes.cluster.profiles import Launcher, Profile
@@ -50,7 +50,8 @@ def stage_recipe(
 
     Spares get an LMDB as well, but TFRecords only if every host gets all of them, since what a spare needs
     depends on the host that it replaces. Having fewer hosts than the recipe needs is reported but allowed.
-    Raises InputError for the hostfile or the source before any host is reached, and for an impossible method.
+    Raises InputError for the hostfile or the source before any host is reached, and for an impossible method;
+    and ClusterError for a source that another user could have put there.
     """
     root = Path(os.path.realpath(options.root))
     trainer, given = find_trainer(recipe), options.lmdb_source
@@ -61,6 +62,7 @@ def stage_recipe(
         say(found.stale)
     trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
+    check_source(root, sets)
     if len(names) < recipe.cluster.nodes:
         few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
         say(f"{found.where}: {few}; add the others before you start one")
@@ -72,12 +74,16 @@ def stage_recipe(
 
 
 def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost, ...]:
-    """Stage the training data on the hosts of a run that lack it, if the source exists."""
+    """Stage the training data on the hosts of a run that lack it, if the source exists.
+
+    Raises ClusterError for a source that another user could have put there.
+    """
     source = setting.lmdb_source
     if source is None:
         return ()
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
     sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
+    check_source(setting.root, sets)
     return _stage_sets(hosts, sets, ways, say)
 
 
@@ -195,7 +201,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
         raise InputError(places[0], f"is in use: {work}", "wait until it ends, or stop it")
 
     def act(hosts: Sequence[Host]) -> list[Cleaned]:
-        done = [_clean(hosts, place, files) for place in places]
+        done = [_clean(hosts, place, files, root) for place in places]
         return [
             Cleaned(
                 each[0].host,
@@ -208,7 +214,7 @@ def clean_recipe(recipe: AnyRecipe, options: StageOptions, connect: Connect) -> 
     return with_hosts(names, lambda name: connect(name, copy_with), act)
 
 
-def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Cleaned]:
+def _clean(hosts: Sequence[Host], place: str, files: Sequence[str], root: Path) -> list[Cleaned]:
     """Remove the data from hosts without ranks of any launch, since these may be about to open it.
 
     On this machine, ranks of another recipe do not matter. On any host, data that are open are kept.
@@ -220,7 +226,7 @@ def _clean(hosts: Sequence[Host], place: str, files: Sequence[str]) -> list[Clea
         if answer.error or answer.value
     }
     free = [host for host in hosts if host.name not in busy]
-    cleaned = {each.host: each for each in clean(free, place, files)}
+    cleaned = {each.host: each for each in clean(free, place, files, root=root)}
     return [
         cleaned.get(host.name) or Cleaned(host.name, f"not cleaned: {busy[host.name]}", failed=True)
         for host in hosts
@@ -247,7 +253,21 @@ def ask_about_data(setting: Setting, part: DataPart, hosts: Sequence[Host]) -> t
         here = [host for host in hosts if host.is_local][:1] or [LocalHost()]
         hosts = [*here, *(host for host in hosts if trainer.tests_on_ranks and host not in here)]
     path, root, hint = setting.path(folder), str(setting.root), _HINTS[part]
-    return ask_all(hosts, lambda host: remote.ask_node(host, "read", path, root, hint=hint), ASK_S)
+    return ask_all(hosts, lambda host: remote.check_trust(host, "read", path, root, hint=hint), ASK_S)
+
+
+_SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy with --lmdb-source"
+_CHECK_S_PER_FILE = 0.2
+
+
+def check_source(root: Path, sets: Sequence[FileSet]) -> None:
+    """Raise NodeRefusal if another user could have put the files to stage there, on this machine."""
+    for files in sets:
+        paths = dict.fromkeys(files.read_paths)
+        folder, *rest = paths
+        limit_s = COMMAND_S + len(paths) * _CHECK_S_PER_FILE
+        words = (folder, str(root), *rest)
+        remote.check_trust(LocalHost(), "read", *words, timeout_s=limit_s, hint=_SOURCE_HINT)
 
 
 def check_data(setting: Setting, part: DataPart) -> None:

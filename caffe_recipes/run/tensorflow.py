@@ -274,12 +274,12 @@ class TensorFlow:
         folder = root / (source or data.train.source or "")
         train = _load_records(data.train, folder, self.classes())
         wanted = dict.fromkeys(names, train.all) if is_whole else self._deal(train, names)
-        sets = [FileSet(str(root / data.train.folder), folder, wanted)]
+        sets = [FileSet(str(root / data.train.folder), folder, wanted, root)]
         if data.validation.source:
             folder = root / data.validation.source
             validation = _load_records(data.validation, folder, self.classes())
             wanted = dict.fromkeys(names if is_whole else names[:1], validation.all)
-            sets.append(FileSet(str(root / data.validation.folder), folder, wanted))
+            sets.append(FileSet(str(root / data.validation.folder), folder, wanted, root))
         return sets
 
     def check_source(self, root: Path, given: Path | None) -> None:

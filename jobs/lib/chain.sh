@@ -20,7 +20,7 @@ Exit codes: 2 for bad input, 3 for a failed run.
 END
 }
 
-say() { printf '%s: %s\n' "$RECIPE" "$1" >&2; } # TEXT
+say() { printf '%s: %s\n' "$RECIPE" "${1//[[:cntrl:]]/ }" >&2; } # TEXT
 stop() { say "$2" && exit "$1"; } # EXIT_CODE TEXT
 
 phase() { # NAME NET WEIGHTS ITERATIONS SNAPSHOT_PREFIX [--of MAX_ITER] [--keep ITERATION]...
@@ -50,9 +50,7 @@ results() { [[ $PASS != train ]] || printf "$RECIPE: done: %s\n" "$@" >&2; } # M
 pass() { PASS=$1 && chain; }
 
 # exec, so that a signal to the background job reaches mpiexec itself.
-train() { # SOLVER WEIGHTS
-  exec env "${THREADS[@]}" "${TRAIN[@]}" --solver="$1" ${2:+--weights="$2"}
-}
+train() { exec env "${THREADS[@]}" "${TRAIN[@]}" --solver="$1" ${2:+--weights="$2"}; } # SOLVER WEIGHTS
 
 test_model() { # NET BATCHES MODEL
   exec env "${THREADS[@]}" "$TRAINER" test --model="$NETS_DIR/$1.prototxt" --weights="$3" --iterations="$2"
@@ -142,7 +140,7 @@ run_node() { # HOST VERB PATH WORD...
 $(<"$NODE")"
 }
 
-last_answer() { tr -d '\r' | sed -n 's/^caffe-recipes: //p' | tail -n 1; }
+last_answer() { tr -d '\000-\011\013-\037\177' | sed -n 's/^caffe-recipes: //p' | tail -n 1; } # as printable text
 
 # Runs node.sh on all hosts at the same time; ANSWERS are in the order of the hosts.
 ask_each() { # HOST... -- VERB PATH WORD...
@@ -166,6 +164,7 @@ solver_of() { printf '%s' "$JOBS/../prototxt/$RECIPE/solver_$1.prototxt"; } # NA
 net_of() { printf '%s' "$JOBS/../prototxt/$OUR_NETS/$1.prototxt"; }         # NAME
 
 check_prototxt() { # OURS THEIRS
+  OWN+=("$@")
   [[ -f $1 ]] ||
     stop 2 "$1: not found; start run.sh by its path, in jobs/$RECIPE beside prototxt/ (sbatch copies scripts)"
   [[ ! -e $2 || ${FORCE:-} == 1 ]] || cmp -s -- "$1" "$2" ||
@@ -208,6 +207,7 @@ is_intact() { # SNAPSHOT DIGEST_LINE
 check_weights() { # FILE NAME
   local file
   for file in "" ${MADE[@]+"${MADE[@]}"}; do [[ $1 != "$file" ]] || return 0; done
+  OWN+=("$1")
   [[ -f $1 && -s $1 ]] || stop 2 "$1: missing or empty; $2 starts from it"
   head -c 1 -- "$1" | grep -qv '<' || stop 2 "$1: a text file, not a caffemodel; $2 starts from it"
 }
@@ -218,7 +218,7 @@ check_phase() { # NAME NET WEIGHTS SNAPSHOT STOP_ITER KEPT...
   [[ -z $5 || ${STOP_GRACE_S:=120} =~ ^[0-9]{1,6}$ ]] ||
     stop 2 "STOP_GRACE_S: '$STOP_GRACE_S' is not a number of seconds; write 120"
   check_weights "$3" "$1"
-  for kept in "${@:6}" "$4"; do MADE+=("${kept##*/}"); done
+  for kept in "${@:6}" "$4"; do MADE+=("${kept##*/}") OWN+=("${kept##*/}"{,.made-from,.evaluation}); done
   [[ -e $model ]] || { UNTRAINED+=("$1") && return; }
   [[ -s $model ]] || stop 2 "$model: empty; move it away to train $1 again"
   [[ -z $3 || -e $3 ]] || stop 2 "$3: missing, but $model was made from it; restore it, or move $model away"
@@ -243,14 +243,18 @@ whole_path() { # PATH
 
 # Probes all nodes at once, before anything is written; BARE are the nodes that lack the training LMDB.
 find_lmdbs() {
-  local hosts=("${HOSTS[@]}") missing='' other='' silent='' refused='' i state bytes digest source_bytes
+  local hosts=("${HOSTS[@]}") missing='' other='' silent='' refused='' i state bytes digest source_bytes number='(0|[1-9][0-9]{0,18})'
   LMDB_PATH=$(whole_path "$LMDB") SOURCE=${LMDB_SOURCE:+$(whole_path "$LMDB_SOURCE")/data.mdb}
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
   SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
+  [[ $SOURCE_DIGEST != refused* ]] ||
+    stop 2 "LMDB_SOURCE: $SOURCE ${SOURCE_DIGEST#refused }; set LMDB_SOURCE to your own copy, or have its owner remove it"
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # all nodes share the Caffe root
   ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "$(whole_path "$TEST_LMDB")" # a solver may test
   for i in "${!hosts[@]}"; do
     read -r state bytes digest source_bytes <<<"${ANSWERS[i]}"
+    # Bash would run commands in anything else that it calculates with.
+    [[ $state == refused || "$bytes $source_bytes" =~ ^$number\ $number$ ]] || state=unreadable
     case $state in
       absent) if ((source_bytes)); then BARE+=("${hosts[i]}") BYTES=$source_bytes; else missing+=" ${hosts[i]}"; fi ;;
       present)
@@ -431,12 +435,10 @@ check_own() { # HINT FOLDER [PATH...]
   [[ $answer == trusted ]] || stop 2 "$2: ${answer#refused }; $1"
 }
 
-check_own_files() {
+check_own_files() { # PATH...
   local path paths=()
-  for path in "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" "logs/$RECIPE"; do
-    [[ -z $path ]] || paths+=("$(whole_path "$path")")
-  done
-  check_own "$OWN_HINT" "$PWD" "${paths[@]}" "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
+  for path in "$@"; do [[ -z $path ]] || paths+=("$(whole_path "$path")"); done
+  check_own "$OWN_HINT" "$PWD" "${paths[@]}"
 }
 
 # Two locks: only the script holds 7, and everything that it starts inherits 9. So an mpiexec that outlived its killed
@@ -471,12 +473,14 @@ start_chain() { # INTERFACE [--help]
   for tool in "${tools[@]}"; do
     command -v -- "$tool" >/dev/null || stop 2 "$tool: not found from $PWD; install it, or set CAFFE_ROOT or PATH"
   done
-  check_own_files
+  check_own_files "$(command -v -- "$TRAINER")" hostfile "$PROTOTXT_DIR" "$NETS_DIR" \
+    "logs/$RECIPE" "logs/$RECIPE"/*.log "$JOBS/../prototxt/$RECIPE" "$JOBS/../prototxt/$OUR_NETS"
   configure_hydra
   read_hosts
-  STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() EVALUATES=''
+  STATE=logs/$RECIPE UNTRAINED=() BARE=() MADE=() OWN=() EVALUATES=''
   for net in "${NETS[@]}"; do check_prototxt "$(net_of "$net")" "$NETS_DIR/$net.prototxt"; done
   pass check
+  check_own_files "${OWN[@]}"
   ((${#UNTRAINED[@]} == 0)) || find_lmdbs
   lock
   command -v -- "$TRAINER" >/dev/null ||

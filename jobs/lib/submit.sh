@@ -3,8 +3,8 @@
 readonly SUBMIT_INTERFACE=1
 FOLDER=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
-say() { printf '%s: %s\n' "$RECIPE" "$1" >&2; } # TEXT
-stop() { say "$2" && exit "$1"; }               # EXIT_CODE TEXT
+say() { printf '%s: %s\n' "$RECIPE" "${1//[[:cntrl:]]/ }" >&2; } # TEXT
+stop() { say "$2" && exit "$1"; }                                  # EXIT_CODE TEXT
 
 give_up() { # EXIT_CODE TEXT
   ((${#JOBS[@]} > 0)) || stop "$1" "$2"
@@ -27,7 +27,7 @@ submit() { # PHASE WARNING_S [TIME]
   while read -r line; do
     if [[ $line =~ ^([0-9]+)(;[^[:space:]]+)?$ ]]; then job=${BASH_REMATCH[1]}; fi
   done <<<"$printed"
-  [[ -n $job ]] || give_up 3 "$1: sbatch printed no job id, but '${printed//$'\n'/ }'; check squeue --me"
+  [[ -n $job ]] || give_up 3 "$1: sbatch printed no job id, but '$printed'; check squeue --me"
   JOBS+=("$job") LAST=$job
   printf '%s %s\n' "$1" "$job"
   [[ -z $STOPPED ]] || give_up 3 "stopped by a signal"

@@ -286,6 +286,40 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) ->
     assert [argv[5] for argv, _ in host.asked] == ["file-probe", "file-ready", "file-abandon"]
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"probe": "absent x 1"},
+        {"probe": "absent 9"},
+        {"probe": "absent 9 yes"},
+        {"probe": ""},
+        {"probe": "weird"},
+        {"fill": "done"},
+        {"fill": "differs", "ready": "ready"},
+        {"fill": "differs", "ready": "ready ../../root/.bashrc"},
+        {"fill": "differs", "ready": "ready .caffe-recipes-1", "commit": "ok"},
+    ],
+)
+def test_an_answer_about_a_file_that_is_not_valid_is_an_error_of_the_host(
+    place: Place, answers: dict[str, str]
+) -> None:
+    def answer(argv: tuple[str, ...], _: bytes) -> Completed:
+        return answer_call(
+            argv, {"probe": "absent 999999 1", **answers}.get(argv[5].removeprefix("file-"), "?")
+        )
+
+    host, asked = StandInHost("n2", answer), list(answers)[-1]
+    with pytest.raises(HostFailed, match=f"^n2:/tmp/a/f: cannot parse the answer to `file-{asked}`: "):
+        place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
+
+
+@pytest.mark.parametrize("record", ["", "present", "present x", "there", "absent 7"])
+def test_a_stamp_that_is_not_valid_is_an_error_of_the_host(place: Place, record: str) -> None:
+    host = StandInHost("n2", lambda argv, _: answer_call(argv, record))
+    with pytest.raises(HostFailed, match=r"^n2:/tmp/a/f: cannot parse the answer to `file-look`: "):
+        own_file_stamp(host, "/tmp/a/f", place.root)
+
+
 def test_all_hosts_are_served_but_the_one_that_fails_is_named(place: Place) -> None:
     lost = StandInHost("n2", fault=HostFailed("n2", "is gone", "wait"))
     with pytest.raises(ClusterError, match="n2: is gone; wait"):

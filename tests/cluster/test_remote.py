@@ -20,6 +20,7 @@ from caffe_recipes.cluster.remote import (
     ask_node,
     call,
     call_to_end,
+    check_trust,
     full_program_text,
 )
 from caffe_recipes.errors import ClusterError, HostFailed
@@ -107,6 +108,13 @@ def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
     host = StandInHost("n1", lambda argv, stdin: Completed(1, "", "sh: gone"))
     with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `file-look`: 'sh: gone'"):
         ask_node(host, "file-look", "/tmp/a", "/root")
+
+
+@pytest.mark.parametrize("record", ["", "absent", "trusted by nobody"])
+def test_only_a_plain_yes_says_that_a_path_can_be_trusted(record: str) -> None:
+    host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
+    with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `read`: "):
+        check_trust(host, "read", "/tmp/a", "/root", hint="remove it")
 
 
 def test_a_conversation_continues_until_it_is_finished() -> None:

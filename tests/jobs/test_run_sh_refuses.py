@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.jobs.conftest import StandInCluster
+from caffe_recipes.recipe.source import load_recipe
+from tests.jobs.conftest import StandInCluster
 
 INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
@@ -59,6 +60,69 @@ def test_what_anybody_can_write_below_the_caffe_root_is_neither_read_nor_run(
     assert (
         f"caffe root: contains {name}, which can be changed by anybody; make it writable only by you" in said
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "repository/prototxt/stampede2-64n-72ep/solver_init.prototxt",
+        "repository/prototxt/stampede2-64n-72ep/train_val.prototxt",
+        "models/intel_optimized_models/multinode/resnet50_custom_lr/solver_cyc1.prototxt",
+        INIT,
+        f"{CYC1}.made-from",
+        f"{CYC1}.evaluation",
+        "logs/stampede2-64n-72ep/init.log",
+    ],
+)
+def test_a_file_of_the_recipe_that_anybody_can_write_is_neither_read_nor_replaced(
+    small_cluster: StandInCluster, name: str
+) -> None:
+    assert small_cluster.run().returncode == 0
+    work = small_cluster.root.parent
+    path = work / name if name.startswith("repository") else small_cluster.root / name
+    assert path.is_file()
+    path.chmod(0o666)
+    which = f"is used with {path}" if name.startswith("repository") else f"contains {name}"
+    assert f"{which}, which can be changed by anybody; make it" in small_cluster.refused()
+    path.chmod(0o644)
+    assert small_cluster.run().returncode == 0
+
+
+@pytest.fixture
+def cluster_with_weights(tmp_path: Path) -> Iterator[tuple[StandInCluster, Path]]:
+    """Give a cluster of one phase that starts from weights, which a colleague has put outside /tmp."""
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        weights = Path(folder) / "initial.caffemodel"
+        weights.write_text("weights of a colleague")
+        recipe = load_recipe("stampede2-64n-72ep")
+        phase = recipe.phases[0].model_copy(update={"weights": str(weights)})
+        nodes = recipe.cluster.model_copy(update={"nodes": 1})
+        changes = {"phases": (phase,), "cluster": nodes, "evaluation": None}
+        for path in (weights, weights.parent):
+            os.chown(path, 4242, 4242)
+        weights.parent.chmod(0o755)
+        yield StandInCluster(tmp_path, recipe.model_copy(update=changes)), weights
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_initial_weights_of_another_user_are_refused_where_everybody_can_put_files(
+    cluster_with_weights: tuple[StandInCluster, Path],
+) -> None:
+    cluster, weights = cluster_with_weights
+    weights.parent.chmod(0o1777)
+    says = f"is used with {weights}, which belongs to user 4242, who can change its contents; make it"
+    assert says in cluster.refused()
+    os.chown(weights, 0, 0)
+    assert cluster.run().returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_initial_weights_of_a_colleague_are_used_where_only_their_owner_can_write(
+    cluster_with_weights: tuple[StandInCluster, Path],
+) -> None:
+    cluster, _ = cluster_with_weights
+    done = cluster.run()
+    assert done.returncode == 0, done.stderr
 
 
 def test_under_an_open_umask_nothing_is_created_that_others_can_write(small_cluster: StandInCluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,38 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
     assert not (bare.root / "logs").exists()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "present hosts[$(touch hacked)0] - 0",
+        "present 9 - hosts[$(touch hacked)0]",
+        "absent 9 0 hosts[$(touch hacked)0]",
+        "present PATH - 0",
+        "present 08 - 0",
+        "present 9 -",
+        "absent",
+        "present 99999999999999999999 - 0",
+    ],
+)
+def test_what_a_host_answers_is_never_calculated_with_unless_it_is_a_number(
+    bare: StandInCluster, answer: str
+) -> None:
+    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ echo 'caffe-recipes: {answer}'; exit; }}")
+    before = bare.contents()
+    done = bare.run(LMDB_SOURCE=SOURCE)
+    assert done.returncode == 3
+    assert "/tmp/ilsvrc12_train_lmdb: no answer from c401-001; check that " in done.stderr
+    assert bare.contents() == before
+    assert not (bare.play / "hacked").exists()
+
+
+def test_what_a_host_answers_is_shown_as_printable_text(bare: StandInCluster) -> None:
+    answer = r"refused \033]0;owned\007\033[2J\rby \000the host\t"
+    printed = rf"printf '\ncaffe-recipes: {answer}\n'"
+    bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {printed}; exit; }}")
+    assert " on c401-001: ]0;owned[2Jby the host; have its owner" in bare.refused(LMDB_SOURCE=SOURCE)
+
+
 # What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
 PLANTED = ["data.mdb.part", ".data.mdb.part-0", "data.mdb", STAMP, f"{STAMP}.part", LOCKS]
 
@@ -158,6 +191,47 @@ def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> N
         os.chown(path, 4242, 4242)
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["data.mdb", "."])
+def test_a_source_of_another_user_is_refused_where_others_can_write(
+    bare: StandInCluster, tmp_path: Path, what: str
+) -> None:
+    source = tmp_path / "shared" / "lmdb"
+    source.mkdir(parents=True)
+    source.parent.chmod(0o1777)
+    (source / "data.mdb").write_text(COPIED)
+    os.chown(source / what, 4242, 4242)
+    which = "" if what == "data.mdb" else f"is under {source}, which "
+    says = f"LMDB_SOURCE: {source}/data.mdb {which}belongs to user 4242, who can change its contents; set"
+    assert says in bare.refused(LMDB_SOURCE=str(source))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_source_that_only_a_node_sees_is_refused_there(bare: StandInCluster, tmp_path: Path) -> None:
+    source = tmp_path / "shared"
+    source.mkdir()
+    (source / "data.mdb").write_text(COPIED)
+    source.chmod(0o777)
+    (bare.library / "node.sh").write_text(
+        (bare.library / "node.sh").read_text().replace('    check_source "$target"\n', "")
+    )
+    says = f"on c401-002: is used with {source}, which can be changed by anybody; have its owner remove it"
+    assert says in bare.refused(LMDB_SOURCE=str(source))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_colleague_s_source_is_copied_where_only_its_owner_can_write(bare: StandInCluster) -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        source = Path(folder)
+        (source / "data.mdb").write_text(COPIED)
+        for path in (source / "data.mdb", source):
+            os.chown(path, 4242, 4242)
+        source.chmod(0o755)
+        done = bare.run(LMDB_SOURCE=folder)
+    assert done.returncode == 0, done.stderr
+    assert (lmdb(bare) / "data.mdb").read_text() == COPIED
 
 
 def save_manifest(bare: StandInCluster) -> None:

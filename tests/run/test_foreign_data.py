@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from caffe_recipes.cluster.hosts import LocalHost
+from caffe_recipes.cluster.remote import NodeRefusal
+from caffe_recipes.cluster.staging.manifest import stat_source
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile
+from caffe_recipes.cluster.staging.stage import StagedHost
 from caffe_recipes.errors import CaffeRecipesError, ClusterError
 from caffe_recipes.recipe.source import load_recipe
-from caffe_recipes.run.context import RunOptions, find_setting
+from caffe_recipes.run.context import RunOptions, StageOptions, find_setting
 from caffe_recipes.run.preflight.checks import preflight_recipe
-from caffe_recipes.run.staging import DataPart, check_data
+from caffe_recipes.run.staging import DataPart, check_data, check_source, stage_recipe
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -62,7 +67,7 @@ def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
 ) -> None:
     plant(lmdb, how)
     inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
-    said = rf"localhost:{lmdb}: {inner}belongs to user \w+ \(65534\), who can change its contents; have it"
+    said = rf"localhost:{lmdb}: {inner}belongs to user \w+ \(65534\), who can change its contents; ask its"
     with pytest.raises(CaffeRecipesError, match=said):
         place.run()
     assert place.trained() == []
@@ -80,6 +85,100 @@ def test_the_data_are_asked_about_again_when_a_run_prepares(
     plant(lmdb, how)
     with pytest.raises(ClusterError, match=r"belongs to user .*; ask its owner to remove it"):
         check_data(setting, part)
+
+
+@pytest.fixture
+def source(place: Place) -> Path:
+    """Have the recipe stage its LMDB from a folder where everybody can create files."""
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    shutil.copytree(place.root / "data/train_lmdb", shared / "train_lmdb")
+    place.edit(SOURCE, f"lmdb: tmp/train_lmdb, source: {shared}/train_lmdb")
+    return shared / "train_lmdb"
+
+
+def stage_here(place: Place) -> StagedHost:
+    (place.root / "hostfile").write_text("localhost\n")
+    options = StageOptions(root=place.root)
+    (staged,) = stage_recipe(load_recipe(place.recipe), options, lambda *_: LocalHost(), print)
+    return staged
+
+
+@pytest.mark.parametrize("how", ["folder", "data.mdb", "lock"])
+def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
+    place: Place, source: Path, how: str
+) -> None:
+    plant(source, how)
+    inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
+    belongs = r"belongs to user \w+ \(65534\), who can change its contents"
+    said = rf"localhost:{source}: {inner}{belongs}; ask its owner to remove it, or give .* --lmdb-source"
+    with pytest.raises(NodeRefusal, match=said):
+        stage_here(place)
+    with pytest.raises(CaffeRecipesError, match=said):
+        place.run()
+    assert place.trained() == []
+    assert not (place.root / "tmp/train_lmdb").exists()
+    found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
+    (error,) = [str(one.error) for one in found if one.error]
+    assert re.match(said, error)
+
+
+def test_own_data_are_staged_from_a_shared_folder(place: Place, source: Path) -> None:
+    assert stage_here(place).outcome == "sent"
+
+
+def test_data_of_a_colleague_are_staged_from_a_folder_in_which_only_their_owner_can_write(
+    place: Place,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/var") as folder:
+        source = Path(folder) / "train_lmdb"
+        shutil.copytree(place.root / "data/train_lmdb", source)
+        place.edit(SOURCE, f"lmdb: tmp/train_lmdb, source: {source}")
+        for path in (Path(folder), source, *source.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        assert place.run().outputs
+
+
+def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Path) -> None:
+    source = tmp_path / "records"
+    source.mkdir()
+    for name in ("train-0", "train-1"):
+        (source / name).write_bytes(b"records")
+    files = [SetFile(name, stat_source(source / name)) for name in ("train-0", "train-1")]
+    records = FileSet("/tmp/records", source, {"n1": files[:1], "n2": files[1:]})
+    check_source(tmp_path, [records])
+    os.chown(source / "train-1", NOBODY, NOBODY)
+    with pytest.raises(NodeRefusal, match=rf"localhost:{source}: contains train-1, which belongs to user"):
+        check_source(tmp_path, [records])
+    source.chmod(0o777)
+    with pytest.raises(NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; ask its owner"):
+        check_source(tmp_path, [records])
+
+
+def test_staged_data_are_asked_about_before_each_run(place: Place) -> None:
+    assert stage_here(place).outcome == "sent"
+    plant(place.root / "tmp/train_lmdb", "lock")
+    with pytest.raises(CaffeRecipesError, match=r"tmp/train_lmdb: contains lock\.mdb, which belongs to user"):
+        place.run()
+    assert place.trained() == []
+
+
+def test_the_owner_of_the_current_folder_is_not_trusted_unless_it_is_the_caffe_root(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = place.root.parent / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    place.edit(SOURCE, f"lmdb: {theirs}/train_lmdb, source: data/train_lmdb")
+    monkeypatch.chdir(theirs)
+    staged = stage_here(place)
+    assert (staged.outcome, staged.reason) == (
+        "failed",
+        f"is under {theirs}, which belongs to user nobody ({NOBODY}), who can change its contents",
+    )
+    assert list(theirs.iterdir()) == []
 
 
 def test_own_data_in_a_shared_folder_are_used(place: Place, lmdb: Path) -> None:

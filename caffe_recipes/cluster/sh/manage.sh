@@ -76,6 +76,7 @@ reserve() {
 
 # PART SPACE BYTES DIGEST: copies the file from $from on this node; commits the copy if the digest is not `-`.
 take() {
+    check_source "$from/$name"
     reserve "$1" "$2"
     copy "$1" "$from/$name" "$seconds"
     if [ "$4" != - ]; then commit "$1" "$3" "$4"; fi

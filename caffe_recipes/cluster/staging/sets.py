@@ -29,6 +29,17 @@ _FILES_PER_COMMAND = 64
 _OVERHEAD_BYTES = 1 << 20
 _CLEAN_S = 600.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+# What manage.sh answers about a file that it does not refuse, by verb.
+_BYTES = "[0-9]{1,19}"
+_ANSWERS = {
+    "survey": rf"present {_BYTES} ([0-9a-f]{{64}}|-) {_BYTES}|absent {_BYTES} [01] {_BYTES}",
+    "identify": rf"[0-9a-f]+ [0-9]+ {_BYTES} -?[0-9.]+",
+    "digest": "digest [0-9a-f]{64}",
+    "reserve": "done",
+    "take": "done",
+    "commit": "done",
+}
+_CLEANED = re.compile(rf"(kept) (.+)|(cleaned) ({_BYTES})|nothing")
 _HINT = "ask its owner to remove it, or stage to another folder"
 
 
@@ -48,11 +59,15 @@ class SetFile:
 
 @dataclass(frozen=True)
 class FileSet:
-    """The files that each host, by name, gets in `folder`; most of them come from the folder `source`."""
+    """The files that each host, by name, gets in `folder`; most of them come from the folder `source`.
+
+    `root` is the Caffe root, whose owner is trusted on each host.
+    """
 
     folder: str
     source: Path
     wanted: Mapping[str, Sequence[SetFile]]
+    root: Path = Path("/")
 
     def __post_init__(self) -> None:
         """Raise InputError unless the folder is absolute, and DataError if a file name is not portable."""
@@ -74,6 +89,12 @@ class FileSet:
         return self._all[0] if [file.name for file in self._all] == [DATA] else None
 
     @property
+    def read_paths(self) -> list[str]:
+        """Return what is read on this machine: the source folder, and the files unless the set is an LMDB."""
+        files = () if self.lmdb else self._all
+        return [str(self.source), *(str(file.source.data) for file in files)]
+
+    @property
     def names(self) -> Sequence[str]:
         """Return the name of an LMDB's file; other sets are found on a host by the stamps of their files."""
         return (DATA,) if self.lmdb else ()
@@ -88,10 +109,10 @@ class FileSet:
         return replace(self, wanted=wanted)
 
 
-def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str]) -> FileSet:
+def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str], root: Path = Path("/")) -> FileSet:
     """Return the set to stage the LMDB in a folder. Raises DataError if there is none, and InputError."""
     data = SetFile(DATA, find_source(folder))
-    return FileSet(lmdb, data.source.data.parent, dict.fromkeys(hosts, (data,)))
+    return FileSet(lmdb, data.source.data.parent, dict.fromkeys(hosts, (data,)), root)
 
 
 def normalize_folder(folder: str) -> str:
@@ -206,14 +227,14 @@ def ask_files(
     """Call a verb of manage.sh for many files at a time; return the words of the answer for each file.
 
     `passes` is how often the host reads or writes the files. Raises NodeRefusal if the host refuses a file,
-    which the error names unless it belongs to an LMDB, and HostFailed if there is no answer.
+    which the error names unless it belongs to an LMDB, and HostFailed if there is no valid answer.
     """
     answers = []
     for start in range(0, len(some), _FILES_PER_COMMAND):
         batch = some[start : start + _FILES_PER_COMMAND]
         lines = [" ".join(map(str, (file.name, *words(file)))) for file in batch]
         limit_s = COMMAND_S + passes * seconds_for(sum(file.size_bytes for file in batch))
-        records = _call(host, verb, files.folder, *common, *lines, limit_s=limit_s)
+        records = _call(host, verb, files.folder, files.root, *common, *lines, limit_s=limit_s)
         if len(records) != len(batch):
             raise unreadable(host.name, verb, " ".join(records), files.folder)
         for file, record in zip(batch, records, strict=True):
@@ -221,28 +242,36 @@ def ask_files(
             if kind == "refused":
                 what = reason.strip() if files.lmdb else f"{file.name}: {reason.strip()}"
                 raise NodeRefusal(host.name, what, _HINT, files.folder)
+            if not re.fullmatch(_ANSWERS[verb], record):
+                raise unreadable(host.name, verb, record, files.folder)
             answers.append(record.split())
     return answers
 
 
 def abandon_parts(host: Host, files: FileSet) -> None:
     """Remove unfinished copies. Raises ClusterError."""
-    _call(host, "abandon", files.folder, *files.names)
+    _call(host, "abandon", files.folder, files.root, *files.names)
 
 
-def clean_host(host: Host, folder: str, names: Sequence[str] = ()) -> tuple[str, str]:
+def clean_host(host: Host, folder: str, names: Sequence[str] = (), root: Path = Path("/")) -> tuple[str, str]:
     """Remove the files that staging put on a host: those with these names, or all that have a stamp.
 
-    Returns `cleaned` with bytes, `kept` with a reason, or `nothing`. Raises ClusterError, or its subclass
-    NodeRefusal if a process is reading one of the files.
+    The owner of the Caffe root, `root`, is trusted. Returns `cleaned` with bytes, `kept` with a reason, or
+    `nothing`. Raises ClusterError, or its subclass NodeRefusal if a process is reading one of the files.
     """
-    answers = [record.split() for record in _call(host, "clean", folder, *names, limit_s=_CLEAN_S)]
-    kept = [" ".join(why) for word, *why in answers if word == "kept"]
-    sizes = [int(size) for word, *rest in answers if word == "cleaned" for size in rest]
+    records = _call(host, "clean", folder, root, *names, limit_s=_CLEAN_S)
+    answers = [_CLEANED.fullmatch(record) for record in records]
+    if not all(answers):
+        raise unreadable(host.name, "clean", " ".join(records), folder)
+    kept = [answer[2] for answer in answers if answer and answer[1]]
+    sizes = [int(answer[4]) for answer in answers if answer and answer[3]]
     if kept:
         return "kept", kept[0] if names else f"{describe_count(len(kept), 'file')}: {kept[0]}"
     return ("cleaned", str(sum(sizes))) if sizes else ("nothing", "")
 
 
-def _call(host: Host, verb: str, folder: str, *words: str, limit_s: float = COMMAND_S) -> list[str]:
-    return call_to_end(host, "node", verb, folder, *words, timeout_s=limit_s, place=folder, hint=_HINT)
+def _call(
+    host: Host, verb: str, folder: str, root: Path, *words: str, limit_s: float = COMMAND_S
+) -> list[str]:
+    words = (folder, str(root), *words)
+    return call_to_end(host, "node", verb, *words, timeout_s=limit_s, place=folder, hint=_HINT)

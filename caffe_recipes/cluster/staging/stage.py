@@ -177,15 +177,19 @@ def plan_from(states: Sequence[NodeState], files: FileSet, env: StagingEnv) -> S
 
 
 def clean(
-    hosts: Sequence[Host], folder: str, names: Sequence[str] = (), cache: Path | None = None
+    hosts: Sequence[Host],
+    folder: str,
+    names: Sequence[str] = (),
+    cache: Path | None = None,
+    root: Path = Path("/"),
 ) -> list[Cleaned]:
     """Remove what was staged to a folder from all hosts, and nothing else; return the outcome of each host.
 
-    Without `names`, all files that were staged are removed.
+    Without `names`, all files that were staged are removed. The owner of the Caffe root, `root`, is trusted.
     """
     folder = normalize_folder(folder)
     with staging_lock(folder, cache or cache_folder()):
-        answers = ask_all(hosts, lambda host: clean_host(host, folder, names), MAX_TRANSFER_S)
+        answers = ask_all(hosts, lambda host: clean_host(host, folder, names, root), MAX_TRANSFER_S)
     return [_cleaned(answer, folder) for answer in answers]
 
 

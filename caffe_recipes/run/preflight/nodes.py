@@ -115,7 +115,7 @@ def ask_facts(host: Host, questions: Sequence[Question], clock: Callable[[], flo
     after = clock()
     try:
         return parse_facts(host.name, records, questions, (before, after))
-    except (ValueError, IndexError, KeyError):
+    except (ValueError, IndexError, KeyError, TypeError):
         raise unreadable(host.name, "facts", " ".join(records)) from None
 
 

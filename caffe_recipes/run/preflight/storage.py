@@ -37,7 +37,7 @@ from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.staging import STAGING_HINT, DataPart, ask_about_data, find_staging_env
+from caffe_recipes.run.staging import STAGING_HINT, DataPart, ask_about_data, check_source, find_staging_env
 from caffe_recipes.run.steps import Training
 from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.tensorflow.run import Records
@@ -195,10 +195,12 @@ _SAMPLE = 2000
 def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """Check the LMDB to stage, and what each host has at its path.
 
-    If there is none to stage, each host must have it. Raises DataError.
+    If there is none to stage, each host must have it. Raises DataError, and ClusterError for a source that
+    another user could have put there.
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / DATA).exists():
+        check_source(setting.root, [lmdb_set(str(source), source, ())])
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
@@ -233,7 +235,7 @@ def _plan_staging(view: NodeView, folder: Path, records: str) -> list[CheckResul
     if not hosts:
         return view.skip_unreachable("training data", [host.name for host in setting.lmdb_hosts])
     lmdb = setting.path(setting.trainer.data_folder)
-    files = lmdb_set(lmdb, folder, [host.name for host in hosts])
+    files = lmdb_set(lmdb, folder, [host.name for host in hosts], setting.root)
     env = find_staging_env(setting.profile, setting.how)
     plan = plan_from(*survey(hosts, files, env.cache), env)
     chosen = next((option for option in plan.options if option.how == plan.how), None)
@@ -525,7 +527,10 @@ _TRAIN, _TEST = "train records", "test records"
 
 
 def check_train_records(view: NodeView) -> list[CheckResult]:
-    """Check the records to stage; without a source, check that each host has the manifest of its records."""
+    """Check the records to stage; without a source, check that each host has the manifest of its records.
+
+    Raises ClusterError if another user could have put the records to stage there.
+    """
     setting, data = view.setting, _data_of(view)
     source = setting.lmdb_source
     if source in setting.built_data and not records_manifest_path(source).exists():
@@ -533,6 +538,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     if source is None:
         return _compare_records(view, view.hosts, data, _TRAIN)
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
+    check_source(setting.root, sets)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
     hosts = describe_count(len(sets[0].wanted), "host")

@@ -134,7 +134,7 @@ class Probe:
 
 def lmdb_on(host: Host, lmdb: str, source: str = "/none/data.mdb", size_bytes: int = 0) -> FileSet:
     file = SetFile("data.mdb", SourceFile(Path(source), size_bytes, 0, 0))
-    return FileSet(lmdb, Path(source).parent, {host.name: [file]})
+    return FileSet(lmdb, Path(source).parent, {host.name: [file]}, Path())
 
 
 def probe_node(host: Host, lmdb: str, source: str, size_bytes: int) -> Probe:
@@ -170,4 +170,4 @@ def abandon_part(host: Host, lmdb: str) -> None:
 
 
 def clean_node(host: Host, lmdb: str) -> tuple[str, str]:
-    return clean_host(host, lmdb, ["data.mdb"])
+    return clean_host(host, lmdb, ["data.mdb"], Path())

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.cluster.remote import NodeRefusal, ask_node, program_text
 from caffe_recipes.cluster.staging.manifest import find_source, hash_source
 from caffe_recipes.cluster.staging.relay import BLOCK_BYTES, STAMP, file_digest, parse_stamp, render_mtime
+from caffe_recipes.cluster.staging.sets import survey_hosts
 from caffe_recipes.errors import ClusterError
 from tests.cluster.staging.conftest import (
     abandon_part,
     clean_node,
     commit_part,
     hash_node,
+    lmdb_on,
     probe_node,
     pull_part,
     reserve_part,
@@ -352,6 +355,20 @@ def test_who_stages_second_waits_for_the_first_and_finds_its_copy(lmdb: Path, tm
     assert not list(lmdb.glob(".data.mdb.part-*"))
 
 
+@pytest.mark.parametrize("size", ["made[$(touch hacked)0]", "", "7x", "-1", "7 7"])
+def test_no_shell_calculates_with_a_size_that_is_not_a_number(
+    size: str, lmdb: Path, tmp_path: Path, shell: list[str]
+) -> None:
+    (tmp_path / "source").write_bytes(b"records")
+    argv = [*shell, "-c", program_text("node"), "caffe-recipes", "stage", str(lmdb), str(tmp_path / "source")]
+    done = subprocess.run([*argv, size, "-"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (
+        f"\ncaffe-recipes: refused {size} is not a number of bytes\n",
+        "",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 @pytest.mark.parametrize("planted", ["a link", "an open folder", "a file"])
 def test_a_lock_that_others_could_hold_is_refused(lmdb: Path, tmp_path: Path, planted: str) -> None:
     (tmp_path / "source").write_bytes(b"records")
@@ -423,6 +440,51 @@ def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
     )
     monkeypatch.chdir(checkout)
     assert probe_node(HOST, f"{checkout}/lmdb", "", 1).kind == "absent"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_the_owner_of_the_caffe_root_is_trusted_wherever_we_were_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("root", "elsewhere"):
+        (tmp_path / name).mkdir()
+        os.chown(tmp_path / name, 65534 if name == "root" else 65533, 65534)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    kinds = {}
+    for name in ("root", "elsewhere"):
+        files = replace(lmdb_on(HOST, f"{tmp_path}/{name}/lmdb"), root=tmp_path / "root")
+        (state,) = survey_hosts([HOST], files, COMMAND_S)
+        kinds[name] = state.kind
+    assert kinds == {"root": "absent", "elsewhere": "refused"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.parametrize("what", ["data.mdb", "source", "link"])
+def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_there(
+    lmdb: Path, tmp_path: Path, what: str
+) -> None:
+    source = tmp_path / "shared" / "source" / "data.mdb"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o1777)
+    source.write_bytes(b"records")
+    digest = digest_of(source)
+    assert probe_node(HOST, str(lmdb), str(source), 7).sees_source
+    if what == "link":
+        source.parent.rename(tmp_path / "shared" / "ours")
+        source.parent.symlink_to("ours")
+    planted = source if what == "data.mdb" else source.parent
+    os.chown(planted, 65534, 65534, follow_symlinks=False)
+    said = f"is used with {planted}, which belongs to user nobody (65534), who can change its contents"
+    assert probe_node(HOST, str(lmdb), str(source), 7).reason == said
+    with pytest.raises(NodeRefusal, match=re.escape(said)):
+        take(lmdb, source, digest)
+    for verb, words in (("probe", [str(source), "-", ""]), ("stage", [str(source), "7", digest])):
+        with pytest.raises(NodeRefusal, match=re.escape(said)):
+            ask_node(HOST, verb, str(lmdb), *words)
+    which = "" if what == "data.mdb" else "(is under|is used with) .*, which "
+    with pytest.raises(NodeRefusal, match=f"data.mdb: {which}belongs to user nobody"):
+        ask_node(HOST, "manifest", str(source))
+    assert not lmdb.exists()
 
 
 def test_a_source_that_cannot_be_looked_at_has_no_digest(

@@ -12,13 +12,14 @@ import pytest
 
 from caffe_recipes.cluster.commands import COMMAND_S, Completed
 from caffe_recipes.cluster.remote import NodeRefusal
-from caffe_recipes.cluster.staging.manifest import staging_lock, stat_source
+from caffe_recipes.cluster.staging.manifest import SourceFile, staging_lock, stat_source
 from caffe_recipes.cluster.staging.plan import How
 from caffe_recipes.cluster.staging.relay import digest_of
-from caffe_recipes.cluster.staging.sets import FileSet, SetFile, clean_host
+from caffe_recipes.cluster.staging.sets import FileSet, SetFile, ask_files, clean_host, survey_hosts
 from caffe_recipes.cluster.staging.stage import Cleaned, StagedHost, StagingEnv, clean, stage
 from caffe_recipes.errors import ClusterError, DataError, HostFailed, InputError
 from tests.cluster.staging.conftest import FolderHost
+from tests.stand_in_host import StandInHost, answer_call
 
 FOLDER = "/node/a/my records"
 NAMES = [f"train-{number:05d}-of-00004" for number in range(4)]
@@ -332,6 +333,58 @@ def test_two_stagings_to_one_folder_do_not_meet(place: Place) -> None:
         pytest.raises(ClusterError, match="is being staged by another process"),
     ):
         place.stage()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_host_takes_no_file_of_another_user(place: Place) -> None:
+    os.chown(place.files.source / NAMES[1], 65534, 65534)
+    first, second, third = place.stage()
+    assert (first, third) == (SENT[0], SENT[2])
+    what = f"{NAMES[1]}: is used with {place.files.source}/{NAMES[1]}, which belongs to user nobody (65534)"
+    assert (second.outcome, second.reason) == ("failed", f"{what}, who can change its contents")
+    assert place.hosts[1].names() == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "answers"),
+    [
+        (
+            "survey",
+            ["absent", "absent x 1 7", "absent 9 1", "absent 9 yes 7", "absent -9 1 7", "absent  1 7"],
+        ),
+        ("survey", ["present", "present x - 7", "present 7 digest 7", "present 7 -", "there", "", "done"]),
+        ("survey", [f"absent {'9' * 20} 1 7", "absent 9 1 7 9"]),
+        ("digest", ["digest", "digest -", "done"]),
+        ("take", ["taken", ""]),
+    ],
+)
+def test_an_answer_about_a_file_that_is_not_valid_is_an_error_of_the_host(
+    verb: str, answers: list[str]
+) -> None:
+    file = SetFile("data.mdb", SourceFile(Path("/s/data.mdb"), 7, 0, 0))
+    files = FileSet("/tmp/a", Path("/s"), {"n1": [file]})
+    left = iter(answers)
+    host = StandInHost("n1", lambda argv, _: answer_call(argv, next(left), "end"))
+    for _ in answers:
+        said = f"^n1:/tmp/a: cannot parse the answer to `{verb}`: "
+        with pytest.raises(HostFailed, match=said):
+            ask_files(host, verb, files, [file])
+
+
+def test_a_host_whose_answer_to_survey_is_not_valid_is_reported_as_unreachable() -> None:
+    files = FileSet(
+        "/tmp/a", Path("/s"), {"n1": [SetFile("train-0", SourceFile(Path("/s/train-0"), 7, 0, 0))]}
+    )
+    host = StandInHost("n1", lambda argv, _: answer_call(argv, "absent", "end"))
+    (state,) = survey_hosts([host], files, 10)
+    assert (state.kind, "cannot parse the answer to `survey`" in state.reason) == ("unreachable", True)
+
+
+@pytest.mark.parametrize("answer", ["cleaned", "cleaned x", "cleaned 7 8", "kept", "gone", ""])
+def test_an_answer_to_clean_that_is_not_valid_is_an_error_of_the_host(answer: str) -> None:
+    host = StandInHost("n1", lambda argv, _: answer_call(argv, answer, "end"))
+    with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `clean`: "):
+        clean_host(host, "/tmp/a")
 
 
 def test_an_lmdb_beside_the_files_is_left_alone(place: Place) -> None:
