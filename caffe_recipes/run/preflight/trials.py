@@ -17,7 +17,7 @@ from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.hostfile import render_hostfile
 from caffe_recipes.cluster.hosts import LocalHost, ask_all
 from caffe_recipes.cluster.launcher import render_exports
-from caffe_recipes.cluster.remote import ask_node, call, unreadable
+from caffe_recipes.cluster.remote import call, check_trust, unreadable
 from caffe_recipes.errors import ClusterError, CommandTimedOut
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.preflight.findings import (
@@ -285,7 +285,7 @@ def find_untrusted(view: NodeView) -> list[HostProblem]:
     if len(words) == 2:
         return []
     hint = "set a path in the recipe where only you can write"
-    answers = ask_all(view.hosts, lambda host: ask_node(host, "trust", *words, hint=hint), ASK_S)
+    answers = ask_all(view.hosts, lambda host: check_trust(host, "trust", *words, hint=hint), ASK_S)
     return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]
 
 
