@@ -29,6 +29,8 @@ LIMITS = MappingProxyType(
         "tar-members": 2_000_000,
         "list-bytes": 256_000_000,
         "json-bytes": 16_000_000,
+        "git-entries": 500_000,
+        "answer-bytes": 100_000_000,
         "journal-bytes": 64_000_000,
         "predictions-bytes": 2_000_000_000,
     }

@@ -42,7 +42,9 @@ from caffe_recipes.review.lint.folders import lint
 from caffe_recipes.review.lint.inputs import LintOptions
 from caffe_recipes.review.lint.scripts import Script
 from caffe_recipes.run.journal import load_journal
-from caffe_recipes.run.monitor.files import LocalFiles, ReadRequest
+from caffe_recipes.run.monitor.files import FilePiece, LocalFiles, ReadRequest
+from caffe_recipes.run.monitor.follow import ShownRun
+from caffe_recipes.run.submit.submissions import load_submissions
 from caffe_recipes.tensorflow.records import read_records, write_records
 
 MOST_S = 60  # for one attack; those whose time grows with the square of the size would take hours
@@ -80,11 +82,11 @@ def _adopt_trainer(folder: Path) -> object:
     return find_trainer(Adopted(folder, folder, (), (), {}, Script(), "x" * 1_000_000), AdoptOptions())
 
 
-def _log(line: str) -> Attack:
-    """Read a log of lines as long as are read, of which each costs its own."""
+def _log(line: str, number: int = 20) -> Attack:
+    """Read a log of lines that each cost their own; `{i}` is the number of the line."""
 
     def attack(folder: Path) -> object:
-        (folder / "x.log").write_text(f"{line}\n" * 20)
+        (folder / "x.log").write_text("".join(f"{line}\n".replace("{i}", str(i)) for i in range(number)))
         summary, ends = LogSummary(), RankExitReader()
         for lines in LogFile(folder / "x.log").read():
             for each in lines:
@@ -93,6 +95,28 @@ def _log(line: str) -> Attack:
         return summary
 
     return attack
+
+
+def _journal(number: int, *events: dict[str, object], is_watched: bool = True) -> Attack:
+    """Load a journal that has such events `number` times, and watch it; `{i}` is the number of each."""
+    lines = "".join(f"{json.dumps({'time': '2026-11-20T12:00:00+00:00', **event})}\n" for event in events)
+
+    def attack(folder: Path) -> object:
+        path = folder / "journal.jsonl"
+        path.write_text("".join(lines.replace("{i}", str(i)) for i in range(number)))
+        if is_watched:
+            ShownRun("x", str(folder), load_recipe("digits-local")).update([FilePiece(0, path.read_bytes())])
+        return load_journal(path)
+
+    return attack
+
+
+def _submissions(folder: Path) -> object:
+    head = '{"time": "2026-11-20T12:00:00+00:00", "event"'
+    begun = [f'{head}: "submitting", "name": "{i}", "group": "", "script": ""}}\n' for i in range(60_000)]
+    settled = [f'{head}: "submitted", "name": "{i}", "job_id": 1}}\n' for i in range(60_000)]
+    (folder / "x").write_text("".join(begun + settled))
+    return load_submissions(folder / "x")
 
 
 def _script(text: str) -> Attack:
@@ -342,6 +366,10 @@ ATTACKS: dict[str, Attack] = {
     ),
     "adopt: a script of one word": _adopt_trainer,
     "log: a loss of 60,000 digits": _log(f"{_GLOG} sgd_solver.cpp:1] Iteration 0, loss = {'0' * 60_000}!"),
+    "log: 200,000 ignored layers": _log(f"{_GLOG} net.cpp:1137] Ignoring source layer {{i}}", 200_000),
+    "log: 200,000 values of two outputs in turn": _log(
+        f"{_GLOG} caffe.cpp:330] a = 1\n{_GLOG} caffe.cpp:330] b = 1", 100_000
+    ),
     "log: a line of labels": _log(f"[0] x{'[0] ' * 15_000}x[0] "),
     "log: a line of proxies": _log("hydra_proxy" * 5_000),
     "prototxt: 2 million layers": _prototxt("layer{}" * 2_000_000),
@@ -387,6 +415,33 @@ ATTACKS: dict[str, Attack] = {
     "lint: a recipe whose solver is /dev/zero": _in(
         "prototxt/digits-local/solver_collapse.prototxt", lambda path: lint(["digits-local"], LintOptions())
     ),
+    "journal: launches of other phases from other weights on other hosts": _journal(
+        20_000,
+        {
+            **{"event": "launched", "phase": "{i}", "attempt": 1, "log": "{i}", "host": "{i}", "stamp": None},
+            **{"hosts": ["{i}"], "weights": {"{i}": ""}},
+        },
+        {"event": "failed", "phase": "{i}", "host": "{i}", "seconds": 1},
+    ),
+    "journal: checkpoints, branches and evaluations": _journal(
+        60_000,
+        {
+            **{"event": "checkpointed", "phase": "{i}", "iteration": 1, "state": "", "state_sha256": ""},
+            **{"model": "", "model_sha256": "", "state_path": "{i}", "model_path": ""},
+        },
+        {"event": "branched", "phase": "{i}", "folder": "{i}"},
+        {"event": "evaluated", "phase": "{i}", "outputs": {"a": 1}},
+        is_watched=False,
+    ),
+    "journal: processes of other jobs": _journal(
+        80_000,
+        {"event": "started", "pid": 1, "host": "a", "job": "1{i}"},
+        {
+            **{"event": "finished", "phase": "{i}", "snapshot": "", "sha256": "", "seconds": 1},
+            **{"images_per_s": None, "loss": None},
+        },
+    ),
+    "submissions: of other jobs": _submissions,
     "journal: brackets": lambda folder: (
         (folder / "journal.jsonl").write_text("[" * 1_000_000 + "\n"),
         load_journal(folder / "journal.jsonl"),

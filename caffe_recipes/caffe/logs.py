@@ -292,18 +292,34 @@ def _time(year: int, stamp: list[str]) -> datetime | None:
         return None
 
 
+class Outputs(dict[str, float]):
+    """The values of outputs by name. Further elements of an output are named `name#1`, `name#2`."""
+
+    def __init__(self) -> None:
+        """Start without outputs."""
+        super().__init__()
+        self._further: dict[str, int] = {}
+
+    def add(self, name: str, value: float) -> None:
+        """Add the next element of an output."""
+        if name in self:
+            number = self._further[name] = self._further.get(name, 0) + 1
+            name = f"{name}#{number}"
+        self[name] = value
+
+
 @dataclass(frozen=True)
 class Test:
     """The mean outputs of one test of a TEST net, by name."""
 
     iteration: int
     net: int
-    outputs: dict[str, float]
+    outputs: Outputs
 
 
 @dataclass
 class LogSummary:
-    """The training so far, according to its log. Further elements of an output are named `name#1`, `name#2`.
+    """The training so far, according to its log.
 
     `times` is when each iteration's loss was printed, from which images/s can be computed. Only rank 0 is
     recorded, except in `fatal`: the first fatal message of any rank, preceded by the last `complaint` before
@@ -319,18 +335,18 @@ class LogSummary:
     net: str | None = None
     losses: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
-    outputs: dict[int, dict[str, float]] = field(default_factory=dict)
+    outputs: dict[int, Outputs] = field(default_factory=dict)
     times: dict[int, datetime] = field(default_factory=dict)
     tests: list[Test] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
     solverstates: list[str] = field(default_factory=list)
     whole_snapshots: list[str] = field(default_factory=list)
-    batches: dict[int, dict[str, float]] = field(default_factory=dict)
-    mean_outputs: dict[str, float] = field(default_factory=dict)
+    batches: dict[int, Outputs] = field(default_factory=dict)
+    mean_outputs: Outputs = field(default_factory=Outputs)
     waited: str | None = None
     done: bool = False
     stopped_early: bool = False
-    ignored: list[str] = field(default_factory=list)
+    ignored: dict[str, None] = field(default_factory=dict)  # the names of layers, in order
     fatal: str | None = None
     complaint: str | None = None
 
@@ -351,7 +367,7 @@ class LogSummary:
     def _apply(self, event: Event, time: datetime | None) -> None:
         match event:
             case Loss(iteration, loss):
-                self.losses[iteration], self.outputs[iteration] = loss, {}
+                self.losses[iteration], self.outputs[iteration] = loss, Outputs()
                 if time:
                     self.times[iteration] = time
             case Rate(iteration, rate):
@@ -359,15 +375,15 @@ class LogSummary:
             case Waited(_, what):
                 self.waited = what
             case TrainOutput(_, name, value) if self.outputs:
-                _add_output(self.outputs[next(reversed(self.outputs))], name, value)
+                self.outputs[next(reversed(self.outputs))].add(name, value)
             case TestStarted(iteration, net):
-                self.tests.append(Test(iteration, net, {}))
+                self.tests.append(Test(iteration, net, Outputs()))
             case TestOutput(_, name, value) if self.tests:
-                _add_output(self.tests[-1].outputs, name, value)
+                self.tests[-1].outputs.add(name, value)
             case BatchOutput(batch, name, value):
-                _add_output(self.batches.setdefault(batch, {}), name, value)
+                self.batches.setdefault(batch, Outputs()).add(name, value)
             case MeanOutput(name, value):
-                _add_output(self.mean_outputs, name, value)
+                self.mean_outputs.add(name, value)
             case Snapshot(path):
                 self.snapshots.append(path)
             case SolverState(path):
@@ -376,8 +392,8 @@ class LogSummary:
                 self.whole_snapshots.append(self.snapshots[-1])
             case Started(net):
                 self.net = net
-            case IgnoredLayer(name) if name not in self.ignored:
-                self.ignored.append(name)
+            case IgnoredLayer(name):
+                self.ignored[name] = None
             case Done():
                 self.done = True
             case StoppedEarly():
@@ -444,16 +460,3 @@ def read_log(lines: Iterable[str], year: int = 2000) -> LogSummary:
     for line in lines:
         summary.feed(line, year)
     return summary
-
-
-def _add_output(outputs: dict[str, float], name: str, value: float) -> None:
-    if name not in outputs:
-        outputs[name] = value
-        return
-    # The values of a blob are consecutive, and may be thousands, so derive the next key from the last one.
-    stem, _, number = next(reversed(outputs)).rpartition("#")
-    if stem == name and number.isdigit():
-        taken = int(number) + 1
-    else:
-        taken = sum(key == name or key.startswith(f"{name}#") for key in outputs)
-    outputs[f"{name}#{taken}"] = value

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import re
 import secrets
 import shlex
 import threading
@@ -27,6 +28,7 @@ from typing import IO, Protocol
 
 from caffe_recipes.errors import ClusterError, CommandTimedOut, DiskFailed, HostFailed
 from caffe_recipes.files import name_beside
+from caffe_recipes.limits import hint_at_limit, limit
 
 # Gets a line about the progress of something.
 Say = Callable[[str], None]
@@ -36,6 +38,10 @@ GRACE_S = 2
 # The host itself ends a command this much later than we would, in case the connection is dead.
 _HOST_MARGIN_S = 5
 _CHUNK = 1 << 16
+# The most that a login shell may print before a command, and that is kept of its standard error.
+_GREETING_BYTES = 1_000_000
+_ERROR_BYTES = 1_000_000
+_MARK_BYTES = 64  # of the marked line, at most
 _NOT_STARTED = "timeout: failed to run command"
 
 # $1 is a mark after which the command's own output begins: a login shell may print something before it.
@@ -148,7 +154,8 @@ class Running:
     def __init__(self, host: str, argv: Sequence[str], mark: str, wire: ByteStream) -> None:
         """Attach to a supervisor that was started with `mark`."""
         self.host, self.argv, self.mark, self._wire = host, tuple(argv), mark, wire
-        self._head: bytes | None = b""
+        self._tail: bytes | None = b""  # the end of what came before the mark; None after the mark
+        self._greeting_bytes = 0
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -161,17 +168,21 @@ class Running:
 
     def read(self, most: int = _CHUNK) -> bytes:
         """Return up to `most` bytes of its standard output, as soon as any arrive; b"" at its end."""
-        while self._head is not None:
+        while self._tail is not None:
             more = self._wire.read(most)
-            found = _after_mark(self._head + more, self.mark)
+            self._greeting_bytes += len(more)
+            found = _after_mark(self._tail + more, self.mark)
             if found is not None:
-                self._head = None
+                self._tail = None
                 if found[1]:
                     return found[1]
             elif not more:
                 return b""
+            elif self._greeting_bytes > _GREETING_BYTES:
+                what = f"its login shell printed over {_GREETING_BYTES:,} bytes before {self.argv[0]}"
+                raise HostFailed(self.host, what, "keep its login shell from printing anything")
             else:
-                self._head += more
+                self._tail = (self._tail + more)[-_MARK_BYTES:]
         return self._wire.read(most)
 
     def send(self, data: bytes) -> None:
@@ -217,6 +228,9 @@ class Running:
             for thread in threads:
                 thread.start()
             threads[1].join(timeout_s)
+            if failed:
+                self.stop()
+                raise failed[0]
             self._listener.join(max(0.0, deadline - time.monotonic()))
         except BaseException:  # such as Ctrl-C
             self.stop()
@@ -234,15 +248,24 @@ class Running:
         self._wire.end_input()
 
     def _collect(self, stdout: bytearray) -> None:
+        most = limit("answer-bytes")
         while chunk := self.read():
             stdout += chunk
+            if len(stdout) > most:
+                raise too_long(self.host, self.argv[0])
 
     def _listen(self) -> None:
         try:
             while chunk := self._wire.read_errors(_CHUNK):
-                self._errors += chunk
+                self._errors += chunk[: _ERROR_BYTES - len(self._errors)]
         except (ClusterError, OSError, ValueError):
             return  # `wait` reports what broke the connection
+
+
+def too_long(host: str, program: str) -> HostFailed:
+    """Return the error for an answer over the limit `answer-bytes`."""
+    what = f"{program} printed over {limit('answer-bytes'):,} bytes"
+    return HostFailed(host, what, hint_at_limit("answer-bytes"))
 
 
 def _collect_error(act: Callable[[], None], failed: list[Exception]) -> None:
@@ -254,15 +277,15 @@ def _collect_error(act: Callable[[], None], failed: list[Exception]) -> None:
 
 def _after_mark(output: bytes, mark: str) -> tuple[int, bytes] | None:
     """Return the supervisor's process id and the output after the marked line; None without that line."""
-    _, found, rest = output.partition(mark.encode())
-    line, end, rest = rest.partition(b"\n")
-    return (int(line), rest) if found and end else None
+    found = re.search(rb"%s (\d{1,10})\n" % mark.encode(), output)
+    return (int(found[1]), output[found.end() :]) if found else None
 
 
 # A copy that transfers no byte for this long has stalled: the disk or the host hangs.
 STALL_S = 120.0
 MAX_TRANSFER_S = 86400.0
 _TRANSFER_CHUNK = 1 << 18
+_SIZE_DIGITS = 20  # of the size of a file, at most
 
 # mktemp names the new file, since another user could make a pipe with a name seen in our argv, and `>`
 # opens a pipe even under set -C. Signals do not end mktemp, so that our traps know the name, nor rm: the
@@ -339,15 +362,20 @@ def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
 
 def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
     """Write a command's output to `file`; return the size that it announced and the bytes received."""
-    head, arrived = b"", 0
+    head, expected, arrived = b"", None, 0
     while chunk := command.read():
         moved()
-        if b"\n" not in head:
+        if expected is None:
             head, end, chunk = (head + chunk).partition(b"\n")
-            head += end
+            if len(head) > _SIZE_DIGITS or (end and not head.isdigit()):
+                raise HostFailed(command.host, "cannot be copied: no size arrived", "check its login shell")
+            expected = int(head) if end else None
         file.write(chunk)
         arrived += len(chunk)
-    return int(head or 0), arrived
+        if expected is not None and arrived > expected:
+            what = f"cannot be copied: over {expected} bytes arrived"
+            raise HostFailed(command.host, what, "is the file still being written?")
+    return expected or 0, arrived
 
 
 def _check(command: Running, place: str) -> None:

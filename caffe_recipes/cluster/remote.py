@@ -23,10 +23,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host
+from caffe_recipes.cluster.commands import COMMAND_S, MAX_TRANSFER_S, Completed, Host, too_long
 from caffe_recipes.cluster.hosts import ask_all, first_error
 from caffe_recipes.errors import ClusterError, HostFailed
 from caffe_recipes.files import reading
+from caffe_recipes.limits import limit
 
 Program = Literal["facts", "node", "ranks", "trial", "watch"]
 # A function that runs an argv on a host, with a limit in seconds.
@@ -105,7 +106,7 @@ class Conversation:
         self._host, self._function = host, function
         self._token, argv = _command(program, function, words)
         self._command = host.start(argv)
-        self._rest = b""
+        self._rest = bytearray()
 
     def __enter__(self) -> Conversation:
         return self
@@ -117,14 +118,19 @@ class Conversation:
         """Request and return the records of the next answer, without `end`."""
         self._command.send(b"\n")
         end = f"{self._token} end\n".encode()
-        while end not in self._rest:
+        start = 0  # all before is known to have no end
+        while (found := self._rest.find(end, start)) < 0:
+            if len(self._rest) > limit("answer-bytes"):
+                raise too_long(self._host.name, self._function)
+            start = max(0, len(self._rest) - len(end))
             more = self._command.read()
             if not more:
                 code = self._command.wait()
                 raise unreadable(self._host.name, self._function, f"exit {code}: {self._command.errors()}")
             self._rest += more
-        answer, _, self._rest = self._rest.partition(end)
-        return _records(self._token, answer.decode(errors="replace"))
+        answer = self._rest[:found].decode(errors="replace")
+        del self._rest[: found + len(end)]
+        return _records(self._token, answer)
 
     def finish(self) -> None:
         """Close the function's input, and wait until it ends."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -45,9 +44,8 @@ class Event:
         event: Self = _from_json(cls, details)
         return event
 
-    def fold(self, state: RunState) -> RunState:
-        """Return the state of the run after this event; by default it is unchanged."""
-        return state
+    def fold(self, draft: StateDraft) -> None:
+        """Change the state of the run as this event does; by default it is unchanged."""
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print for a run in `folder`; by default it is empty, and nothing is printed."""
@@ -137,14 +135,54 @@ class RunState:
         """The result of the last evaluation; None if there was none."""
         return next(reversed([*self.evaluations.values()]), None)
 
-    def without_launch(self, phase: str, seconds: float = 0.0) -> RunState:
-        """Return the state after a launch has ended, with the `seconds` that did not finish its phase.
+
+class StateDraft:
+    """A state into which events are folded one by one, without a copy of what earlier events left."""
+
+    def __init__(self, state: RunState) -> None:
+        """Start from a state, which stays as it is."""
+        self.id, self.pid, self.host = state.id, state.pid, state.host
+        self.job, self.restarts = state.job, state.restarts
+        self.launch = state.launch
+        self.attempts = dict(state.attempts)
+        self.finished = dict(state.finished)
+        self.evaluations = dict(state.evaluations)
+        self.checkpoints = dict(state.checkpoints)
+        self.kept = list(state.kept)
+        self.hosts = dict.fromkeys(state.hosts)
+        self.branches = dict(state.branches)
+        self.weights = dict(state.weights)
+        self.spent = dict(state.spent)
+
+    def freeze(self) -> RunState:
+        """Return the state so far, which later events do not change."""
+        return RunState(
+            id=self.id,
+            pid=self.pid,
+            host=self.host,
+            attempts=dict(self.attempts),
+            launch=self.launch,
+            finished=dict(self.finished),
+            evaluations=dict(self.evaluations),
+            checkpoints=dict(self.checkpoints),
+            kept=tuple(self.kept),
+            hosts=tuple(self.hosts),
+            job=self.job,
+            restarts=self.restarts,
+            branches=dict(self.branches),
+            weights=dict(self.weights),
+            spent=dict(self.spent),
+        )
+
+    def end_launch(self, phase: str, seconds: float = 0.0) -> None:
+        """Record that a launch has ended, with the `seconds` that did not finish its phase.
 
         The launch of another phase is kept, since a branch may end before it.
         """
-        launch = None if self.launch is None or self.launch.phase == phase else self.launch
-        spent = {**self.spent, phase: self.spent.get(phase, 0.0) + seconds} if seconds else self.spent
-        return replace(self, launch=launch, spent=spent)
+        if self.launch is not None and self.launch.phase == phase:
+            self.launch = None
+        if seconds:
+            self.spent[phase] = self.spent.get(phase, 0.0) + seconds
 
 
 @dataclass(frozen=True)
@@ -155,9 +193,9 @@ class Created(Event):
     recipe: str = ""
     id: str = ""
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the id of the run."""
-        return replace(state, id=self.id)
+        draft.id = self.id
 
 
 @dataclass(frozen=True)
@@ -180,11 +218,11 @@ class RunStarted(Event):
         job = {"job": self.job, "restarts": self.restarts} if self.job else {}
         return {"pid": self.pid, "host": self.host, **job}
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the process, and forget the hosts of an earlier Slurm job, which has no ranks left."""
-        is_same = not state.job or (self.job, self.restarts) == (state.job, state.restarts)
-        hosts = state.hosts if is_same else ()
-        return replace(state, pid=self.pid, host=self.host, job=self.job, restarts=self.restarts, hosts=hosts)
+        if draft.job and (self.job, self.restarts) != (draft.job, draft.restarts):
+            draft.hosts.clear()
+        draft.pid, draft.host, draft.job, draft.restarts = self.pid, self.host, self.job, self.restarts
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the folder of the run."""
@@ -275,16 +313,14 @@ class Launch(Event):
         """Return all fields, including empty ones, except the time, which each journal line has anyway."""
         return {name: value for name, value in asdict(self).items() if name != "time_s"}
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record this launch as the current one, keeping the weights that the first launch read."""
-        return replace(
-            state,
-            launch=self,
-            attempts={**state.attempts, self.phase: self.attempt},
-            kept=(),
-            hosts=tuple(dict.fromkeys((*state.hosts, *self.hosts))),
-            weights={**self.weights, **state.weights},
-        )
+        draft.launch = self
+        draft.attempts[self.phase] = self.attempt
+        draft.kept.clear()
+        draft.hosts.update(dict.fromkeys(self.hosts))
+        for path, sha256 in self.weights.items():
+            draft.weights.setdefault(path, sha256)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the number of iterations and what they start from.
@@ -309,9 +345,9 @@ class Branched(Event):
     folder: str
     hosts: Sequence[str] = ()
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the folder of the branch's journal."""
-        return replace(state, branches={**state.branches, self.phase: self.folder})
+        draft.branches[self.phase] = self.folder
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the hosts and the folder of the logs."""
@@ -340,11 +376,11 @@ class Finish(Event):
         """Return all fields, including empty ones."""
         return asdict(self)
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the phase as finished, without its launch and its checkpoints."""
-        left = {phase: kept for phase, kept in state.checkpoints.items() if phase != self.phase}
-        finished = {**state.finished, self.phase: self}
-        return replace(state.without_launch(self.phase), finished=finished, checkpoints=left)
+        draft.end_launch(self.phase)
+        draft.finished[self.phase] = self
+        draft.checkpoints.pop(self.phase, None)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the time, the speed and the path of the snapshot."""
@@ -377,12 +413,12 @@ class Checkpointed(Event):
         """Create the event from the fields of a checkpoint."""
         return cls(_from_json(Checkpoint, details))
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the checkpoint, keeping the last two of its phase."""
         kept = self.checkpoint
-        earlier = [each for each in state.checkpoints.get(kept.phase, ()) if each != kept]
-        checkpoints = {**state.checkpoints, kept.phase: (*earlier[-1:], kept)}
-        return replace(state, checkpoints=checkpoints, kept=(*state.kept, kept.state_path))
+        earlier = [each for each in draft.checkpoints.get(kept.phase, ()) if each != kept]
+        draft.checkpoints[kept.phase] = (*earlier[-1:], kept)
+        draft.kept.append(kept.state_path)
 
     def line(self, recipe: AnyRecipe, folder: str) -> str:
         """Return the line to print, with the iteration."""
@@ -478,10 +514,9 @@ class Evaluated(Event):
         """Create the event from a journal's fields, which lack the phase in journals of earlier versions."""
         return super().decode({"phase": "", **details})
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """Record the outputs; if the journal names no phase, they are those of the last one."""
-        phase = self.phase or next(reversed([*state.finished]), "")
-        return replace(state, evaluations={**state.evaluations, phase: self.outputs})
+        draft.evaluations[self.phase or next(reversed(draft.finished), "")] = self.outputs
 
 
 @dataclass(frozen=True)
@@ -502,9 +537,10 @@ class Failed(Event):
             return RunFailed(f"phase {self.phase}", f"failed: {self.reason}", hint)
         return RunFailed("evaluation" if log else "", self.reason, hint)
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """End the launch if a phase failed; otherwise the trainer of a killed run may still be running."""
-        return state if self.phase is None else state.without_launch(self.phase, self.seconds or 0.0)
+        if self.phase is not None:
+            draft.end_launch(self.phase, self.seconds or 0.0)
 
 
 @dataclass(frozen=True)
@@ -516,10 +552,10 @@ class Stopped(Event):
     trained: bool = False
     seconds: float = 0.0
 
-    def fold(self, state: RunState) -> RunState:
+    def fold(self, draft: StateDraft) -> None:
         """End the launch, but keep one that had trained to its end: its snapshot is still to be verified."""
-        phase = state.launch.phase if state.launch else ""
-        return state if self.trained else state.without_launch(phase, self.seconds)
+        if not self.trained:
+            draft.end_launch(draft.launch.phase if draft.launch else "", self.seconds)
 
 
 @dataclass(frozen=True)
@@ -554,7 +590,10 @@ def decode_event(name: str, details: Mapping[str, Any], time_s: float) -> Event:
 
 def fold_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
     """Return the state after these events, starting from a state or from a new run."""
-    return reduce(lambda folded, event: event.fold(folded), events, state or RunState())
+    draft = StateDraft(state or RunState())
+    for event in events:
+        event.fold(draft)
+    return draft.freeze()
 
 
 def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
@@ -565,12 +604,12 @@ def describe_event(event: Event, recipe: AnyRecipe, folder: str) -> str:
         return ""
 
 
-def describe_finished(state: RunState, recipe: AnyRecipe, folder: str) -> list[str]:
+def describe_finished(finished: Collection[str], recipe: AnyRecipe, folder: str) -> list[str]:
     """Return a line for each phase that was finished before the current process started."""
     return [
         f"{step.phase}: already finished; {step.fetched}"
         for step in plan_steps(recipe, folder)
-        if step.phase in state.finished
+        if step.phase in finished
     ]
 
 

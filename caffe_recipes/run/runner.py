@@ -169,7 +169,7 @@ def _run_remaining(run: Run, planned: BranchPlan) -> RunState:
     run = replace(run, plan=replace(run.plan, trainings=planned.main))
     around = this_job(os.environ)
     run.emit(RunStarted.here(around.job, around.restarts))
-    for line in describe_finished(run.journal.state(), run.setting.recipe, run.folder):
+    for line in describe_finished(run.journal.state().finished, run.setting.recipe, run.folder):
         run.reporter.say(line)
     with BranchThreads(run, planned.beside) as branches:
         for group in planned.groups:

@@ -679,3 +679,57 @@ def test_a_file_of_a_revision_over_the_bound_is_not_read(repo: Path) -> None:
         assert (code, "is over 9 bytes" in output) == (2, True)
     code, output = call("HEAD~1", "HEAD", "--max-bytes", "170")
     assert (code, "together" in output) == (1, False)
+
+
+def make_tree(*entries: str) -> str:
+    return subprocess.run(
+        ["git", "mktree", "--missing"], input="\n".join(entries), capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@needs_git
+@pytest.mark.parametrize("leaf", ["100644 blob {blob}\ta.txt", ""], ids=["of files", "of empty folders"])
+def test_a_tree_that_holds_the_same_tree_again_and_again_is_refused(repo: Path, leaf: str) -> None:
+    tree = make_tree(leaf.format(blob=git("rev-parse", "HEAD:nets/net.prototxt").strip()))
+    for _ in range(12):
+        tree = make_tree(*(f"040000 tree {tree}\t{number}" for number in range(10)))
+    git("tag", "bomb", git("commit-tree", "-m", "x", tree).strip())
+    said = "git ls-tree: lists over 500,000 entries; if you trust it, raise the limit with"
+    for sides in (["HEAD", "bomb"], ["bomb"], ["HEAD:nets", "bomb:1"]):
+        code, output = call(*sides)
+        assert (code, output.startswith(said), output.count("\n")) == (2, True, 0)
+
+
+@needs_git
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: str) -> None:
+    text = {"small": "base_lr: 1\n", "large": f"# {'x' * 1_000_000}\n"}[size]
+    (repo / "solver.prototxt").write_text(text)
+    blob = git("hash-object", "-w", "solver.prototxt").strip()
+    number, said = {
+        "small": (10_001, "over 10,000 files to compare; compare fewer paths at a time"),
+        "large": (300, "the files to compare exceed 256,000,000 bytes in total"),
+    }[size]
+    tree = make_tree(*(f"100644 blob {blob}\t{index:05}.prototxt" for index in range(number)))
+    git("tag", "many", git("commit-tree", "-m", "x", tree).strip())
+    code, output = call("HEAD", "many")
+    assert (code, said in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("cat /dev/zero", "git rev-parse: prints over 1,000,000 bytes"),
+        ("cat /dev/zero >&2", "git rev-parse: prints over 1,000,000 bytes"),
+        ("exec sleep 3600", "git rev-parse: did not end within 1 s"),
+    ],
+)
+def test_a_git_that_does_not_end_is_ended(
+    here: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    (here / "git").write_text(f"#!/bin/sh\n{script}\n")
+    (here / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.setattr("caffe_recipes.review.diff.sources._GIT_S", 1.0)
+    code, output = call("HEAD", "HEAD~1")
+    assert (code, said in output) == (2, True)

@@ -5,16 +5,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caffe_recipes.cluster.commands import quote_command, supervise
+from caffe_recipes.cluster.commands import Running, fetch_file, quote_command, supervise
 from caffe_recipes.cluster.hosts import LocalHost
 from caffe_recipes.errors import ClusterError
+from tests.stand_in_host import StandInHost
 
 HOST = LocalHost("here")
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "tcsh", "fish", "ksh") if shutil.which(shell)]
@@ -53,6 +56,79 @@ def test_a_command_may_print_what_looks_like_nothing_or_a_lot() -> None:
     assert HOST.run(["printf", "no newline"]).stdout == "no newline"
     assert HOST.run(["true"]).stdout == ""
     assert len(HOST.run(["head", "-c", "3000000", "/dev/zero"]).stdout) == 3_000_000
+
+
+class EndlessWire:
+    """What a hostile host sends: `head`, then `piece` for ever, on both streams; it counts what was read."""
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self.head, self.piece, self.errors = head, piece, head
+        self.sent_bytes = 0
+        self.ended = threading.Event()
+
+    def read(self, most: int) -> bytes:
+        piece, self.head = self.head or self.piece, b""
+        self.sent_bytes += len(piece)
+        return b"" if self.ended.is_set() else piece
+
+    def read_errors(self, most: int) -> bytes:
+        piece, self.errors = self.errors or self.piece, b""
+        return b"" if self.ended.is_set() else piece
+
+    def send(self, data: bytes) -> None:
+        pass
+
+    def end_input(self) -> None:
+        pass
+
+    def code(self) -> int:
+        return 0
+
+    def end(self, pid: int | None) -> None:
+        self.ended.set()
+
+    def close(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize("piece", [b"x", b"mark 1", b"x" * (1 << 16)])
+def test_a_login_shell_that_never_ends_its_greeting_is_given_up(piece: bytes) -> None:
+    wire = EndlessWire(b"Welcome\n", piece)
+    with pytest.raises(ClusterError, match=r"^evil: its login shell printed over 1,000,000 bytes before ls"):
+        Running("evil", ["ls"], "mark", wire).finish(600)
+    assert wire.ended.is_set() and wire.sent_bytes < 1_100_000
+
+
+def test_an_answer_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=3000000")
+    wire = EndlessWire(b"mark 1\n", b"x" * (1 << 16))
+    command = Running("evil", ["ls"], "mark", wire)
+    with pytest.raises(ClusterError, match=r"^evil: ls printed over 3,000,000 bytes; .*answer-bytes=N"):
+        command.finish(600)
+    assert wire.ended.is_set() and wire.sent_bytes < 3_100_000
+    assert len(command.errors()) <= 1_000_000
+
+
+def test_a_mark_may_arrive_in_pieces_after_a_long_greeting() -> None:
+    pieces = [b"x" * 900_000, b"ma", b"rk ", b"1", b"2\nanswer", b""]
+    wire = EndlessWire(b"", b"")
+    wire.read = lambda most: pieces.pop(0)  # type: ignore[method-assign]
+    assert Running("n1", ["ls"], "mark", wire).read() == b"answer"
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [(b"mark 1\n", "no size arrived"), (b"mark 1\nx\n", "no size"), (b"mark 1\n9\n", "over 9 bytes arrived")],
+)
+def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes, said: str) -> None:
+    class Evil(StandInHost):
+        def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
+            return Running("evil", argv, "mark", wire)
+
+    wire = EndlessWire(head, b"x" * 1000)
+    with pytest.raises(ClusterError, match=said):
+        fetch_file(Evil(), "/x", tmp_path / "x")
+    assert wire.sent_bytes < 10_000 and not [*tmp_path.iterdir()]
 
 
 @pytest.fixture

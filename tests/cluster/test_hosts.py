@@ -94,7 +94,8 @@ def test_a_command_that_does_not_end_is_given_up(host: Host) -> None:
 
 def test_more_complaints_than_a_channel_holds_do_not_block(host: Host) -> None:
     done = host.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"], timeout_s=10)
-    assert (done.stdout, len(done.stderr)) == ("done\n", 5_000_000)
+    assert done.stdout == "done\n"
+    assert 900_000 < len(done.stderr) <= 1_000_000  # of standard error only the beginning is kept
 
 
 def test_what_a_shell_prints_at_login_is_not_an_answer(ssh_server: SshServer, tmp_path: Path) -> None:

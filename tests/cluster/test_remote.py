@@ -131,3 +131,11 @@ def test_a_conversation_that_breaks_off_says_how() -> None:
         for _ in range(100):
             talk.ask()
             subprocess.run(["sleep", "0.3"], check=True)
+
+
+def test_a_conversation_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=200000")
+    with Conversation(LocalHost("evil"), "ranks", "beat", LAUNCH, "30") as talk:
+        monkeypatch.setattr(talk._command, "read", lambda: b"x")
+        with pytest.raises(ClusterError, match=r"^evil: beat printed over 200,000 bytes; .*answer-bytes=N"):
+            talk.ask()

@@ -290,6 +290,30 @@ def checkpointed(iteration: int) -> tuple[str, dict[str, object]]:
     return "checkpointed", {"phase": "init", "iteration": iteration, **kept, **paths}
 
 
+def test_a_state_that_was_handed_out_does_not_change() -> None:
+    events: list[tuple[str, dict[str, object]]] = [
+        ("started", {"pid": 7, "host": "login1", "job": "12"}),
+        ("launched", {**LAUNCH, "hosts": ["n1"], "weights": {"a": "0"}}),
+        checkpointed(10),
+        ("branched", {"phase": "side", "folder": "x"}),
+        ("failed", {"phase": "init", "seconds": 3.0}),
+        ("launched", {**LAUNCH, "attempt": 2, "hosts": ["n2"], "weights": {"a": "1", "b": "1"}}),
+        ("finished", FINISH),
+        ("evaluated", {"phase": "init", "outputs": {"top-1": 0.5}}),
+        ("started", {"pid": 8, "host": "login1", "job": "13"}),
+    ]
+    states = [fold(*events[:number]) for number in range(len(events) + 1)]
+    state = RunState()
+    kept = [state]
+    for name, fields in events:
+        line = json.dumps({"time": "2001-09-09T01:46:40.250+00:00", "event": name, **fields})
+        state = fold_journal(f"{line}\n", "journal.jsonl", state)
+        kept.append(state)
+    assert kept == states
+    assert kept[6].hosts == ("n1", "n2") and kept[6].weights == {"a": "0", "b": "1"}
+    assert kept[-1].hosts == () and kept[-1].kept == () and kept[-1].spent == {"init": 3.0}
+
+
 def test_a_checkpoint_that_is_reported_twice_drops_none() -> None:
     state = fold(checkpointed(10), checkpointed(20), checkpointed(20))
     assert [each.iteration for each in state.checkpoints["init"]] == [10, 20]

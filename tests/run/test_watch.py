@@ -106,7 +106,7 @@ def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_pat
     tail = LogTail(log)
     assert peak_bytes(lambda: tail.read(to_end=True)) < 8 << 20
     assert tail.summary.losses == {0: 2.5, 40: 1.5}
-    assert tail.summary.ignored == ["fc1000"]
+    assert list(tail.summary.ignored) == ["fc1000"]
     assert tail.summary.snapshots == [TRAINING.snapshot]
     assert tail.summary.done
     assert find_failure(tail, TRAINING) is None

@@ -9,16 +9,24 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.prototxt import MOST_BYTES, decode_prototxt, parse_prototxt
 from caffe_recipes.errors import InputError, PrototxtError, RecipeError
 from caffe_recipes.files import read_bytes
+from caffe_recipes.limits import hint_at_limit
 from caffe_recipes.limits import limit as bound
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import (
@@ -35,6 +43,9 @@ if TYPE_CHECKING:
     from caffe_recipes.review.naming import Named
 
 
+_GIT_S = 600.0
+_WORD_BYTES = 1_000_000  # of git's answer to a question about one object, and of its messages
+_ENTRY_BYTES = 200  # of an entry in a list, on average
 _FILES = ("100644", "100755", "100664")  # modes of regular files, not of symbolic links or submodules
 
 
@@ -89,34 +100,53 @@ def inner_folder() -> str:
 
 
 def list_files(tree: str, limits: Sequence[str]) -> dict[str, GitBlob]:
-    """Return the files to compare in a commit or tree, by path."""
-    found = {}
-    for line in _run_git("ls-tree", "-r", "-l", "-z", "--full-tree", tree).split(b"\0"):
-        if line:
-            about, path = line.split(b"\t", 1)
-            mode, _, oid, size = about.decode().split()
-            if mode in _FILES and _is_wanted(os.fsdecode(path), limits):
-                if not size.isdigit():
-                    raise _missing(oid)
-                found[os.fsdecode(path)] = GitBlob(oid, int(size))
-    return found
+    """Return the files to compare in a commit or tree, by path. Raises InputError for too large a tree."""
+    wanted = {}
+    # Trees are listed and counted too: a small repository can have one that holds another 10^9 times.
+    for line in _list_entries("ls-tree", "-r", "-t", "-z", "--full-tree", tree):
+        about, path = line.split(b"\t", 1)
+        mode, _, oid = about.decode().split()
+        if mode in _FILES and _is_wanted(os.fsdecode(path), limits):
+            wanted[os.fsdecode(path)] = oid
+    sizes = _read_sizes(wanted.values())
+    return {path: GitBlob(oid, sizes[oid]) for path, oid in wanted.items()}
 
 
-def list_tracked(top: Path) -> list[str]:
+def list_tracked() -> list[str]:
     """Return the paths, from the top of the working tree, of the files that git tracks."""
-    return sorted(
-        {os.fsdecode(path) for path in _run_git("-C", str(top), "ls-files", "-z").split(b"\0") if path}
-    )
+    return sorted({os.fsdecode(path) for path in _list_entries("ls-files", "-z", "--full-name", ":/")})
 
 
-def read_blobs(oids: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of objects by name, in one call of git; raises InputError if one is missing."""
-    if not oids:
-        return {}
+def _list_entries(*arguments: str) -> list[bytes]:
+    """Return what git lists, each with a null byte at its end. Raises InputError for too many."""
+    most = bound("git-entries")
+    data = _run_git(*arguments, max_bytes=_ENTRY_BYTES * most, max_entries=most)
+    return data.split(b"\0")[:-1]
+
+
+def _read_sizes(oids: Iterable[str]) -> dict[str, int]:
+    """Return the sizes of objects by name; raises InputError if one is missing."""
     names = list(dict.fromkeys(oids))
-    data = _run_git("cat-file", "--batch", stdin="".join(f"{oid}\n" for oid in names).encode())
+    if not names:
+        return {}
+    stdin = "".join(f"{oid}\n" for oid in names).encode()
+    lines = _run_git("cat-file", "--batch-check", stdin=stdin, max_bytes=_ENTRY_BYTES * len(names))
+    sizes = [line.rpartition(" ")[2] for line in lines.decode().splitlines()]
+    for oid, size in zip(names, sizes, strict=True):
+        if not size.isdigit():
+            raise _missing(oid)
+    return dict(zip(names, map(int, sizes), strict=True))
+
+
+def read_blobs(sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """Return the contents of objects, given their sizes by name; raises InputError if one is missing."""
+    if not sizes:
+        return {}
+    stdin = "".join(f"{oid}\n" for oid in sizes).encode()
+    most = sum(sizes.values()) + _ENTRY_BYTES * len(sizes)
+    data = _run_git("cat-file", "--batch", stdin=stdin, max_bytes=most)
     found, start = {}, 0
-    for oid in names:
+    for oid in sizes:
         end = data.find(b"\n", start)
         size = data[start : max(start, end)].rpartition(b" ")[2]
         if not size.isdigit():
@@ -132,10 +162,10 @@ def _missing(oid: str) -> InputError:
 
 def read_blob(oid: str, name: str, max_bytes: int) -> bytes:
     """Return the contents of one object. Raises PrototxtError for more than `max_bytes`."""
-    size = _run_git("cat-file", "-s", oid).strip()
-    if int(size) > max_bytes:
+    sizes = _read_sizes([oid])
+    if sizes[oid] > max_bytes:
         raise _too_large(name, max_bytes)
-    return read_blobs([oid])[oid]
+    return read_blobs(sizes)[oid]
 
 
 def _too_large(name: str, max_bytes: int) -> PrototxtError:
@@ -143,10 +173,13 @@ def _too_large(name: str, max_bytes: int) -> PrototxtError:
 
 
 def diff_as_text(old: str, new: str) -> str:
-    """Return the hunks of git's line-by-line diff of two files."""
+    """Return the hunks of git's line-by-line diff of two files, or why there is none."""
     # Without a repository, which could configure filters for these files.
     words = ("diff", "--no-index", "--no-ext-diff", "--no-textconv", "--no-color", "--", old, new)
-    done = _start_git(*words, environment={"GIT_DIR": os.devnull})
+    try:
+        done = _start_git(*words, environment={"GIT_DIR": os.devnull}, max_bytes=4 * MOST_BYTES)
+    except InputError as error:
+        return f"{error}\n"
     text = done.stdout.decode(errors="replace")
     start = text.find("\n@@")
     return text[start + 1 :] if start >= 0 else "".join(text.splitlines(keepends=True)[-1:])
@@ -154,15 +187,16 @@ def diff_as_text(old: str, new: str) -> str:
 
 def _try_git(*arguments: str) -> str | None:
     """Return git's output without its final newline; None if git fails or is not installed."""
-    try:
-        done = _start_git(*arguments)
-    except InputError:
+    if shutil.which("git") is None:
         return None
+    done = _start_git(*arguments)
     return None if done.returncode else os.fsdecode(done.stdout).removesuffix("\n")
 
 
-def _run_git(*arguments: str, stdin: bytes = b"") -> bytes:
-    done = _start_git(*arguments, stdin=stdin)
+def _run_git(
+    *arguments: str, stdin: bytes = b"", max_bytes: int = _WORD_BYTES, max_entries: int = sys.maxsize
+) -> bytes:
+    done = _start_git(*arguments, stdin=stdin, max_bytes=max_bytes, max_entries=max_entries)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines() or [f"exit {done.returncode}"]
         raise InputError(
@@ -178,25 +212,73 @@ _NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
 
 def _start_git(
-    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] = {}
+    *arguments: str,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] = {},
+    max_bytes: int = _WORD_BYTES,
+    max_entries: int = sys.maxsize,
 ) -> subprocess.CompletedProcess[bytes]:
+    """Run git to its end. Raises InputError, and ends it, if it prints too much or takes over _GIT_S."""
+    command = f"git {arguments[0]}"
     try:
-        return subprocess.run(
+        git = subprocess.Popen(
             ["git", *_HARMLESS, *arguments],
-            input=stdin,
-            capture_output=True,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, **_NO_FETCH, **environment},
+            start_new_session=True,  # since `git` may be a script, whose processes are to end with it
         )
     except OSError as error:
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
+    assert git.stdin is not None and git.stdout is not None and git.stderr is not None
+    end = partial(os.killpg, git.pid, signal.SIGKILL)
+    timer = threading.Timer(_GIT_S, end)
+    with git, ThreadPoolExecutor(2) as pool:
+        try:
+            timer.start()
+            output = pool.submit(_read_bounded, git.stdout, max_bytes, max_entries)
+            errors = pool.submit(_read_bounded, git.stderr, _WORD_BYTES, sys.maxsize)
+            for read in (output, errors):
+                read.add_done_callback(lambda done: end() if done.exception() else None)
+            with suppress(BrokenPipeError), git.stdin:
+                git.stdin.write(stdin)
+            stdout, stderr = output.result(), errors.result()
+        except _TooMuch as error:
+            hint = hint_at_limit("git-entries") if max_entries < sys.maxsize else "compare smaller files"
+            raise InputError(command, str(error), hint) from None
+        except BaseException:  # such as Ctrl-C
+            end()
+            raise
+        finally:
+            timer.cancel()
+    if git.returncode == -signal.SIGKILL:
+        raise InputError(command, f"did not end within {_GIT_S:.0f} s", "compare less, or check the disk")
+    return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
+
+
+class _TooMuch(Exception):
+    """Raised for output over its bound."""
+
+
+def _read_bounded(stream: IO[bytes], max_bytes: int, max_entries: int) -> bytes:
+    data, entries = bytearray(), 0
+    while piece := os.read(stream.fileno(), 1 << 16):
+        data += piece
+        entries += piece.count(b"\0")
+        if entries > max_entries:
+            raise _TooMuch(f"lists over {max_entries:,} entries")
+        if len(data) > max_bytes:
+            raise _TooMuch(f"prints over {max_bytes:,} bytes")
+    return bytes(data)
 
 
 Kind = Literal["file", "folder", "recipe", "revision"]
 
 SUFFIXES = (".prototxt", ".pt")
 _RECIPE = re.compile(rb"^(?:phases|tensorflow|family)[ \t]*:", re.MULTILINE)
-# All the files of one side, as a multiple of the bound on one.
+# All the files of one side: their number, and their bytes as a multiple of the bound on one.
+_MOST_FILES = 10_000
 _MOST_TOGETHER = 16
 
 
@@ -429,7 +511,7 @@ def _disk_tree(
         if _is_compared(path, data, limits):
             files[path] = data
             total += 0 if isinstance(data, PrototxtError) else len(data)
-            _check_total(total, max_bytes)
+            _check_total(len(files), total, max_bytes)
     return Tree(label, prefix, files, lambda path: read_if_exists(root / path, max_bytes, root))
 
 
@@ -442,7 +524,9 @@ def _is_compared(path: str, data: bytes | PrototxtError, limits: Sequence[str]) 
     return not path.endswith(".pt") or is_prototxt(path, data)
 
 
-def _check_total(total: int, max_bytes: int) -> None:
+def _check_total(number: int, total: int, max_bytes: int) -> None:
+    if number > _MOST_FILES:
+        raise InputError("", f"over {_MOST_FILES:,} files to compare", "compare fewer paths at a time")
     if total > _MOST_TOGETHER * max_bytes:
         what = f"the files to compare exceed {_MOST_TOGETHER * max_bytes:,} bytes in total"
         raise InputError("", what, "compare fewer paths at a time, or raise --max-bytes")
@@ -474,19 +558,18 @@ def _git_tree(
 ) -> Tree:
     """Return the files of a revision or of a folder in one; files that are too large become errors."""
     small = {blob.oid: blob.size_bytes for blob in blobs.values() if blob.size_bytes <= max_bytes}
-    _check_total(sum(small.values()), max_bytes)
+    _check_total(0, sum(small.values()), max_bytes)
     data = read_blobs(small)
-    files = {
-        path: data[blob.oid] if blob.oid in data else _too_large(path, max_bytes)
+    found = (
+        (path, data[blob.oid] if blob.oid in data else _too_large(path, max_bytes))
         for path, blob in blobs.items()
         if blob.oid in data or path.endswith(".prototxt")
-    }
-    return Tree(
-        spec.text,
-        f"{spec.text}{separator}",
-        {path: each for path, each in files.items() if _is_compared(path, each, limits)},
-        lambda path: _read_at(spec.oid, path, max_bytes),
     )
+    files = {path: each for path, each in found if _is_compared(path, each, limits)}
+    # Many files may be one object.
+    total = sum(len(each) for each in files.values() if isinstance(each, bytes))
+    _check_total(len(files), total, max_bytes)
+    return Tree(spec.text, f"{spec.text}{separator}", files, lambda path: _read_at(spec.oid, path, max_bytes))
 
 
 def _open_revisions(old: Spec, new: Spec, limits: Sequence[str], max_bytes: int) -> tuple[Tree, Tree]:
@@ -504,7 +587,7 @@ def _open_working_tree(old: Spec, limits: Sequence[str], max_bytes: int) -> tupl
     """Return a revision and the files that git tracks; as in git, new files count once they are added."""
     top, wanted = top_folder(), _from_top(limits)
     blobs = list_files(old.oid, wanted)
-    paths = [path for path in sorted({*list_tracked(top), *blobs}) if _is_wanted(path, wanted)]
+    paths = [path for path in sorted({*list_tracked(), *blobs}) if _is_wanted(path, wanted)]
     for limit in wanted:
         if not any(_is_wanted(path, [limit]) for path in paths) and (top / limit).is_file():
             what = f"revision '{old.text}' has no such file, and git does not track yours"

@@ -33,6 +33,7 @@ from caffe_recipes.run.events import (
     Replaced,
     RunStarted,
     RunState,
+    StateDraft,
     Stopped,
     describe_event,
     describe_finished,
@@ -118,14 +119,15 @@ class ShownRun:
         self._journal_bytes = 0  # of the complete lines that were read
         self._log = _Log()
         self.launches: list[tuple[str, str]] = []  # phase and log of each
+        self._last_logs: dict[str, str] = {}  # of each phase
         self.last_failure: RunFailed | None = None  # the last one, even if the run was resumed after it
         self.first_s: float | None = None  # the time of the first event
         self.last_s: float | None = None  # the time of the last event
         self.ran_s = 0.0  # for how long the run had run at the last event
         self._unseen_s = 0.0  # for how long no process followed the current launch
         self.job_id: int | None = None  # the Slurm job that the last process was in
-        self.job_ids: tuple[int, ...] = ()
-        self.blamed: tuple[str, ...] = ()  # the hosts because of which the last process ended launches
+        self.job_ids: dict[int, None] = {}  # of all processes, in order
+        self.blamed: dict[str, None] = {}  # the hosts because of which the last process ended launches
         self._beside: dict[str, ShownRun] = {}  # the branches in progress, by phase
         # What is not shown yet: the time of each line, the line, and whether it names its phase.
         self.lines: list[tuple[float, str, bool]] = []
@@ -158,7 +160,10 @@ class ShownRun:
 
         If branches are followed, the same files of each branch in progress come after these.
         """
-        for phase in self.state.branches if self._with_branches else ():
+        phases = {step.phase for step in plan_steps(self.recipe)} if self._with_branches else ()
+        for phase in self.state.branches:
+            if phase not in phases:  # the journal may name anything
+                continue
             if phase in self.state.finished:
                 self._beside.pop(phase, None)
             elif phase not in self._beside:
@@ -245,36 +250,40 @@ class ShownRun:
         starts = [index for index, (_, event) in enumerate(events) if isinstance(event, RunStarted)]
         first = starts[-1] if starts and not self._journal_bytes else 0
         self._journal_bytes += len(whole)
+        draft = StateDraft(self.state)
         for index, (time_s, event) in enumerate(events):
             if index >= first:
-                self._describe(time_s, event)
-            self._apply(time_s, event)
+                self._describe(time_s, event, draft)
+            self._apply(time_s, event, draft)
+        self.state = draft.freeze()
         return bool(events)
 
-    def _apply(self, time_s: float, event: Event) -> None:
+    def _apply(self, time_s: float, event: Event, draft: StateDraft) -> None:
         """Fold an event into the state, and record its launch, job, blamed host or failure."""
         if isinstance(event, Launch):
             self.launches.append((event.phase, event.log))
+            self._last_logs[event.phase] = event.log
         if isinstance(event, RunStarted):
             self.job_id = int(event.job) if event.job.isdecimal() else None
-            self.blamed = ()
-            self.job_ids = tuple(dict.fromkeys((*self.job_ids, *([self.job_id] if self.job_id else []))))
+            self.blamed = {}
+            if self.job_id:
+                self.job_ids[self.job_id] = None
         if isinstance(event, Ending | Failed | Replaced) and event.host:
-            self.blamed = tuple(dict.fromkeys((*self.blamed, event.host)))
-        self.ran_s += self._count_seconds(time_s, event)
-        self.state = event.fold(self.state)
+            self.blamed[event.host] = None
+        self.ran_s += self._count_seconds(time_s, event, draft)
+        event.fold(draft)
         self.first_s = time_s if self.first_s is None else self.first_s
         self.last_s = time_s
         self.last_failure = self._find_failure(event) or self.last_failure
 
-    def _count_seconds(self, time_s: float, event: Event) -> float:
+    def _count_seconds(self, time_s: float, event: Event, before: StateDraft) -> float:
         """Return for how long the run ran between the last event and this one.
 
         It did not run before a process starts or resumes it, except for the launch of a killed run: when this
         ends, its event says for how many seconds it ran.
         """
         since_s = 0.0 if self.last_s is None else max(0.0, time_s - self.last_s)
-        launch = self.state.launch
+        launch = before.launch
         if isinstance(event, RunStarted):
             self._unseen_s += since_s if launch is not None else 0.0
             return 0.0
@@ -282,12 +291,12 @@ class ShownRun:
             return since_s
         if isinstance(event, Failed | Finish) and event.phase != launch.phase:
             return since_s
-        earlier_s = self.state.spent.get(launch.phase, 0.0) if isinstance(event, Finish) else 0.0
+        earlier_s = before.spent.get(launch.phase, 0.0) if isinstance(event, Finish) else 0.0
         seen_s = time_s - launch.time_s - self._unseen_s
         unseen_s, self._unseen_s = self._unseen_s, 0.0
         return since_s + min(max((event.seconds or 0.0) - earlier_s - seen_s, 0.0), unseen_s)
 
-    def _describe(self, time_s: float, event: Event) -> None:
+    def _describe(self, time_s: float, event: Event, before: StateDraft) -> None:
         """Add the lines to show for an event, before it is folded into the state."""
         if not isinstance(event, Notice):  # a remark does not mean that the run continues
             if self.failure is not None:  # it is shown as a line once the run continues after it
@@ -298,7 +307,7 @@ class ShownRun:
         if (is_start and self._is_branch) or self._is_of_branch(event):
             return
         lines = [describe_event(event, self.recipe, self.folder)]
-        lines += describe_finished(self.state, self.recipe, self.folder) if is_start else []
+        lines += describe_finished(before.finished, self.recipe, self.folder) if is_start else []
         self.lines += [(time_s, line, event.names_phase) for line in lines if line]
 
     def _is_of_branch(self, event: Event) -> bool:
@@ -310,7 +319,7 @@ class ShownRun:
             return RunInterrupted(self.folder, f"interrupted by {event.signal}", self.resume_hint())
         if not isinstance(event, Failed):
             return None
-        return event.error(event.log or dict(self.launches).get(event.phase or ""))
+        return event.error(event.log or self._last_logs.get(event.phase or ""))
 
 
 # The poll intervals for files on this machine and on another host.

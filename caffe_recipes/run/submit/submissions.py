@@ -86,25 +86,28 @@ class Submissions:
         return {each.name: each for each in self.all}[name]
 
 
-def _fold(state: Submissions, event: str, fields: Mapping[str, Any], time_s: float) -> Submissions:
+def _fold(
+    found: dict[str, Submission], event: str, fields: Mapping[str, Any], time_s: float
+) -> dict[str, Submission]:
+    """Add an event to the submissions found so far, by name."""
     if event == "submitting":
         argv = tuple(fields.get("argv", ()))
         # Earlier versions kept the excluded nodes only in the argv.
         given = next((word for word in argv if word.startswith(_EXCLUDE)), _EXCLUDE).removeprefix(_EXCLUDE)
         excluded = tuple(fields.get("excluded", filter(None, given.split(","))))
         fields = {**fields, "argv": argv, "excluded": excluded}
-        return Submissions((*state.all, Submission(**fields, time_s=time_s)))
-    if event not in ("submitted", "refused", "cancelled"):
-        return state
-    before = state.find(fields["name"])
-    changed = replace(
-        before,
-        outcome=cast("Outcome", event),
-        job_id=int(fields["job_id"]) if event == "submitted" else before.job_id,
-        reason=str(fields.get("reason", before.reason)),
-        cluster=str(fields.get("cluster", before.cluster)),
-    )
-    return Submissions(tuple(changed if each.name == before.name else each for each in state.all))
+        submission = Submission(**fields, time_s=time_s)
+        found[submission.name] = submission
+    elif event in ("submitted", "refused", "cancelled"):
+        before = found[fields["name"]]
+        found[before.name] = replace(
+            before,
+            outcome=cast("Outcome", event),
+            job_id=int(fields["job_id"]) if event == "submitted" else before.job_id,
+            reason=str(fields.get("reason", before.reason)),
+            cluster=str(fields.get("cluster", before.cluster)),
+        )
+    return found
 
 
 def submissions_path(root: Path, recipe_name: str) -> Path:
@@ -114,7 +117,7 @@ def submissions_path(root: Path, recipe_name: str) -> Path:
 
 def fold_submissions(text: str, where: str | Path) -> Submissions:
     """Return the submissions in the text of a file; raises JournalError for a complete but invalid line."""
-    return fold_lines(text, where, _fold, Submissions(), _HINT)
+    return Submissions(tuple(fold_lines(text, where, _fold, dict[str, Submission](), _HINT).values()))
 
 
 def load_submissions(path: Path) -> Submissions:

@@ -24,7 +24,8 @@ from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.folders import create_run
 from caffe_recipes.run.journal import Journal
-from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
+from caffe_recipes.run.monitor.files import FilePiece
+from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, ShownRun, attach
 from tests.stand_in_host import StandInHost, answer_call
 
 if TYPE_CHECKING:
@@ -425,3 +426,18 @@ def test_what_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> 
         _, complained = done.communicate(timeout=600)
         assert (done.returncode, complained.count("\n")) == (code, 1)
         assert complained.startswith("Error: ")
+
+
+def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_are_followed(
+    place: Place,
+) -> None:
+    def line(event: str, **fields: object) -> bytes:
+        return json.dumps({"time": "2026-11-20T12:00:00+00:00", "event": event, **fields}).encode() + b"\n"
+
+    run = ShownRun("x", "runs/small-1", load_recipe(place.recipe), with_branches=True)
+    run.update([FilePiece(0, line("branched", phase="../../other", folder="x"))])
+    before = run.state
+    assert [each.path for each in run.requests()] == ["runs/small-1/journal.jsonl"]
+    run.update([FilePiece(0, line("branched", phase="cyc1", folder="y"))])
+    assert (before.branches, [*run.state.branches]) == ({"../../other": "x"}, ["../../other", "cyc1"])
+    assert [each.path for each in run.requests()][1:] == ["runs/small-1/branches/cyc1/journal.jsonl"]
