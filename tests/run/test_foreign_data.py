@@ -152,6 +152,10 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
     os.chown(source / "train-1", NOBODY, NOBODY)
     with pytest.raises(NodeRefusal, match=rf"localhost:{source}: contains train-1, which belongs to user"):
         check_source(tmp_path, [records])
+    os.chown(source / "train-1", 0, 0)
+    (source / "train-1").chmod(0o666)
+    with pytest.raises(NodeRefusal, match=rf"{source}: contains train-1, which can be changed by anybody"):
+        check_source(tmp_path, [records])
     source.chmod(0o777)
     with pytest.raises(NodeRefusal, match=rf"localhost:{source}: can be changed by anybody; ask its owner"):
         check_source(tmp_path, [records])
