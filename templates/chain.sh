@@ -248,7 +248,7 @@ find_lmdbs() {
   SOURCE_DIGEST=$(sh "$NODE" manifest "$SOURCE" | last_answer)
   SOURCE_DIGEST=${SOURCE_DIGEST#manifest }
   [[ $SOURCE_DIGEST != refused* ]] ||
-    stop 2 "LMDB_SOURCE: $SOURCE ${SOURCE_DIGEST#refused }; set LMDB_SOURCE to your own copy, or have its owner remove it"
+    stop 2 "LMDB_SOURCE: $SOURCE ${SOURCE_DIGEST#refused }; set LMDB_SOURCE to your own copy, or ask its owner to remove it"
   [[ $LMDB == /* ]] || hosts=("${HOSTS[0]}") # all nodes share the Caffe root
   ask_each "${hosts[@]}" -- probe "$LMDB_PATH" "$SOURCE" - "$(whole_path "$TEST_LMDB")" # a solver may test
   for i in "${!hosts[@]}"; do
@@ -266,7 +266,7 @@ find_lmdbs() {
     esac
   done
   [[ -z $silent ]] || stop 3 "$LMDB: no answer from$silent; check that $PWD exists there, and $(ssh_hint "${silent##* }")"
-  [[ -z $refused ]] || stop 2 "$LMDB on $refused; have its owner remove it, or set another \`lmdb\` in the recipe"
+  [[ -z $refused ]] || stop 2 "$LMDB on $refused; ask its owner to remove it, or set another \`lmdb\` in the recipe"
   [[ -z $other ]] || stop 2 "$LMDB: not a copy of LMDB_SOURCE ('$LMDB_SOURCE') on$other; move it away there"
   [[ -z $missing ]] || stop 2 "$LMDB: missing on$missing, and not in LMDB_SOURCE ('$LMDB_SOURCE'); \
 set LMDB_SOURCE to a copy that all nodes can read, or $LMDB_HINT"
@@ -349,7 +349,7 @@ check_log() { # NAME STOP_ITER
 stamp_on() { # HOST VERB FILE
   local answer
   answer=$( (run_node "$1" "$2" "$3" "$PWD") | last_answer) || true
-  [[ $answer != refused* ]] || stop 3 "$1:$3: ${answer#refused }; have its owner remove it, or snapshot to another folder"
+  [[ $answer != refused* ]] || stop 3 "$1:$3: ${answer#refused }; ask its owner to remove it, or snapshot to another folder"
   printf '%s' "${answer#present }"
 }
 
@@ -416,7 +416,7 @@ evaluate_model() { # NET BATCHES MODEL LOG_NAME
     command -v -- "$TRAINER" >/dev/null ||
       stop 3 "$3: trained, but not evaluated: $TRAINER not found from $PWD; run run.sh again where it exists"
     is_intact "$3" "$(sed -n 2p <<<"$settings")" || stop 3 "$3: $DAMAGED"
-    check_own "have its owner remove it" "$PWD" "$(whole_path "$TEST_LMDB")"
+    check_own "ask its owner to remove it" "$PWD" "$(whole_path "$TEST_LMDB")"
     say "evaluating $3"
     logged "$4" test_model "$@" || stop 3 "evaluation: returned $?; see $log"
     check_log "$4" ''

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from caffe_recipes.caffe import pb
 from caffe_recipes.caffe.lmdb_pages import PageTree, load_tree
 from caffe_recipes.errors import DataError, RunFailed
-from caffe_recipes.files import UntrustedPathError, check_trusted, make_own_folder, name_beside
+from caffe_recipes.files import UntrustedPathError, make_own_folder, name_beside
 from caffe_recipes.limits import hint_at_limit, limit
 
 # Errors of the machine, not of the user's input. LMDB reports an incomplete write as EIO.
@@ -48,15 +48,6 @@ def writing(out: Path, then: str = "") -> Iterator[None]:
         why = error.strerror if isinstance(error, OSError) else os.strerror(number)
         what = f"cannot be written: {why}"
         raise kind(out, what, "; ".join(filter(None, hints))) from None
-
-
-def check_own_data(out: Path) -> None:
-    """Raise DataError for an existing folder of data that another user could have made."""
-    try:
-        if out.is_dir():
-            check_trusted(out / "data.mdb")
-    except UntrustedPathError as error:
-        raise DataError(out, f"already exists, and {error.why}", "give another path") from None
 
 
 # LMDB forbids opening a file twice in one process, but a TRAIN and a TEST net may read the same one.

@@ -224,14 +224,12 @@ class GivenRun:
         Raises InputError if it has none of the recipe's files, and, if it `is_checked`, for one that others
         can write in, or if they can change the recipe, the hostfile or the profile.
         """
-        from caffe_recipes.recipe.source import split_row
         from caffe_recipes.run.context import check_own_root, find_root
-        from caffe_recipes.run.folders import own_paths
+        from caffe_recipes.run.folders import own_paths, typed_files
 
         root = find_root(self.caffe_root, self.profile, recipe, (self.recipe, self.caffe))
         if is_checked:
-            typed = [Path(each) for each in (self.hostfile, self.profile) if each is not None]
-            typed.append(Path(split_row(self.recipe)[0]))
+            typed = [*typed_files(self.recipe, self.profile), *filter(None, (self.hostfile,))]
             check_own_root(root, [*(own_paths(root, recipe) if recipe else ()), *typed])
         return root
 

@@ -229,7 +229,6 @@ class Running:
                 thread.start()
             threads[1].join(timeout_s)
             if failed:
-                self.stop()
                 raise failed[0]
             self._listener.join(max(0.0, deadline - time.monotonic()))
         except BaseException:  # such as Ctrl-C
@@ -328,7 +327,7 @@ def fetch_file(host: Host, path: str, to: Path) -> None:
         with host.start(["sh", "-c", _SEND, "sh", path], MAX_TRANSFER_S) as command:
             command.end_input()
             with _watch_progress(command, path) as moved, create_private_file(part) as file:
-                expected, arrived = _receive(command, file, moved)
+                expected, arrived = _receive(command, file, path, moved)
             _check(command, path)
         if expected != arrived:
             what = f"cannot be copied: {arrived} of {expected} bytes arrived"
@@ -360,7 +359,7 @@ def _send(command: Running, file: IO[bytes], moved: Callable[[], None]) -> None:
         moved()
 
 
-def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tuple[int, int]:
+def _receive(command: Running, file: IO[bytes], place: str, moved: Callable[[], None]) -> tuple[int, int]:
     """Write a command's output to `file`; return the size that it announced and the bytes received."""
     head, expected, arrived = b"", None, 0
     while chunk := command.read():
@@ -368,13 +367,14 @@ def _receive(command: Running, file: IO[bytes], moved: Callable[[], None]) -> tu
         if expected is None:
             head, end, chunk = (head + chunk).partition(b"\n")
             if len(head) > _SIZE_DIGITS or (end and not head.isdigit()):
-                raise HostFailed(command.host, "cannot be copied: no size arrived", "check its login shell")
+                what = "cannot be copied: no size arrived"
+                raise HostFailed(command.host, what, "check its login shell", place)
             expected = int(head) if end else None
         file.write(chunk)
         arrived += len(chunk)
         if expected is not None and arrived > expected:
             what = f"cannot be copied: over {expected} bytes arrived"
-            raise HostFailed(command.host, what, "is the file still being written?")
+            raise HostFailed(command.host, what, "is the file still being written?", place)
     return expected or 0, arrived
 
 

@@ -16,6 +16,7 @@ from typing import NoReturn
 from caffe_recipes.cluster.commands import Completed, Host
 from caffe_recipes.cluster.slurm_jobs import Job, NodeGroup, State, describe_limit, parse_limit, parse_moment
 from caffe_recipes.errors import ClusterError, CommandTimedOut
+from caffe_recipes.wording import describe_count
 
 # The job name comes last, since only it may contain the separator. Without widths nothing is truncated.
 SQUEUE_FORMAT = "%A|%i|%T|%D|%P|%l|%V|%S|%e|%N|%r|%j"
@@ -547,10 +548,8 @@ def check_nodes_now(partition: Partition, groups: Iterable[NodeGroup], nodes: in
     left = partition.total_nodes - broken
     if not left < nodes <= partition.total_nodes:
         return ()
-    return (
-        f"{partition.name} has {left} working nodes now, but the job needs {nodes}; it will wait until more "
-        "nodes are up; see sinfo -R",
-    )
+    has = f"{partition.name} has {describe_count(left, 'working node')} now"
+    return (f"{has}, but the job needs {nodes}; it will wait until more nodes are up; see sinfo -R",)
 
 
 def _check_state(partition: Partition) -> Iterator[str]:

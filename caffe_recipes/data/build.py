@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import lmdb
 
-from caffe_recipes.caffe.datums import check_own_data, commit_records, open_datums, writing
+from caffe_recipes.caffe.datums import commit_records, open_datums, writing
 from caffe_recipes.caffe.lmdb_pages import load_tree
 from caffe_recipes.data.archives import is_archive, load_archive
 from caffe_recipes.data.convert import (
@@ -36,7 +36,13 @@ from caffe_recipes.data.convert import (
     suffix_of,
 )
 from caffe_recipes.data.images import Picture, Pictures, load_classes, load_folder, load_list
-from caffe_recipes.data.manifest import BuildManifest, RecordsDigest, load_manifest, write_manifest
+from caffe_recipes.data.manifest import (
+    BuildManifest,
+    RecordsDigest,
+    check_own_data,
+    load_manifest,
+    write_manifest,
+)
 from caffe_recipes.errors import DataError, InputError, RunFailed
 from caffe_recipes.files import lock, make_own_folder, name_beside, write_whole
 from caffe_recipes.wording import describe_count, plural

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from caffe_recipes.errors import DataError
-from caffe_recipes.files import read_within, reading, write_whole
+from caffe_recipes.files import UntrustedPathError, check_trusted, read_within, reading, write_whole
 
 M = TypeVar("M")
 
@@ -32,6 +32,15 @@ class BuildManifest:
     seed: int | None
     plan: str
     sha256: str
+
+
+def check_own_data(out: Path) -> None:
+    """Raise DataError for an existing folder of data that another user could have made."""
+    try:
+        if out.is_dir():
+            check_trusted(out / "data.mdb")
+    except UntrustedPathError as error:
+        raise DataError(out, f"already exists, and {error.why}", "give another path") from None
 
 
 def manifest_path(lmdb: Path) -> Path:

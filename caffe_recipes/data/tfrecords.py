@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.datums import check_own_data, open_datums, writing
+from caffe_recipes.caffe.datums import open_datums, writing
 from caffe_recipes.caffe.weights import TooManyFieldsError, count_fields
 from caffe_recipes.cluster.staging.relay import digest_of
 from caffe_recipes.data.archives import jpeg_shape
@@ -34,7 +34,7 @@ from caffe_recipes.data.check import (
     order_values,
 )
 from caffe_recipes.data.images import Pictures
-from caffe_recipes.data.manifest import is_count, is_names, manifest_path, read_manifest
+from caffe_recipes.data.manifest import check_own_data, is_count, is_names, manifest_path, read_manifest
 from caffe_recipes.data.opencv import require_opencv
 from caffe_recipes.data.shuffledness import Shuffledness
 from caffe_recipes.errors import DataError, InputError

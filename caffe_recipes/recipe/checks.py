@@ -88,7 +88,7 @@ def _wrong_records(recipe: AnyRecipe) -> Iterator[tuple[Location, str, str]]:
         yield (
             (*at, "prepare"),
             what,
-            "set each part's `source`, or without it `folder`, to these paths, in one FOLDER",
+            "set each part's `source` (or `folder`, if it has none) to these paths, in the same FOLDER",
         )
 
 

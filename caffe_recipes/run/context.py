@@ -225,8 +225,7 @@ def find_setting(recipe: AnyRecipe, options: RunOptions, connect: Connect) -> Se
         return connect(name, profile.copy_with)
 
     program = trainer.find_program(root, path, profile)
-    if profile.container is None:
-        check_own_root(root, [root / program])
+    check_own_root(root, [root / (profile.container.image if profile.container else program)])
     known, refused = drop_refused_options(profile, path)
     own = trainer.environment(root)
     environment = {**own, **plan_launch(recipe, profile, names, "", path).process_environment()}

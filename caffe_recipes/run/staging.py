@@ -65,7 +65,7 @@ def stage_recipe(
     check_source(root, sets)
     if len(names) < recipe.cluster.nodes:
         few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
-        say(f"{found.where}: {few}; add the others before you start one")
+        say(f"{found.where}: {few}; add the others before you start a run")
     return with_hosts(
         names,
         lambda name: connect(name, profile.copy_with),

@@ -161,3 +161,14 @@ def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_obeyed(
     done = call(tmp_path, str(paths["recipe"]), *words, command="preflight")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"is used with {paths[planted]}, which belongs to user 54321, who can change its" in done.stderr
+
+
+def test_a_recipe_and_a_profile_that_have_names_are_not_looked_for_in_the_current_folder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    words = ("digits-local", "--caffe-root", str(tmp_path / "root"), "--profile", "local")
+    done = call(tmp_path / "open", *words, "--clean", command="stage")
+    assert "can be changed by anybody" not in done.stderr

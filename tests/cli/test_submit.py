@@ -57,7 +57,7 @@ def test_a_dry_run_prints_the_command_and_the_script_without_slurm(root: Path) -
         "nodes:        1 with 2 ranks each",
         "time:         1 h 30 min at most, 1.5 node-hours; from --time",
         "account:      your default, partition debug",
-        "at the limit: Caffe writes a snapshot 9 min before it; the requeued job resumes",
+        "at the limit: Caffe writes a snapshot 9 min before; the requeued job resumes",
     ]
     script = (root / "jobs/small/chain.sbatch").read_text().strip()
     assert script not in done.stdout
@@ -152,13 +152,13 @@ def test_the_warnings_of_jobs_of_different_lengths_are_a_range(tmp_path: Path) -
     assert "10 h 00 min at most, 640.0 node-hours; from --time, for each job\n" in timed
     first, last = min(given) // 60, max(given) // 60
     assert first < last
-    assert f"at the limit: Caffe writes a snapshot {first} min to {last} min before it;" in shown
+    assert f"at the limit: Caffe writes a snapshot {first} min to {last} min before;" in shown
 
 
 def test_the_warning_of_a_job_of_unknown_length_is_explained(root: Path) -> None:
     shown = " ".join(call(root, "small.yaml", "--dry-run").stdout.split())
     assert (
-        "at the limit: Caffe writes a snapshot 2 min before it (with --time, a tenth of it, 10 min at most)"
+        "at the limit: Caffe writes a snapshot 2 min before (with --time, a tenth of that time, 10 min at most)"
         in shown
     )
 

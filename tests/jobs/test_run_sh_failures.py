@@ -313,7 +313,7 @@ def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
     (small_cluster.node("c401-001") / "tmp" / INIT).symlink_to(victim)
     error = failed(small_cluster)
     assert f"c401-001:/tmp/{INIT}: is a symbolic link owned by user " in error
-    assert "have its owner remove it" in error
+    assert "ask its owner to remove it" in error
     assert victim.read_text() == "precious"
     assert small_cluster.calls("mpiexec.hydra") == []
 

@@ -145,7 +145,7 @@ def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: S
         f"on c401-001: is used with {lmdb}, which belongs to user nobody (65534), who can change its contents"
     )
     assert used in said
-    assert "; have its owner remove it, or set another `lmdb` in the recipe\n" in said
+    assert "; ask its owner to remove it, or set another `lmdb` in the recipe\n" in said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")

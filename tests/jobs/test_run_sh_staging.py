@@ -71,7 +71,7 @@ def test_something_else_in_its_place_is_neither_used_nor_replaced(bare: StandInC
 
 def test_a_file_in_the_place_of_its_folder_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).write_text("somebody's")
-    says = "/tmp/ilsvrc12_train_lmdb on c401-002: is not a folder; have its owner remove it"
+    says = "/tmp/ilsvrc12_train_lmdb on c401-002: is not a folder; ask its owner to remove it"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
@@ -141,7 +141,7 @@ def test_what_a_host_answers_is_shown_as_printable_text(bare: StandInCluster) ->
     answer = r"refused \033]0;owned\007\033[2J\rby \000the host\t"
     printed = rf"printf '\ncaffe-recipes: {answer}\n'"
     bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {printed}; exit; }}")
-    assert " on c401-001: ]0;owned[2Jby the host; have its owner" in bare.refused(LMDB_SOURCE=SOURCE)
+    assert " on c401-001: ]0;owned[2Jby the host; ask its owner" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 # What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
@@ -168,7 +168,7 @@ def test_a_link_that_was_planted_is_not_written_through(bare: StandInCluster, na
 def test_a_folder_that_others_can_write_in_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
     lmdb(bare).chmod(0o777)
-    says = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; have its owner remove it"
+    says = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; ask its owner to remove it"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
@@ -179,7 +179,7 @@ def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, 
     (lmdb(bare) / "data.mdb").write_text(COPIED)
     os.chown(lmdb(bare) / what, 4242, 4242)
     which = "contains data.mdb, which " if what == "data.mdb" else ""
-    says = f"on c401-002: {which}belongs to user 4242, who can change its contents; have its owner remove it"
+    says = f"on c401-002: {which}belongs to user 4242, who can change its contents; ask its owner"
     assert says in bare.refused(LMDB_SOURCE=SOURCE)
 
 
@@ -217,7 +217,7 @@ def test_a_source_that_only_a_node_sees_is_refused_there(bare: StandInCluster, t
     (bare.library / "node.sh").write_text(
         (bare.library / "node.sh").read_text().replace('    check_source "$target"\n', "")
     )
-    says = f"on c401-002: is used with {source}, which can be changed by anybody; have its owner remove it"
+    says = f"on c401-002: is used with {source}, which can be changed by anybody; ask its owner to remove it"
     assert says in bare.refused(LMDB_SOURCE=str(source))
 
 

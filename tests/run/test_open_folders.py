@@ -108,6 +108,20 @@ def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_net_of_another_user_is_trained(place: Place) -> None:
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    net = shared / "net.prototxt"
+    net.write_text('layer { name: "a" type: "Input" top: "a" }\n')
+    os.chown(net, 65534, 65534)
+    place.edit("{name: Small, builder: resnet_small,", f"{{name: Small, prototxt: {net},")
+    paths = own_paths(place.root, load_recipe(place.recipe))
+    with pytest.raises(InputError, match=rf"is used with {net}, which belongs to user nobody"):
+        check_own_root(place.root, paths)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_programs_of_another_user_in_a_shared_folder_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

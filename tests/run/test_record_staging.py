@@ -186,8 +186,8 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
         )
         assert placed == (StagedHost("localhost", outcome),)
     assert (
-        f"{site.root}/hostfile: names 1 of the 4 hosts that a run needs; add the others before you start one"
-        in said
+        f"{site.root}/hostfile: names 1 of the 4 hosts that a run needs; add the others before"
+        in " ".join(said)
     )
     train = site.root / "node/a/train"
     found = sorted(path.name for path in train.iterdir() if "caffe-recipes" not in path.name)

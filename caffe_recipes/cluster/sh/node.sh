@@ -44,7 +44,7 @@ relation() {
     esac
 }
 
-# STEP: checks one step of a path. `shared` is yes if anybody can create files beside it, as in /tmp. `reads` is yes if we
+# STEP: checks one step of a path. `shared` is yes below a folder where anybody can create files, as in /tmp. `reads` is yes if we
 # only read or run what is there: then the owner of a step that is not shared is trusted, such as a colleague's dataset.
 check_step() {
     seen=$(stat -c '%u %g 0x%f' -- "$1") || refuse "$1 cannot be examined"

@@ -116,13 +116,15 @@ class FileSet:
 
 
 def _is_as_safe_as_its_folder(path: Path) -> bool:
-    """Return whether nobody can change a file, which is no link, but those who can change its folder."""
+    """Return whether only those who can change its folder can change a file that is not a link."""
     try:
         file, folder = path.lstat(), path.parent.stat()
     except OSError:
         return False
-    is_plain = stat.S_ISREG(file.st_mode) and not file.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_plain and file.st_uid in (0, os.geteuid(), folder.st_uid)
+    is_plain = stat.S_ISREG(file.st_mode) and not file.st_mode & stat.S_IWOTH
+    by_group = bool(file.st_mode & stat.S_IWGRP)
+    is_as_folder = bool(folder.st_mode & stat.S_IWGRP) and file.st_gid == folder.st_gid
+    return is_plain and (not by_group or is_as_folder) and file.st_uid in (0, os.geteuid(), folder.st_uid)
 
 
 def lmdb_set(lmdb: str, folder: Path, hosts: Iterable[str], root: Path = Path("/")) -> FileSet:

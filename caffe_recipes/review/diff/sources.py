@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -233,7 +234,7 @@ def _start_git(
         raise InputError("", f"git cannot be started: {error.strerror}", "install git") from error
     assert git.stdin is not None and git.stdout is not None and git.stderr is not None
     end = partial(os.killpg, git.pid, signal.SIGKILL)
-    timer = threading.Timer(_GIT_S, end)
+    timer, begun = threading.Timer(_GIT_S, end), time.monotonic()
     with git, ThreadPoolExecutor(2) as pool:
         try:
             timer.start()
@@ -245,14 +246,14 @@ def _start_git(
                 git.stdin.write(stdin)
             stdout, stderr = output.result(), errors.result()
         except _TooMuch as error:
-            hint = hint_at_limit("git-entries") if max_entries < sys.maxsize else "compare smaller files"
+            hint = hint_at_limit("git-entries") if max_entries < sys.maxsize else "compare less at a time"
             raise InputError(command, str(error), hint) from None
         except BaseException:  # such as Ctrl-C
             end()
             raise
         finally:
             timer.cancel()
-    if git.returncode == -signal.SIGKILL:
+    if git.returncode == -signal.SIGKILL and time.monotonic() >= begun + _GIT_S:
         raise InputError(command, f"did not end within {_GIT_S:.0f} s", "compare less, or check the disk")
     return subprocess.CompletedProcess(arguments, git.returncode, stdout, stderr)
 

@@ -200,7 +200,8 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / DATA).exists():
-        check_source(setting.root, [lmdb_set(str(source), source, ())])
+        names = [host.name for host in setting.lmdb_hosts]
+        check_source(setting.root, setting.trainer.file_sets(setting.root, names, source))
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():

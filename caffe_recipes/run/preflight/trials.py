@@ -279,12 +279,13 @@ def find_untrusted(view: NodeView) -> list[HostProblem]:
     What is in the Caffe root, which all hosts share, was checked on this machine.
     """
     setting, root = view.setting, view.setting.root
-    program = [] if setting.profile.container else [setting.program]
-    paths = map(setting.path, (*program, *setting.trainer.inputs))
+    container = setting.profile.container
+    program = container.image if container else setting.program
+    paths = map(setting.path, (program, *setting.trainer.inputs))
     words = (str(root), str(root), *(path for path in paths if not Path(path).is_relative_to(root)))
     if len(words) == 2:
         return []
-    hint = "set a path in the recipe where only you can write"
+    hint = "use a path in a folder that only you can write to"
     answers = ask_all(view.hosts, lambda host: check_trust(host, "trust", *words, hint=hint), ASK_S)
     return [as_problem(answer.host.name, answer.error) for answer in answers if answer.error]
 

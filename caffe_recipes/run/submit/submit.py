@@ -50,7 +50,7 @@ from caffe_recipes.render.scripts import find_warning_s
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.columns import wrap_line
 from caffe_recipes.run.context import check_own_root
-from caffe_recipes.run.folders import check_root, describe_changes, own_paths
+from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
 from caffe_recipes.run.plan import plan_files, plan_steps
@@ -335,8 +335,8 @@ def _summarize(planned: PlannedJobs) -> Iterator[str]:
     trainer = find_trainer(planned.recipe)
     has_snapshots = trainer.snapshot_argument(()) is not None
     end = f"{trainer.title} writes a snapshot" if has_snapshots else "the run is stopped"
-    unknown = " (with --time, a tenth of it, 10 min at most)" if len(times) < len(steps) else ""
-    yield f"at the limit: {end} {warning} before it{unknown}; the requeued job resumes"
+    unknown = " (with --time, a tenth of that time, 10 min at most)" if len(times) < len(steps) else ""
+    yield f"at the limit: {end} {warning} before{unknown}; the requeued job resumes"
 
 
 def _wrap_command(words: Sequence[str]) -> str:
@@ -359,7 +359,8 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     check_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
-    check_own_root(options.root, [*own_paths(options.root, recipe), *scripts])
+    typed = typed_files(options.given, options.profile)
+    check_own_root(options.root, [*own_paths(options.root, recipe), *scripts, *typed])
     path = submissions_path(options.root, recipe.name)
     before = load_submissions(path)
     status = _patiently(lambda: _look(recipe, options, env), say, env)

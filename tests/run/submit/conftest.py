@@ -30,7 +30,7 @@ class Desk:
         return self.root / "small.yaml"
 
     def options(self, **more: object) -> SubmitOptions:
-        return SubmitOptions(str(self.recipe), self.root, **{"out": self.root} | more)  # type: ignore[arg-type]
+        return SubmitOptions(**{"given": str(self.recipe), "root": self.root, "out": self.root} | more)  # type: ignore[arg-type]
 
     def submit(self, **more: object) -> list[Submission]:
         env = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)

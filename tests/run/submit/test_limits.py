@@ -98,4 +98,4 @@ def test_a_job_that_must_wait_for_broken_nodes_gets_a_note() -> None:
     broken = NodeGroup("debug", 3, "drained", "n[1-3]")
     verdict = check_slurm(asked(2), [DEBUG], [broken])
     assert verdict.must_wait
-    assert verdict.notes[0].startswith("debug has 1 working nodes now, but the job needs 2")
+    assert verdict.notes[0].startswith("debug has 1 working node now, but the job needs 2")
