@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -15,7 +16,7 @@ from typing import IO
 import pytest
 
 from caffe_recipes.errors import InputError, RunFailed
-from caffe_recipes.run.events import Notice, RunState
+from caffe_recipes.run.events import Notice, RunState, StateDraft
 from caffe_recipes.run.journal import Journal, JournalError, branch_launches, fold_journal, load_journal
 
 LAUNCH = {"phase": "init", "attempt": 1, "log": "init-1.log", "host": "login1", "stamp": None}
@@ -288,6 +289,16 @@ def checkpointed(iteration: int) -> tuple[str, dict[str, object]]:
     kept = {"state": state, "state_sha256": "0", "model": model, "model_sha256": "1"}
     paths = {"state_path": f"tmp/{state}", "model_path": f"tmp/{model}"}
     return "checkpointed", {"phase": "init", "iteration": iteration, **kept, **paths}
+
+
+def test_a_draft_has_each_field_of_a_state() -> None:
+    filled: dict[str, object] = {}
+    for each in dataclasses.fields(RunState):
+        filled[each.name] = (
+            {"a": "b"} if each.default is dataclasses.MISSING else ("a",) if each.default == () else "x"
+        )
+    state = RunState(**filled)  # type: ignore[arg-type]
+    assert StateDraft(state).freeze() == state
 
 
 def test_a_state_that_was_handed_out_does_not_change() -> None:

@@ -122,6 +122,21 @@ def test_no_net_of_another_user_is_trained(place: Place) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+def test_no_image_of_another_user_is_run(place: Place) -> None:
+    shared = place.root.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    image = shared / "caffe.sif"
+    image.touch()
+    os.chown(image, 65534, 65534)
+    profile = place.root / "boxed.yaml"
+    profile.write_text(f"name: boxed\ntitle: in a container\ncontainer: {{image: {image}}}\n")
+    code, _, error = place.call("--profile", str(profile))
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"is used with {image}, which belongs to user nobody" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 def test_no_programs_of_another_user_in_a_shared_folder_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

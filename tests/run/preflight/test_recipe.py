@@ -187,6 +187,13 @@ def test_checkpoints_are_counted_on_the_disk_if_there_are_to_be_any(place: Place
     assert disk("--checkpoint-every", "2").endswith(" free on localhost for 1.3 MB of snapshots")
 
 
+def test_a_source_outside_the_root_may_be_named_relative_to_it(place: Place) -> None:
+    (place.root / "data/train_lmdb").rename(place.root.parent / "train_lmdb")
+    place.edit("source: data/train_lmdb", "source: ../train_lmdb")
+    code, said, complained = call(place)
+    assert (code, complained) == (0, ""), said
+
+
 def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
