@@ -62,7 +62,8 @@ def stage_recipe(
         say(found.stale)
     trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
-    check_source(root, sets)
+    for files in sets:
+        check_source(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
         few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
         say(f"{found.where}: {few}; add the others before you start a run")
@@ -83,7 +84,8 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
         return ()
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
     sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
-    check_source(setting.root, sets)
+    for files in sets:
+        check_source(setting.root, files.read_paths)
     return _stage_sets(hosts, sets, ways, say)
 
 
@@ -260,14 +262,11 @@ _SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy 
 _CHECK_S_PER_FILE = 0.2
 
 
-def check_source(root: Path, sets: Sequence[FileSet]) -> None:
-    """Raise NodeRefusal if another user could have put the files to stage there, on this machine."""
-    for files in sets:
-        paths = dict.fromkeys(files.read_paths)
-        folder, *rest = paths
-        limit_s = COMMAND_S + len(paths) * _CHECK_S_PER_FILE
-        words = (folder, str(root), *rest)
-        remote.check_trust(LocalHost(), "read", *words, timeout_s=limit_s, hint=_SOURCE_HINT)
+def check_source(root: Path, paths: Sequence[str]) -> None:
+    """Raise NodeRefusal if another user could have put a source's folder, or files of it, on this machine."""
+    folder, *rest = dict.fromkeys(paths)
+    limit_s = COMMAND_S + len(rest) * _CHECK_S_PER_FILE
+    remote.check_trust(LocalHost(), "read", folder, str(root), *rest, timeout_s=limit_s, hint=_SOURCE_HINT)
 
 
 def check_data(setting: Setting, part: DataPart) -> None:

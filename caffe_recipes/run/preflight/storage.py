@@ -200,8 +200,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / DATA).exists():
-        names = [host.name for host in setting.lmdb_hosts]
-        check_source(setting.root, setting.trainer.file_sets(setting.root, names, source))
+        check_source(setting.root, [str(source)])
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
@@ -539,7 +538,8 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
     if source is None:
         return _compare_records(view, view.hosts, data, _TRAIN)
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
-    check_source(setting.root, sets)
+    for each in sets:
+        check_source(setting.root, each.read_paths)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
     hosts = describe_count(len(sets[0].wanted), "host")
