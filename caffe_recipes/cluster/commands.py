@@ -228,8 +228,6 @@ class Running:
             for thread in threads:
                 thread.start()
             threads[1].join(timeout_s)
-            if failed:
-                raise failed[0]
             self._listener.join(max(0.0, deadline - time.monotonic()))
         except BaseException:  # such as Ctrl-C
             self.stop()
@@ -248,10 +246,14 @@ class Running:
 
     def _collect(self, stdout: bytearray) -> None:
         most = limit("answer-bytes")
-        while chunk := self.read():
-            stdout += chunk
-            if len(stdout) > most:
-                raise too_long(self.host, self.argv[0])
+        try:
+            while chunk := self.read():
+                stdout += chunk
+                if len(stdout) > most:
+                    raise too_long(self.host, self.argv[0])
+        except HostFailed:
+            self.stop()  # it would go on, and nobody reads it
+            raise
 
     def _listen(self) -> None:
         try:
