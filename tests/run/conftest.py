@@ -187,6 +187,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 @pytest.fixture
+def shared(place: Place) -> Path:
+    """Make a folder beside the root in which anybody can put files, as in /tmp."""
+    folder = place.root.parent / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
 def write_lmdb() -> WriteLmdb:
     """Give what writes an LMDB of so many images with given labels."""
     return _write_lmdb

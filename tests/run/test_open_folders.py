@@ -93,11 +93,8 @@ def test_a_trainer_elsewhere_that_anybody_can_exchange_is_not_run(place: Place) 
     ],
 )
 def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
-    place: Place, before: str, after: str
+    place: Place, shared: Path, before: str, after: str
 ) -> None:
-    shared = place.root.parent / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
     theirs = shared / "theirs.caffemodel"
     theirs.touch()
     os.chown(theirs, 65534, 65534)
@@ -108,10 +105,7 @@ def test_no_weights_and_no_mean_of_another_user_in_a_shared_folder_are_used(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_no_net_of_another_user_is_trained(place: Place) -> None:
-    shared = place.root.parent / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
+def test_no_net_of_another_user_is_trained(place: Place, shared: Path) -> None:
     net = shared / "net.prototxt"
     net.write_text('layer { name: "a" type: "Input" top: "a" }\n')
     os.chown(net, 65534, 65534)
@@ -122,10 +116,7 @@ def test_no_net_of_another_user_is_trained(place: Place) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_no_image_of_another_user_is_run(place: Place) -> None:
-    shared = place.root.parent / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
+def test_no_image_of_another_user_is_run(place: Place, shared: Path) -> None:
     image = shared / "caffe.sif"
     image.touch()
     os.chown(image, 65534, 65534)

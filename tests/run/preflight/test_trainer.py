@@ -115,10 +115,7 @@ def test_a_caffe_that_hangs_is_ended_and_named_and_leaves_nothing(place: Place) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: Place) -> None:
-    shared = place.root.parent / "shared"
-    shared.mkdir()
-    shared.chmod(0o1777)
+def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: Place, shared: Path) -> None:
     weights = shared / "w.caffemodel"
     weights.touch()
     place.edit("{name: init,", f"{{name: init, weights: {weights},")
