@@ -45,7 +45,8 @@ def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
     code, said, complained = call(place)
     assert (code, complained) == (0, "")
     assert said.splitlines()[-1].endswith("start the training with `run`")
-    assert "failed" not in said
+    # A warning is not a failure: tests that run beside this one may have launched ranks on this machine.
+    assert not [line for line in said.splitlines() if line.startswith("failed")]
     assert "ok      trainer        ./caffe trains, and supports lr_policy fixed\n" in said
     assert place.tree() == before
 
