@@ -13,7 +13,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 Answer = Callable[[tuple[str, ...], bytes], Completed]
 
 
-def nothing_said(argv: tuple[str, ...], stdin: bytes) -> Completed:
+def answer_nothing(argv: tuple[str, ...], stdin: bytes) -> Completed:
     """Succeed silently, whatever the command."""
     return Completed(0, "", "")
 
@@ -31,7 +31,7 @@ class StandInHost:
     """
 
     name: str = "standin"
-    answer: Answer = nothing_said
+    answer: Answer = answer_nothing
     files: dict[str, bytes] = field(default_factory=dict)
     fault: ClusterError | None = None
     is_local: bool = False
@@ -40,7 +40,7 @@ class StandInHost:
 
     def connect(self) -> None:
         """Be reached."""
-        self._fail_if_told()
+        self._raise_fault()
 
     def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
         """Answer a command."""
@@ -48,27 +48,27 @@ class StandInHost:
 
     def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
         """Answer a command once its input has ended."""
-        self._fail_if_told()
+        self._raise_fault()
         mark, _ = supervise(argv, limit_s)
         return Running(self.name, argv, mark, _Canned(self, tuple(argv), mark))
 
     def fetch(self, path: str, to: Path) -> None:
         """Write one of `files`."""
-        self._fail_if_told()
+        self._raise_fault()
         if path not in self.files:
             raise HostFailed(self.name, "cannot be copied: No such file or directory", "check it", path)
         to.write_bytes(self.files[path])
 
     def put(self, path: Path, to: str) -> None:
         """Take a file into `files`."""
-        self._fail_if_told()
+        self._raise_fault()
         self.files[to] = path.read_bytes()
 
     def close(self) -> None:
         """Count how often it was let go of."""
         self.closed += 1
 
-    def _fail_if_told(self) -> None:
+    def _raise_fault(self) -> None:
         if self.fault is not None:
             raise self.fault
 

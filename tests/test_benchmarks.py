@@ -42,15 +42,15 @@ def ask_for_help(paths: list[Path]) -> dict[str, tuple[str, str]]:
     """Return how each ended, and what it printed."""
     argv = [sys.executable, "-c", ASK, *map(str, paths)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    return {path: (how, said) for path, (how, said) in json.loads(done.stdout).items()}
+    return {path: (how, output) for path, (how, output) in json.loads(done.stdout).items()}
 
 
 def test_help_of_every_benchmark_runs_nothing() -> None:
     asked = ask_for_help(BENCHMARKS)
     assert list(asked) == [str(path) for path in BENCHMARKS]
-    for path, (how, said) in asked.items():
-        assert (how, said.split()[:2]) == ("exit 0", ["usage:", Path(path).name]), path
-        assert len(said.splitlines()) > 4, path
+    for path, (how, output) in asked.items():
+        assert (how, output.split()[:2]) == ("exit 0", ["usage:", Path(path).name]), path
+        assert len(output.splitlines()) > 4, path
 
 
 @pytest.mark.parametrize(

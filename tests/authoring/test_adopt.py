@@ -174,10 +174,12 @@ def test_the_published_folders_are_generated_again_equal_as_messages(name: str, 
 def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_reported(tmp_path: Path) -> None:
     made = adopt(PUBLISHED / "resnet50_448nodes", AdoptOptions(), home=tmp_path)
     assert made.recipe.phase("collapse").weights_iter == 7638
-    said = "\n".join(made.notes)
-    assert "collapse starts from iteration 7638 of main (guessed: of 20 snapshots, the one whose rate" in said
-    assert "solver_collapse.prototxt names its net in models/" in said
-    assert "896 ranks: from the comments: 14,336 images per iteration, 16 per rank" in said
+    notes = "\n".join(made.notes)
+    assert (
+        "collapse starts from iteration 7638 of main (guessed: of 20 snapshots, the one whose rate" in notes
+    )
+    assert "solver_collapse.prototxt names its net in models/" in notes
+    assert "896 ranks: from the comments: 14,336 images per iteration, 16 per rank" in notes
 
 
 @pytest.mark.parametrize("name", COMMITTED)
@@ -252,15 +254,15 @@ def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(path.read_text().replace("train_val.prototxt", "train_val.pt"))
     (small / "train_val.prototxt").rename(small / "train_val.pt")
-    said = r"solver_init.prototxt: net: .*train_val.pt.*, but a recipe generates .*train_val.prototxt"
-    with pytest.raises(CaffeRecipesError, match=said):
+    message = r"solver_init.prototxt: net: .*train_val.pt.*, but a recipe generates .*train_val.prototxt"
+    with pytest.raises(CaffeRecipesError, match=message):
         adopt(small, AdoptOptions(images=1438))
 
 
 def test_guesses_are_reported(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
-    said = "\n".join(adopt(small, AdoptOptions(images=1438)).notes)
+    notes = "\n".join(adopt(small, AdoptOptions(images=1438)).notes)
     for guess in (
         "order by their names: solver_init.prototxt, solver_cyc1.prototxt",
         "cyc1 starts from the last snapshot of init (guessed)",
@@ -270,18 +272,18 @@ def test_guesses_are_reported(small: Path) -> None:
         "359 test images: guessed: one batch (set it with --test-images)",
         "net: equal to the net of the builder resnet_small",
     ):
-        assert guess in said
+        assert guess in notes
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "said"),
+    ("file", "before", "after", "message"),
     REFUSED,
 )
 def test_what_a_recipe_cannot_say_is_reported_with_field_and_file(
-    small: Path, file: str, before: str, after: str, said: str
+    small: Path, file: str, before: str, after: str, message: str
 ) -> None:
     change(small / f"{file}.prototxt", before, after)
-    with pytest.raises(CaffeRecipesError, match=said) as raised:
+    with pytest.raises(CaffeRecipesError, match=message) as raised:
         adopt(small, AdoptOptions(images=1438))
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)
@@ -488,8 +490,8 @@ def test_ranks_that_do_not_fill_whole_nodes_are_refused(small: Path) -> None:
 
 
 def test_ranks_that_the_comments_contradict_are_warned_of(small: Path) -> None:
-    said = "warning: the comments say 64 images per iteration, which is 2 ranks x 32; 3 ranks give 96"
-    assert said in adopt(small, AdoptOptions(ranks=3)).notes
+    message = "warning: the comments say 64 images per iteration, which is 2 ranks x 32; 3 ranks give 96"
+    assert message in adopt(small, AdoptOptions(ranks=3)).notes
     assert not [note for note in adopt(small, AdoptOptions(ranks=2)).notes if note.startswith("warning:")]
     assert not [note for note in adopt(small, AdoptOptions()).notes if note.startswith("warning:")]
 

@@ -168,7 +168,7 @@ def test_a_collapse_off_each_end_leaves_the_line_as_it_is_and_makes_an_ensemble(
 
 
 @pytest.mark.parametrize(
-    ("batch", "rate", "said"),
+    ("batch", "rate", "expected"),
     [
         (4096, 1.6, "0.1 per 256 images: section IV-D"),
         (14_336, 5.6, "The published 448-node recipe has less: 4.8 for 14,336 images"),
@@ -176,10 +176,12 @@ def test_a_collapse_off_each_end_leaves_the_line_as_it_is_and_makes_an_ensemble(
         (65_536, 6.4, "6.4 from 16,384 images on: section V-C; 0.1 per 256 would be 25.6."),
     ],
 )
-def test_the_peak_is_scaled_linearly_and_departures_are_reported(batch: int, rate: float, said: str) -> None:
+def test_the_peak_is_scaled_linearly_and_departures_are_reported(
+    batch: int, rate: float, expected: str
+) -> None:
     made = make_new(RecipeRequest(IMAGENET, batch, 100))
     assert made.recipe.phases[0].base_lr == rate
-    assert said in made.text
+    assert expected in made.text
 
 
 def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_reported() -> None:
@@ -237,12 +239,12 @@ def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
 
 def test_what_is_ours_is_said_to_be() -> None:
     text = " ".join(make_new(RecipeRequest(IMAGENET, 16_384, 90, cycles=2)).text.replace("#", " ").split())
-    for said in (
+    for phrase in (
         "to 0.5 of the peak. Our choice: this share, and the end at 2/3 of the epochs",
         "7 to 10 from 16K on (section V-C); the choice by batch size is ours",
         "section V-B says 5 to 7 %, and VI says 3 to 10 epochs; 6 % is our choice.",
     ):
-        assert said in text
+        assert phrase in text
     assert "6 % is our choice" not in make_new(RecipeRequest(IMAGENET, 16_384, 90, collapse_epochs=5)).text
 
 
@@ -257,15 +259,15 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     # What is known of epochs is known of ResNet-50 alone.
     short = make_new(RecipeRequest(IMAGENET, 4096, 30, net=resnet, profile=profile)).notes
     net = f"ResNet-{depth}"
-    told = [f"warning: the rules and known accuracies are for ResNet-50; {net} may need other settings"]
-    assert list(made.notes) == ([] if depth == 50 else told)
+    warnings = [f"warning: the rules and known accuracies are for ResNet-50; {net} may need other settings"]
+    assert list(made.notes) == ([] if depth == 50 else warnings)
     assert [note.split(":")[1].strip() for note in short] == (
-        ["30 epochs may be too few"] if depth == 50 else [told[0].split(": ")[1]]
+        ["30 epochs may be too few"] if depth == 50 else [warnings[0].split(": ")[1]]
     )
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("wish", "message"),
     [
         (RecipeRequest(1000, 1001, 90), "--batch: a batch of 1,001 is larger than the data set"),
         (RecipeRequest(1, 1001, 90), "larger than the data set .1 image.; use a smaller batch"),
@@ -316,8 +318,8 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
         (RecipeRequest(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(wish: RecipeRequest, said: str) -> None:
-    with pytest.raises(InputError, match=said) as raised:
+def test_what_does_not_fit_is_refused_with_what_would(wish: RecipeRequest, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
         make_new(wish)
     assert "\n" not in str(raised.value)
 

@@ -190,15 +190,15 @@ def test_fewer_classes_than_the_labels_need_are_refused(
         return str(caught.value)
 
     train = lmdbs["lmdb"]
-    said = f"--classes: 2 classes, but {train} has labels up to 3; give --classes 4, or another LMDB"
-    assert refused(classes=2) == said
+    message = f"--classes: 2 classes, but {train} has labels up to 3; give --classes 4, or another LMDB"
+    assert refused(classes=2) == message
     other = write_lmdb(tmp_path / "other", classes=6)
     assert refused(test_lmdb=other).startswith(f"--classes: 4 classes, but {other} has labels up to 5; ")
     assert make(NewOptions(20, net="resnet_small", classes=9, **lmdbs), tmp_path).net.classes == 9
     # Of many records only some are read; they say what is too few, not how many there are.
     monkeypatch.setattr(new_options, "_MOST_SCANNED", 100)
     monkeypatch.setattr(new_options, "_SAMPLED", 7)
-    assert refused(classes=1) == said.replace("2 classes", "1 class")
+    assert refused(classes=1) == message.replace("2 classes", "1 class")
     assert make(NewOptions(20, net="resnet_small", **lmdbs), tmp_path).net.classes == 1000
 
 

@@ -127,12 +127,12 @@ def test_from_16k_on_the_rate_stays_at_6_4_and_the_warm_up_is_longer() -> None:
     first = made.recipe.phases[0]
     assert first.base_lr == 6.4
     assert (first.warmup_iter or 0) * 65_536 / 1_281_167 == pytest.approx(10, abs=0.1)
-    said = "\n".join(made.notes)
-    assert "the paper's accuracy falls above 8K (section V-B): 76.6 % at 8,192" in said
-    assert "limited the rate to 6.4 and warmed up for 7 to 10 epochs" in said
+    notes = "\n".join(made.notes)
+    assert "the paper's accuracy falls above 8K (section V-B): 76.6 % at 8,192" in notes
+    assert "limited the rate to 6.4 and warmed up for 7 to 10 epochs" in notes
     assert (
         "72.33 epochs may be too few: MLPerf's runs with LARS take 84.5 to 75.9 % at a batch of 65,536"
-        in said
+        in notes
     )
 
 
@@ -148,12 +148,12 @@ def test_a_warm_up_with_nothing_to_rise_to_is_dropped(smooth: bool) -> None:
 def test_a_warm_up_that_is_missing_for_a_higher_rate_is_reported() -> None:
     down = rescale(load_recipe(SMALL), RescaleTarget(batch=128, nodes=2))
     up = rescale(down.recipe, RescaleTarget(batch=4096, nodes=64))
-    said = f"warning: no warm-up to 1.6, since {down.recipe.name} has none; "
-    assert any(note == f"{said}the rule for this batch size is 5 epochs" for note in up.notes), up.notes
+    message = f"warning: no warm-up to 1.6, since {down.recipe.name} has none; "
+    assert any(note == f"{message}the rule for this batch size is 5 epochs" for note in up.notes), up.notes
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "said"),
+    ("name", "batch", "expected"),
     [
         (
             "tf-256n-90ep",
@@ -169,21 +169,21 @@ def test_a_warm_up_that_is_missing_for_a_higher_rate_is_reported() -> None:
         ("digits-local", 128, None),  # the rule is of ImageNet
     ],
 )
-def test_a_rate_that_is_not_the_rules_is_reported(name: str, batch: int, said: str | None) -> None:
+def test_a_rate_that_is_not_the_rules_is_reported(name: str, batch: int, expected: str | None) -> None:
     found = [
         note
         for note in rescale(load_recipe(name), RescaleTarget(batch=batch)).notes
         if "for this batch size" in note
     ]
     rates = [note for note in found if "peak rate" in note]
-    assert len(rates) == (said is not None)
-    assert all(note.startswith(said or "") for note in rates)
+    assert len(rates) == (expected is not None)
+    assert all(note.startswith(expected or "") for note in rates)
 
 
 def test_epochs_that_rounding_takes_away_are_explained() -> None:
     notes = rescale(load_recipe(LARGE), RescaleTarget(batch=917_504)).notes
-    said = "iterations are rounded, those of main to 20 x 6 (its snapshots)"
-    assert f"85.94 epochs instead of 89.97: {said}" in notes
+    message = "iterations are rounded, those of main to 20 x 6 (its snapshots)"
+    assert f"85.94 epochs instead of 89.97: {message}" in notes
     for change in (RescaleTarget(batch=28_672), RescaleTarget(epochs=60)):
         assert "rounded" not in "".join(rescale(load_recipe(LARGE), change).notes)
 
@@ -255,8 +255,8 @@ def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) 
 @pytest.mark.parametrize("smooth", [False, True])
 def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: bool) -> None:
     made = rescale(load_recipe(SMALL), RescaleTarget(epochs=300, smooth=smooth))
-    said = [note.partition(" instead of ")[0] for note in made.notes if "longest" in note]
-    assert said == [
+    messages = [note.partition(" instead of ")[0] for note in made.notes if "longest" in note]
+    assert messages == [
         "warning: the longest collapse is now 20.7 epochs",
         "warning: the longest cycle is now 63 epochs",
         "warning: the longest rise is now 13.3 epochs",
@@ -404,7 +404,7 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         (SMALL, RescaleTarget(), "nothing to change; give --nodes, --batch, --epochs or --smooth"),
         (SMALL, RescaleTarget(name="other"), "nothing to change"),
@@ -452,8 +452,8 @@ def test_a_net_of_the_user_s_own_is_found_from_the_new_place(tmp_path: Path) -> 
         (SMALL, RescaleTarget(batch=8192, name="a/b"), "name: must start with a letter"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, change: RescaleTarget, said: str) -> None:
-    with pytest.raises(CaffeRecipesError, match=said) as raised:
+def test_what_does_not_fit_is_refused(name: str, change: RescaleTarget, message: str) -> None:
+    with pytest.raises(CaffeRecipesError, match=message) as raised:
         rescale(load_recipe(name), change)
     assert raised.value.exit_code == 2
     assert "\n" not in str(raised.value)

@@ -74,7 +74,7 @@ def test_a_call_builds_the_layer_that_a_person_would_write(built: pb.LayerParame
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message"),
     [
         (
             lambda: L.conv("c1", "data", num_output=1, kernel_size=1, strid=2),
@@ -97,10 +97,10 @@ def test_a_call_builds_the_layer_that_a_person_would_write(built: pb.LayerParame
         (lambda: L.relu("r", 5), "layer 'r': bottom: invalid value 5; expected text"),  # type: ignore[arg-type]
     ],
 )
-def test_a_slip_names_the_layer_and_the_field(build: Callable[[], object], said: str) -> None:
+def test_a_slip_names_the_layer_and_the_field(build: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         build()
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_net_joins_layers_and_groups_of_layers_in_order() -> None:

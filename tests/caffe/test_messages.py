@@ -54,7 +54,7 @@ def test_a_message_given_is_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         (
             {"num_outputs": 1},
@@ -89,9 +89,9 @@ def test_a_message_given_is_copied() -> None:
         ({"weight_filler": {"std": "0.1"}}, "std: invalid value '0.1'"),
     ],
 )
-def test_an_invalid_value_is_refused_with_its_field(fields: dict[str, object], said: str) -> None:
+def test_an_invalid_value_is_refused_with_its_field(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         build_message(pb.ConvolutionParameter, "c", fields)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250

@@ -213,7 +213,9 @@ def test_formatting_keeps_every_comment_and_the_message(message: Message, data: 
         st.lists(st.sampled_from((" ", "\n", *GAPS)), min_size=len(tokens), max_size=len(tokens))
     )
     texts = data.draw(st.lists(COMMENTS, min_size=len(tokens), max_size=len(tokens)))
-    text = "".join(gap.format(said) + token for gap, said, token in zip(gaps, texts, tokens, strict=True))
+    text = "".join(
+        gap.format(comment) + token for gap, comment, token in zip(gaps, texts, tokens, strict=True)
+    )
     assert_formats(text, message)
 
 

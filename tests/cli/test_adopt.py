@@ -52,7 +52,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nowhere"], "nowhere: cannot be read: No such file or directory"),
         (["."], ".: contains no solver; give a solver, or the folder of the solvers' .prototxt files"),
@@ -76,11 +76,11 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
         ([DIGITS, "--classes", "3"], "Error: --classes: the net has 10 classes, not 3; omit it"),
     ],
 )
-def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_line_and_exit_2(words: list[str | Path], message: str, tmp_path: Path) -> None:
     (tmp_path / "there.yaml").write_text("kept")
     done = run("adopt", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.yaml", "kept")]

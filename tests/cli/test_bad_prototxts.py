@@ -87,11 +87,11 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp_path: Path) -> None:
-    for name, (content, said) in BAD.items():
+    for name, (content, message) in BAD.items():
         path = tmp_path / f"{name}.prototxt"
         path.write_bytes(content)
         done = call(*command, str(path))
-        assert refusal(done).startswith(f"{path}{said}"), name
+        assert refusal(done).startswith(f"{path}{message}"), name
         assert len(done.stderr) < len(str(path)) + 1000, name
         assert path.read_bytes() == content
     assert len(list(tmp_path.iterdir())) == len(BAD)
@@ -107,11 +107,11 @@ def test_every_command_refuses_in_the_same_words(
     Path("good").write_text(SOLVER)
     entry = CLI_COMMANDS[command[0]]
     reader: click.Command = getattr(import_module(entry.module), entry.attribute)
-    for name, (content, said) in BAD.items():
+    for name, (content, message) in BAD.items():
         Path(f"{name}.prototxt").write_bytes(content)
         done = CliRunner().invoke(reader, [*command[1:], f"{name}.prototxt"])
         assert isinstance(done.exception, InputError), name
-        assert str(done.exception).startswith(f"{name}.prototxt{said}"), name
+        assert str(done.exception).startswith(f"{name}.prototxt{message}"), name
         assert done.stdout == ""
     assert len(list(tmp_path.iterdir())) == len(BAD) + 1
 
@@ -120,7 +120,7 @@ def test_every_command_refuses_in_the_same_words(
 def test_what_is_not_a_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.prototxt"
     os.mkfifo(pipe)
-    for path, said in (
+    for path, message in (
         (str(tmp_path / "missing"), "cannot be read: No such file or directory; check the path"),
         (
             str(pipe),
@@ -143,7 +143,7 @@ def test_what_is_not_a_file_is_refused_and_never_waited_for(command: tuple[str, 
             else "is not a regular file",
         ),
     ):
-        assert said in refusal(call(*command, path)), path
+        assert message in refusal(call(*command, path)), path
 
 
 def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_pipe_that_somebody_writes_to_is_read(tmp_path: Path) -> None:
 def test_over_16_mb_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = tmp_path / "large.prototxt"
     path.write_bytes(b'name: "n" # ' + b"." * 16_000_000)
-    said = f"{path}: is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes"
+    message = f"{path}: is over 16,000,000 bytes; if it is a prototxt, raise the limit with --max-bytes"
     for command in COMMANDS:
-        assert refusal(call(*command, str(path))) == said
+        assert refusal(call(*command, str(path))) == message
     assert call("fmt", "--max-bytes", "17000000", str(path)).returncode == 0
     assert path.read_text() == f'name: "n" # {"." * 16_000_000}\n'
 

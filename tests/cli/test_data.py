@@ -120,7 +120,7 @@ def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--shorter-side", "12"), "2 images were enlarged to a shorter side of 12; the smallest is 10 x 20"),
         (
@@ -134,13 +134,13 @@ def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
     ],
 )
 def test_it_is_reported_once_that_small_images_are_enlarged(
-    words: tuple[str, ...], said: str, tmp_path: Path
+    words: tuple[str, ...], expected: str, tmp_path: Path
 ) -> None:
     folder, out = write_folder(tmp_path / "images"), tmp_path / "lmdb"
     argv = ("build", "--images", folder, "--out", out, "--workers", "1", *words)
     code, _, err = call(*argv)
     assert (code, err.count("\n")) == (0, 1)
-    assert err.startswith(f"warning: {out}: {said}")
+    assert err.startswith(f"warning: {out}: {expected}")
     assert call(*argv)[2] == "", "it is kept, and nothing is resized"
 
 
@@ -148,8 +148,8 @@ def test_a_folder_becomes_an_lmdb_once(tmp_path: Path) -> None:
     folder, out = write_folder(tmp_path / "images"), tmp_path / "made" / "lmdb"
     words = ("build", "--images", folder, "--out", out, "--shorter-side", "8", "--workers", "1", "--shuffle")
     for kept in ("", "; already built, and kept"):
-        code, said, err = call(*words)
-        assert (code, said, err) == (0, f"{out}: 4 images of 3 classes{kept}\n", "")
+        code, stdout, err = call(*words)
+        assert (code, stdout, err) == (0, f"{out}: 4 images of 3 classes{kept}\n", "")
     with open_datums(out) as datums:
         assert sorted(key[9:] for key in datums.keys) == [b"a/1.JPEG", b"b/1.jpg", b"b/2.png", b"c/1.png"]
     manifest = json.loads((tmp_path / "made" / "lmdb.manifest.json").read_text())

@@ -62,17 +62,17 @@ def test_a_pipe_in_a_folder_is_not_waited_for(here: Path) -> None:
     (here / "new/net.prototxt").unlink()
     os.mkfifo(here / "new" / "net.prototxt")
     writers = [os.open(here / "new" / name, os.O_RDWR) for name in ("pipe.prototxt", "net.prototxt")]
-    code, said = call("old", "new")
+    code, output = call("old", "new")
     assert code == 2
-    assert "is a pipe or a device, not a file" in said
+    assert "is a pipe or a device, not a file" in output
     for writer in writers:
         os.close(writer)
 
 
 def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(unreadable: Path, here: Path) -> None:
     write(here / "other", net=NET)
-    code, said = call(unreadable, here / "other")
-    assert (code, "cannot be read: Permission denied" in said) == (2, True)
+    code, output = call(unreadable, here / "other")
+    assert (code, "cannot be read: Permission denied" in output) == (2, True)
 
 
 def git(*words: str) -> str:
@@ -132,13 +132,13 @@ def test_quiet_says_only_by_its_exit_code(here: Path) -> None:
 def test_json_holds_values_as_they_are(here: Path) -> None:
     write(here, a=NET, b=NET.replace("batch_size: 32", "batch_size: 16 prefetch: 2"))
     code, output = call("--json", "a.prototxt", "b.prototxt")
-    said = json.loads(output)
-    assert (code, said["equal"], said["files"][0]["kind"]) == (1, False, "net")
-    assert [(c["layer"], c["field"], c["old"], c["new"]) for c in said["files"][0]["changes"]] == [
+    report = json.loads(output)
+    assert (code, report["equal"], report["files"][0]["kind"]) == (1, False, "net")
+    assert [(c["layer"], c["field"], c["old"], c["new"]) for c in report["files"][0]["changes"]] == [
         ("data", "data_param.batch_size", 32, 16),
         ("data", "data_param.prefetch", 4, 2),
     ]
-    assert said["files"][0]["changes"][1]["defaults"] == ["old"]
+    assert report["files"][0]["changes"][1]["defaults"] == ["old"]
     assert json.loads(call("--json", "a.prototxt", "a.prototxt")[1])["equal"] is True
 
 
@@ -172,8 +172,8 @@ def test_solvers_show_their_epochs_with_the_net_beside(here: Path) -> None:
         "  epochs      1.00 -> 4.00",
     ]
     (here / "net.prototxt").unlink()
-    said = call("solver_a.prototxt", "solver_b.prototxt", "--images", "6400", "--ranks", "2")[1]
-    assert "note: epochs unknown: found no net with a batch_size beside solver_a.prototxt" in said
+    stdout = call("solver_a.prototxt", "solver_b.prototxt", "--images", "6400", "--ranks", "2")[1]
+    assert "note: epochs unknown: found no net with a batch_size beside solver_a.prototxt" in stdout
 
 
 def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
@@ -188,8 +188,8 @@ def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
         "  iterations      100, unchanged",
         "  greatest ratio  2 -> 1 at iteration 0 (0.5 times)",
     ]
-    said = json.loads(call("--json", "a.prototxt", "b.prototxt")[1])["files"][0]["rate"]
-    assert said["params_pair[1]"]["start"]["new"] == 1
+    rate = json.loads(call("--json", "a.prototxt", "b.prototxt")[1])["files"][0]["rate"]
+    assert rate["params_pair[1]"]["start"]["new"] == 1
 
 
 def test_a_net_beside_that_is_too_large_or_broken_is_named(here: Path) -> None:
@@ -239,7 +239,7 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["a.prototxt", "solver.prototxt"], "'a.prototxt' is a net, 'solver.prototxt' a solver"),
         (["a.prototxt", "."], "'a.prototxt' is a file, '.' a folder; compare two of the same kind"),
@@ -257,12 +257,12 @@ def test_old_layers_equal_their_upgraded_form(here: Path) -> None:
         ([], "Missing argument 'A'"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(here: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(here: Path, words: list[str], message: str) -> None:
     write(here, a=NET, solver=SOLVER, empty="")
     (here / "bytes.prototxt").write_bytes(b"\xff\xfe")
     code, output = call(*words)
     assert code == 2
-    assert said in output
+    assert message in output
 
 
 def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> None:
@@ -311,8 +311,8 @@ def test_the_phases_that_a_recipe_evaluates_are_a_value_of_its_own(here: Path) -
     (here / "mine.yaml").write_text(
         text.replace("evaluation:\n", "evaluation:\n  phases: [cyc3, collapse]\n")
     )
-    said = call("digits-local", "mine.yaml")[1]
-    assert said == 'recipe: evaluation.phases not set -> ["cyc3", "collapse"]\n'
+    output = call("digits-local", "mine.yaml")[1]
+    assert output == 'recipe: evaluation.phases not set -> ["cyc3", "collapse"]\n'
 
 
 @needs_git
@@ -369,19 +369,19 @@ def test_a_recipe_s_own_net_is_read_from_the_revision(repo: Path, monkeypatch: p
     equal = (0, "no difference in meaning\n")
     assert call("HEAD:nets/mine.yaml", "nets/mine.yaml") == equal
     write(repo, own=OWN_NET.replace('"score" bottom: "label"', '"score" bottom: "label" loss_weight: 2'))
-    code, said = call("HEAD:nets/mine.yaml")
-    assert (code, "loss: loss_weight" in said) == (1, True)
+    code, output = call("HEAD:nets/mine.yaml")
+    assert (code, "loss: loss_weight" in output) == (1, True)
     monkeypatch.chdir(repo / "nets")
-    assert call("HEAD:./mine.yaml", "mine.yaml") == (code, said)
+    assert call("HEAD:./mine.yaml", "mine.yaml") == (code, output)
     git("rm", "-q", "--cached", "../own.prototxt")
     git("commit", "-qm", "without it")
-    code, said = call("HEAD:nets/mine.yaml", "mine.yaml")
-    assert (code, "its net HEAD:own.prototxt is not in this revision" in said) == (2, True)
+    code, output = call("HEAD:nets/mine.yaml", "mine.yaml")
+    assert (code, "its net HEAD:own.prototxt is not in this revision" in output) == (2, True)
 
 
 @needs_git
 @pytest.mark.parametrize(
-    ("net", "said"),
+    ("net", "expected"),
     [
         ("../../own.prototxt", "its net ../../own.prototxt is outside the repository"),
         ("/own.prototxt", "its net /own.prototxt is outside the repository"),
@@ -389,7 +389,7 @@ def test_a_recipe_s_own_net_is_read_from_the_revision(repo: Path, monkeypatch: p
     ],
 )
 def test_a_net_outside_the_revision_is_not_read(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, net: str, said: str
+    repo: Path, monkeypatch: pytest.MonkeyPatch, net: str, expected: str
 ) -> None:
     write_recipe_of_own_net(repo / "nets", f"prototxt: {net}")
     write(repo, own=OWN_NET)
@@ -399,7 +399,7 @@ def test_a_net_outside_the_revision_is_not_read(
     for folder, spec in ((repo, "HEAD:nets/mine.yaml"), (repo / "nets", "HEAD:./mine.yaml")):
         monkeypatch.chdir(folder)
         code, output = call(spec)
-        assert (code, said in output) == (2, True), output
+        assert (code, expected in output) == (2, True), output
 
 
 @needs_git
@@ -410,10 +410,10 @@ def test_code_of_a_revision_is_not_run_and_the_solvers_are_compared(repo: Path) 
     git("commit", "-qm", "own")
     recipe = repo / "mine.yaml"
     recipe.write_text(re.sub(r"base_lr: [0-9.]+", "base_lr: 0.0123", recipe.read_text(), count=1))
-    code, said = call("HEAD:mine.yaml", "mine.yaml")
-    assert (code, "it ran" in said, "base_lr" in said) == (2, False, True)
-    assert "not compared" in said
-    assert "my_nets:net of HEAD is code, which is not run" in said
+    code, output = call("HEAD:mine.yaml", "mine.yaml")
+    assert (code, "it ran" in output, "base_lr" in output) == (2, False, True)
+    assert "not compared" in output
+    assert "my_nets:net of HEAD is code, which is not run" in output
 
 
 @needs_git
@@ -423,15 +423,15 @@ def test_a_path_that_the_revision_lacks_is_one_line(repo: Path, monkeypatch: pyt
     assert call("HEAD:nosuch.yaml") == (2, absent)
     assert call("HEAD:nosuch.yaml", "nets/net.prototxt") == (2, absent)
     write(repo / "nets", untracked=NET)
-    said = (
+    message = (
         "nets/untracked.prototxt: revision 'HEAD' has no such file, and git does not track yours; add it "
         "with `git add` to see it as an added file"
     )
-    assert call("HEAD", "nets/untracked.prototxt") == (2, said)
+    assert call("HEAD", "nets/untracked.prototxt") == (2, message)
     assert call("none:nosuch.yaml")[0] == 2
     monkeypatch.chdir(repo / "nets")
-    said = "revision 'HEAD' has no file or folder 'net.prototxt'; did you mean 'HEAD:./net.prototxt'?"
-    assert call("HEAD:net.prototxt") == (2, said)
+    message = "revision 'HEAD' has no file or folder 'net.prototxt'; did you mean 'HEAD:./net.prototxt'?"
+    assert call("HEAD:net.prototxt") == (2, message)
     git("add", "untracked.prototxt")
     assert call("HEAD", "untracked.prototxt") == (1, "added nets/untracked.prototxt\n")
 
@@ -603,22 +603,22 @@ def test_a_revision_s_families_are_compared_by_row(repo: Path) -> None:
     git("commit", "-q", "-m", "family")
     assert call("HEAD") == (0, "no difference in meaning\n")
     file.write_text(text.replace("momentum: 0.9", "momentum: 0.8", 1))
-    code, said = call("HEAD")
-    assert (code, said.count("momentum")) == (1, 1)
+    code, output = call("HEAD")
+    assert (code, output.count("momentum")) == (1, 1)
     head, _, body = text.partition("\nrows:")
     wide = f"{head}\nrows:{re.sub('(?m)^(?= )', '  ', body)}"
     file.write_text(wide)
     assert call("HEAD") == (0, "no difference in meaning\n")
     file.write_text(wide.replace("momentum: 0.9", "momentum: 0.8", 1))
-    assert call("HEAD") == (code, said)
+    assert call("HEAD") == (code, output)
     file.write_text("family: nothing\n")
-    code, said = call("HEAD")
-    assert (code, "not compared family.yaml" in said) == (2, True)
+    code, output = call("HEAD")
+    assert (code, "not compared family.yaml" in output) == (2, True)
     rows = find_rows(text)
     start = text.index(f"\n  {rows[-1]}:")
     file.write_text(text[:start] + "\n")
-    code, said = call("HEAD")
-    assert (code, f"  rows.{rows[-1]} " in said, said.count("-> not set")) == (1, True, 1)
+    code, output = call("HEAD")
+    assert (code, f"  rows.{rows[-1]} " in output, output.count("-> not set")) == (1, True, 1)
 
 
 @needs_git
@@ -694,10 +694,10 @@ def test_a_tree_that_holds_the_same_tree_again_and_again_is_refused(repo: Path, 
     for _ in range(12):
         tree = make_tree(*(f"040000 tree {tree}\t{number}" for number in range(10)))
     git("tag", "bomb", git("commit-tree", "-m", "x", tree).strip())
-    said = "git ls-tree: lists over 500,000 entries; if you trust it, raise the limit with"
+    message = "git ls-tree: lists over 500,000 entries; if you trust it, raise the limit with"
     for sides in (["HEAD", "bomb"], ["bomb"], ["HEAD:nets", "bomb:1"]):
         code, output = call(*sides)
-        assert (code, output.startswith(said), output.count("\n")) == (2, True, 0)
+        assert (code, output.startswith(message), output.count("\n")) == (2, True, 0)
 
 
 @needs_git
@@ -706,18 +706,18 @@ def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: st
     text = {"small": "base_lr: 1\n", "large": f"# {'x' * 1_000_000}\n"}[size]
     (repo / "solver.prototxt").write_text(text)
     blob = git("hash-object", "-w", "solver.prototxt").strip()
-    number, said = {
+    number, message = {
         "small": (10_001, "over 10,000 files to compare; compare fewer paths at a time"),
         "large": (300, "the files to compare exceed 256,000,000 bytes in total"),
     }[size]
     tree = make_tree(*(f"100644 blob {blob}\t{index:05}.prototxt" for index in range(number)))
     git("tag", "many", git("commit-tree", "-m", "x", tree).strip())
     code, output = call("HEAD", "many")
-    assert (code, said in output) == (2, True)
+    assert (code, message in output) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "expected"),
     [
         ("cat /dev/zero", "git rev-parse: prints over 1,000,000 bytes"),
         ("cat /dev/zero >&2", "git rev-parse: prints over 1,000,000 bytes"),
@@ -725,11 +725,11 @@ def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: st
     ],
 )
 def test_a_git_that_does_not_end_is_ended(
-    here: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")
     (here / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
     monkeypatch.setattr("caffe_recipes.review.diff.sources._GIT_S", 1.0)
     code, output = call("HEAD", "HEAD~1")
-    assert (code, said in output) == (2, True)
+    assert (code, expected in output) == (2, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.conftest import RECIPE
-from tests.run.recorded_run import WHOLE, tell_run
+from tests.run.recorded_run import WHOLE, write_run
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("none",), "Error: runs: no run or recipe is named 'none'"),
         (
@@ -37,16 +37,16 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_cannot_be_averaged_gets_one_line_and_exit_2(
-    tmp_path: Path, words: tuple[str, ...], said: str
+    tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)
     (tmp_path / "other.yaml").write_text(RECIPE.replace("name: small\n", "name: other\n"))
-    tell_run(tmp_path, tmp_path / "small.yaml", *WHOLE)
+    write_run(tmp_path, tmp_path / "small.yaml", *WHOLE)
     before = sorted(tmp_path.rglob("*"))
     done = call(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 

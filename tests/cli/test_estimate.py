@@ -64,7 +64,7 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "no recipe given; give one, or --paper-tables"),
         (["nowhere"], "unknown recipe 'nowhere'"),
@@ -99,12 +99,12 @@ def test_the_paper_s_tables_need_no_recipe() -> None:
         ([RECIPE, "--plot", "a.svg"], "--plot: needs a sweep to draw; give --sweep or --nodes"),
     ],
 )
-def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_line_and_exit_2(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "empty.log").touch()
     done = estimate(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["empty.log"]
 

@@ -62,8 +62,8 @@ def test_a_file_written_by_hand_is_kept_unless_it_may_be_overwritten(tmp_path: P
     done = call("digits-local", "--out", tmp_path)
     assert isinstance(done.exception, InputError)
     command = f"caffe-recipes generate digits-local --out {tmp_path} --overwrite"
-    said = f"was not written by `generate`; move it away, or overwrite it: {command}"
-    assert str(done.exception) == f"{file}: {said}"
+    message = f"was not written by `generate`; move it away, or overwrite it: {command}"
+    assert str(done.exception) == f"{file}: {message}"
     assert state_of(tmp_path) == {SOLVER: text}
     assert call("digits-local", "--out", tmp_path, "--overwrite").exit_code == 0
     assert state_of(tmp_path) == FILES
@@ -126,18 +126,18 @@ def test_a_job_of_an_earlier_version_is_pointed_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "said"),
+    ("words", "kind", "expected"),
     [
         (["digits-local", "digits-local"], RecipeError, "two recipes are called 'digits-local'"),
         (["digits-local", "digits-lokal"], RecipeError, "did you mean 'digits-local'"),
     ],
 )
 def test_one_bad_recipe_of_several_leaves_nothing_behind(
-    tmp_path: Path, words: list[str], kind: type[CaffeRecipesError], said: str
+    tmp_path: Path, words: list[str], kind: type[CaffeRecipesError], expected: str
 ) -> None:
     done = call(*words, "--out", tmp_path / "out")
     assert isinstance(done.exception, kind)
-    assert said in str(done.exception)
+    assert expected in str(done.exception)
     assert not (tmp_path / "out").exists()
 
 

@@ -147,7 +147,7 @@ def test_rules_lists_all_and_explain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "Missing argument"),
         (["missing.prototxt"], "Error: missing.prototxt: cannot be read: No such file or directory"),
@@ -162,16 +162,16 @@ def test_rules_lists_all_and_explain_one() -> None:
         (["--explain", "join-jum"], "Error: no rule 'join-jum'; did you mean 'join-jump'?"),
     ],
 )
-def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_a_line_and_exit_2(words: list[str], message: str, tmp_path: Path) -> None:
     done = call(*words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", ": is empty: it has no fields; check that it was copied completely"),
         (b"base_lr: 1 gama: 2", ":1:12: SolverParameter has no field 'gama'; did you mean 'gamma'?"),
@@ -183,10 +183,10 @@ def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path:
         ),
     ],
 )
-def test_a_file_that_is_not_a_prototxt_gets_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_prototxt_gets_one_line(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.prototxt"
     path.write_bytes(content)
     done = call(path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"Error: {path}{said}")
+    assert line.startswith(f"Error: {path}{message}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.conftest import RECIPE
-from tests.run.recorded_run import finished, launched, started, tell_run
+from tests.run.recorded_run import finished, launched, started, write_run
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def root(tmp_path: Path) -> Path:
     recipe = tmp_path / "small.yaml"
     recipe.write_text(RECIPE)
-    tell_run(tmp_path, recipe, started(), launched(), finished("init"), log="[0] größe\n[1] b\n")
+    write_run(tmp_path, recipe, started(), launched(), finished("init"), log="[0] größe\n[1] b\n")
     return tmp_path
 
 

@@ -94,7 +94,7 @@ def test_version_is_the_package_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["generat"], "Error: No such command 'generat'; did you mean 'generate'?\n"),
         (["gen"], "Error: No such command 'gen'; did you mean 'generate'?\n"),
@@ -119,10 +119,10 @@ def test_version_is_the_package_s() -> None:
         (["data", "build", "imagenet"], "'imagenet' is not"),
     ],
 )
-def test_bad_input_gets_a_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_a_line_and_exit_2(words: list[str], message: str, tmp_path: Path) -> None:
     done = call(*words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert (done.stderr.count("\n"), done.stdout) == (1, "")
     assert not list(tmp_path.iterdir())

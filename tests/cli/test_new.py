@@ -59,17 +59,17 @@ def test_jobs_of_a_recipe_look_for_the_file_that_it_was_written_to(tmp_path: Pat
 
 def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), *MACHINE, "--out", "a.yaml", "--name", "b", cwd=tmp_path)
-    told = "warning: a.yaml: its jobs look for b.yaml; rename the file or the recipe\n"
-    assert (done.returncode, done.stderr) == (0, told)
-    assert run("generate", "a.yaml", cwd=tmp_path).stderr == told
+    message = "warning: a.yaml: its jobs look for b.yaml; rename the file or the recipe\n"
+    assert (done.returncode, done.stderr) == (0, message)
+    assert run("generate", "a.yaml", cwd=tmp_path).stderr == message
     done = run("new", *words_of(WHOLE), *MACHINE, "--out", "digits-local.yaml", cwd=tmp_path)
     assert "its jobs run the shipped recipe digits-local; give this one another name" in done.stderr
 
 
 def test_a_recipe_of_another_depth_is_generated(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), "--depth", "18", *MACHINE, "--out", "a.yaml", cwd=tmp_path)
-    told = "warning: the rules and known accuracies are for ResNet-50; ResNet-18 may need other settings\n"
-    assert (done.returncode, done.stderr) == (0, told)
+    message = "warning: the rules and known accuracies are for ResNet-50; ResNet-18 may need other settings\n"
+    assert (done.returncode, done.stderr) == (0, message)
     assert run("generate", "a.yaml", cwd=tmp_path).returncode == 0
     assert 'name: "ResNet-18"' in (tmp_path / "prototxt/a/train_val.prototxt").read_text()
     refused = run("new", *words_of(WHOLE), "--depth", "20", cwd=tmp_path)
@@ -95,7 +95,7 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"--epochs": "6_0"},
@@ -104,10 +104,10 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
         ({"--images": "9" * 5000}, "Error: Invalid value for '--images': '9999"),
     ],
 )
-def test_what_is_not_a_number_is_refused(changed: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_is_not_a_number_is_refused(changed: dict[str, str], message: str, tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(said)
+    assert done.stderr.splitlines()[-1].startswith(message)
     assert "Traceback" not in done.stderr
 
 
@@ -124,7 +124,7 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"--epochs": "0"}, "--epochs: 0 is not a valid number of epochs; give 1 or more"),
         ({"--epochs": "nan"}, "--epochs: nan is not a valid number of epochs"),
@@ -155,11 +155,11 @@ def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: 
         ),
     ],
 )
-def test_bad_input_gets_one_line_and_exit_2(changed: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_line_and_exit_2(changed: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "there.yaml").touch()
     done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from caffe_recipes.cli.main import COMMANDS, commands
 from caffe_recipes.errors import InputError
 
-SAID = r"'{}' is not a (path|name|run); is a variable unset\?"
+MESSAGE = r"'{}' is not a (path|name|run); is a variable unset\?"
 
 # The text that commands take and that is not a path, and what is read with checks of its own.
 NO_PATHS = {
@@ -68,7 +68,7 @@ def all_paths() -> list[tuple[str, click.Command, click.Parameter]]:
 @pytest.mark.parametrize("empty", ["", " "])
 def test_no_command_takes_an_empty_path(command: click.Command, param: click.Parameter, empty: str) -> None:
     several = param.multiple or param.nargs == -1
-    with pytest.raises(InputError, match=SAID.format(empty)) as raised:
+    with pytest.raises(InputError, match=MESSAGE.format(empty)) as raised:
         param.process_value(click.Context(command), (empty,) if several else empty)
     assert raised.value.where in (*param.opts, param.human_readable_name)
 

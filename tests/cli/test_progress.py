@@ -11,13 +11,13 @@ def test_progress_is_reported_every_ten_seconds_by_this_build_s_pace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [0.0]
-    tell = BuildProgress(lambda: now[0])
+    progress = BuildProgress(lambda: now[0])
     for second, done in ((0, 1000), (5, 1500), (10, 2000), (15, 2500), (25, 3500)):
         now[0] = second
-        tell(done, 14_000)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines()[1:] == [
+        progress(done, 14_000)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[1:] == [
         "2,000 of 14,000 images, 100 images/s, 2 min left",
         "3,500 of 14,000 images, 100 images/s, 2 min left",
     ]
@@ -25,10 +25,10 @@ def test_progress_is_reported_every_ten_seconds_by_this_build_s_pace(
 
 def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    tell = BuildProgress(lambda: now[0])
+    progress = BuildProgress(lambda: now[0])
     for second, done in ((0, 0), (10, 100), (20, 910)):
         now[0] = second
-        tell(done, 1000)
+        progress(done, 1000)
     assert [line.split(", ")[-1] for line in capsys.readouterr().err.splitlines()] == [
         "2 min left",
         "2 s left",
@@ -36,16 +36,16 @@ def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_build_that_continues_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = BuildProgress(lambda: 0.0)
-    tell(1234, 9000)
-    tell(1235, 9000)
+    progress = BuildProgress(lambda: 0.0)
+    progress(1234, 9000)
+    progress(1235, 9000)
     assert capsys.readouterr().err == "resuming: 1,234 of 9,000 images are done\n"
 
 
 def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    tell = BuildProgress(lambda: now[0])
+    progress = BuildProgress(lambda: now[0])
     for second in (0, 20):
         now[0] = second
-        tell(0, 9)
+        progress(0, 9)
     assert capsys.readouterr().err == ""

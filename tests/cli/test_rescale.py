@@ -60,7 +60,7 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([RECIPE], "stampede2-64n-72ep: nothing to change; give --nodes, --batch, --epochs or --smooth"),
         ([RECIPE, "--epochs", "0"], "--epochs: 0 is not a valid number of epochs; give more than 0"),
@@ -87,11 +87,11 @@ def test_without_a_file_it_is_printed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input_gets_one_line_and_exit_2(words: list[str], said: str, tmp_path: Path) -> None:
+def test_bad_input_gets_one_line_and_exit_2(words: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "there.yaml").touch()
     done = run("rescale", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["there.yaml"]

@@ -21,7 +21,7 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["digits-locl"], "Error: unknown recipe 'digits-locl'; did you mean 'digits-local'?"),
         (["none.yaml"], "Error: none.yaml: cannot be read: No such file or directory"),
@@ -46,11 +46,11 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
     ],
 )
 def test_what_cannot_be_run_is_one_line_exit_2_and_leaves_nothing(
-    tmp_path: Path, words: list[str], said: str
+    tmp_path: Path, words: list[str], message: str
 ) -> None:
     done = call(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.conftest import RECIPE
-from tests.run.recorded_run import WHOLE, launched, started, tell_run
+from tests.run.recorded_run import WHOLE, launched, started, write_run
 
 STARTED = datetime.fromtimestamp(1_700_000_000).astimezone().strftime("%Y-%m-%d %H:%M")
 
@@ -24,8 +24,8 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def root(tmp_path: Path) -> Path:
     recipe = tmp_path / "small.yaml"
     recipe.write_text(RECIPE)
-    tell_run(tmp_path, recipe, *WHOLE)
-    tell_run(tmp_path, recipe, started(), launched(), number=2)
+    write_run(tmp_path, recipe, *WHOLE)
+    write_run(tmp_path, recipe, started(), launched(), number=2)
     return tmp_path
 
 

@@ -124,8 +124,8 @@ def test_a_misspelt_flag_of_our_programs_is_refused_before_it_fails_on_every_ran
     line = text[: text.index("determinstic")].count("\n") + 1
     done = call(root, "mine.yaml", "--dry-run")
     what = "tensorflow.flags.determinstic: resnet_main.py has no flag --determinstic"
-    said = f"Error: mine.yaml:{line}: {what}; did you mean 'deterministic'?\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    message = f"Error: mine.yaml:{line}: {what}; did you mean 'deterministic'?\n"
+    assert (done.returncode, done.stderr) == (2, message)
     monkeypatch.setenv("RESNET_DIR", str(root))
     assert call(root, "mine.yaml", "--dry-run").returncode == 0
 
@@ -199,7 +199,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["small.yaml"], "Error: sbatch: not found on PATH; submit on a login node of the Slurm cl"),
         (["small.yaml", "--mail", "a b"], "Error: --mail: 'a b' is not a mail address; write it as"),
@@ -223,10 +223,10 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
     ],
 )
 def test_what_cannot_be_submitted_is_one_line_exit_2_and_leaves_nothing(
-    root: Path, words: list[str], said: str
+    root: Path, words: list[str], message: str
 ) -> None:
     before = sorted(root.rglob("*"))
     done = call(root, *words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert said in done.stderr
+    assert message in done.stderr
     assert sorted(root.rglob("*")) == before

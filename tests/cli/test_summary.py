@@ -57,7 +57,7 @@ def test_json_and_graph_go_together(net: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["net.prototxt", "--graph", "out.gif"],
@@ -84,7 +84,9 @@ def test_json_and_graph_go_together(net: Path) -> None:
         (["solver.prototxt"], "its net 'gone.prototxt' was not found; give --caffe-root"),
     ],
 )
-def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    net: Path, arguments: list[str], message: str
+) -> None:
     folder = net.parent
     (folder / "wrong.prototxt").write_text(NET.replace("kernel_size: 3", "kernel_size: 11"))
     (folder / "solver.prototxt").write_text("base_lr: 1 net: 'gone.prototxt'")
@@ -93,7 +95,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(net: Path, arguments: 
     before = sorted(folder.iterdir())
     done = summary(*arguments, cwd=folder)
     assert done.returncode == 2, done
-    assert said in done.stderr
+    assert message in done.stderr
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

@@ -173,7 +173,7 @@ def ssh_server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture(scope="module")
 def _standing_cluster() -> Iterator[Cluster]:
-    with _or_say_why(), Cluster.up(4) as standing:
+    with _failing_with_reason(), Cluster.up(4) as standing:
         yield standing
 
 
@@ -186,14 +186,14 @@ def cluster(_standing_cluster: Cluster) -> Iterator[Cluster]:
     with _standing_cluster.inside("head"):
         yield _standing_cluster
     for name in _standing_cluster.pids:
-        _standing_cluster.mend(name)
+        _standing_cluster.reconnect(name)
     _standing_cluster.rate(None)
     assert _standing_cluster.leftovers() == {}
 
 
 @pytest.fixture(scope="module")
 def _standing_slurm() -> Iterator[Slurm]:
-    with _or_say_why(), Cluster.up(4) as cluster, Slurm.up(cluster) as slurm:
+    with _failing_with_reason(), Cluster.up(4) as cluster, Slurm.up(cluster) as slurm:
         yield slurm
 
 
@@ -223,7 +223,7 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
 
         def make(nodes: int | Sequence[str] = 4, *, tmp: str = "4g", **sshd: str) -> Cluster:
-            with _or_say_why():
+            with _failing_with_reason():
                 cluster = stack.enter_context(Cluster.up(nodes, tmp=tmp, sshd=sshd))
             stack.enter_context(cluster.inside("head"))
             return cluster
@@ -232,7 +232,7 @@ def make_cluster() -> Iterator[Callable[..., Cluster]]:
 
 
 @contextmanager
-def _or_say_why() -> Iterator[None]:
+def _failing_with_reason() -> Iterator[None]:
     try:
         yield
     except NoCluster as error:

@@ -99,10 +99,10 @@ def test_a_run_started_by_ssh_outlives_its_login_and_is_watched_from_elsewhere(
     reporter = Reporter(Console(file=output, soft_wrap=True, highlight=False), lambda: next(ticks))
     env = FollowEnv(lambda name, copy_with: SshHost(name, cluster.ssh, patience_s=1), pause)
     attach("small", AttachOptions(str(root), on="head"), reporter, env)
-    said = output.getvalue().splitlines()
-    assert said[0].endswith(" on head")
-    assert sum(line.endswith("; trying again") for line in said) == 1
-    table = said[next(index for index, line in enumerate(said) if line.startswith("phase ")) :]
+    lines = output.getvalue().splitlines()
+    assert lines[0].endswith(" on head")
+    assert sum(line.endswith("; trying again") for line in lines) == 1
+    table = lines[next(index for index, line in enumerate(lines) if line.startswith("phase ")) :]
 
     argv = [
         str(BIN / "caffe-recipes"),

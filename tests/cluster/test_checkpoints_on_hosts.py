@@ -38,7 +38,7 @@ snapshot_prefix: "/tmp/it's a run" solver_mode: CPU random_seed: 1
 MODEL, STATE = "/tmp/it's a run_iter_2.caffemodel", "/tmp/it's a run_iter_2.solverstate"
 
 
-class ToldHost(SshHost):
+class RecordingHost(SshHost):
     """A node that remembers the verbs of what it was asked."""
 
     def __init__(self, name: str, ssh_folder: Path) -> None:
@@ -56,7 +56,7 @@ class Phase:
 
     cluster: Cluster
     root: Path
-    hosts: list[ToldHost]
+    hosts: list[RecordingHost]
     caffe: Caffe
     training: Training
 
@@ -80,7 +80,7 @@ class Phase:
 def phase(cluster: Cluster, shared: Path) -> Iterator[Phase]:
     caffe = Caffe(require_caffe(load_recipe("digits-local"), shared))
     training = replace(caffe.steps("runs/x-1")[0], phase="init", last_iter=4)
-    hosts = [ToldHost(name, cluster.ssh) for name in cluster.nodes]
+    hosts = [RecordingHost(name, cluster.ssh) for name in cluster.nodes]
     made = Phase(cluster, shared, hosts, caffe, training)
     yield made
     for host in made.hosts:

@@ -117,16 +117,16 @@ def test_a_mark_may_arrive_in_pieces_after_a_long_greeting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
+    ("head", "message"),
     [(b"mark 1\n", "no size arrived"), (b"mark 1\nx\n", "no size"), (b"mark 1\n9\n", "over 9 bytes arrived")],
 )
-def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes, said: str) -> None:
+def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes, message: str) -> None:
     class Evil(StandInHost):
         def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
             return Running("evil", argv, "mark", wire)
 
     wire = EndlessWire(head, b"x" * 1000)
-    with pytest.raises(ClusterError, match=said):
+    with pytest.raises(ClusterError, match=message):
         fetch_file(Evil(), "/x", tmp_path / "x")
     assert wire.sent_bytes < 10_000 and not [*tmp_path.iterdir()]
 

@@ -47,8 +47,8 @@ def start_worker() -> tuple[subprocess.Popen[str], Path, list[int]]:
 def test_each_host_has_its_own_name_address_and_tmp(cluster: Cluster) -> None:
     for number, name in enumerate(cluster.nodes, 2):
         script = "hostname; hostname -I; ls -A /tmp; touch /tmp/mine; df --output=fstype /tmp"
-        said = cluster.run(name, ["sh", "-c", script]).stdout.split()
-        assert said == [name, f"10.77.0.{number}", "Type", "tmpfs"]
+        fields = cluster.run(name, ["sh", "-c", script]).stdout.split()
+        assert fields == [name, f"10.77.0.{number}", "Type", "tmpfs"]
         assert cluster.run(name, ["ls", "-A", "/tmp"]).stdout == "mine\n"
         cluster.run(name, ["rm", "/tmp/mine"])
 
@@ -78,7 +78,7 @@ def test_a_cut_is_silence_and_a_crash_is_a_closed_connection(
     cluster.cut("node1")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
-    cluster.mend("node1")
+    cluster.reconnect("node1")
     assert cluster.run("head", ["ssh", "node1", "true"]).returncode == 0
     cluster.crash("node1")
     assert process.wait(5) == 255
@@ -162,5 +162,5 @@ def test_64_hosts_are_reached_at_once_and_asked_again_over_the_same_connections(
 def test_hydra_starts_ranks_in_the_hostfiles_order(cluster: Cluster) -> None:
     hostfile = cluster.write_hostfile()
     argv = ["mpiexec.hydra", "-l", "-n", "8", "-ppn", "2", "-f", str(hostfile), "hostname"]
-    said = cluster.run("head", argv).stdout
-    assert sorted(said.splitlines()) == [f"[{rank}] node{rank // 2 + 1}" for rank in range(8)]
+    output = cluster.run("head", argv).stdout
+    assert sorted(output.splitlines()) == [f"[{rank}] node{rank // 2 + 1}" for rank in range(8)]

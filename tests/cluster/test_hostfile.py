@@ -23,7 +23,7 @@ def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "hostfile: contains no hosts"),
         ("\n# nobody\n", "hostfile: contains no hosts"),
@@ -39,10 +39,10 @@ def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> N
         ("a" * 10_000 + "!\n", "hostfile:1: 'aaaa"),
     ],
 )
-def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, said: str) -> None:
+def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert caught.value.hint
 
@@ -128,7 +128,7 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("n[1-3]\nn2\n", "hostfile:2: host n2 appears twice (first on line 1)"),
         ("n[1,1]\n", "hostfile:1: host n1 appears twice (first on line 1)"),
@@ -138,10 +138,10 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
         ("n[1-99999999]\n", "hostfile:1: 'n[1-99999999]' names more than 100,000 hosts"),
     ],
 )
-def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, said: str) -> None:
+def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_asks() -> None:

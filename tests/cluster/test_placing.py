@@ -31,7 +31,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files
 
 
 @dataclass(frozen=True)
-class ToldHost(LocalHost):
+class RecordingHost(LocalHost):
     """This machine, without the files in `unseen`; `asked` are the verbs of what it was asked."""
 
     unseen: tuple[str, ...] = ()
@@ -44,8 +44,8 @@ class ToldHost(LocalHost):
 
 
 @dataclass(frozen=True)
-class WatchedHost(ToldHost):
-    """Like ToldHost, as USER, while NOBODY makes a pipe of each file in `tmp` that an argv names too early.
+class WatchedHost(RecordingHost):
+    """Like RecordingHost, as USER, while NOBODY makes a pipe of each file in `tmp` named too soon in an argv.
 
     He is always faster than the command. `pipes` are the pipes that he reads from.
     """
@@ -129,7 +129,7 @@ def test_a_file_is_placed_whole_and_private_under_any_name(place: Place, name: s
 
 
 def test_what_is_there_and_right_is_not_sent_again(place: Place) -> None:
-    host = ToldHost("n1")
+    host = RecordingHost("n1")
     placed = place.place(host=host)
     before = placed.stat()
     host.asked.clear()
@@ -149,7 +149,7 @@ def test_a_file_of_ours_that_is_another_is_replaced_in_one_step(place: Place) ->
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_host_that_does_not_see_the_kept_file_gets_it_put(place: Place, seen: bool) -> None:
-    host = ToldHost("n1", unseen=() if seen else (str(place.kept),))
+    host = RecordingHost("n1", unseen=() if seen else (str(place.kept),))
     assert place.place(host=host).read_bytes() == DATA
     assert host.asked == (
         ["file-probe", "file-fill"] if seen else ["file-probe", "file-ready", "file-commit"]
@@ -187,7 +187,7 @@ def test_in_any_shell_a_file_is_placed_alike(place: Place, shell: tuple[str, ...
     if shutil.which(shell[0]) is None:
         pytest.skip(f"{shell[0]} is not installed")
 
-    class ShellHost(ToldHost):
+    class ShellHost(RecordingHost):
         def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
             return super().start([*shell, *argv[1:]], limit_s)
 
@@ -258,7 +258,7 @@ def test_a_file_that_changed_in_transit_is_not_placed(place: Place) -> None:
         with pytest.raises(
             ClusterError, match=r"n1:.*/f: the digest of the copy differs from that of .*kept"
         ):
-            place.place(host=ToldHost("n1", unseen=unseen))
+            place.place(host=RecordingHost("n1", unseen=unseen))
     assert list(place.tmp.iterdir()) == []
 
 
@@ -330,7 +330,7 @@ def test_all_hosts_are_served_but_the_one_that_fails_is_named(place: Place) -> N
 
 
 def test_in_a_folder_that_all_hosts_share_one_writes_and_the_others_find(place: Place) -> None:
-    hosts = [ToldHost(f"n{number}") for number in range(4)]
+    hosts = [RecordingHost(f"n{number}") for number in range(4)]
     file = PlacedFile(place.kept, str(place.root / "snapshots/f"), SHA256)
     place_files([*hosts, hosts[0]], place.root, [file])
     assert [host.asked for host in hosts] == [
@@ -386,7 +386,7 @@ def test_what_somebody_else_made_is_named_and_left_as_it_is(place: Place, attack
     acts: list[Callable[[], object]] = [
         lambda: own_file_stamp(LocalHost("n1"), str(target), place.root),
         lambda: place.place(),
-        lambda: place.place(host=ToldHost("n1", unseen=(str(place.kept),))),
+        lambda: place.place(host=RecordingHost("n1", unseen=(str(place.kept),))),
     ]
     for act in acts:
         with pytest.raises(ClusterError, match=rf"n1:{target}: {what}; remove it, or snapshot to"):

@@ -173,13 +173,13 @@ class Ground:
 
     def call(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        said, complained = process.communicate(timeout=120)
-        return process.returncode, said, complained
+        stdout, stderr = process.communicate(timeout=120)
+        return process.returncode, stdout, stderr
 
     def look(self) -> tuple[int, list[dict[str, Any]]]:
-        code, said, complained = self.call("--json")
-        assert said, complained
-        return code, json.loads(said)
+        code, stdout, stderr = self.call("--json")
+        assert stdout, stderr
+        return code, json.loads(stdout)
 
     def trials(self) -> str:
         """What is in the hosts' /tmp of trials."""
@@ -405,10 +405,10 @@ WITH_IT = {"a Caffe root that one host does not see": {"launcher", "trainer", "p
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_thing_that_is_wrong_is_found_and_its_host_named(ground: Ground, case: str) -> None:
-    spoil, subject, mark, hosts, said = CASES[case]
+    spoil, subject, mark, hosts, message = CASES[case]
     spoil(ground)
     code, found = ground.look()
-    of_it = [one for one in found if one["subject"] == subject and re.search(said, one["said"])]
+    of_it = [one for one in found if one["subject"] == subject and re.search(message, one["said"])]
     assert [(one["mark"], one["hosts"]) for one in of_it] == [(mark, hosts)], found
     failed = {one["subject"]: one["said"] for one in found if one["mark"] == "failed"}
     assert failed.keys() - WITH_IT.get(case, set()) == ({subject} if mark == "failed" else set()), failed
@@ -421,15 +421,15 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
         return sorted((str(path), path.stat().st_mtime_ns) for path in seen)
 
     before = everything()
-    code, said, complained = ground.call()
-    assert code == 0, said + complained
-    assert [line[8:23].strip() for line in said.splitlines() if line.startswith(("warn", "failed"))] == []
-    assert re.search(r"^ok +hosts +node\[1-4\]: 4 x 2 ranks of 8 images$", said, re.MULTILINE)
+    code, stdout, stderr = ground.call()
+    assert code == 0, stdout + stderr
+    assert [line[8:23].strip() for line in stdout.splitlines() if line.startswith(("warn", "failed"))] == []
+    assert re.search(r"^ok +hosts +node\[1-4\]: 4 x 2 ranks of 8 images$", stdout, re.MULTILINE)
     assert re.search(
-        r"^ok +trainer +\./bin/caffe trains, and supports lr_policy poly_cyc, fixed$", said, re.MULTILINE
+        r"^ok +trainer +\./bin/caffe trains, and supports lr_policy poly_cyc, fixed$", stdout, re.MULTILINE
     )
-    assert "to be staged on 4 of 4 hosts by" in said
-    assert said.splitlines()[-1] == "all checks passed; start the training with `run`"
+    assert "to be staged on 4 of 4 hosts by" in stdout
+    assert stdout.splitlines()[-1] == "all checks passed; start the training with `run`"
     assert everything() == before
     for node in ground.cluster.nodes:
         assert ground.do(node, "sh", "-c", "ls -A /tmp") == ""
@@ -443,8 +443,8 @@ def test_a_host_without_sshd_is_named_and_the_others_are_looked_at(ground: Groun
     assert code == 1
     failed = {(one["subject"], *one["hosts"]) for one in found if one["mark"] == "failed"}
     assert failed == {("hosts", "node2"), ("trainer", "node3")}
-    said = next(one["said"] for one in found if one["subject"] == "hosts")
-    assert said.startswith("node2: cannot be reached by ssh")
+    message = next(one["said"] for one in found if one["subject"] == "hosts")
+    assert message.startswith("node2: cannot be reached by ssh")
     launcher = next(one for one in found if one["subject"] == "launcher")
     assert (launcher["mark"], launcher["said"]) == ("warn", "not checked: no answer from node2")
 

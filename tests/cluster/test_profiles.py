@@ -100,7 +100,7 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "p.yaml:1: not a profile; a profile is a mapping that starts with `name:`"),
         ("name: a\n", "p.yaml:1: title: missing; every profile needs it"),
@@ -156,10 +156,10 @@ def test_a_job_finds_the_partitions_that_take_it() -> None:
         ),
     ],
 )
-def test_a_mistake_is_named_with_its_line_and_key(text: str, said: str) -> None:
+def test_a_mistake_is_named_with_its_line_and_key(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_profile(text, "p.yaml")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

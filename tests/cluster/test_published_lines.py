@@ -62,7 +62,7 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     root = ResNetRoot(cluster, cluster.shared / "caffe root")
     environment = root.environment(CAFFE_ROOT=str(root.folder), LMDB_SOURCE=str(root.source))
     script = ROOT / "jobs" / RECIPE / "run.sh"
-    said = cluster.run("head", [str(script)], env=environment, timeout_s=900)
+    done = cluster.run("head", [str(script)], env=environment, timeout_s=900)
     launches, expected = root.launches(), published("mpiexec.hydra")
     assert [call.argv for call in launches] == [call.argv for call in expected]
     assert [call.environment for call in launches] == [call.environment for call in expected]
@@ -74,7 +74,7 @@ def test_the_published_script_is_driven_through_by_run_sh(make_cluster: Callable
     check_snapshots(cluster, root, root.folder)
     for host in HOSTS:
         cluster.run(host, ["cmp", str(root.source / "data.mdb"), f"{LMDB}/data.mdb"])
-    assert "loss3/top-1 = 0.762781" in said.stderr
+    assert "loss3/top-1 = 0.762781" in done.stderr
     assert cluster.leftovers() == {}
 
 
@@ -89,7 +89,7 @@ def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..
         "head", [program, "stage", RECIPE, *given, "--how", "chain"], env=root.environment(), timeout_s=900
     )
     assert "0 had it, 64 received it, 0 failed" in staged.stdout
-    said = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=900)
+    done = cluster.run("head", [program, "run", RECIPE, *given], env=root.environment(), timeout_s=900)
     folder = f"runs/{RECIPE}-1"
     assert (root.run_folder / "hostfile").read_text().split() == list(HOSTS)
 
@@ -107,5 +107,5 @@ def test_the_published_lines_are_driven_through_by_run(make_cluster: Callable[..
     assert list(state.finished) == list(PHASES)
     assert state.attempts == dict.fromkeys(PHASES, 1)
     assert state.outputs == {"loss": 0.942313, "loss3/top-1": 0.762781, "loss3/top-5": 0.931862}
-    assert "loss3/top-1: 76.28 % (reported: 76.3 %)" in said.stdout
+    assert "loss3/top-1: 76.28 % (reported: 76.3 %)" in done.stdout
     assert cluster.leftovers() == {}

@@ -105,8 +105,8 @@ def test_ranks_are_heard_as_they_come_stop_and_go(
         # Also when no pulse is kept that has it living.
         assert until(lambda: pulses.histories()["node1"][0].ended == pulses.latest()["node1"].ended == {0})
         assert pulses.silent(5.0) == ()
-        heard = [pulse.heard_at_s for pulse in pulses.histories()["node1"]]
-        assert heard == sorted(heard)
+        times_s = [pulse.heard_at_s for pulse in pulses.histories()["node1"]]
+        assert times_s == sorted(times_s)
     assert until(lambda: not commands(launch))
 
 
@@ -168,6 +168,6 @@ def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None
     with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
         assert until(lambda: "node1" in pulses.latest())
     assert until(lambda: not commands(launch))
-    with Conversation(LocalHost(), "ranks", "beat", launch, "1") as unasked:
-        assert unasked.ask() == []
+    with Conversation(LocalHost(), "ranks", "beat", launch, "1") as conversation:
+        assert conversation.ask() == []
         assert until(lambda: not commands(launch))

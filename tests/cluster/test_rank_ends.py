@@ -11,7 +11,7 @@ KILLED_3 = KILLED.replace("a rank", "rank 3")
 AT = "=   PID 3556 RUNNING AT node2"
 
 
-def said(*lines: str) -> str:
+def cause_of(*lines: str) -> str:
     ends = RankExitReader()
     for line in lines:
         ends.feed(line)
@@ -36,40 +36,43 @@ def hydra(code: int, string: str = "") -> list[str]:
     ],
 )
 def test_hydra_s_block_names_the_host_and_the_signal(lines: list[str], what: str) -> None:
-    assert said(*lines).startswith("node2: a rank was killed by ")
-    assert said(*lines).endswith(what)
+    assert cause_of(*lines).startswith("node2: a rank was killed by ")
+    assert cause_of(*lines).endswith(what)
 
 
 def test_intel_s_hydra_names_the_rank_too() -> None:
     lines = ("=   RANK 3 PID 12 RUNNING AT node2", "=   KILLED BY SIGNAL: 9 (Killed)")
-    assert said(*lines) == KILLED_3
+    assert cause_of(*lines) == KILLED_3
     again = ("=   RANK 5 PID 13 RUNNING AT node4", "=   KILLED BY SIGNAL: 15 (Terminated)")
-    assert said(*lines, *again) == KILLED_3
+    assert cause_of(*lines, *again) == KILLED_3
 
 
 @pytest.mark.parametrize("code", [1, 255, 256, 0])
 def test_a_rank_that_has_exited_of_its_own_was_not_ended(code: int) -> None:
-    assert said(*hydra(code)) == ""
+    assert cause_of(*hydra(code)) == ""
 
 
 def test_the_first_host_that_is_named_is_the_cause() -> None:
-    assert said(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
+    assert cause_of(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
 
 
 def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
-    assert said("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated") == KILLED_3
-    assert said("srun: error: node2: tasks 2-3: Killed") == KILLED
+    assert (
+        cause_of("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated")
+        == KILLED_3
+    )
+    assert cause_of("srun: error: node2: tasks 2-3: Killed") == KILLED
     oom = "srun: error: node2: tasks 2-3: Out Of Memory"
-    assert said(oom) == "node2: a rank was killed: out of memory"
+    assert cause_of(oom) == "node2: a rank was killed: out of memory"
     crash = "srun: error: node2: task 3: Segmentation fault (core dumped)"
-    assert said(crash) == "node2: rank 3 was killed by signal 11 (segmentation fault)"
-    assert said("srun: error: node2: task 3: Exited with exit code 1") == ""
+    assert cause_of(crash) == "node2: rank 3 was killed by signal 11 (segmentation fault)"
+    assert cause_of("srun: error: node2: task 3: Exited with exit code 1") == ""
 
 
 def test_the_ranks_of_a_job_that_is_cancelled_are_not_the_cause() -> None:
     cancelled = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-01-02T03:04:05 ***"
-    assert said(cancelled, "srun: error: node2: task 3: Killed") == ""
+    assert cause_of(cancelled, "srun: error: node2: task 3: Killed") == ""
 
 
 def test_other_lines_tell_nothing() -> None:
-    assert said("", "Killed", "node2: task 3: Killed", "RUNNING AT node2") == ""
+    assert cause_of("", "Killed", "node2: task 3: Killed", "RUNNING AT node2") == ""

@@ -27,7 +27,7 @@ from tests.stand_in_host import StandInHost, answer_call
 
 HOST = LocalHost("here")
 # Says that it is there, then that it has got a signal.
-HEARER = (
+SIGNAL_REPORTER = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGHUP, lambda *_: print('snapshot', flush=True))\n"
     "print('up', flush=True)\n"
@@ -158,16 +158,23 @@ def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
     solver = f"--solver={tmp_path}/it's $(x).prototxt"
     of_launch = {LAUNCH_VARIABLE: f"{run}/init-1"}
     wrapper = f'"{sys.executable}" -ISc "$PROGRAM" train "$1" & echo "$!"; wait'
-    rank_0 = start("sh", "-c", wrapper, "wrapper", solver, PROGRAM=HEARER, PMI_RANK="0", **of_launch)
+    rank_0 = start("sh", "-c", wrapper, "wrapper", solver, PROGRAM=SIGNAL_REPORTER, PMI_RANK="0", **of_launch)
     inner = int(line(rank_0))
     assert line(rank_0) == "up\n"
-    hearing = [
-        start(sys.executable, "-ISc", HEARER, "helper", PMI_RANK="0", **of_launch),
-        start(sys.executable, "-ISc", HEARER, solver, PMI_RANK="1", **of_launch),
-        start(sys.executable, "-ISc", HEARER, solver, **of_launch),
-        start(sys.executable, "-ISc", HEARER, solver, PMI_RANK="0", **{LAUNCH_VARIABLE: f"{run}/init-2"}),
+    bystanders = [
+        start(sys.executable, "-ISc", SIGNAL_REPORTER, "helper", PMI_RANK="0", **of_launch),
+        start(sys.executable, "-ISc", SIGNAL_REPORTER, solver, PMI_RANK="1", **of_launch),
+        start(sys.executable, "-ISc", SIGNAL_REPORTER, solver, **of_launch),
+        start(
+            sys.executable,
+            "-ISc",
+            SIGNAL_REPORTER,
+            solver,
+            PMI_RANK="0",
+            **{LAUNCH_VARIABLE: f"{run}/init-2"},
+        ),
     ]
-    for process in hearing:
+    for process in bystanders:
         assert line(process) == "up\n"
     assert request_snapshot(HOST, f"{run}/init-1", solver) == "asked"
     assert line(rank_0) == "snapshot\n"
@@ -178,7 +185,7 @@ def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
         assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
     end_ranks([HOST], run, launcher=True)
     assert rank_0.communicate()[0] == ""
-    assert [process.communicate()[0] for process in hearing] == [""] * 4
+    assert [process.communicate()[0] for process in bystanders] == [""] * 4
 
 
 def test_a_trainer_that_sighup_would_kill_is_spared(run: str, start: Starter) -> None:

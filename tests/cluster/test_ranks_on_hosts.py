@@ -130,7 +130,7 @@ def test_a_launch_is_ended_but_on_a_host_that_is_cut_off_and_there_once_it_is_ba
     assert list(failed) == ["node4"]
     assert process.wait(5) != 0
     assert [find_ranks(hosts[name], run) for name in ("head", *NODES[:3])] == [()] * 4
-    cluster.mend("node4")
+    cluster.reconnect("node4")
     assert end_ranks(list(hosts.values()), run, grace_s=1) == {}
     for host in hosts.values():
         host.close()
@@ -167,14 +167,14 @@ def test_pulses_are_heard_through_cut_links_and_sshds_that_come_and_go(
         assert until(lambda: {"node3", "node4"} == {silence.host for silence in pulses.silent(2.0)}, 10)
         assert nodes[0].run(["hostname"]).stdout == "node1\n"  # the same connection serves others
         assert until(lambda: reasons() == ["did not respond for 3 s", "Connection refused"], 10)
-        cluster.mend("node3")
+        cluster.reconnect("node3")
         cluster.start_sshd("node4")
         assert until(lambda: not pulses.silent(2.0), 20)
         assert ranks() == [[0], [1], [2], [3]]
         cluster.cut("node3")
         started = time.monotonic()
     assert time.monotonic() - started < 5
-    cluster.mend("node3")
+    cluster.reconnect("node3")
     assert end_ranks(nodes, run, grace_s=1) == {}
     for host in hosts.values():
         host.close()

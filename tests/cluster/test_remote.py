@@ -74,8 +74,8 @@ def test_each_call_has_a_token_of_its_own() -> None:
     ],
 )
 def test_an_answer_that_cannot_be_read_names_host_and_function(answer: Completed, shown: str) -> None:
-    said = f"^n1: cannot parse the answer to `list`: '{shown}'; check that the host has sh, /proc and GNU"
-    with pytest.raises(HostFailed, match=said):
+    message = f"^n1: cannot parse the answer to `list`: '{shown}'; check that the host has sh, /proc and GNU"
+    with pytest.raises(HostFailed, match=message):
         call(StandInHost("n1", lambda argv, stdin: answer), "ranks", "list", LAUNCH)
 
 
@@ -118,24 +118,24 @@ def test_only_a_plain_yes_says_that_a_path_can_be_trusted(record: str) -> None:
 
 
 def test_a_conversation_continues_until_it_is_finished() -> None:
-    with Conversation(HOST, "ranks", "beat", LAUNCH, "30") as talk:
-        assert [talk.ask() for _ in range(3)] == [[], [], []]
-        talk.finish()
+    with Conversation(HOST, "ranks", "beat", LAUNCH, "30") as conversation:
+        assert [conversation.ask() for _ in range(3)] == [[], [], []]
+        conversation.finish()
 
 
 def test_a_conversation_that_breaks_off_says_how() -> None:
     with (
-        Conversation(HOST, "ranks", "beat", LAUNCH, "0.1") as talk,
+        Conversation(HOST, "ranks", "beat", LAUNCH, "0.1") as conversation,
         pytest.raises(ClusterError, match=r"answer to `beat` cannot be read|no longer reads"),
     ):
         for _ in range(100):
-            talk.ask()
+            conversation.ask()
             subprocess.run(["sleep", "0.3"], check=True)
 
 
 def test_a_conversation_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=200000")
-    with Conversation(LocalHost("evil"), "ranks", "beat", LAUNCH, "30") as talk:
-        monkeypatch.setattr(talk._command, "read", lambda: b"x")
+    with Conversation(LocalHost("evil"), "ranks", "beat", LAUNCH, "30") as conversation:
+        monkeypatch.setattr(conversation._command, "read", lambda: b"x")
         with pytest.raises(ClusterError, match=r"^evil: beat printed over 200,000 bytes; .*answer-bytes=N"):
-            talk.ask()
+            conversation.ask()

@@ -60,9 +60,9 @@ class Chain:
 
     def finish(self) -> str:
         process = self.start()
-        said, _ = process.communicate(timeout=900)
-        assert process.returncode == 0, said[-3000:]
-        return str(said)
+        output, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, output[-3000:]
+        return str(output)
 
     def kill_in(self, phase: str) -> None:
         """Begin, and kill the run, and it alone, as soon as a phase trains."""
@@ -95,9 +95,9 @@ def test_the_digits_train_on_four_hosts_and_a_killed_run_continues_to_the_same_m
     cluster: Cluster, shared: Path
 ) -> None:
     undisturbed, killed = Chain(cluster, shared / "undisturbed"), Chain(cluster, shared / "killed")
-    said = undisturbed.finish()
-    assert "node[1-4]: 4 x 2 ranks of 8 images" in said
-    assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2," in said
+    output = undisturbed.finish()
+    assert "node[1-4]: 4 x 2 ranks of 8 images" in output
+    assert "staged examples/digits/digits_train_lmdb (4.22 MB) to /tmp/digits_lmdb on node1, node2," in output
     assert (undisturbed.run / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
     assert undisturbed.hosts_with("lmdb/data.mdb") == ["node1", "node2", "node3", "node4"]
     assert undisturbed.hosts_with("*.caffemodel") == ["node1"]
@@ -107,9 +107,9 @@ def test_the_digits_train_on_four_hosts_and_a_killed_run_continues_to_the_same_m
 
     killed.kill_in("cyc2")
     assert list(load_journal(killed.run / "journal.jsonl").finished) == ["init", "cyc1"]
-    said = killed.finish()
-    assert "init: already finished" in said
-    assert "cyc2: the trainer of a killed run" in said
+    output = killed.finish()
+    assert "init: already finished" in output
+    assert "cyc2: the trainer of a killed run" in output
     assert killed.launches() == list(PHASES)
     assert killed.models() == undisturbed.models()
     outputs = [load_journal(chain.run / "journal.jsonl").outputs for chain in (undisturbed, killed)]

@@ -57,19 +57,19 @@ def test_a_run_starts_and_stages_as_the_profile_and_the_command_line_say(
     (chain.root / "caffe").write_text((chain.root / "caffe").read_text().replace("exec", noting))
     try:
         with argvs_with(secret) as seen:
-            said = chain.run("--profile", "mine.yaml", "--how", "copy")
+            output = chain.run("--profile", "mine.yaml", "--how", "copy")
         chain.check_finished()
     finally:
         for node in cluster.nodes:
             cluster.run(node, ["rm", "-rf", "--one-file-system", chain.tmp])
-    assert "without -PSM2, which it does not accept" in said
-    assert "2 of 2 hosts by copy" in said
+    assert "without -PSM2, which it does not accept" in output
+    assert "2 of 2 hosts by copy" in output
     ranks = [line for line in (chain.root / "ranks").read_text().splitlines() if line.startswith("node")]
-    told = f"a b'$(c) granularity=fine,compact,1,0 {secret} 1"
-    assert set(ranks) == {f"node{number} {told}" for number in (1, 2)}
+    expected = f"a b'$(c) granularity=fine,compact,1,0 {secret} 1"
+    assert set(ranks) == {f"node{number} {expected}" for number in (1, 2)}
     assert seen == set()
     kept = [path for path in chain.run_folder.rglob("*") if path.is_file()]
     assert chain.run_folder / "journal.jsonl" in kept
     assert [path for path in kept if secret.encode() in path.read_bytes()] == []
-    assert secret not in said
+    assert secret not in output
     assert (chain.run_folder / "hostfile").read_text() == "node1\nnode2\n"

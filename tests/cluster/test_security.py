@@ -50,7 +50,7 @@ RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "expected"),
     [
         ({}, {MPICH, INTEL}),
         ({"HYDRA_LAUNCHER": "ssh", "SLURM_JOB_NODELIST": "a"}, {MPICH, INTEL}),
@@ -60,10 +60,10 @@ RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf
         *(({name: "a"}, set()) for name in ("SLURM_JOB_NODELIST", "PE_HOSTFILE", "LSB_MCPU_HOSTS")),
     ],
 )
-def test_words_for_ssh_are_given_to_ssh_alone(environment: dict[str, str], told: set[str]) -> None:
+def test_words_for_ssh_are_given_to_ssh_alone(environment: dict[str, str], expected: set[str]) -> None:
     given = ssh_environment(environment)
     assert given.pop("SSH_ASKPASS_REQUIRE") == "never"
-    assert given == dict.fromkeys(told, STRICT)
+    assert given == dict.fromkeys(expected, STRICT)
 
 
 def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> None:

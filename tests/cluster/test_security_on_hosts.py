@@ -91,7 +91,7 @@ def test_hydras_ssh_forwards_no_agent(cluster: Cluster, shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sshd", "locked", "said"),
+    ("sshd", "locked", "message"),
     [
         ({"PubkeyAuthentication": "no"}, False, "it accepts only password, keyboard-interactive"),
         ({"AuthenticationMethods": "publickey,password"}, False, "after the key, it requires password"),
@@ -100,7 +100,7 @@ def test_hydras_ssh_forwards_no_agent(cluster: Cluster, shared: Path) -> None:
     ids=["password", "key and password", "locked key"],
 )
 def test_a_host_that_would_ask_fails_at_once_in_one_line_and_the_terminal_is_not_read(
-    make_cluster: Callable[..., Cluster], sshd: dict[str, str], locked: bool, said: str
+    make_cluster: Callable[..., Cluster], sshd: dict[str, str], locked: bool, message: str
 ) -> None:
     asks = {"PasswordAuthentication": "yes", "KbdInteractiveAuthentication": "yes", "UsePAM": "yes"}
     cluster = make_cluster(1, **{**asks, **sshd})
@@ -118,7 +118,7 @@ def test_a_host_that_would_ask_fails_at_once_in_one_line_and_the_terminal_is_not
         assert launch(cluster, cluster.shared, STRICT, "true") != 0
     assert (process.returncode, out) == (3, "")
     assert re.search(
-        rf"(?m)^node1: not cleaned: cannot be reached by ssh as \w+ at [\d.:]+: .*{said}$", error
+        rf"(?m)^node1: not cleaned: cannot be reached by ssh as \w+ at [\d.:]+: .*{message}$", error
     )
     assert error.count("\n") == 2
     assert struct.unpack("i", fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)))[0] == len("secret\n")

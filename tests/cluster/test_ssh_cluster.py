@@ -67,10 +67,10 @@ def test_words_survive_other_login_shells(cluster: Cluster, shell: str) -> None:
     passwd = Path("/etc/passwd").read_text()
     cluster.replace("node2", "/etc/passwd", re.sub(r"(?m)^(root:.*):[^:]*$", rf"\1:{shell}", passwd))
     host = SshHost("node2", cluster.ssh)
-    said = host.run(["printf", "<%s>", *HOSTILE]).stdout
+    output = host.run(["printf", "<%s>", *HOSTILE]).stdout
     host.close()
     cluster.restore("node2", "/etc/passwd")
-    assert said == "".join(f"<{word}>" for word in HOSTILE)
+    assert output == "".join(f"<{word}>" for word in HOSTILE)
 
 
 @pytest.mark.parametrize("word", [word.replace("/", "") for word in HOSTILE if word and word != "*"])
@@ -144,7 +144,7 @@ def test_a_silent_link_is_noticed_within_three_signs_of_life(cluster: Cluster, t
     with pytest.raises(ClusterError, match="node1: did not respond for 3 s"):
         command.wait()
     assert time.monotonic() - started < 10
-    cluster.mend("node1")
+    cluster.reconnect("node1")
     assert host.run(["true"]).returncode == 0
     host.close()
     assert cluster.leftovers(within_s=10) == {}  # the host itself ends it, after limit_s and a little
@@ -276,7 +276,7 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (
             "Ciphers chacha20-poly1305@openssh.com",
@@ -289,22 +289,22 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
     ],
 )
 def test_what_makes_ssh_stricter_makes_us_stricter_or_the_host_is_refused(
-    cluster: Cluster, shared: Path, line: str, said: str
+    cluster: Cluster, shared: Path, line: str, message: str
 ) -> None:
     folder = change_config(cluster, shared / "ssh", line.format(folder=shared / "ssh"))
     public = (cluster.folder / "hostkeys" / "node1.pub").read_text()
     (folder / "revoked").write_text(public)
     host = SshHost("node1", folder)
     try:
-        if said:
-            with pytest.raises(ClusterError, match=said) as caught:
+        if message:
+            with pytest.raises(ClusterError, match=message) as caught:
                 host.run(["true"])
             assert caught.value.where == "node1"
         else:
             host.connect()
             assert host._login is not None
-            spoken = vars(host._login.transport)
-            assert (spoken["remote_cipher"], spoken["remote_mac"]) == ("aes256-ctr", "hmac-sha2-512")
+            attributes = vars(host._login.transport)
+            assert (attributes["remote_cipher"], attributes["remote_mac"]) == ("aes256-ctr", "hmac-sha2-512")
     finally:
         host.close()
 
@@ -474,7 +474,7 @@ def test_a_transfer_over_a_link_that_goes_silent_ends_and_leaves_nothing(
     timer.join()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ssh"]
     cluster.rate(None)
-    cluster.mend("node4")
+    cluster.reconnect("node4")
     again = SshHost("node4", cluster.ssh)
     again.fetch("/tmp/big", tmp_path / "back")
     assert (tmp_path / "back").stat().st_size == 50_000_000

@@ -61,11 +61,11 @@ def by_ssh(name: str, folder: Path) -> dict[str, list[str]]:
     whole = (folder / "config").read_text()
     absolute = whole.replace("parts/*", f"{folder}/parts/*").replace("nested.", f"{folder}/nested.")
     (folder / "absolute").write_text(absolute)
-    said = subprocess.run(
+    done = subprocess.run(
         ["ssh", "-G", "-F", folder / "absolute", name], capture_output=True, text=True, check=True
     )
     found: dict[str, list[str]] = {}
-    for line in said.stdout.splitlines():
+    for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         found.setdefault(key, []).append(value)
     return found
@@ -101,8 +101,8 @@ def test_without_a_config_a_host_is_what_it_is_called(tmp_path: Path) -> None:
 
 
 def test_signs_of_life_are_asked_for_at_least_every_15_s(tmp_path: Path) -> None:
-    for said, kept in [("0", 15), ("5", 5), ("300", 15)]:
-        (tmp_path / "config").write_text(f"ServerAliveInterval {said}\nConnectTimeout 4\n")
+    for interval, kept in [("0", 15), ("5", 5), ("300", 15)]:
+        (tmp_path / "config").write_text(f"ServerAliveInterval {interval}\nConnectTimeout 4\n")
         options = load_ssh_options("node1", tmp_path)
         assert (options.keepalive_s, options.connect_s) == (kept, 4)
 
@@ -126,7 +126,7 @@ def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Port many\n", "node1: invalid value: invalid literal"),
         ("Match host\n", "Missing parameter"),
@@ -135,9 +135,9 @@ def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
         ("Nonsense\n", "Unparsable line"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(text)
-    with pytest.raises(ClusterError, match=said) as caught:
+    with pytest.raises(ClusterError, match=message) as caught:
         load_ssh_options("node1", tmp_path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "config"))

@@ -32,16 +32,16 @@ def start(made: TensorFlowRoot, *words: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, said[-4000:]
-    return str(said)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-4000:]
+    return str(output)
 
 
 def test_two_hosts_train_each_on_files_of_its_own(cluster: Cluster, shared: Path) -> None:
     made = TensorFlowRoot(cluster, shared / f"tf-{shared.name}", steps=40)
     (made.root / "hostfile").write_text("node1\nnode2\n")
-    said = finish(start(made))
-    assert "node[1-2]: 2 x 1 rank of 32 images" in said
+    output = finish(start(made))
+    assert "node[1-2]: 2 x 1 rank of 32 images" in output
     assert [made.files_on(node) for node in cluster.nodes] == [made.group(0), made.group(1), [], []]
     made.check_finished(40)
     made.clean()
@@ -60,9 +60,9 @@ def test_a_spare_gets_the_files_of_the_host_that_it_replaces_and_the_run_resumes
         assert time.monotonic() < until
         time.sleep(0.05)
     cluster.crash("node2")
-    said = finish(process)
-    assert "node3 replaces node2" in said
-    assert "iterations from the checkpoint at" in said
+    output = finish(process)
+    assert "node3 replaces node2" in output
+    assert "iterations from the checkpoint at" in output
     assert [made.files_on(node) for node in ("node1", "node3")] == [made.group(0), made.group(1)]
     assert len(made.events("launched")) == 2
     made.check_finished(100)

@@ -81,7 +81,7 @@ def test_records_are_those_of_caffes_own_tool(listed: Path, tmp_path: Path, sett
 
 
 def test_progress_is_reported_from_where_a_build_continues(listed: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     (listed.parent / "b/7.JPEG").write_bytes(b"bad")
     for skip_bad in (False, True):
         with suppress(DataError):
@@ -89,9 +89,9 @@ def test_progress_is_reported_from_where_a_build_continues(listed: Path, tmp_pat
                 plan_of(listed),
                 tmp_path / "lmdb",
                 skip_bad=skip_bad,
-                on_progress=lambda done, total: told.append((done, total)),
+                on_progress=lambda done, total: reported.append((done, total)),
             )
-    assert told == [(0, 10), (7, 10)]
+    assert reported == [(0, 10), (7, 10)]
 
 
 def test_a_shuffled_build_has_the_records_in_another_order(listed: Path, tmp_path: Path) -> None:

@@ -184,10 +184,10 @@ def test_large_records_are_committed_before_a_thousand_of_them_fill_the_memory(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caffe_recipes.data.build._COMMIT_BYTES", 10_000)
-    told: list[int] = []
+    reported: list[int] = []
     raw = Settings(40, 50, is_encoded=False)
-    build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", on_progress=lambda done, total: told.append(done))
-    assert told == [0, 2, 4, 6, 8, 10]
+    build_lmdb(plan_of(listed, raw), tmp_path / "lmdb", on_progress=lambda done, total: reported.append(done))
+    assert reported == [0, 2, 4, 6, 8, 10]
 
 
 def count_kept(partial: Path) -> int:
@@ -262,8 +262,8 @@ def state(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize("is_telling", [False, True], ids=["any time", "amid a result"])
-def test_a_killed_worker_is_a_failed_run_that_can_continue(tmp_path: Path, is_telling: bool) -> None:
+@pytest.mark.parametrize("is_sending", [False, True], ids=["any time", "amid a result"])
+def test_a_killed_worker_is_a_failed_run_that_can_continue(tmp_path: Path, is_sending: bool) -> None:
     listed = write_images(tmp_path / "images", 6)
     listed.write_text(listed.read_text() * 1000)
     argv = [sys.executable, "-c", CALL, "data", "build", "--images", str(listed), "--workers", "2", "--raw"]
@@ -274,20 +274,20 @@ def test_a_killed_worker_is_a_failed_run_that_can_continue(tmp_path: Path, is_te
             time.sleep(0.005)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         workers = [int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        if is_telling:  # a result is larger than what may wait between two processes
+        if is_sending:  # a result is larger than what may wait between two processes
             process.send_signal(signal.SIGSTOP)
             while state(workers[0]) != "S":
                 time.sleep(0.01)
         os.kill(workers[0], signal.SIGKILL)
         process.send_signal(signal.SIGCONT)
         try:
-            _, said = process.communicate(timeout=600)
+            _, stderr = process.communicate(timeout=600)
         finally:
             process.kill()
     assert process.returncode == 3
     where = r"'[ab]/\d\.\w+' or soon after"
     killed = rf"Error: .*/lmdb: a worker was killed while it read {where}; run the same command"
-    assert re.match(killed, said.splitlines()[-1])
+    assert re.match(killed, stderr.splitlines()[-1])
     assert not (tmp_path / "lmdb").exists()
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
     assert check_datums(tmp_path / "lmdb", 3).count == 6000
@@ -304,8 +304,8 @@ def test_ctrl_c_ends_a_build_quietly_and_it_continues(tmp_path: Path, workers: i
             assert process.poll() is None
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=600)
-    assert (process.returncode, said.strip()) == (130, "")
+        _, stderr = process.communicate(timeout=600)
+    assert (process.returncode, stderr.strip()) == (130, "")
     assert names(tmp_path) == [".lmdb.partial", "images"]
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
     assert check_datums(tmp_path / "lmdb", 3).count == 6000

@@ -227,7 +227,7 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (pb.Datum(data=b"no image", label=0, encoded=True), "is not an image that OpenCV can decode"),
         (pb.Datum(data=jpeg(0), encoded=True), "has no label"),
@@ -241,10 +241,10 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
-    tmp_path: Path, bad: pb.Datum, said: str
+    tmp_path: Path, bad: pb.Datum, message: str
 ) -> None:
     write_datums(tmp_path / "lmdb", [("good.jpg", datum(1, 0)), ("bad.jpg", bad)])
-    with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {said}.*; fix the LMDB"):
+    with pytest.raises(DataError, match=rf"lmdb: record '00000001_bad.jpg' {message}.*; fix the LMDB"):
         write_tfrecords(tmp_path / "lmdb", tmp_path / "out", shards=2, classes=("a", "b"))
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
 

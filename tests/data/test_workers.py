@@ -17,12 +17,14 @@ from caffe_recipes.data.images import Picture
 from tests.data.conftest import encode
 
 
-def tell(path: str) -> None:
+def write_whether_sigint_is_blocked(path: str) -> None:
     Path(path).write_text(str(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
 
 def test_a_worker_hears_no_ctrl_c_from_its_very_beginning_and_its_parent_still_does(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=tell, args=(str(tmp_path / "said"),))
+    process = multiprocessing.get_context("spawn").Process(
+        target=write_whether_sigint_is_blocked, args=(str(tmp_path / "said"),)
+    )
     with children_ignoring_sigint():
         process.start()
     process.join()

@@ -27,7 +27,7 @@ Run = Callable[..., tuple[int, str]]
 Change = Callable[..., None]
 
 
-def signal_when_heard(number: signal.Signals) -> None:
+def signal_once_handled(number: signal.Signals) -> None:
     """Signal this process once the training has taken the signal over."""
     while signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
         time.sleep(0.01)
@@ -399,7 +399,7 @@ def test_a_random_seed_makes_runs_alike(case: Path, run: Run) -> None:
 
 def test_sigint_snapshots_at_its_iteration_and_exits_0(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
-    thread = threading.Thread(target=signal_when_heard, args=(signal.SIGINT,))
+    thread = threading.Thread(target=signal_once_handled, args=(signal.SIGINT,))
     thread.start()
     try:
         code, log = run("train", "-solver", "solver.prototxt")
@@ -414,7 +414,7 @@ def test_sighup_snapshots_and_training_continues(case: Path, run: Run, change: C
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 1000000"), ("display: 2", "display: 0"))
 
     def disturb() -> None:
-        signal_when_heard(signal.SIGHUP)
+        signal_once_handled(signal.SIGHUP)
         while not list(case.glob("run_iter_*.solverstate")):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
@@ -552,7 +552,7 @@ def test_an_exception_of_a_command_becomes_a_line(run: Run, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("count", "words", "said"),
+    ("count", "words", "message"),
     [
         (0, ("-gpu", "0"), "-gpu 0, but PyTorch finds no GPU; leave -gpu out to use the CPU"),
         (1, ("-gpu", "7"), "-gpu 7, but there is no GPU 7; this host has only GPU 0"),
@@ -568,7 +568,7 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     words: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     def fail(_: int) -> str:
         raise RuntimeError("the driver is too old\nand more")
@@ -577,7 +577,7 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     monkeypatch.setattr(torch.cuda, "get_device_name", fail)
     change(case / "solver.prototxt", ("solver_mode: CPU", "device_id: 5"))
     code, log = run("train", "-solver", "solver.prototxt", *words)
-    assert (code, said in only_line(log)) == (2, True), log
+    assert (code, message in only_line(log)) == (2, True), log
 
 
 def test_a_full_gpu_is_not_our_mistake() -> None:

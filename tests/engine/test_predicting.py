@@ -51,8 +51,8 @@ def test_the_scores_have_the_accuracies_of_test(trained: Path, run: Run, change:
         scores, labels = held["scores"], held["labels"]
     ahead = (scores > np.take_along_axis(scores, labels[:, None], 1)).sum(1)
     for k in (1, 2):
-        said = re.findall(rf"\] top-{k} = ([0-9.]+)", log)[-1]
-        assert float(said) == pytest.approx((ahead < k).mean(), abs=1e-6)
+        printed = re.findall(rf"\] top-{k} = ([0-9.]+)", log)[-1]
+        assert float(printed) == pytest.approx((ahead < k).mean(), abs=1e-6)
 
 
 def test_weights_that_are_not_finite_have_no_accuracy(trained: Path, run: Run) -> None:

@@ -155,10 +155,12 @@ def test_sigint_stops_all_ranks_after_the_same_iteration(case: Path, change: Cha
 def test_ranks_meet_without_a_store_that_others_can_reach_and_without_a_pickle() -> None:
     done = launch(RENDEZVOUS, 3)
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [[at.split(":")[0] for at in opened] for opened, _, _ in told] == [["0100007F"]] * 3  # gloo's own
-    assert [summed for _, summed, _ in told] == [[6.0, 6.0]] * 3
-    assert len({entropy for _, _, entropy in told}) == 1
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [[at.split(":")[0] for at in opened] for opened, _, _ in reports] == [
+        ["0100007F"]
+    ] * 3  # gloo's own
+    assert [summed for _, summed, _ in reports] == [[6.0, 6.0]] * 3
+    assert len({entropy for _, _, entropy in reports}) == 1
 
 
 def test_gloo_takes_one_interface_alone() -> None:

@@ -125,49 +125,49 @@ def outcome(read: Callable[[Any], None], given: Any) -> str:  # noqa: ANN401 - w
     start = time.process_time()
     try:
         read(given)
-        said = "read"
+        result = "read"
     except CaffeRecipesError as error:
         assert error.exit_code == 2
         assert len(str(error)) < 2_000
-        said = "refused"
+        result = "refused"
     except Exception as error:
         raise AssertionError(f"{given!r} is neither read nor refused") from error
     assert time.process_time() - start < MOST_S
-    return said
+    return result
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_prototxts_are_read_or_refused(part: int, spoil: Spoil) -> None:
-    said = set()
+    outcomes = set()
     for index in range(part, PROTOTXTS, PARTS):
         draw = random.Random(index)
-        said.add(outcome(read_prototxt, spoil(TEXTS[index % len(TEXTS)], draw)))
-    assert said == {"read", "refused"}
+        outcomes.add(outcome(read_prototxt, spoil(TEXTS[index % len(TEXTS)], draw)))
+    assert outcomes == {"read", "refused"}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_recipes_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
     texts = list({one.file.name: one.file.read_bytes() for one in shipped_recipes().values()}.values())
-    said = set()
+    outcomes = set()
     path = tmp_path / "spoilt.yaml"
     for index in range(part, RECIPES, PARTS):
         draw = random.Random(index)
         path.write_bytes(spoil(texts[draw.choice((0, 0, 0, 1, 2))], draw))
-        said.add(outcome(read_recipe, path))
-    assert said == {"read", "refused"}
+        outcomes.add(outcome(read_recipe, path))
+    assert outcomes == {"read", "refused"}
 
 
 @pytest.mark.parametrize("part", range(FAMILY_PARTS))
 def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path: Path) -> None:
     rows = [(name, one) for name, one in shipped_recipes().items() if one.row is not None]
-    said = set()
+    outcomes = set()
     path = tmp_path / "spoilt.yaml"
     for index in range(part, FAMILIES, FAMILY_PARTS):
         draw = random.Random(index)
         name, one = draw.choice(rows)
         path.write_bytes(spoil(one.file.read_bytes(), draw))
-        said.add(outcome(read_recipe, f"{path}:{name}"))
-    assert said == {"read", "refused"}
+        outcomes.add(outcome(read_recipe, f"{path}:{name}"))
+    assert outcomes == {"read", "refused"}
 
 
 @pytest.mark.parametrize("command", REVIEWS)

@@ -51,11 +51,11 @@ class Play:
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         try:
-            said, complained = process.communicate(timeout=600)
+            stdout, stderr = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        return process.returncode, said, complained
+        return process.returncode, stdout, stderr
 
     def warned(self, number: signal.Signals, **environment: str) -> tuple[int, str, str]:
         """Run the chain, and send it a signal once it trains."""

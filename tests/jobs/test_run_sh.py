@@ -80,10 +80,10 @@ def test_hydra_is_told_as_run_tells_it(given: dict[str, str]) -> None:
         text=True,
         check=True,
     )
-    told = dict(line.split("=", 1) for line in done.stdout.split("\0")[:-1])
+    variables = dict(line.split("=", 1) for line in done.stdout.split("\0")[:-1])
     expected = {**given, **ssh_environment(environment)}
-    names = [name for name in told if "HYDRA" in name or name == "SSH_ASKPASS_REQUIRE"]
-    assert {name: told[name] for name in names} == {
+    names = [name for name in variables if "HYDRA" in name or name == "SSH_ASKPASS_REQUIRE"]
+    assert {name: variables[name] for name in names} == {
         name: value for name, value in expected.items() if name in names or "HYDRA" in name
     }
 
@@ -137,12 +137,12 @@ def test_a_finished_chain_needs_no_training_lmdb(small_cluster: StandInCluster) 
 
 def test_with_other_test_images_it_is_evaluated_again(small_cluster: StandInCluster) -> None:
     assert small_cluster.run().returncode == 0
-    told = small_cluster.play / "test.argv"
-    told.unlink()
+    argv_file = small_cluster.play / "test.argv"
+    argv_file.unlink()
     (small_cluster.root / small_cluster.recipe.data.test.lmdb / "data.mdb").write_text("another")
     done = small_cluster.run()
     assert done.returncode == 0, done.stderr
-    assert told.exists()
+    assert argv_file.exists()
 
 
 def test_a_run_that_failed_in_phase_2_continues_there(small_cluster: StandInCluster) -> None:

@@ -54,13 +54,13 @@ class DigitsRoot:
 
     def start(self) -> subprocess.Popen[str]:
         """Start run.sh in a process group of its own."""
-        with (self.root / "said").open("w") as said:
+        with (self.root / "said").open("w") as file:
             return subprocess.Popen(
                 ["bash", "jobs/digits-local/run.sh"],
                 cwd=self.root,
                 env={**os.environ, "PATH": f"{self.root}:{PROGRAMS}"},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
@@ -74,21 +74,21 @@ class DigitsRoot:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        said = (self.root / "said").read_text()
-        assert code == 0, said[-3000:]
-        return said
+        output = (self.root / "said").read_text()
+        assert code == 0, output[-3000:]
+        return output
 
     def kill_in(self, phase: str, *, alone: bool) -> str:
         """Run run.sh, kill it (alone, or with its group) while a phase trains; return what it said."""
         process = self.start()
         deadline = time.monotonic() + 300
-        said = ""
+        output = ""
         try:
-            while "Iteration 1, loss" not in said.partition(f"{phase}: training")[2]:
-                assert process.poll() is None, said[-3000:]
+            while "Iteration 1, loss" not in output.partition(f"{phase}: training")[2]:
+                assert process.poll() is None, output[-3000:]
                 assert time.monotonic() < deadline, f"{phase} never began"
                 time.sleep(0.02)
-                said = (self.root / "said").read_text()
+                output = (self.root / "said").read_text()
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -97,24 +97,24 @@ class DigitsRoot:
         else:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return said
+        return output
 
 
 def test_a_chain_killed_in_phase_2_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     undisturbed = DigitsRoot(tmp_path / "undisturbed")
-    said = undisturbed.run()
-    assert "] loss3/top-1 = " in said
-    assert f"done: {FINAL}: loss = " in said
+    output = undisturbed.run()
+    assert "] loss3/top-1 = " in output
+    assert f"done: {FINAL}: loss = " in output
 
     killed = DigitsRoot(tmp_path / "killed")
     killed.kill_in("cyc1", alone=True)
     assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
-    said = killed.kill_in("cyc1", alone=False)
-    assert "the mpiexec of a killed run is still running" in said
+    output = killed.kill_in("cyc1", alone=False)
+    assert "the mpiexec of a killed run is still running" in output
     assert "Optimization Done" in (killed.logs / "cyc1.log.old").read_text()
     assert "Optimization Done" not in (killed.logs / "cyc1.log").read_text()
     assert sorted(path.name for path in killed.root.glob("*.caffemodel")) == ["digits_init_iter_4.caffemodel"]
-    said = killed.run()
-    assert "init: skipped" in said
-    assert "cyc1: training" in said
+    output = killed.run()
+    assert "init: skipped" in output
+    assert "cyc1: training" in output
     assert (killed.root / FINAL).read_bytes() == (undisturbed.root / FINAL).read_bytes()

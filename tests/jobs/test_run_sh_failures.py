@@ -292,8 +292,8 @@ def test_a_snapshot_that_is_damaged_while_the_run_lives_is_read_by_no_launch_and
     write(small_cluster.play / "bin/mv", DAMAGES % damaged, 0o755)
     done = small_cluster.run()
     assert done.returncode == 3, done.stderr
-    says = f"{damaged}: has changed since it was fetched; move it away, with its .made-from file, to train"
-    assert says in done.stderr.splitlines()[-1]
+    message = f"{damaged}: has changed since it was fetched; move it away, with its .made-from file, to train"
+    assert message in done.stderr.splitlines()[-1]
     assert len(small_cluster.calls("mpiexec.hydra")) == launches
     assert not (small_cluster.play / "test.argv").exists()
 

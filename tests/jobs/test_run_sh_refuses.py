@@ -17,7 +17,7 @@ CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "hostfile: lists 0 of the 2 hosts that 4 ranks need; list them all"),
         ("# only\n\n  # comments\n", "hostfile: lists 0 of the 2 hosts"),
@@ -29,9 +29,9 @@ CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
         ("c401-001\n$(touch hacked)\n", "hostfile:2: '$(touch hacked)' is not a host"),
     ],
 )
-def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, says: str) -> None:
+def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, message: str) -> None:
     (small_cluster.root / "hostfile").write_text(text)
-    assert says in small_cluster.refused()
+    assert message in small_cluster.refused()
 
 
 def test_a_missing_hostfile(small_cluster: StandInCluster) -> None:
@@ -56,9 +56,10 @@ def test_what_anybody_can_write_below_the_caffe_root_is_neither_read_nor_run(
     if not path.exists():
         path.mkdir(parents=True)
     path.chmod(0o777)
-    said = small_cluster.refused()
+    output = small_cluster.refused()
     assert (
-        f"caffe root: contains {name}, which can be changed by anybody; make it writable only by you" in said
+        f"caffe root: contains {name}, which can be changed by anybody; make it writable only by you"
+        in output
     )
 
 
@@ -110,8 +111,8 @@ def test_initial_weights_of_another_user_are_refused_where_everybody_can_put_fil
 ) -> None:
     cluster, weights = cluster_with_weights
     weights.parent.chmod(0o1777)
-    says = f"is used with {weights}, which belongs to user 4242, who can change its contents; make it"
-    assert says in cluster.refused()
+    message = f"is used with {weights}, which belongs to user 4242, who can change its contents; make it"
+    assert message in cluster.refused()
     os.chown(weights, 0, 0)
     assert cluster.run().returncode == 0
 
@@ -140,12 +141,12 @@ def test_under_an_open_umask_nothing_is_created_that_others_can_write(small_clus
 def test_a_test_lmdb_of_another_user_is_refused_before_training(small_cluster: StandInCluster) -> None:
     lmdb = small_cluster.root / small_cluster.recipe.data.test.lmdb
     os.chown(lmdb, 65534, 65534)
-    said = small_cluster.refused()
+    output = small_cluster.refused()
     used = (
         f"on c401-001: is used with {lmdb}, which belongs to user nobody (65534), who can change its contents"
     )
-    assert used in said
-    assert "; ask its owner to remove it, or set another `lmdb` in the recipe\n" in said
+    assert used in output
+    assert "; ask its owner to remove it, or set another `lmdb` in the recipe\n" in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
@@ -223,8 +224,8 @@ def test_a_snapshot_of_other_settings(small_cluster: StandInCluster, file: str) 
     assert small_cluster.run().returncode == 0
     with (small_cluster.prototxts / file).open("a") as text:
         text.write("# changed\n")
-    says = f"{INIT}: made from a different {file}; move it away to train init again"
-    assert says in small_cluster.refused(FORCE="1")
+    message = f"{INIT}: made from a different {file}; move it away to train init again"
+    assert message in small_cluster.refused(FORCE="1")
 
 
 def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> None:
@@ -260,8 +261,8 @@ def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
 ) -> None:
     assert small_cluster.run().returncode == 0
     (small_cluster.root / INIT).unlink()
-    says = f"{INIT}: missing, but {CYC1} was made from it; restore it, or move {CYC1} away"
-    assert says in small_cluster.refused()
+    message = f"{INIT}: missing, but {CYC1} was made from it; restore it, or move {CYC1} away"
+    assert message in small_cluster.refused()
 
 
 def test_a_snapshot_of_unknown_settings(small_cluster: StandInCluster) -> None:

@@ -51,8 +51,8 @@ def test_without_a_source_the_nodes_that_lack_it_are_named(bare: StandInCluster)
 
 
 def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
-    says = "missing on c401-002, and not in LMDB_SOURCE ('/no/such/folder')"
-    assert says in bare.refused(LMDB_SOURCE="/no/such/folder")
+    message = "missing on c401-002, and not in LMDB_SOURCE ('/no/such/folder')"
+    assert message in bare.refused(LMDB_SOURCE="/no/such/folder")
 
 
 def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
@@ -65,14 +65,16 @@ def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInClu
 def test_something_else_in_its_place_is_neither_used_nor_replaced(bare: StandInCluster, text: str) -> None:
     lmdb(bare).mkdir()
     (lmdb(bare) / "data.mdb").write_text(text)
-    says = f"/tmp/ilsvrc12_train_lmdb: not a copy of LMDB_SOURCE ('{SOURCE}') on c401-002; move it away there"
-    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+    message = (
+        f"/tmp/ilsvrc12_train_lmdb: not a copy of LMDB_SOURCE ('{SOURCE}') on c401-002; move it away there"
+    )
+    assert message in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 def test_a_file_in_the_place_of_its_folder_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).write_text("somebody's")
-    says = "/tmp/ilsvrc12_train_lmdb on c401-002: is not a folder; ask its owner to remove it"
-    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+    message = "/tmp/ilsvrc12_train_lmdb on c401-002: is not a folder; ask its owner to remove it"
+    assert message in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 def test_a_folder_without_records_gets_them_and_keeps_what_it_has(bare: StandInCluster) -> None:
@@ -168,8 +170,8 @@ def test_a_link_that_was_planted_is_not_written_through(bare: StandInCluster, na
 def test_a_folder_that_others_can_write_in_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
     lmdb(bare).chmod(0o777)
-    says = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; ask its owner to remove it"
-    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+    message = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; ask its owner to remove it"
+    assert message in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
@@ -179,8 +181,8 @@ def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, 
     (lmdb(bare) / "data.mdb").write_text(COPIED)
     os.chown(lmdb(bare) / what, 4242, 4242)
     which = "contains data.mdb, which " if what == "data.mdb" else ""
-    says = f"on c401-002: {which}belongs to user 4242, who can change its contents; ask its owner"
-    assert says in bare.refused(LMDB_SOURCE=SOURCE)
+    message = f"on c401-002: {which}belongs to user 4242, who can change its contents; ask its owner"
+    assert message in bare.refused(LMDB_SOURCE=SOURCE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
@@ -204,8 +206,8 @@ def test_a_source_of_another_user_is_refused_where_others_can_write(
     (source / "data.mdb").write_text(COPIED)
     os.chown(source / what, 4242, 4242)
     which = "" if what == "data.mdb" else f"is under {source}, which "
-    says = f"LMDB_SOURCE: {source}/data.mdb {which}belongs to user 4242, who can change its contents; set"
-    assert says in bare.refused(LMDB_SOURCE=str(source))
+    message = f"LMDB_SOURCE: {source}/data.mdb {which}belongs to user 4242, who can change its contents; set"
+    assert message in bare.refused(LMDB_SOURCE=str(source))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
@@ -217,8 +219,10 @@ def test_a_source_that_only_a_node_sees_is_refused_there(bare: StandInCluster, t
     (bare.library / "node.sh").write_text(
         (bare.library / "node.sh").read_text().replace('    check_source "$target"\n', "")
     )
-    says = f"on c401-002: is used with {source}, which can be changed by anybody; ask its owner to remove it"
-    assert says in bare.refused(LMDB_SOURCE=str(source))
+    message = (
+        f"on c401-002: is used with {source}, which can be changed by anybody; ask its owner to remove it"
+    )
+    assert message in bare.refused(LMDB_SOURCE=str(source))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")

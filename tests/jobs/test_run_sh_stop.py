@@ -111,7 +111,7 @@ def test_a_trainer_that_does_not_stop_is_ended(cluster: StandInCluster, ignored:
 
 
 @pytest.mark.parametrize(
-    ("rest", "said"),
+    ("rest", "expected"),
     [
         (
             "begin 7800; exit 9",
@@ -128,9 +128,9 @@ def test_a_trainer_that_does_not_stop_is_ended(cluster: StandInCluster, ignored:
         ("snapshot 7800; LATER=nan LAST=7760; go_on", "init: the loss is nan"),
     ],
 )
-def test_without_its_snapshot_a_phase_has_failed(cluster: StandInCluster, rest: str, said: str) -> None:
+def test_without_its_snapshot_a_phase_has_failed(cluster: StandInCluster, rest: str, expected: str) -> None:
     cluster.hook("mpiexec.hydra", f"{TRAINS_ON}{rest}\nfi\n")
-    assert said in failed(cluster)
+    assert expected in failed(cluster)
     cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
     assert cluster.run().returncode == 0
 

@@ -16,8 +16,8 @@ REQUEUES = "<--max-requeues> <10>"
 
 
 def test_the_job_hands_the_chain_to_the_run(play: Play) -> None:
-    code, said, complained = play.run("chain.sbatch", "--profile", "slurm", "--how", "sbcast", **JOB)
-    assert (code, said, complained) == (0, "", "")
+    code, stdout, stderr = play.run("chain.sbatch", "--profile", "slurm", "--how", "sbcast", **JOB)
+    assert (code, stdout, stderr) == (0, "", "")
     assert play.calls() == [
         f"caffe-recipes <run> <digits-local> {REQUEUES} <--profile> <slurm> <--how> <sbcast>"
     ]
@@ -32,8 +32,8 @@ def test_a_phase_s_job_runs_up_to_that_phase(play: Play) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--how", "copy"), ("",)])
 def test_a_phase_s_job_without_a_phase_says_which_there_are(play: Play, words: tuple[str, ...]) -> None:
-    said = "give a phase as the first argument: init, cyc1, cyc2, cyc3, collapse\n"
-    assert play.run("phase.sbatch", *words) == (2, "", said)
+    message = "give a phase as the first argument: init, cyc1, cyc2, cyc3, collapse\n"
+    assert play.run("phase.sbatch", *words) == (2, "", message)
     assert play.calls() == []
 
 
@@ -44,8 +44,8 @@ def test_it_runs_in_the_caffe_root_else_where_it_was_submitted(play: Play) -> No
     play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere)
     assert (play.folder / "cwd").read_text() == f"{elsewhere}\n"
     play.hook("caffe-recipes", 'echo "$CAFFE_ROOT"')
-    _, said, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere, CAFFE_ROOT="../root of Caffe")
-    assert said == (play.folder / "cwd").read_text() == f"{play.folder / 'root of Caffe'}\n"
+    _, stdout, _ = play.run("chain.sbatch", SLURM_SUBMIT_DIR=elsewhere, CAFFE_ROOT="../root of Caffe")
+    assert stdout == (play.folder / "cwd").read_text() == f"{play.folder / 'root of Caffe'}\n"
 
 
 def test_a_recipe_file_and_a_program_are_taken_as_they_are_called(play: Play) -> None:
@@ -76,20 +76,20 @@ def test_a_program_or_folder_that_is_missing_is_one_line_and_exit_2(
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"MAX_REQUEUES": "many"}, "Invalid value for '--max-requeues': 'many' is no"),
         ({"RECIPE_FILE": "mine.yaml"}, ""),
     ],
 )
 def test_what_cannot_be_run_is_one_line_of_the_run_and_exit_2(
-    play: Play, environment: dict[str, str], said: str
+    play: Play, environment: dict[str, str], message: str
 ) -> None:
     program = str(Path(sys.executable).with_name("caffe-recipes"))
-    code, out, complained = play.run("chain.sbatch", CAFFE_RECIPES=program, **environment)
+    code, out, stderr = play.run("chain.sbatch", CAFFE_RECIPES=program, **environment)
     assert (code, out) == (2, "")
-    assert complained.startswith(f"Error: {said}")
-    assert complained.count("\n") == 1
+    assert stderr.startswith(f"Error: {message}")
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 138])
@@ -130,11 +130,11 @@ def test_a_job_of_an_earlier_version_queues_itself_again(play: Play) -> None:
     earlier = (Path(__file__).parent / "earlier/chain.sbatch").read_text()
     (play.jobs / "chain.sbatch").write_text(earlier)
     play.hook("caffe-recipes", STOPS)
-    code, _, complained = play.warned(signal.SIGUSR1, SLURM_RESTART_COUNT="2")
+    code, _, stderr = play.warned(signal.SIGUSR1, SLURM_RESTART_COUNT="2")
     nodes = play.folder / "submit dir/logs/digits-local/job-12-nodes"
     assert play.calls("caffe-recipes") == [f"caffe-recipes <run> <digits-local> <--hostfile> <{nodes}>"]
     assert (code, play.calls("scontrol")) == (138, ["scontrol <requeue> <12>"])
-    assert "job 12 is to be queued again to go on (restart 3 of 10)" in complained
+    assert "job 12 is to be queued again to go on (restart 3 of 10)" in stderr
 
 
 def test_an_old_env_that_cannot_block_signals_will_do(play: Play) -> None:

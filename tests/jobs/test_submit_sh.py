@@ -18,9 +18,9 @@ NUMBERS = 'echo "Welcome to the cluster"; echo "$((100 + $(grep -c ^sbatch "$PLA
 
 def test_the_phases_are_submitted_in_order_each_behind_the_one_before(play: Play) -> None:
     play.hook("sbatch", NUMBERS)
-    code, said, complained = play.run("submit.sh", "--partition", "a b", "--", "--profile", "slurm")
-    assert (code, complained) == (0, "")
-    assert said.splitlines() == [
+    code, stdout, stderr = play.run("submit.sh", "--partition", "a b", "--", "--profile", "slurm")
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines() == [
         "init 101",
         "cyc1 102",
         "cyc2 103",
@@ -66,9 +66,9 @@ def test_what_it_unsets_is_what_submit_unsets(play: Play) -> None:
 @pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
 def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) -> None:
     play.hook("sbatch", f'{NUMBERS}; echo "{after}"')
-    code, said, complained = play.run("submit.sh")
-    assert (code, complained) == (0, "")
-    assert said.splitlines()[::4] == ["init 101", "collapse 105"]
+    code, stdout, stderr = play.run("submit.sh")
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines()[::4] == ["init 101", "collapse 105"]
     assert "<--dependency=afterok:101>" in play.calls("sbatch")[1]
 
 
@@ -80,16 +80,16 @@ def refuses(after: int) -> str:
 
 def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
     play.hook("sbatch", refuses(2) + NUMBERS)
-    code, _, complained = play.run("submit.sh")
+    code, _, stderr = play.run("submit.sh")
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
-    assert complained.splitlines() == [
+    assert stderr.splitlines() == [
         "sbatch: error: no",
         "digits-local: cyc2: sbatch returned 1; cancelled the jobs submitted before: 101 102",
     ]
 
 
 @pytest.mark.parametrize(
-    ("sbatch", "scancel", "exit_code", "said"),
+    ("sbatch", "scancel", "exit_code", "message"),
     [
         (refuses(0) + NUMBERS, "", 2, "init: sbatch returned 1"),
         (
@@ -107,13 +107,13 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
     ],
 )
 def test_a_refusal_says_what_is_left(
-    play: Play, sbatch: str, scancel: str, exit_code: int, said: str
+    play: Play, sbatch: str, scancel: str, exit_code: int, message: str
 ) -> None:
     play.hook("sbatch", sbatch)
     play.hook("scancel", scancel)
-    code, _, complained = play.run("submit.sh")
+    code, _, stderr = play.run("submit.sh")
     assert code == exit_code
-    assert complained.endswith(f"digits-local: {said}\n")
+    assert stderr.endswith(f"digits-local: {message}\n")
 
 
 def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
@@ -122,29 +122,29 @@ def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
     process = play.start("submit.sh")
     play.wait_for("second")
     process.send_signal(signal.SIGTERM)
-    code, _, complained = play.end(process)
+    code, _, stderr = play.end(process)
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
-    assert "stopped by a signal; cancelled the jobs submitted before: 101 102" in complained
+    assert "stopped by a signal; cancelled the jobs submitted before: 101 102" in stderr
 
 
 def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
     (play.jobs / "phase.sbatch").unlink()
-    code, _, complained = play.run("submit.sh")
+    code, _, stderr = play.run("submit.sh")
     assert (code, play.calls("sbatch")) == (2, [])
-    assert "phase.sbatch: cannot be read; generate it again" in complained
+    assert "phase.sbatch: cannot be read; generate it again" in stderr
     tools = play.folder / "no slurm"
     tools.mkdir()
     for tool in ("bash", "dirname", "readlink"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
-    code, _, complained = play.run("submit.sh", PATH=str(tools))
-    assert (code, complained) == (
+    code, _, stderr = play.run("submit.sh", PATH=str(tools))
+    assert (code, stderr) == (
         2,
         "digits-local: sbatch: not found on PATH; submit on a machine of the Slurm cluster\n",
     )
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda lib: lib.unlink(), "lib/submit.sh: cannot be read; start submit.sh by its path"),
         (
@@ -154,17 +154,17 @@ def test_without_slurm_or_a_job_s_file_nothing_is_submitted(play: Play) -> None:
     ],
 )
 def test_without_its_library_nothing_is_submitted(
-    play: Play, change: Callable[[Path], object], said: str
+    play: Play, change: Callable[[Path], object], expected: str
 ) -> None:
     change(play.jobs.parent / "lib/submit.sh")
-    code, _, complained = play.run("submit.sh")
+    code, _, stderr = play.run("submit.sh")
     assert (code, play.calls()) == (2, [])
-    assert said in complained
-    assert complained.count("\n") == 1
+    assert expected in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_help_is_the_text_at_the_top(play: Play) -> None:
-    code, said, complained = play.run("submit.sh", "--help")
-    assert (code, complained) == (0, "")
-    assert "\nUsage: jobs/digits-local/submit.sh [SBATCH_OPTION]" in said
+    code, stdout, stderr = play.run("submit.sh", "--help")
+    assert (code, stderr) == (0, "")
+    assert "\nUsage: jobs/digits-local/submit.sh [SBATCH_OPTION]" in stdout
     assert play.calls() == []

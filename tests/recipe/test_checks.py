@@ -248,7 +248,7 @@ def test_both_sides_of_a_recipe_train_on_the_same_images(old: str, new: str, wha
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         (
             "power: 2\n    max_iter: 270",
@@ -258,6 +258,6 @@ def test_both_sides_of_a_recipe_train_on_the_same_images(old: str, new: str, wha
         ("base_lr: 0.064", "base_lr: 1e60", "65: phases[1].base_lr: invalid value 1e+60; expected a number"),
     ],
 )
-def test_a_schedule_that_cannot_be_trained_is_named_with_its_line(old: str, new: str, said: str) -> None:
+def test_a_schedule_that_cannot_be_trained_is_named_with_its_line(old: str, new: str, message: str) -> None:
     assert DIGITS.count(old) == 1
-    assert str(refuse(DIGITS.replace(old, new))).startswith(f"mine.yaml:{said}")
+    assert str(refuse(DIGITS.replace(old, new))).startswith(f"mine.yaml:{message}")

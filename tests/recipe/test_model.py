@@ -85,7 +85,7 @@ def test_families_are_among_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda family: family.pop("title"), "a: no title"),
         (lambda family: family.update(bases={}), "a: unknown key bases"),
@@ -101,10 +101,10 @@ def test_families_are_among_them() -> None:
         (lambda family: family["rows"].update({"../x": {}}), "a.rows: unknown key ../x"),
     ],
 )
-def test_a_slip_in_a_family_is_marked(change: Callable[[dict[str, Any]], object], said: str) -> None:
+def test_a_slip_in_a_family_is_marked(change: Callable[[dict[str, Any]], object], message: str) -> None:
     family = read(FAMILY)
     change(family)
-    assert any(said in mistake for mistake in mistakes(family, SCHEMA, "a"))
+    assert any(message in mistake for mistake in mistakes(family, SCHEMA, "a"))
 
 
 def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
@@ -115,7 +115,7 @@ def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("titel", "x", "unknown key titel"),
         ("cluster", {"nodes": 0}, "0 is under the minimum"),
@@ -124,8 +124,8 @@ def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
         ("data", [], "is no object"),
     ],
 )
-def test_what_the_loader_refuses_an_editor_marks(key: str, value: object, said: str) -> None:
-    assert any(said in mistake for mistake in mistakes(read("digits-local") | {key: value}, SCHEMA, "a"))
+def test_what_the_loader_refuses_an_editor_marks(key: str, value: object, message: str) -> None:
+    assert any(message in mistake for mistake in mistakes(read("digits-local") | {key: value}, SCHEMA, "a"))
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -117,24 +117,24 @@ def test_every_row_of_the_tables_is_a_recipe() -> None:
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_recipe_states_what_its_table_prints(name: str) -> None:
-    said = load_recipe(name).reported
-    machines = said.cpus or said.nodes
-    stated = (said.batch, machines, said.iterations, said.epochs)
-    assert (*stated, said.top1_percent, said.top5_percent, said.minutes) == PRINTED[name]
+    reported = load_recipe(name).reported
+    machines = reported.cpus or reported.nodes
+    stated = (reported.batch, machines, reported.iterations, reported.epochs)
+    assert (*stated, reported.top1_percent, reported.top5_percent, reported.minutes) == PRINTED[name]
     assert name.startswith(
-        f"paper-t{['I', 'II', 'III', 'IV', '', '', 'VII', 'VIII', 'IX'].index(said.table or '') + 1}-"
+        f"paper-t{['I', 'II', 'III', 'IV', '', '', 'VII', 'VIII', 'IX'].index(reported.table or '') + 1}-"
     )
 
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_batch_nodes_and_iterations_are_made_as_printed(name: str) -> None:
     recipe = load_recipe(name)
-    cluster, said = recipe.cluster, recipe.reported
-    assert cluster.ranks * cluster.batch_per_rank == cluster.global_batch == said.batch
-    assert said.nodes in (None, cluster.nodes)
-    assert said.cpus in (None, cluster.nodes * (cluster.sockets_per_node or 0))
-    assert said.iterations in (None, total_iterations(recipe))
-    assert (said.nodes is None) != (said.cpus is None)
+    cluster, reported = recipe.cluster, recipe.reported
+    assert cluster.ranks * cluster.batch_per_rank == cluster.global_batch == reported.batch
+    assert reported.nodes in (None, cluster.nodes)
+    assert reported.cpus in (None, cluster.nodes * (cluster.sockets_per_node or 0))
+    assert reported.iterations in (None, total_iterations(recipe))
+    assert (reported.nodes is None) != (reported.cpus is None)
 
 
 def test_what_is_reported_of_a_run_ships() -> None:
@@ -144,15 +144,19 @@ def test_what_is_reported_of_a_run_ships() -> None:
 @pytest.mark.parametrize("name", REPORTED)
 def test_what_differs_is_explained_and_nothing_else(name: str) -> None:
     recipe = load_recipe(name)
-    said, cluster = recipe.reported, recipe.cluster
+    reported, cluster = recipe.reported, recipe.cluster
     computed = (
-        ("batch", said.batch, cluster.global_batch),
-        ("nodes", said.nodes, cluster.nodes),
-        ("cpus", said.cpus, cluster.nodes * (cluster.sockets_per_node or 0)),
-        ("iterations", said.iterations, total_iterations(recipe)),
-        ("epochs", said.epochs, total_epochs(recipe)),
-        ("images_per_s", said.images_per_s, (said.images_per_s_per_node or 0) * cluster.nodes or None),
-        ("minutes", said.minutes, minutes_of(recipe)),
+        ("batch", reported.batch, cluster.global_batch),
+        ("nodes", reported.nodes, cluster.nodes),
+        ("cpus", reported.cpus, cluster.nodes * (cluster.sockets_per_node or 0)),
+        ("iterations", reported.iterations, total_iterations(recipe)),
+        ("epochs", reported.epochs, total_epochs(recipe)),
+        (
+            "images_per_s",
+            reported.images_per_s,
+            (reported.images_per_s_per_node or 0) * cluster.nodes or None,
+        ),
+        ("minutes", reported.minutes, minutes_of(recipe)),
     )
     found = {
         key: (printed, round(ours, 1))
@@ -172,11 +176,11 @@ def test_what_differs_is_explained_and_nothing_else(name: str) -> None:
 def test_the_reason_for_other_minutes_counts_in_the_papers_epochs(name: str) -> None:
     recipe = load_recipe(name)
     (one,) = (each for each in recipe.differences if each.key == "minutes")
-    said = re.match(r"([\d.]+) epochs of 1.28M images at .*?([\d.]+) s\b", one.why)
-    assert said, one.why
+    stated = re.match(r"([\d.]+) epochs of 1.28M images at .*?([\d.]+) s\b", one.why)
+    assert stated, one.why
     epochs = total_images(recipe) / PAPER_IMAGES
-    assert said[1] == f"{epochs:.2f}"
-    assert f"{float(said[1]) * float(said[2]) / 60:.1f}" == str(one.ours)
+    assert stated[1] == f"{epochs:.2f}"
+    assert f"{float(stated[1]) * float(stated[2]) / 60:.1f}" == str(one.ours)
     would_be = re.search(r"minutes (?:are|would be) ([\d.]+) s", one.why)
     assert would_be is None or would_be[1] == f"{float(one.printed) * 60 / epochs:.1f}"
 

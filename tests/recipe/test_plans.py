@@ -171,7 +171,7 @@ def test_the_published_chain_begins_with_a_line_to_0_at_epoch_60() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "batch", "said"),
+    ("schedule", "batch", "message"),
     [
         (Schedule(epochs=3), 4096, "but the warm-up ends at"),
         (Schedule(epochs=5), 4096, "but the warm-up ends at"),
@@ -190,13 +190,13 @@ def test_the_published_chain_begins_with_a_line_to_0_at_epoch_60() -> None:
         (Schedule(decay="cycles", cycles=Cycles(fall_epochs=0.1)), 1281167, "but a cycle's rise ends at"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         plan_phases(schedule, batch, IMAGES)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({}, "either iterations or epochs"),
         ({"epochs": 90, "iterations": 9}, "either iterations or epochs"),
@@ -207,8 +207,8 @@ def test_parts_that_do_not_fit_are_refused(schedule: Schedule, batch: int, said:
         ({"decay": "cycles", "cycles": {"square_to": 0.6}}, "must be below linear_to"),
     ],
 )
-def test_a_schedule_that_contradicts_itself_is_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_a_schedule_that_contradicts_itself_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Schedule.model_validate(values)
 
 

@@ -316,7 +316,7 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (("max_iter: 560", "max_iter:"), "phases[0].max_iter: is empty; it must be an integer"),
         (("max_iter: 560", "max_iter: '560'"), "must be an integer, not '560'; remove the quotes"),
@@ -330,11 +330,11 @@ def test_a_file_that_is_endless_or_too_large_is_refused(tmp_path: Path) -> None:
         (("  zero_init: last-block", "  zero_init: 3"), "must be 'none', 'last-block' or 'every-block'"),
     ],
 )
-def test_errors_are_described_in_plain_words(change: tuple[str, str], said: str) -> None:
+def test_errors_are_described_in_plain_words(change: tuple[str, str], expected: str) -> None:
     text = shipped_recipes()["digits-local"].file.read_text("utf-8").replace(*change, 1)
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text, "r.yaml", Path())
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "input should" not in str(caught.value)
 
 

@@ -124,7 +124,7 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "message"),
     [
         (
             snapshots(1000, 333, 999),
@@ -144,10 +144,10 @@ def snapshots(max_iter: int, snapshot: int, weights_iter: int, lr_iter: int = 20
         ),
     ],
 )
-def test_snapshots_in_nearly_every_iteration_are_not_an_equivalent(recipe: Recipe, said: str) -> None:
+def test_snapshots_in_nearly_every_iteration_are_not_an_equivalent(recipe: Recipe, message: str) -> None:
     (part,) = find_inexact(recipe, "intel")
     assert (part.phase, part.key) == ("cyc1", "max_iter")
-    assert said in part.why
+    assert message in part.why
     with pytest.raises(RecipeError, match="end it at"):
         translate(recipe, "intel")
 
@@ -250,10 +250,10 @@ def test_nvcaffe_is_told_to_test_first_as_ours_does() -> None:
 
 
 def test_a_recipe_without_an_equivalent_is_refused_with_the_first_reason() -> None:
-    said = (
+    message = (
         r"digits-local: 7 parts have no exact equivalent in nvcaffe: phase 'init': warmup_iter: .* lists all"
     )
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         translate(load_recipe("digits-local"), "nvcaffe")
     with pytest.raises(
         RecipeError, match=r"1 part has no exact .*: phase 'cyc1': lr_iter: .* end it at 300 or before$"

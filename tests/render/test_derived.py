@@ -20,7 +20,7 @@ MakeRecipe = Callable[..., Recipe]
 RULE = "as elsewhere"
 
 
-def files_that_say(recipe: Recipe, what: str) -> set[str]:
+def files_containing(recipe: Recipe, what: str) -> set[str]:
     """Return the names of the files that hold a text, without their folders."""
     return {path.rpartition("/")[2] for path, text in cr.generate(recipe).items() if what in text}
 
@@ -67,20 +67,20 @@ JOBS = {"chain.sbatch", "phase.sbatch"}
 def test_a_mark_of_no_phase_stands_at_the_top_of_the_files_that_it_concerns(
     make_recipe: MakeRecipe, key: str, files: set[str]
 ) -> None:
-    assert files_that_say(make_recipe(marked({"key": key})), f"# Derived: {key}: {RULE}\n") == files
+    assert files_containing(make_recipe(marked({"key": key})), f"# Derived: {key}: {RULE}\n") == files
 
 
 def test_a_mark_of_all_solvers_stands_beside_its_field(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(marked({"key": "solver.momentum"}))
-    assert files_that_say(recipe, f"\nmomentum: 0.9 # derived: {RULE}\n") == SOLVERS
-    assert files_that_say(recipe, "Derived") == set()
+    assert files_containing(recipe, f"\nmomentum: 0.9 # derived: {RULE}\n") == SOLVERS
+    assert files_containing(recipe, "Derived") == set()
 
 
 def test_a_phase_that_states_a_value_of_its_own_has_no_mark_of_the_common_one(
     make_recipe: MakeRecipe,
 ) -> None:
     recipe = make_recipe(marked({"key": "solver.weight_decay"}))
-    assert files_that_say(recipe, f"derived: {RULE}\n") == SOLVERS - {"solver_collapse.prototxt"}
+    assert files_containing(recipe, f"derived: {RULE}\n") == SOLVERS - {"solver_collapse.prototxt"}
 
 
 def test_a_phase_s_mark_stands_in_its_solver_whatever_it_is_of(make_recipe: MakeRecipe) -> None:
@@ -90,14 +90,14 @@ def test_a_phase_s_mark_stands_in_its_solver_whatever_it_is_of(make_recipe: Make
         raw["phases"][1].update(lr_policy="multistep", gamma=0.1, stepvalue=[100, 200])
 
     recipe = make_recipe(change)
-    assert files_that_say(recipe, f"# Derived: net: {RULE}\n") == {"solver_cyc1.prototxt"}
-    assert files_that_say(recipe, f"stepvalue: 100 # derived: {RULE}\n") == {"solver_cyc1.prototxt"}
+    assert files_containing(recipe, f"# Derived: net: {RULE}\n") == {"solver_cyc1.prototxt"}
+    assert files_containing(recipe, f"stepvalue: 100 # derived: {RULE}\n") == {"solver_cyc1.prototxt"}
 
 
 def test_the_same_is_reported_in_a_recipe_for_another_caffe() -> None:
     recipe = cr.load_recipe("tf-256n-90ep")
     theirs = translate_whole(recipe, "intel")
-    assert files_that_say(theirs, "erived: ") == files_that_say(recipe, "erived: ")
+    assert files_containing(theirs, "erived: ") == files_containing(recipe, "erived: ")
 
 
 def test_a_net_that_rows_share_says_what_is_derived_of_all_of_them() -> None:
@@ -113,7 +113,7 @@ def test_what_a_row_alone_derives_of_a_shared_net_stands_in_its_script(make_reci
         marked({"key": "net.zero_init"})(raw)
         raw["nets_dir"] = "prototxt/shared"
 
-    assert files_that_say(make_recipe(change), f"# Derived: net.zero_init: {RULE}\n") == {"run.sh"}
+    assert files_containing(make_recipe(change), f"# Derived: net.zero_init: {RULE}\n") == {"run.sh"}
 
 
 def test_the_examples() -> None:

@@ -101,10 +101,10 @@ def test_every_part_of_a_shipped_recipe_that_bvlc_has_not_is_listed_once() -> No
 
 
 def test_nvcaffe_s_own_senses_stand_against_it_too() -> None:
-    whys = [str(part) for part in find_parts(load_recipe("digits-local"), "nvcaffe")]
-    assert any(why.startswith("data.train.shuffle: nvcaffe's shuffle differs") for why in whys)
-    assert any(why.startswith("net.builder: nvcaffe's BatchNorm keeps running means") for why in whys)
-    assert not any("test_initialization" in why or "prefetch" in why for why in whys)
+    reasons = [str(part) for part in find_parts(load_recipe("digits-local"), "nvcaffe")]
+    assert any(why.startswith("data.train.shuffle: nvcaffe's shuffle differs") for why in reasons)
+    assert any(why.startswith("net.builder: nvcaffe's BatchNorm keeps running means") for why in reasons)
+    assert not any("test_initialization" in why or "prefetch" in why for why in reasons)
 
 
 @pytest.mark.parametrize("dialect", ["intel", "bvlc", "nvcaffe"])

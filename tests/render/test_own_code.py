@@ -253,10 +253,12 @@ def test_bytecode_is_never_run(folder: Path) -> None:
     "name", ["code:interact", "builtins:input", "os.path:join", "click:echo", "caffe_recipes.cli.main:main"]
 )
 def test_installed_modules_are_not_used(folder: Path, name: str) -> None:
-    said = refused(folder, name)
+    message = refused(folder, name)
     root, module = name.partition(":")[0].partition(".")[0], name.partition(":")[0]
-    assert f"no module '{root}' next to the recipe; for an installed module, write a file there with" in said
-    assert f"`from {module}" in said
+    assert (
+        f"no module '{root}' next to the recipe; for an installed module, write a file there with" in message
+    )
+    assert f"`from {module}" in message
     with pytest.raises(RecipeError, match="no module"):
         consent(folder, name)
 
@@ -359,10 +361,10 @@ def test_a_consent_that_cannot_be_recorded_is_reported(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    heard: list[str] = []
-    with allowing_code("always", warn=heard.append):
+    warnings: list[str] = []
+    with allowing_code("always", warn=warnings.append):
         assert call(folder) == "made of it"
-    assert heard == ["cannot record your consent to nets:own: Not a directory"]
+    assert warnings == ["cannot record your consent to nets:own: Not a directory"]
 
 
 def test_several_threads_may_ask_at_once(folder: Path) -> None:

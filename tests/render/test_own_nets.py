@@ -115,7 +115,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "message"),
     [
         ("", "my_nests:build", "no module 'my_nests' next to the recipe; for an installed module, write"),
         ("", "my_nets.deep:build", "no module 'my_nets.deep'"),
@@ -153,11 +153,11 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
     ],
 )
 def test_what_is_wrong_with_a_function_is_one_line(
-    make_recipe: MakeRecipe, tmp_path: Path, text: str, name: str, said: str
+    make_recipe: MakeRecipe, tmp_path: Path, text: str, name: str, message: str
 ) -> None:
     with pytest.raises(CaffeRecipesError) as caught:
         build_net(with_function(make_recipe, tmp_path, text, name), "train_val")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "net.function my_ne" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2

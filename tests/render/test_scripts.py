@@ -163,8 +163,8 @@ def test_the_loss_that_counts_is_the_last_of_the_phases_own(
     lines = (("7760", "0.1"), ("7800", "0.2"), ("7840", "nan"))
     text = "".join(f"[0] I1120 1 2 solver.cpp:312] Iteration {at}, loss = {value}\n" for at, value in lines)
     (tmp_path / "log").write_text(text)
-    said = ask_script(stopped_recipe(), 'last_loss "$1" "$2"\n', str(tmp_path / "log"), stop_iter)
-    assert said.rstrip("\n") == loss
+    printed = ask_script(stopped_recipe(), 'last_loss "$1" "$2"\n', str(tmp_path / "log"), stop_iter)
+    assert printed.rstrip("\n") == loss
 
 
 HERE = """

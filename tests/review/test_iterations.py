@@ -36,7 +36,7 @@ def test_a_given_batch_comes_first(solvers: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "known", "said"),
+    ("files", "known", "message"),
     [
         (2, (None, 2, None), "epochs need --images;"),
         (2, (None, None, 32), "epochs need --images;"),
@@ -46,11 +46,11 @@ def test_a_given_batch_comes_first(solvers: list[str]) -> None:
     ],
 )
 def test_all_that_is_missing_is_named(
-    solvers: list[str], files: int, known: tuple[int | None, int | None, int | None], said: str
+    solvers: list[str], files: int, known: tuple[int | None, int | None, int | None], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
         find_epochs_per_iter(solvers[:files], *known)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_nets_that_differ_need_a_batch(solvers: list[str]) -> None:

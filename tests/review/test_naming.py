@@ -71,7 +71,7 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("solver_a.pt", "solver_a.pt: no such file; did you mean 'solver_b.pt'?"),
         ("sub/none.prototxt", "sub/none.prototxt: no such file; check the path"),
@@ -84,9 +84,9 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
         ),
     ],
 )
-def test_what_names_nothing_is_reported_as_what_it_looks_like(here: Path, text: str, said: str) -> None:
+def test_what_names_nothing_is_reported_as_what_it_looks_like(here: Path, text: str, expected: str) -> None:
     (here / "solver_b.pt").touch()
-    assert str(nothing_named(text)).startswith(said)
+    assert str(nothing_named(text)).startswith(expected)
 
 
 def test_what_is_of_another_kind_is_reported_as_that(here: Path) -> None:
@@ -110,8 +110,8 @@ def test_the_examples_in_the_docstrings_hold() -> None:
 @pytest.mark.parametrize("name", ["loop.prototxt", "loop"])
 def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> None:
     (here / name).symlink_to(name)
-    said = str(nothing_named(name))
-    assert said == (
+    message = str(nothing_named(name))
+    assert message == (
         f"{name}: cannot be read: Too many levels of symbolic links, a link to {name}; fix the link"
     )
     (here / name).unlink()

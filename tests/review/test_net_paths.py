@@ -112,10 +112,10 @@ def test_the_text_of_a_file_that_is_not_the_user_s_is_not_quoted(
     targets = [str(solver), str(solver.parent)] if words.startswith("lint") else [str(solver)]
     for target in targets:
         done = CliRunner().invoke(commands, [*words.split(), target])
-        said = f"{done.output}{done.exception}"
-        assert Path(given).name in said
-        assert ("hunter2" in said) == (kind == "within")
-        assert ("is not a prototxt that can be read" in said) == (kind != "within")
+        output = f"{done.output}{done.exception}"
+        assert Path(given).name in output
+        assert ("hunter2" in output) == (kind == "within")
+        assert ("is not a prototxt that can be read" in output) == (kind != "within")
 
 
 @pytest.mark.parametrize("words", ["fmt", "fmt --diff", "plot -o x.svg", "diff --json other", "diff other"])
@@ -129,10 +129,10 @@ def test_a_link_in_a_folder_to_a_file_that_is_not_the_user_s_is_not_quoted(
     put(Path("other") / "net.prototxt").write_text('layer { name: "a" type: "ReLU" }\n')
     (solver.parent / "net.prototxt").symlink_to(tokens[where])
     done = CliRunner().invoke(commands, [*words.split(), str(solver.parent)])
-    said = f"{done.output}{done.exception}"
-    assert "net.prototxt" in said
-    assert ("hunter2" in said) == (where == "within")
-    hidden = "is a link to a file outside its folder" in said or "not a prototxt that can be read" in said
+    output = f"{done.output}{done.exception}"
+    assert "net.prototxt" in output
+    assert ("hunter2" in output) == (where == "within")
+    hidden = "is a link to a file outside its folder" in output or "not a prototxt that can be read" in output
     assert hidden == (where == "outside")
 
 
@@ -157,9 +157,9 @@ def test_a_net_beside_a_solver_that_is_a_link_elsewhere_is_not_quoted(solver: Pa
     put(Path("other.prototxt")).write_text(text.replace("base_lr: 1", "base_lr: 2"))
     for words in ("plot -o x.svg --images 9", "diff --images 9 --ranks 1 other.prototxt"):
         done = CliRunner().invoke(commands, [*words.split(), str(solver)])
-        said = f"{done.output}{done.exception}"
-        assert "net.prototxt: is a link to a file outside its folder" in said
-        assert "hunter2" not in said
+        output = f"{done.output}{done.exception}"
+        assert "net.prototxt: is a link to a file outside its folder" in output
+        assert "hunter2" not in output
 
 
 def test_a_solver_in_a_folder_that_is_a_link_elsewhere_is_not_quoted(solver: Path, tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ class Place:
 
     def call(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
-        said, complained = process.communicate(timeout=600)
-        return process.returncode, said, complained
+        stdout, stderr = process.communicate(timeout=600)
+        return process.returncode, stdout, stderr
 
     def trained(self) -> list[str]:
         path = self.root / "trained.txt"

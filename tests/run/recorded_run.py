@@ -29,17 +29,17 @@ _FINISHED = {"seconds": 3, "images_per_s": 1234.5, "loss": 0.25}
 EVALUATED: Event = ("evaluated", {"outputs": {"loss3/top-1": 0.75}, "log": "x"})
 
 
-def tell_run(root: Path, recipe: Path, *events: Event, log: str = "", number: int = 1) -> Path:
+def write_run(root: Path, recipe: Path, *events: Event, log: str = "", number: int = 1) -> Path:
     """Write a run as far as these events, all at one time, with the log of its first launch."""
     folder, loaded = root / "runs" / f"small-{number}", load_recipe(recipe)
     folder.parent.mkdir(exist_ok=True)
     create_run(folder, loaded, plan_files(loaded), lambda: 1_700_000_000.0).close()
-    tell(folder, *events)
+    append_events(folder, *events)
     (folder / "logs" / "init-1.log").write_text(log)
     return folder
 
 
-def tell(folder: Path, *events: Event, after_s: float = 0) -> None:
+def append_events(folder: Path, *events: Event, after_s: float = 0) -> None:
     """Write more events into a journal, so many seconds after its first."""
     journal = Journal(folder / "journal.jsonl", lambda: 1_700_000_000.0 + after_s)
     for event, details in events:

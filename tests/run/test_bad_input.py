@@ -191,10 +191,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_one_line_and_changes_nothing(place: Place, write_lmdb: WriteLmdb, case: str) -> None:
-    spoil, said = CASES[case]
+    spoil, message = CASES[case]
     spoil(place, write_lmdb)
     before = place.tree()
-    with pytest.raises(CaffeRecipesError, match=said) as caught:
+    with pytest.raises(CaffeRecipesError, match=message) as caught:
         place.run()
     assert place.tree() == before
     assert caught.value.exit_code == 2
@@ -205,10 +205,10 @@ def test_bad_input_is_one_line_and_changes_nothing(place: Place, write_lmdb: Wri
 def test_the_command_says_it_on_stderr_and_exits_2(place: Place) -> None:
     (place.root / "hostfile").write_text("localhost\nlocalhost\n")
     before = place.tree()
-    code, said, complained = place.call()
-    assert (code, said) == (2, "")
-    said_twice = "hostfile:2: host localhost appears twice (first on line 1)"
-    assert complained == f"Error: {place.root}/{said_twice}; remove one; -ppn sets the ranks per host\n"
+    code, stdout, stderr = place.call()
+    assert (code, stdout) == (2, "")
+    message = "hostfile:2: host localhost appears twice (first on line 1)"
+    assert stderr == f"Error: {place.root}/{message}; remove one; -ppn sets the ranks per host\n"
     assert place.tree() == before
 
 
@@ -223,18 +223,18 @@ def test_all_findings_are_shown_though_the_first_error_decides(place: Place) -> 
     rows = [(line[:8].strip(), line[8:23].strip()) for line in lines]
     assert [subject for mark, subject in rows if mark == "failed"] == ["prototxts", "test data"]
     # Another test's ranks may be at work on this machine.
-    untold = ("spares", "launches", "/tmp")
-    others = {*untold, *(name for name in TensorFlow.checks if name not in Caffe.checks)}
-    assert [subject for _, subject in rows if subject not in untold] == [
+    ignored = ("spares", "launches", "/tmp")
+    others = {*ignored, *(name for name in TensorFlow.checks if name not in Caffe.checks)}
+    assert [subject for _, subject in rows if subject not in ignored] == [
         name for name in CHECKS if name not in others
     ]
 
 
 def test_caffe_torch_is_not_a_stand_in_for_a_missing_caffe(place: Place) -> None:
     (place.root / "caffe").unlink()
-    code, _, complained = place.call("--caffe", "caffe-torch")
+    code, _, stderr = place.call("--caffe", "caffe-torch")
     assert code == 2
-    assert "is not a Caffe binary; write `trainer: caffe-torch` in the recipe to use" in complained
+    assert "is not a Caffe binary; write `trainer: caffe-torch` in the recipe to use" in stderr
 
 
 def test_overwrite_replaces_prototxts_that_differ(place: Place) -> None:
@@ -249,9 +249,9 @@ def test_a_caffe_given_on_the_command_line_takes_the_place_of_the_recipes(
     place: Place, tmp_path: Path
 ) -> None:
     (place.root / "caffe").rename(tmp_path / "another caffe")
-    code, said, _ = place.call("--caffe", str(tmp_path / "another caffe"))
+    code, stdout, _ = place.call("--caffe", str(tmp_path / "another caffe"))
     assert code == 0
-    assert "model: runs/small-1/snapshots/small_last_iter_4.caffemodel" in said
+    assert "model: runs/small-1/snapshots/small_last_iter_4.caffemodel" in stdout
 
 
 def test_an_lmdb_source_given_on_the_command_line_is_staged(place: Place, tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_a_branch_starts_where_it_says_and_each_end_is_evaluated(branched: Place
         f"last {KEPT}/small_cyc1_iter_6.caffemodel",
     ]
     assert state.evaluations == {"side": OUTPUTS, "last": OUTPUTS}
-    said = branched.output.getvalue()
-    assert f"evaluating {KEPT}/side_iter_4.caffemodel" in said
-    assert "side: loss: 0.25, loss3/top-1: 75.00 %, loss3/top-5: 93.75 %" in said
-    assert said.splitlines()[-2:] == [
+    output = branched.output.getvalue()
+    assert f"evaluating {KEPT}/side_iter_4.caffemodel" in output
+    assert "side: loss: 0.25, loss3/top-1: 75.00 %, loss3/top-5: 93.75 %" in output
+    assert output.splitlines()[-2:] == [
         f"model: {KEPT}/{name}_iter_4.caffemodel" for name in ("side", "small_last")
     ]
 
@@ -107,12 +107,12 @@ def test_who_watches_is_told_of_each_end(branched: Place) -> None:
     reporter = Reporter(Console(file=branched.output, soft_wrap=True, highlight=False))
     branched.output.truncate(0)
     attach("small", AttachOptions(str(branched.root)), reporter)
-    said = branched.output.getvalue()
-    assert "last: loss: 0.25, loss3/top-1: 75.00 %" in said
+    output = branched.output.getvalue()
+    assert "last: loss: 0.25, loss3/top-1: 75.00 %" in output
     status = find_status("small", StatusOptions(str(branched.root)))
     assert status.state == "finished"
     assert "side: loss: 0.25" in summarize_status(status)
-    models = [said for word, said in status_details(status, 0.0) if word == "model"]
+    models = [value for word, value in status_details(status, 0.0) if word == "model"]
     assert [Path(model).name for model in models] == [
         "side_iter_4.caffemodel",
         "small_last_iter_4.caffemodel",

@@ -80,21 +80,21 @@ def test_a_path_is_taken_from_the_caffe_root_in_the_image_too(contained: Place, 
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         ("image", "does not start|fails|FATAL: +could not open image"),
         ("program", "does not start: .*apptainer"),
     ],
 )
 def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
-    contained: Place, tmp_path: Path, spoil: str, said: str
+    contained: Place, tmp_path: Path, spoil: str, message: str
 ) -> None:
     place = contained
     if spoil == "image":
         (tmp_path / "an image.sif").rename(tmp_path / "gone.sif")
     else:
         (tmp_path / "programs/apptainer").unlink()
-    with pytest.raises(ClusterError, match=said) as caught:
+    with pytest.raises(ClusterError, match=message) as caught:
         place.run(profile=str(place.root / "mine.yaml"))
     assert "try `apptainer exec --bind" in str(caught.value)
     assert not (place.root / "runs").exists()

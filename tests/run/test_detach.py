@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def process_of(said: str) -> int:
-    found = re.search(r"continues as process (\d+) on ", said)
-    assert found, said
+def process_of(output: str) -> int:
+    found = re.search(r"continues as process (\d+) on ", output)
+    assert found, output
     return int(found[1])
 
 
@@ -34,14 +34,14 @@ def wait_for_end(place: Place) -> None:
 
 def test_a_detached_run_trains_on_in_a_session_of_its_own_and_says_how_to_watch_it(place: Place) -> None:
     place.behave(cyc1="waits")
-    code, said, complained = place.call("--detach")
-    assert (code, complained) == (0, "")
-    pid = process_of(said)
-    first, watch, stop = said.splitlines()[-3:]
+    code, stdout, stderr = place.call("--detach")
+    assert (code, stderr) == (0, "")
+    pid = process_of(stdout)
+    first, watch, stop = stdout.splitlines()[-3:]
     on = f"process {pid} on {socket.gethostname()}"
     assert first.startswith(f"runs/small-1: continues as {on}; its output is in logs/small/detached-")
     assert (watch, stop) == ("watch it: caffe-recipes attach small-1", f"stop it:  kill -INT {pid}")
-    assert said.startswith("checking 1 host ...\nok      "), "the preflight is seen"
+    assert stdout.startswith("checking 1 host ...\nok      "), "the preflight is seen"
     assert os.getsid(pid) == pid
     assert place.state().pid == pid
     (place.root / "release").touch()
@@ -74,19 +74,19 @@ def test_a_detached_run_holds_nothing_of_who_started_it(place: Place) -> None:
 def test_what_preflight_finds_is_the_error_of_who_started_it_and_leaves_nothing(place: Place) -> None:
     (place.root / "caffe").unlink()
     before = place.tree()
-    code, _, complained = place.call("--detach")
-    assert (code, complained.count("\n")) == (2, 1)
-    assert complained.startswith("Error: ")
-    assert "no such Caffe binary" in complained
+    code, _, stderr = place.call("--detach")
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert stderr.startswith("Error: ")
+    assert "no such Caffe binary" in stderr
     assert place.tree() == before
 
 
 def test_a_run_that_ends_before_it_trains_gives_its_exit_code(place: Place) -> None:
     place.run()
     before = place.tree()
-    code, said, complained = place.call("--detach")
-    assert (code, complained) == (0, "")
-    assert "runs/small-1 is finished" in said
+    code, stdout, stderr = place.call("--detach")
+    assert (code, stderr) == (0, "")
+    assert "runs/small-1 is finished" in stdout
     assert place.tree() == before
 
 
@@ -100,9 +100,9 @@ def test_ctrl_c_before_it_trains_stops_the_run(place: Place) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     starter.send_signal(signal.SIGINT)
-    _, complained = starter.communicate(timeout=600)
+    _, stderr = starter.communicate(timeout=600)
     assert starter.returncode == 130
-    assert complained == "interrupted by SIGINT; run the same command again to resume\n"
+    assert stderr == "interrupted by SIGINT; run the same command again to resume\n"
     assert not (place.root / "logs").exists()
     go.touch()
 
@@ -115,10 +115,10 @@ def test_a_killed_run_s_trainer_is_taken_over_and_is_enough(place: Place) -> Non
         time.sleep(0.05)
     killed.kill()
     killed.communicate()
-    code, said, _ = place.call("--detach")
+    code, stdout, _ = place.call("--detach")
     assert code == 0
     (place.root / "release").touch()
-    assert "runs/small-1: continues as process" in said
+    assert "runs/small-1: continues as process" in stdout
     wait_for_end(place)
     assert place.trained() == ["init", "cyc1", "last"]
 
@@ -129,5 +129,7 @@ def test_where_it_is_watched_from_is_told_where_that_is_not_here(
 ) -> None:
     (tmp_path / "a root").mkdir()
     monkeypatch.chdir(tmp_path)
-    said = describe_detached(Detached(7, Path("out.log"), Path("runs/x-1")), Path(root))
-    assert said[1] == "watch it: caffe-recipes attach x-1" + ("" if root == "." else " --caffe-root 'a root'")
+    lines = describe_detached(Detached(7, Path("out.log"), Path("runs/x-1")), Path(root))
+    assert lines[1] == "watch it: caffe-recipes attach x-1" + (
+        "" if root == "." else " --caffe-root 'a root'"
+    )

@@ -32,9 +32,9 @@ def begun(place: Place) -> Place:
 
 
 def test_its_run_continues_where_it_was(begun: Place) -> None:
-    code, said, complained = begun.call()
-    assert (code, complained) == (0, "")
-    assert f"init: already finished; {INIT}" in said
+    code, stdout, stderr = begun.call()
+    assert (code, stderr) == (0, "")
+    assert f"init: already finished; {INIT}" in stdout
     assert begun.trained() == ["cyc1", "last"]
     assert [event["event"] for event in begun.events()].count("created") == 1
 
@@ -77,6 +77,6 @@ def test_its_staged_lmdb_is_used(begun: Place) -> None:
     (staged / ".caffe-recipes-staged").write_text(f"caffe-recipes-1 2 {digest} {identity}\n")
     found = probe_node(LocalHost("here"), str(staged), str(source), source.stat().st_size)
     assert (found.kind, found.digest) == ("present", digest)
-    code, said, _ = begun.call()
+    code, stdout, _ = begun.call()
     assert code == 0
-    assert "staged " not in said
+    assert "staged " not in stdout

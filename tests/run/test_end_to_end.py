@@ -75,14 +75,14 @@ def test_the_digits_killed_in_their_second_phase_learn_to_the_end_and_train_no_p
     first = start(tmp_path)
     wait_for(lambda: first.poll() is not None or (log.exists() and "Iteration 20," in log.read_text()))
     first.kill()
-    said, complained = first.communicate()
-    assert first.returncode == -9, said + complained
+    stdout, stderr = first.communicate()
+    assert first.returncode == -9, stdout + stderr
     assert list(load_journal(run / "journal.jsonl").finished) == ["init"]
 
     second = start(tmp_path)
-    said, complained = second.communicate(timeout=PATIENCE_S)
-    assert (second.returncode, complained) == (0, ""), said + complained
-    assert "init: already finished" in said
+    stdout, stderr = second.communicate(timeout=PATIENCE_S)
+    assert (second.returncode, stderr) == (0, ""), stdout + stderr
+    assert "init: already finished" in stdout
     events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     assert [event["phase"] for event in events if event["event"] == "launched"].count("init") == 1
     assert [event["phase"] for event in events if event["event"] == "finished"] == phases

@@ -18,9 +18,9 @@ def test_an_evaluation_that_stalls_is_ended_and_the_same_command_continues_with_
     with pytest.raises(RunFailed, match="evaluation: no outputs"):
         place.run()
     place.behave(evaluation="waits")
-    code, _, complained = place.call("--stall-s", "1")
-    last = complained.splitlines()[-1]
-    assert (code, "Traceback" in complained) == (3, False)
+    code, _, stderr = place.call("--stall-s", "1")
+    last = stderr.splitlines()[-1]
+    assert (code, "Traceback" in stderr) == (3, False)
     assert re.search(
         r"evaluation: no output in the log for \d+ s; ended the test; log: .*/evaluation-2\.log", last
     )

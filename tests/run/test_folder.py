@@ -23,7 +23,7 @@ from caffe_recipes.recipe.translate import translate
 from caffe_recipes.run.folders import create_run, freeze_recipe, thaw_recipe
 from caffe_recipes.run.monitor.files import LocalFiles, load_frozen
 from tests.run.conftest import RECIPE
-from tests.run.recorded_run import WHOLE, launched, started, tell_run
+from tests.run.recorded_run import WHOLE, launched, started, write_run
 from tests.shipped import OF_CAFFE
 
 PROTOTXT = """name: "mine"
@@ -197,8 +197,8 @@ def test_every_command_reads_a_run_of_each_kind_of_net(
 ) -> None:
     monkeypatch.setenv("CAFFE_RECIPES_RUN_CODE", "1")  # its prototxts are planned here
     recipe = write_recipe(tmp_path, NETS[kind])
-    folder = tell_run(tmp_path, recipe, *WHOLE, log="[0] a line\n")
-    tell_run(tmp_path, recipe, started(), launched(), number=2, log="[0] another\n")
+    folder = write_run(tmp_path, recipe, *WHOLE, log="[0] a line\n")
+    write_run(tmp_path, recipe, started(), launched(), number=2, log="[0] another\n")
     recipe.unlink()  # the run's own copy is what is read
     frozen = load_frozen(LocalFiles(), str(folder))
     assert isinstance(frozen, Recipe)

@@ -67,13 +67,13 @@ def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
 ) -> None:
     plant(lmdb, how)
     inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
-    said = rf"localhost:{lmdb}: {inner}belongs to user \w+ \(65534\), who can change its contents; ask its"
-    with pytest.raises(CaffeRecipesError, match=said):
+    message = rf"localhost:{lmdb}: {inner}belongs to user \w+ \(65534\), who can change its contents; ask its"
+    with pytest.raises(CaffeRecipesError, match=message):
         place.run()
     assert place.trained() == []
     found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     (error,) = [str(one.error) for one in found if one.error]
-    assert re.match(said, error)
+    assert re.match(message, error)
 
 
 @pytest.mark.parametrize("how", ["folder", "lock"])
@@ -112,16 +112,16 @@ def test_nothing_is_staged_from_a_source_that_another_user_could_have_put_there(
     plant(source, how)
     inner = {"folder": "", "data.mdb": "contains data.mdb, which ", "lock": "contains lock.mdb, which "}[how]
     belongs = r"belongs to user \w+ \(65534\), who can change its contents"
-    said = rf"localhost:{source}: {inner}{belongs}; ask its owner to remove it, or give .* --lmdb-source"
-    with pytest.raises(NodeRefusal, match=said):
+    message = rf"localhost:{source}: {inner}{belongs}; ask its owner to remove it, or give .* --lmdb-source"
+    with pytest.raises(NodeRefusal, match=message):
         stage_here(place)
-    with pytest.raises(CaffeRecipesError, match=said):
+    with pytest.raises(CaffeRecipesError, match=message):
         place.run()
     assert place.trained() == []
     assert not (place.root / "tmp/train_lmdb").exists()
     found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
     (error,) = [str(one.error) for one in found if one.error]
-    assert re.match(said, error)
+    assert re.match(message, error)
 
 
 def test_own_data_are_staged_from_a_shared_folder(place: Place, source: Path) -> None:

@@ -38,9 +38,9 @@ def test_a_killed_run_continues_with_the_trainer_that_outlived_it(place: Place) 
     kill(first)
     assert place.processes(), "the trainer outlives the run"
     (place.root / "release").touch()
-    code, said, complained = place.call()
-    assert (code, complained) == (0, "")
-    assert "init: already finished" in said
+    code, stdout, stderr = place.call()
+    assert (code, stderr) == (0, "")
+    assert "init: already finished" in stdout
     assert place.trained() == ["init", "cyc1", "last"]
     assert place.state().attempts == {"init": 1, "cyc1": 1, "last": 1}
 
@@ -56,9 +56,9 @@ def test_a_clock_that_was_set_back_makes_no_duration_negative(place: Place) -> N
     later = {**json.loads(launched), "time": "2999-01-01T00:00:00.000+00:00"}
     journal.write_text("\n".join([*before, json.dumps(later)]) + "\n")
     (place.root / "release").touch()
-    code, said, complained = place.call()
-    assert (code, complained) == (0, "")
-    assert "finished in -" not in said
+    code, stdout, stderr = place.call()
+    assert (code, stderr) == (0, "")
+    assert "finished in -" not in stdout
     assert place.state().finished["cyc1"].seconds > 0
 
 
@@ -86,9 +86,9 @@ def test_a_phase_whose_trainer_died_with_the_run_is_started_over(place: Place) -
         with suppress(ProcessLookupError):  # hydra ends all of them when one has gone
             os.kill(process, signal.SIGKILL)
     place.behave()
-    code, said, _ = place.call()
+    code, stdout, _ = place.call()
     assert code == 0
-    assert "cyc1: failed: it ended after iteration 4 of 6" in said
+    assert "cyc1: failed: it ended after iteration 4 of 6" in stdout
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
     assert [event["phase"] for event in place.events() if event["event"] == "finished"] == [
         "init",
@@ -173,9 +173,9 @@ def test_a_run_told_to_stop_leaves_no_process_and_continues_when_called_again(
     if behaviour == "ignores-term":
         time.sleep(0.5)
         first.send_signal(number)  # who asks twice does not wait for the grace period
-    _, complained = first.communicate(timeout=600)
+    _, stderr = first.communicate(timeout=600)
     assert first.returncode == code
-    assert complained == f"interrupted by {number.name}; run the same command again to resume\n"
+    assert stderr == f"interrupted by {number.name}; run the same command again to resume\n"
     assert place.events()[-1]["event"] == "interrupted"
     place.wait_for_no_process()
     place.behave()
@@ -189,9 +189,9 @@ def test_a_run_that_only_begins_takes_the_signal_of_a_batch_script_for_a_stop(pl
     process = place.start()
     with place.recipe.open("w"):  # it reads the recipe, and waits for more of it
         process.send_signal(signal.SIGUSR1)
-        _, complained = process.communicate(timeout=600)
+        _, stderr = process.communicate(timeout=600)
     assert process.returncode == 138
-    assert complained == "interrupted by SIGUSR1; run the same command again to resume\n"
+    assert stderr == "interrupted by SIGUSR1; run the same command again to resume\n"
     assert not (place.root / "runs").exists()
 
 

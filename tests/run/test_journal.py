@@ -280,7 +280,7 @@ def test_a_disk_that_is_full_for_four_seconds_is_waited_for(tmp_path: Path) -> N
 
 def fold(*events: tuple[str, dict[str, object]]) -> RunState:
     time = "2001-09-09T01:46:40.250+00:00"
-    lines = [json.dumps({"time": time, "event": event, **said}) for event, said in events]
+    lines = [json.dumps({"time": time, "event": event, **fields}) for event, fields in events]
     return fold_journal("".join(f"{line}\n" for line in lines), "journal.jsonl")
 
 

@@ -40,9 +40,9 @@ class Launch:
     training: Training
     log: Path
 
-    def keeper(self, *said: str) -> CheckpointKeeper:
+    def keeper(self, *lines: str) -> CheckpointKeeper:
         """Let the log say that, all at once, and read it."""
-        self.log.write_text("".join(f"I1120 11:49:33.768350  6374 x.cpp:1] {text}\n" for text in said))
+        self.log.write_text("".join(f"I1120 11:49:33.768350  6374 x.cpp:1] {text}\n" for text in lines))
         tail = LogTail(self.log)
         tail.read(to_end=True)
         return CheckpointKeeper(self.run, self.training, tail, lambda: LocalHost("n1"))
@@ -106,13 +106,13 @@ def test_what_is_snapshotted_on_the_way_is_kept_once_and_the_last_is_none(
 
 
 @pytest.mark.parametrize(
-    "said", ["Ignoring source layer conv1", "Iteration 0, loss = nan", "Iteration 0, loss = 87.3365"]
+    "line", ["Ignoring source layer conv1", "Iteration 0, loss = nan", "Iteration 0, loss = 87.3365"]
 )
 def test_no_checkpoint_is_kept_that_must_not_be_resumed_from(
-    make: Callable[[Policy], Launch], said: str
+    make: Callable[[Policy], Launch], line: str
 ) -> None:
     launch = make(Policy(checkpoint_every=2))
-    assert launch.keeper(said, *launch.snapshot(2)).keep_new()
+    assert launch.keeper(line, *launch.snapshot(2)).keep_new()
     assert launch.kept() == []
 
 

@@ -12,7 +12,7 @@ from tests.run.test_interruptions import wait_until_trained
 if TYPE_CHECKING:
     from tests.run.conftest import Place
 
-SAID = "runs/small-1: was removed or moved while the run used it; put it back, and run again"
+MESSAGE = "runs/small-1: was removed or moved while the run used it; put it back, and run again"
 
 
 @pytest.mark.parametrize("words", [(), ("--on-failure", "retry")])
@@ -24,9 +24,9 @@ def test_a_run_whose_folder_is_moved_says_so_and_continues_once_it_is_back(
     wait_until_trained(place, "cyc1")
     folder, aside = place.root / "runs/small-1", place.root / "runs/aside"
     folder.rename(aside)
-    said, complained = run.communicate(timeout=600)
-    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
-    assert "trying again" not in said
+    stdout, stderr = run.communicate(timeout=600)
+    assert (run.returncode, stderr.splitlines()[-1]) == (3, f"Error: {MESSAGE}")
+    assert "trying again" not in stdout
     assert not folder.exists(), "nothing is made in its place"
     place.wait_for_no_process()
     aside.rename(folder)
@@ -40,7 +40,7 @@ def test_a_run_whose_folder_is_removed_ends_with_its_ranks(place: Place) -> None
     run = place.start()
     wait_until_trained(place, "init")
     shutil.rmtree(place.root / "runs/small-1")
-    _, complained = run.communicate(timeout=600)
-    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {SAID}")
-    assert "Traceback" not in complained
+    _, stderr = run.communicate(timeout=600)
+    assert (run.returncode, stderr.splitlines()[-1]) == (3, f"Error: {MESSAGE}")
+    assert "Traceback" not in stderr
     place.wait_for_no_process()

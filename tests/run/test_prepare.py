@@ -46,9 +46,9 @@ KEPT = "runs/small-1/snapshots/small_init_iter_8.caffemodel"
 TRAINED = "tmp/small_init_iter_8.caffemodel"
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 600
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -92,9 +92,9 @@ def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next
         kept.write_bytes(whole[:size])
     place.behave()
     kill_ranks(place)
-    said, complained = run.communicate(timeout=600)
-    assert (run.returncode, kept.read_bytes()) == (0, whole), complained
-    assert f"{KEPT}: was damaged; fetched again from localhost" in said
+    stdout, stderr = run.communicate(timeout=600)
+    assert (run.returncode, kept.read_bytes()) == (0, whole), stderr
+    assert f"{KEPT}: was damaged; fetched again from localhost" in stdout
     assert restored(place) == [KEPT]
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
@@ -107,9 +107,9 @@ def test_where_no_whole_copy_is_left_nothing_is_trained_from_a_damaged_one(place
         spoil(place.root / path)
     place.behave()
     kill_ranks(place)
-    _, complained = run.communicate(timeout=600)
-    last = complained.splitlines()[-1]
-    assert run.returncode == 3, complained
+    _, stderr = run.communicate(timeout=600)
+    last = stderr.splitlines()[-1]
+    assert run.returncode == 3, stderr
     assert f"{KEPT}: is no longer the snapshot that phase init finished with; restore it" in last
     assert place.trained() == ["init", "cyc1"]
 
@@ -162,9 +162,9 @@ def test_a_model_damaged_while_it_is_evaluated_is_fetched_and_evaluated_again(pl
     whole = kept.read_bytes()
     spoil(kept)
     (place.root / "release").touch()
-    said, complained = run.communicate(timeout=600)
-    assert (run.returncode, kept.read_bytes()) == (0, whole), complained
-    assert "was damaged while it was evaluated; evaluating it again" in said
+    stdout, stderr = run.communicate(timeout=600)
+    assert (run.returncode, kept.read_bytes()) == (0, whole), stderr
+    assert "was damaged while it was evaluated; evaluating it again" in stdout
     assert str(place.events()[-1]["log"]).endswith("evaluation-2.log")
 
 
@@ -176,9 +176,9 @@ def test_a_snapshot_damaged_after_its_last_use_does_not_end_a_run_well(place: Pl
     for path in (KEPT, TRAINED):
         spoil(place.root / path)
     (place.root / "release").touch()
-    _, complained = run.communicate(timeout=600)
+    _, stderr = run.communicate(timeout=600)
     assert run.returncode == 3
-    assert f"{KEPT}: is no longer the snapshot that phase init finished with" in complained
+    assert f"{KEPT}: is no longer the snapshot that phase init finished with" in stderr
 
 
 def test_a_host_that_reads_other_weights_is_named_before_it_trains_from_them(place: Place) -> None:
@@ -209,9 +209,9 @@ def test_a_prototxt_changed_while_the_run_lives_is_not_trained_from(place: Place
     ours = solver.read_text()
     solver.write_text(ours.replace("base_lr: 0.01", "base_lr: 0.005"))
     (place.root / "release").touch()
-    _, complained = run.communicate(timeout=600)
+    _, stderr = run.communicate(timeout=600)
     what = "has changed since the run began; run again with --overwrite to continue"
-    assert (run.returncode, complained.splitlines()[-1]) == (3, f"Error: {solver}: {what}")
+    assert (run.returncode, stderr.splitlines()[-1]) == (3, f"Error: {solver}: {what}")
     assert place.trained() == ["init", "cyc1"]
     assert place.events()[-1]["event"] == "failed"
     again = place.start("--overwrite")
@@ -225,9 +225,9 @@ def test_a_prototxt_cleared_away_while_the_run_lives_is_placed_again(place: Plac
     wait_until_trained(place, "cyc1")
     (place.root / SOLVER).unlink()
     (place.root / "release").touch()
-    said, complained = run.communicate(timeout=600)
-    assert run.returncode == 0, complained
-    assert "placed 1 prototxt in prototxt/small" in said
+    stdout, stderr = run.communicate(timeout=600)
+    assert run.returncode == 0, stderr
+    assert "placed 1 prototxt in prototxt/small" in stdout
     assert place.trained() == ["init", "cyc1", "last"]
 
 

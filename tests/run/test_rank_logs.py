@@ -91,19 +91,19 @@ def test_128_ranks_hold_few_descriptors_and_silence_none(tmp_path: Path) -> None
 
 def test_a_full_disk_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "0.log").symlink_to("/dev/full")
-    said: list[str] = []
-    with RankLogs(tmp_path, ranks=2, complain=said.append) as logs:
+    messages: list[str] = []
+    with RankLogs(tmp_path, ranks=2, complain=messages.append) as logs:
         logs.feed(["[0] a"])
         logs.feed(["[0] b", "[1] c"])
     what = f"{tmp_path}: nothing more is written: No space left on device; the launcher's log is complete"
-    assert said == [what]
+    assert messages == [what]
     assert not (tmp_path / "1.log").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said: list[str] = []
-    with RankLogs(tmp_path / "file" / "ranks", complain=said.append) as logs:
+    messages: list[str] = []
+    with RankLogs(tmp_path / "file" / "ranks", complain=messages.append) as logs:
         logs.feed(["[0] a"])
         logs.feed(["[0] a"])
-    assert [line.count("Not a directory") for line in said] == [1]
+    assert [line.count("Not a directory") for line in messages] == [1]

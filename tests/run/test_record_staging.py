@@ -179,15 +179,15 @@ def test_records_are_staged_and_cleaned_by_the_functions_of_the_command(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(site.root / "cache"))
     (site.root / "hostfile").write_text("localhost\n")
-    options, said = StageOptions(site.root), list[str]()
+    options, messages = StageOptions(site.root), list[str]()
     for outcome in ("sent", "there"):
         placed = stage_recipe(
-            site.recipe(file_groups=4), options, lambda name, how: LocalHost(name), said.append
+            site.recipe(file_groups=4), options, lambda name, how: LocalHost(name), messages.append
         )
         assert placed == (StagedHost("localhost", outcome),)
     assert (
         f"{site.root}/hostfile: names 1 of the 4 hosts that a run needs; add the others before"
-        in " ".join(said)
+        in " ".join(messages)
     )
     train = site.root / "node/a/train"
     found = sorted(path.name for path in train.iterdir() if "caffe-recipes" not in path.name)

@@ -25,8 +25,8 @@ from tests.stand_in_host import StandInHost
 
 
 def events(place: Place) -> list[str]:
-    told = ("launched", "failed", "retrying", "finished")
-    return [str(event["event"]) for event in place.events() if event["event"] in told]
+    kinds = ("launched", "failed", "retrying", "finished")
+    return [str(event["event"]) for event in place.events() if event["event"] in kinds]
 
 
 def test_without_a_policy_the_first_failure_ends_the_run(place: Place) -> None:
@@ -99,7 +99,7 @@ def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
 
 def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
     """Return a run, what it says, and its journal."""
-    said: list[str] = []
+    messages: list[str] = []
     journal: list[dict[str, Any]] = []
     reporter = Reporter()
     run = Run(
@@ -114,17 +114,17 @@ def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
         (reporter.observe,),
         spares=Spares(setting.spares),
     )
-    reporter.say = lambda text, **_: said.append(text)  # type: ignore[method-assign]
+    reporter.say = lambda text, **_: messages.append(text)  # type: ignore[method-assign]
 
     def append(event: Event, patience_s: float = 0.0) -> None:
         journal.append({"event": event.name, **event.details()})
 
     run.journal.append = append  # type: ignore[method-assign]
-    return run, said, journal
+    return run, messages, journal
 
 
 def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> None:
-    run, said, journal = run_of(setting_of(place, Policy("replace"), "n1", "n2", "n3"))
+    run, messages, journal = run_of(setting_of(place, Policy("replace"), "n1", "n2", "n3"))
     with pytest.raises(LaunchFailed) as caught:
         recover(run, LaunchFailed("it ended", host="n1"), 1)
     why = "does not answer: no route to host"
@@ -135,7 +135,7 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
         f"n2 cannot be used as a spare: {why}",
         f"n3 cannot be used as a spare: {why}",
     ]
-    assert said[2:] == notices
+    assert messages[2:] == notices
     assert journal[1:] == [
         *({"event": "notice", "message": message} for message in notices),
         {"event": "failed", "reason": what, "host": "n1"},
@@ -143,9 +143,9 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
 
 
 def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
-    run, said, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
+    run, messages, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
     assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
-    assert said[-1] == "n3 replaces n1"
+    assert messages[-1] == "n3 replaces n1"
 
 
 def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:
@@ -156,11 +156,11 @@ def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:
 
 
 def test_who_is_asked_to_stop_looks_for_no_more_hosts(place: Place) -> None:
-    run, said, _ = run_of(setting_of(place, Policy("replace"), "n1"))
+    run, messages, _ = run_of(setting_of(place, Policy("replace"), "n1"))
     run.interrupts.asked = 2
     with pytest.raises(Interrupted):
         recover(run, LaunchFailed("it ended"), 1)
-    assert said[-1] == "checking which hosts answer"
+    assert messages[-1] == "checking which hosts answer"
 
 
 def test_the_main_line_and_a_branch_never_take_the_same_spare(place: Place) -> None:

@@ -214,11 +214,11 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
     beside.show_progress(replace(PROGRESS, phase="side", iteration=8, phases={}))
     beside.end_progress()
     reporter.say("init: finished")
-    said = output.getvalue()
-    assert "side 1/1" in said
-    assert "8/3750" in said
-    assert "cyc1" not in said, "that line was taken away"
-    assert "init: finished" in said
+    printed = output.getvalue()
+    assert "side 1/1" in printed
+    assert "8/3750" in printed
+    assert "cyc1" not in printed, "that line was taken away"
+    assert "init: finished" in printed
 
 
 def test_the_lines_of_what_trains_beside_begin_with_its_name() -> None:

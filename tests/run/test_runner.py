@@ -30,11 +30,11 @@ def test_each_phase_starts_from_the_verified_snapshot_of_the_one_before(place: P
 
 def test_a_run_says_what_it_does_and_ends_with_a_table(place: Place) -> None:
     place.run()
-    said = place.output.getvalue()
-    assert "\x1b" not in said
-    assert "init: 8 iterations from the nets' fillers" in said
-    assert "staged data/train_lmdb" in said
-    table = said[said.index("\nphase ") + 1 :].splitlines()
+    output = place.output.getvalue()
+    assert "\x1b" not in output
+    assert "init: 8 iterations from the nets' fillers" in output
+    assert "staged data/train_lmdb" in output
+    table = output[output.index("\nphase ") + 1 :].splitlines()
     assert table[0].split() == ["phase", "iterations", "epochs", "time", "images/s", "loss"]
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]
@@ -52,9 +52,9 @@ def test_an_lmdb_is_staged_once_and_for_other_runs_too(place: Place) -> None:
     events = [[event for event in place.events(number) if event["event"] == "staged"] for number in (1, 2)]
     assert [len(found) for found in events] == [1, 0]
     assert (events[0][0]["hosts"], events[0][0]["bytes"]) == (["localhost"], before.st_size)
-    said = place.output.getvalue()
-    assert "within the classes; to be staged on 1 of 1 hosts by copy\n" in said
-    assert "within the classes; staged\n" in said
+    output = place.output.getvalue()
+    assert "within the classes; to be staged on 1 of 1 hosts by copy\n" in output
+    assert "within the classes; staged\n" in output
 
 
 def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Place) -> None:
@@ -65,8 +65,8 @@ def test_a_host_whose_disk_cannot_take_the_lmdb_fails_the_run_by_name(place: Pla
             return super().run(argv, timeout_s)
 
     place.connect = FullHost
-    said = r"localhost:.*/tmp/train_lmdb: not enough space: 5 bytes free, 7 needed; free space"
-    with pytest.raises(RunFailed, match=said):
+    message = r"localhost:.*/tmp/train_lmdb: not enough space: 5 bytes free, 7 needed; free space"
+    with pytest.raises(RunFailed, match=message):
         place.run()
     assert place.trained() == []
     place.connect = open_host

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.run.recorded_run import LOG, WHOLE, launched, started, tell_run
+from tests.run.recorded_run import LOG, WHOLE, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -70,8 +70,8 @@ def lines_of(shown: str) -> list[str]:
 @pytest.fixture
 def runs(place: Place) -> Place:
     """Return a root with a finished run and one whose process is gone."""
-    tell_run(place.root, place.recipe, *WHOLE)
-    tell_run(place.root, place.recipe, started(), launched(), log=LOG, number=2)
+    write_run(place.root, place.recipe, *WHOLE)
+    write_run(place.root, place.recipe, started(), launched(), log=LOG, number=2)
     return place
 
 

@@ -126,8 +126,8 @@ def test_a_slurm_job_that_is_too_small_or_no_node_list_is_named(
 ) -> None:
     needs_four = recipe(place, 4)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-003]")
-    said = "the Slurm job: 3 hosts x 2 ranks = 6, but the recipe needs 8; give 4 hosts"
-    with pytest.raises(InputError, match=said):
+    message = "the Slurm job: 3 hosts x 2 ranks = 6, but the recipe needs 8; give 4 hosts"
+    with pytest.raises(InputError, match=message):
         choose_hosts(needs_four, find_hosts(place.root, None))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-")
     with pytest.raises(InputError, match=r"\$SLURM_JOB_NODELIST: .* is not a node list"):
@@ -231,8 +231,8 @@ def test_ibrun_is_refused_hosts_that_are_not_the_jobs_first(
 def test_ibrun_is_refused_spares_that_it_would_not_use(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.root / "mine.yaml").write_text("name: tacc\ntitle: mine\nlauncher: {program: ibrun}\n")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-4]")
-    said = "--on-failure replace: ibrun starts ranks only on the first hosts of the job, .*; use .* retry"
-    with pytest.raises(InputError, match=said):
+    message = "--on-failure replace: ibrun starts ranks only on the first hosts of the job, .*; use .* retry"
+    with pytest.raises(InputError, match=message):
         place.run(profile=str(place.root / "mine.yaml"), policy=Policy("replace"))
     with pytest.raises(
         InputError, match="--side-by-side: ibrun starts ranks only on the first hosts of the job"
@@ -248,6 +248,6 @@ def test_a_launcher_that_fails_whatever_it_is_given_is_named_by_preflight(
     (place.root / "mpiexec.hydra").write_text("#!/bin/sh\necho no licence >&2\nexit 9\n")
     (place.root / "mpiexec.hydra").chmod(0o755)
     monkeypatch.setenv("PATH", str(place.root), prepend=":")
-    said = "mpiexec.hydra: does not start: no licence; try `mpiexec.hydra -PSM2 .* by hand"
-    with pytest.raises(ClusterError, match=said):
+    message = "mpiexec.hydra: does not start: no licence; try `mpiexec.hydra -PSM2 .* by hand"
+    with pytest.raises(ClusterError, match=message):
         place.run()

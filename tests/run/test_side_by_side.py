@@ -28,7 +28,7 @@ from tests.run.two_lines import (
     finish,
     log,
     make_graph,
-    said,
+    read_output,
     start,
     start_amid_both,
     wait_until,
@@ -66,20 +66,20 @@ def test_a_branch_trains_while_the_main_line_continues(graph: Place) -> None:
     finish(run, graph)
     check_end(graph)
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side"]
-    assert "side: branch on node2; log: runs/small-1/branches/side/logs" in said(graph)
+    assert "side: branch on node2; log: runs/small-1/branches/side/logs" in read_output(graph)
 
 
 def test_who_watches_sees_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
     run, watcher = start_amid_both(graph), Watcher(graph)
-    watcher.meanwhile = lambda said: (graph.root / "release").touch()
-    told = [line for line in watcher.watch().splitlines() if not line.startswith("  ")]
+    watcher.meanwhile = lambda output: (graph.root / "release").touch()
+    printed = [line for line in watcher.watch().splitlines() if not line.startswith("  ")]
     finish(run, graph)
-    whole = said(graph).splitlines()
+    whole = read_output(graph).splitlines()
     begins = next(at for at, line in enumerate(whole) if "log and state of this run" in line)
     run_s = [line for line in whole[begins:] if not line.startswith("  ")]
-    assert sorted(told) == sorted(run_s)
+    assert sorted(printed) == sorted(run_s)
     for phase in ("side", "cyc1"):
-        lines = [line for line in told if line.startswith(f"{phase}: ")]
+        lines = [line for line in printed if line.startswith(f"{phase}: ")]
         assert lines == [line for line in run_s if line.startswith(f"{phase}: ")]
         assert any(line.startswith(f"{phase}: finished in ") for line in lines)
 
@@ -111,9 +111,11 @@ def test_a_killed_run_continues_with_both_trainers_that_outlived_it(
     first.wait()
     assert graph.processes()
     second = start(graph, *words)
-    going_on = "the trainer of a killed run is still training; continuing with it"
+    continuing = "the trainer of a killed run is still training; continuing with it"
     wait_until(
-        second, graph, lambda: all(f"{phase}: {going_on}" in said(graph) for phase in ("cyc1", "side"))
+        second,
+        graph,
+        lambda: all(f"{phase}: {continuing}" in read_output(graph) for phase in ("cyc1", "side")),
     )
     (graph.root / "release").touch()
     finish(second, graph)
@@ -186,11 +188,15 @@ def test_told_to_stop_behind_the_main_line_a_branch_ends_in_order(graph: Place) 
 def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
     graph.behave(cyc1="waits", side="ends-early")
     run = start(graph, "--side-by-side")
-    wait_until(run, graph, lambda: "the run ends after the phases that are training now" in said(graph))
+    wait_until(
+        run, graph, lambda: "the run ends after the phases that are training now" in read_output(graph)
+    )
     (graph.root / "release").touch()
     finish(run, graph, 3)
     assert (
-        said(graph).splitlines()[-1].startswith("Error: phase side: failed: it ended after iteration 4 of 6")
+        read_output(graph)
+        .splitlines()[-1]
+        .startswith("Error: phase side: failed: it ended after iteration 4 of 6")
     )
     assert set(graph.state().finished) == {"init", "cyc1"}
     assert graph.events()[-1]["event"] == "failed"
@@ -203,10 +209,10 @@ def test_after_a_branch_that_fails_nothing_more_is_begun(graph: Place) -> None:
 def test_when_the_main_line_fails_the_branch_is_finished_first(graph: Place) -> None:
     graph.behave(cyc1="nan", side="waits")
     run = start(graph, "--side-by-side")
-    wait_until(run, graph, lambda: "waiting for side to finish first" in said(graph))
+    wait_until(run, graph, lambda: "waiting for side to finish first" in read_output(graph))
     (graph.root / "release").touch()
     finish(run, graph, 3)
-    assert said(graph).splitlines()[-1].startswith("Error: phase cyc1: failed: the loss is nan")
+    assert read_output(graph).splitlines()[-1].startswith("Error: phase cyc1: failed: the loss is nan")
     assert set(graph.state().finished) == {"init", "side"}
 
 
@@ -214,8 +220,8 @@ def test_a_branch_has_retries_of_its_own(graph: Place) -> None:
     graph.behave(side="ends-early")
     run = start(graph, "--side-by-side", "--retry")
     finish(run, graph, 3)
-    assert "phase side: failed: it ended after iteration 4 of 6" in said(graph).splitlines()[-1]
-    assert said(graph).splitlines()[-1].endswith("side-2.log; after 1 retry")
+    assert "phase side: failed: it ended after iteration 4 of 6" in read_output(graph).splitlines()[-1]
+    assert read_output(graph).splitlines()[-1].endswith("side-2.log; after 1 retry")
     assert graph.trained().count("side") == 2
     assert "cyc1" in graph.state().finished
 

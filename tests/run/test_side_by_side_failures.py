@@ -21,13 +21,13 @@ from tests.run.two_lines import (
     finish,
     log,
     make_graph,
-    said,
+    read_output,
     start,
     start_amid_both,
     wait_until,
 )
 
-GOING_ON = "the trainer of a killed run is still training; continuing with it"
+CONTINUING = "the trainer of a killed run is still training; continuing with it"
 
 
 @pytest.fixture
@@ -66,7 +66,9 @@ def test_branches_that_the_main_lines_hosts_train_at_its_end_are_continued(
     first.wait()
     second = start(graph, *words)
     wait_until(
-        second, graph, lambda: all(f"{phase}: {GOING_ON}" in said(graph) for phase in ("side", "also"))
+        second,
+        graph,
+        lambda: all(f"{phase}: {CONTINUING}" in read_output(graph) for phase in ("side", "also")),
     )
     (graph.root / "release").touch()
     finish(second, graph)

@@ -22,7 +22,7 @@ def _listening() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def tell(number: signal.Signals) -> None:
+def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
@@ -30,21 +30,21 @@ def tell(number: signal.Signals) -> None:
 def test_a_signal_to_stop_is_raised(number: signal.Signals) -> None:
     interrupts = Interrupts()
     with pytest.raises(Interrupted) as raised, interrupts.raised():
-        tell(number)
+        send(number)
     assert raised.value.number == number
 
 
 def test_one_signal_alone_may_be_listened_for() -> None:
     with pytest.raises(Interrupted, match="SIGUSR1"), Interrupts().raised((signal.SIGUSR1,)):
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        tell(signal.SIGUSR1)
+        send(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 def test_what_comes_while_held_is_raised_at_the_end() -> None:
     interrupts, seen = Interrupts(), []
     with pytest.raises(Interrupted), interrupts.raised(), interrupts.held():
-        tell(signal.SIGINT)
+        send(signal.SIGINT)
         seen.append("went on")
     assert seen == ["went on"]
 
@@ -52,35 +52,35 @@ def test_what_comes_while_held_is_raised_at_the_end() -> None:
 def test_the_first_is_noted_and_the_second_is_raised() -> None:
     interrupts, seen = Interrupts(), []
     with pytest.raises(Interrupted) as raised, interrupts.raised(), interrupts.noted():
-        tell(signal.SIGINT)
+        send(signal.SIGINT)
         seen.append(interrupts.asked)
-        tell(signal.SIGTERM)
+        send(signal.SIGTERM)
     assert seen == [signal.SIGINT]
     assert raised.value.number == signal.SIGTERM
 
 
 def test_a_cancel_stops_as_ctrl_c_does() -> None:
     with pytest.raises(Interrupted, match="SIGINT"), Interrupts().raised():
-        tell(CANCEL)
+        send(CANCEL)
 
 
 def test_a_cancel_never_counts_as_a_second_ctrl_c_which_a_later_one_does() -> None:
     interrupts, seen = Interrupts(), []
     with pytest.raises(Interrupted, match="SIGTERM"), interrupts.raised(), interrupts.noted():
-        tell(signal.SIGINT)
-        tell(CANCEL)
-        tell(CANCEL)
+        send(signal.SIGINT)
+        send(CANCEL)
+        send(CANCEL)
         interrupts.raise_urgent()
         seen.append(interrupts.asked)
-        tell(signal.SIGTERM)
+        send(signal.SIGTERM)
     assert seen == [signal.SIGINT]
 
 
 def test_a_job_whose_time_is_over_is_cancelled_without_losing_its_snapshot() -> None:
     interrupts = Interrupts()
     with interrupts.raised(), interrupts.noted():
-        tell(signal.SIGUSR1)
-        tell(CANCEL)
+        send(signal.SIGUSR1)
+        send(CANCEL)
         interrupts.raise_urgent()
     assert interrupts.asked == signal.SIGINT  # SIGUSR1 would have it requeued
 
@@ -89,21 +89,21 @@ def test_what_was_noted_is_raised_when_its_time_has_come() -> None:
     interrupts = Interrupts()
     with interrupts.raised():
         with interrupts.noted():
-            tell(signal.SIGINT)
+            send(signal.SIGINT)
         with pytest.raises(Interrupted):
             interrupts.raise_asked()
     Interrupts().raise_asked()
 
 
 def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
-    interrupts, told, ended = Interrupts(), threading.Event(), list[object]()
+    interrupts, answered, ended = Interrupts(), threading.Event(), list[object]()
 
     def work() -> None:
         with interrupts.noted():
             while interrupts.asked is None:
                 time.sleep(0.01)
             ended.append(interrupts.asked)
-            told.set()
+            answered.set()
             try:
                 while True:
                     interrupts.raise_urgent()
@@ -115,10 +115,10 @@ def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
     with interrupts.raised():
         thread.start()
         with pytest.raises(Interrupted):
-            tell(signal.SIGINT)
-        assert told.wait(600)
+            send(signal.SIGINT)
+        assert answered.wait(600)
         with pytest.raises(Interrupted), interrupts.noted():
-            tell(signal.SIGTERM)
+            send(signal.SIGTERM)
         thread.join(10)
     assert ended == [signal.SIGINT, "SIGINT"]
 
@@ -138,5 +138,5 @@ def test_once_asked_to_stop_another_thread_starts_nothing_more() -> None:
         thread.start()
         thread.join()
         with interrupts.raised(), interrupts.noted():
-            tell(signal.SIGTERM) if interrupts.asked is None else None
+            send(signal.SIGTERM) if interrupts.asked is None else None
     assert seen == ["started", "SIGTERM"]

@@ -44,7 +44,7 @@ def nothing(number: int) -> Iterable[Job]:
     return ()
 
 
-def unasked(number: int) -> Iterable[Job]:
+def fail_if_asked(number: int) -> Iterable[Job]:
     raise AssertionError("nothing is asked")
 
 
@@ -79,7 +79,7 @@ def test_what_another_start_of_a_job_launched_is_distinguished_from_what_this_on
 
 
 def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_says() -> None:
-    check_over(launch("12"), FOLDER, JobStart("12", 1), unasked)
+    check_over(launch("12"), FOLDER, JobStart("12", 1), fail_if_asked)
 
 
 @pytest.mark.parametrize("state", [state for state in State if state.is_over])
@@ -109,19 +109,21 @@ class EarlierJob:
     """Answers of Slurm's on an earlier job, in order, the last again and again; a pause takes its time."""
 
     def __init__(self, *answers: State | ClusterError) -> None:
-        self.answers, self.said, self.waited_s = list(answers), list[str](), 0.0
+        self.answers, self.messages, self.waited_s = list(answers), list[str](), 0.0
 
     def ask(self, number: int) -> Iterable[Job]:
-        said = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(said, ClusterError):
-            raise said
-        return answer(said)
+        reply = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(reply, ClusterError):
+            raise reply
+        return answer(reply)
 
     def pause(self, seconds: float) -> None:
         self.waited_s += seconds
 
     def check_over(self, here: JobStart) -> None:
-        check_over(launch("11"), FOLDER, here, self.ask, self.said.append, self.pause, lambda: self.waited_s)
+        check_over(
+            launch("11"), FOLDER, here, self.ask, self.messages.append, self.pause, lambda: self.waited_s
+        )
 
 
 AWAY = SchedulerAway("c1", "gives no answer", "ask again later")
@@ -129,7 +131,7 @@ NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "expected"),
     [
         ((State.COMPLETED,), []),
         ((AWAY, AWAY, State.COMPLETED), ["c1: gives no answer"]),
@@ -137,10 +139,12 @@ NO_COMMAND = NoCommand("c1", "scontrol not found on its PATH", "")
     ],
 )
 def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
-    answers: tuple[State | ClusterError, ...], said: list[str]
+    answers: tuple[State | ClusterError, ...], expected: list[str]
 ) -> None:
     (earlier := EarlierJob(*answers)).check_over(JobStart("12"))
-    assert earlier.said == [f"{each}; waiting until Slurm reports that job 11 has ended" for each in said]
+    assert earlier.messages == [
+        f"{each}; waiting until Slurm reports that job 11 has ended" for each in expected
+    ]
     assert (earlier.waited_s > 0) is (len(answers) > 1)
 
 
@@ -168,7 +172,7 @@ def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
 @pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
 def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
     with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; resume it"):
-        check_over(launch(here.job), FOLDER, here, unasked)
+        check_over(launch(here.job), FOLDER, here, fail_if_asked)
 
 
 def leave_launch(place: Place, left: Launch) -> None:
@@ -227,7 +231,7 @@ class Slurm:
 
     def __init__(self, away: float, young: int = 0) -> None:
         self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def is_ready(self, number: int) -> bool:
         self.asked += 1
@@ -239,11 +243,11 @@ class Slurm:
         self.paused_s += seconds
 
     def wait(self) -> None:
-        wait_for_slurm("12", self.is_ready, self.said.append, self.pause, lambda: self.paused_s)
+        wait_for_slurm("12", self.is_ready, self.messages.append, self.pause, lambda: self.paused_s)
 
 
 @pytest.mark.parametrize(
-    ("away", "young", "said"),
+    ("away", "young", "expected"),
     [
         (0, 0, []),
         (3, 2, ["c1: gives no answer; waiting for Slurm, which starts the ranks", "Slurm answers"]),
@@ -255,17 +259,17 @@ class Slurm:
     ],
 )
 def test_ranks_that_slurm_starts_are_started_when_it_knows_its_nodes(
-    away: int, young: int, said: list[str]
+    away: int, young: int, expected: list[str]
 ) -> None:
     (slurm := Slurm(away, young)).wait()
     assert slurm.asked == away + young + 1
-    assert slurm.said == said
+    assert slurm.messages == expected
 
 
 def test_slurm_is_not_waited_for_for_ever() -> None:
     (slurm := Slurm(away=float("inf"))).wait()
     assert 600 <= slurm.paused_s < 7200
-    assert slurm.said[1:] == ["Slurm still does not answer; starting the ranks nevertheless"]
+    assert slurm.messages[1:] == ["Slurm still does not answer; starting the ranks nevertheless"]
 
 
 def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
@@ -298,7 +302,7 @@ SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>{folder}/calls
 {does}
 """
-SAYS_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; exit 1'
+REPORT_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; exit 1'
 
 
 @pytest.fixture
@@ -322,11 +326,11 @@ def over(restarts: int = 0, warned_s: float = 600.0, *, has_kept: bool = False) 
 
 @pytest.mark.parametrize("time", [over(2), over(2, 5.0, has_kept=True), over(2, 120.0)])
 def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: TimeOver) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     scontrol("exit 0")
-    assert requeue_job(time, 10, said.append, lambda seconds: False) == 138
+    assert requeue_job(time, 10, messages.append, lambda seconds: False) == 138
     assert scontrol("") == ["scontrol requeue 12"]
-    assert said == ["the time limit is near; job 12 is requeued to resume (restart 3 of 10)"]
+    assert messages == ["the time limit is near; job 12 is requeued to resume (restart 3 of 10)"]
 
 
 @pytest.mark.parametrize(
@@ -355,13 +359,13 @@ def test_a_job_that_would_come_no_further_is_not_queued_again(
 
 
 def test_a_busy_controller_is_asked_again(scontrol: Scontrol) -> None:
-    scontrol(f"[ $(wc -l <${{0%/bin/*}}/calls) -gt 2 ] || {{ {SAYS_AWAY}; }}")
+    scontrol(f"[ $(wc -l <${{0%/bin/*}}/calls) -gt 2 ] || {{ {REPORT_AWAY}; }}")
     assert requeue_job(over(), 10, lambda line: None, lambda seconds: False) == 138
     assert len(scontrol("")) == 3
 
 
 def test_a_controller_that_stays_away_is_reported(scontrol: Scontrol) -> None:
-    scontrol(SAYS_AWAY)
+    scontrol(REPORT_AWAY)
     waited: list[float] = []
 
     def wait(seconds: float) -> bool:
@@ -374,11 +378,11 @@ def test_a_controller_that_stays_away_is_reported(scontrol: Scontrol) -> None:
 
 
 def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -> None:
-    said: list[str] = []
-    scontrol(f"kill -TERM {os.getpid()}; {SAYS_AWAY}")
-    assert requeue_job(over(), 10, said.append) == 143
+    messages: list[str] = []
+    scontrol(f"kill -TERM {os.getpid()}; {REPORT_AWAY}")
+    assert requeue_job(over(), 10, messages.append) == 143
     assert len(scontrol("")) == 1
-    assert said[-1] == "stopped by a signal; job 12 is not requeued"
+    assert messages[-1] == "stopped by a signal; job 12 is not requeued"
 
 
 def test_an_end_brought_by_scontrol_is_not_a_cancellation(scontrol: Scontrol) -> None:
@@ -387,10 +391,10 @@ def test_an_end_brought_by_scontrol_is_not_a_cancellation(scontrol: Scontrol) ->
 
 
 def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     scontrol("exit 0")
-    assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, said.append) == 138
-    assert (scontrol(""), said) == ([], ["not in a Slurm job: nothing to requeue"])
+    assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, messages.append) == 138
+    assert (scontrol(""), messages) == ([], ["not in a Slurm job: nothing to requeue"])
 
 
 def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:

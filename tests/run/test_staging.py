@@ -156,8 +156,8 @@ def test_who_has_not_built_the_digits_yet_is_told_how(tmp_path: Path) -> None:
 
 def test_fewer_hosts_than_the_recipes_are_staged_and_that_is_reported(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("c[1-2]\n")
-    options, said = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
+    options, messages = StageOptions(tmp_path, lmdb_source=write_lmdb(tmp_path / "lmdb")), list[str]()
     with pytest.raises(HostFailed, match="c1: is none"):
-        stage_recipe(load_recipe("stampede2-64n-72ep"), options, Unreached(), said.append)
-    says = f"{tmp_path}/hostfile: names 2 of the 64 hosts that a run needs"
-    assert said == [f"{says}; add the others before you start a run"]
+        stage_recipe(load_recipe("stampede2-64n-72ep"), options, Unreached(), messages.append)
+    message = f"{tmp_path}/hostfile: names 2 of the 64 hosts that a run needs"
+    assert messages == [f"{message}; add the others before you start a run"]

@@ -61,10 +61,10 @@ def test_a_phase_is_stopped_and_finished_once_the_snapshot_of_its_last_iteration
     loss = state.finished["init"].loss
     assert loss is not None
     assert loss >= 2.5 / 9  # the last up to iteration 8, whatever came after it
-    said = stopped.output.getvalue()
-    assert "init: 8 iterations from the nets' fillers" in said
-    assert f"/{ENDLESS}" not in said
-    table = said[said.index("\nphase ") + 1 :].splitlines()
+    output = stopped.output.getvalue()
+    assert "init: 8 iterations from the nets' fillers" in output
+    assert f"/{ENDLESS}" not in output
+    table = output[output.index("\nphase ") + 1 :].splitlines()
     assert table[1].split()[:3] == ["init", "8", "4.00"]
     assert table[4].split()[:3] == ["all", "18", "9.00"]
 
@@ -124,9 +124,9 @@ def test_a_phase_stopped_by_somebody_else_before_its_snapshot_is_not_finished(st
     for process in stopped.processes(named="mpiexec"):
         os.kill(process, signal.SIGINT)
     (stopped.root / "release").touch()
-    _, complained = run.communicate(timeout=600)
+    _, stderr = run.communicate(timeout=600)
     assert run.returncode == 3
-    assert "phase init: failed: it was stopped early by a signal" in complained
+    assert "phase init: failed: it was stopped early by a signal" in stderr
 
 
 def test_a_run_killed_before_the_snapshot_stops_its_trainer_when_called_again(stopped: Place) -> None:
@@ -137,9 +137,9 @@ def test_a_run_killed_before_the_snapshot_stops_its_trainer_when_called_again(st
     (stopped.root / "release").touch()
     wait_for_log(stopped, "Iteration 40, lr")
     assert stopped.processes(), "nobody stops it"
-    code, said, complained = stopped.call()
-    assert (code, complained) == (0, "")
-    assert "the trainer of a killed run is still training" in said
+    code, stdout, stderr = stopped.call()
+    assert (code, stderr) == (0, "")
+    assert "the trainer of a killed run is still training" in stdout
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
@@ -150,9 +150,9 @@ def test_a_run_killed_while_its_trainer_stops_takes_what_that_leaves(stopped: Pl
     kill(run)
     (stopped.root / "release").touch()
     stopped.wait_for_no_process()
-    code, said, _ = stopped.call()
+    code, stdout, _ = stopped.call()
     assert code == 0
-    assert "the trainer of a killed run has since ended" in said
+    assert "the trainer of a killed run has since ended" in stdout
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
@@ -161,9 +161,9 @@ def test_a_run_killed_while_its_trainer_lingers_stops_it_again(stopped: Place) -
     run = stopped.start()
     wait_for_log(stopped, "Sending Ctrl-C to processes")
     kill(run)
-    code, said, _ = stopped.call()
+    code, stdout, _ = stopped.call()
     assert code == 0
-    assert "the trainer of a killed run is still training" in said
+    assert "the trainer of a killed run is still training" in stdout
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
@@ -176,8 +176,8 @@ def test_a_run_interrupted_while_its_trainer_stops_keeps_the_phase(stopped: Plac
     assert run.returncode == 130
     stopped.wait_for_no_process()
     assert stopped.events()[-1]["event"] == "interrupted"
-    code, said, _ = stopped.call()
-    assert code == 0, said
+    code, stdout, _ = stopped.call()
+    assert code == 0, stdout
     assert stopped.trained() == ["init", "cyc1", "last"]
 
 
@@ -253,8 +253,8 @@ def test_a_run_killed_while_the_first_phase_trains_still_fetches_what_a_later_on
     wait_for_log(branched, "Iteration 4, lr")
     kill(run)
     (branched.root / "release").touch()
-    code, said, _ = branched.call()
-    assert code == 0, said
+    code, stdout, _ = branched.call()
+    assert code == 0, stdout
     assert branched.trained() == ["init", "cyc1", "last"]
     assert "small_init_iter_4.caffemodel" in kept(branched)
 
@@ -268,9 +268,9 @@ def test_the_disk_must_hold_every_snapshot_that_fires(place: Place) -> None:
     place.run(new=True, overwrite=True)
     fewer = place.output.getvalue()
 
-    def said(text: str) -> float:
+    def snapshot_bytes(text: str) -> float:
         words = text.partition(" of snapshots")[0].split()
         return float(words[-2]) * {"kB": 1e3, "MB": 1e6}[words[-1]]
 
     # A caffemodel and a solverstate each, and three that are kept: 4 + 1 + 1 of them, and 1 + 1 + 1.
-    assert said(more) / said(fewer) == pytest.approx((2 * 6 + 3) / (2 * 3 + 3), rel=0.02)
+    assert snapshot_bytes(more) / snapshot_bytes(fewer) == pytest.approx((2 * 6 + 3) / (2 * 3 + 3), rel=0.02)

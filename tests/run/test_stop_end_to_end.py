@@ -58,9 +58,9 @@ def start(root: Path, *argv: str) -> subprocess.Popen[str]:
 
 def call(root: Path, *argv: str) -> str:
     process = start(root, *argv)
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, said[-3000:]
-    return said
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
+    return output
 
 
 def kill_in_cyc1(root: Path, log: Path) -> None:
@@ -87,8 +87,8 @@ def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path:
     call(tmp_path, *RUN)
     ours, theirs = tmp_path / "runs/short-1", tmp_path / "runs/short-intel-1"
     kill_in_cyc1(tmp_path, theirs / "logs/cyc1-1.log")
-    said = call(tmp_path, *RUN, "--dialect", "intel")
-    assert "/4000" not in said
+    output = call(tmp_path, *RUN, "--dialect", "intel")
+    assert "/4000" not in output
     # Whether the trainer outlived the pause or not: nothing is trained twice.
     assert not (theirs / "logs/cyc1-2.log").exists()
 
@@ -107,8 +107,8 @@ def test_the_chain_for_intels_caffe_trains_the_same_models_to_the_byte(tmp_path:
     for path, text in generate(translated).items():
         (tmp_path / "made" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "made" / path).write_text(text, "utf-8")
-    said = call(tmp_path, "bash", "made/jobs/short-intel/run.sh")
-    assert f"done: {names[-1]}: loss = " in said
+    output = call(tmp_path, "bash", "made/jobs/short-intel/run.sh")
+    assert f"done: {names[-1]}: loss = " in output
     assert [(tmp_path / name).read_bytes() for name in names] == models
     for phase in ("init", "cyc1"):
         assert "Optimization stopped early." in (tmp_path / f"logs/short-intel/{phase}.log").read_text()
@@ -123,14 +123,14 @@ def test_ctrl_c_has_the_ranks_of_caffe_torch_snapshot_and_the_same_command_conti
         assert time.monotonic() < deadline
         time.sleep(0.02)
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=300)
-    assert run.returncode == 130, said
-    assert "asked Caffe for a snapshot" in said
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 130, output
+    assert "asked Caffe for a snapshot" in output
     (kept,) = load_journal(tmp_path / "runs/short-1/journal.jsonl").checkpoints["init"]
     assert 2 <= kept.iteration < 80
     assert "Optimization Done" not in log.read_text()
 
-    said = call(tmp_path, *RUN)
-    assert f"init: {80 - kept.iteration} iterations from the checkpoint at {kept.iteration}" in said
+    output = call(tmp_path, *RUN)
+    assert f"init: {80 - kept.iteration} iterations from the checkpoint at {kept.iteration}" in output
     assert "Resuming from" in (tmp_path / "runs/short-1/logs/init-2.log").read_text()
     assert list((tmp_path / "runs/short-1/checkpoints").iterdir()) == []

@@ -14,17 +14,20 @@ from tests.run.conftest import RECIPE
 def test_a_recipe_that_was_changed_after_its_submit_is_refused_in_its_job(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
-    told = {**submitted_environment(load_recipe(path), "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
-    check_submitted(load_recipe(os.path.relpath(path)), told)
+    environment = {
+        **submitted_environment(load_recipe(path), "small-3fa210"),
+        "SLURM_JOB_NAME": "small-3fa210",
+    }
+    check_submitted(load_recipe(os.path.relpath(path)), environment)
     changed = RECIPE.replace("batch_per_rank: 32", "batch_per_rank: 8")
     assert changed != RECIPE
     path.write_text(changed)
     with pytest.raises(InputError) as caught:
-        check_submitted(load_recipe(path), told)
+        check_submitted(load_recipe(path), environment)
     assert str(caught.value) == (
         "small: the recipe has changed since it was submitted; submit it again, or undo the change"
     )
-    check_submitted(load_recipe(path), {**told, "SLURM_JOB_NAME": "another"})
+    check_submitted(load_recipe(path), {**environment, "SLURM_JOB_NAME": "another"})
     check_submitted(load_recipe(path), {})
 
 
@@ -32,5 +35,5 @@ def test_a_title_may_change_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     recipe = load_recipe(path)
-    told = {**submitted_environment(recipe, "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
-    check_submitted(recipe.model_copy(update={"title": "Another"}), told)
+    environment = {**submitted_environment(recipe, "small-3fa210"), "SLURM_JOB_NAME": "small-3fa210"}
+    check_submitted(recipe.model_copy(update={"title": "Another"}), environment)

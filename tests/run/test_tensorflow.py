@@ -188,7 +188,7 @@ def test_only_what_the_schedule_says_makes_another_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "said"),
+    ("attempt", "expected"),
     [
         (Attempt(0, "caffe-recipes: TensorFlow 2.12.1, Horovod 0.28.1"), None),
         (
@@ -199,9 +199,9 @@ def test_only_what_the_schedule_says_makes_another_run() -> None:
         (Attempt(124, ""), "within 120 s"),
     ],
 )
-def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, said: str | None) -> None:
+def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, expected: str | None) -> None:
     found = DIGITS.judge(attempt, 120)
-    assert found is None if said is None else said in (found or "")
+    assert found is None if expected is None else expected in (found or "")
 
 
 # What the trial asks of the libraries, with flags as absl reads them.
@@ -248,8 +248,8 @@ def test_a_program_that_lacks_a_flag_is_named_before_training(
     (tmp_path / "trial.py").write_text(trial.files["trial.py"])
     argv = [sys.executable, *trial.attempts["the programs"]]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    said = DIGITS.judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
-    assert said is None if found is None else found in (said or "")
+    problem = DIGITS.judge(Attempt(done.returncode, done.stdout + done.stderr), 120)
+    assert problem is None if found is None else found in (problem or "")
 
 
 def test_programs_that_are_not_there_are_named_before_anything_is_started(
@@ -268,7 +268,7 @@ def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "found"),
+    ("printed", "found"),
     [
         ("rank $PMI_RANK of 2", "2 ranks see each other"),
         ("rank 0 of 1", "2 of 2 ranks answered, and saw world size 1; build it with the MPI of"),
@@ -276,20 +276,20 @@ def test_a_flag_that_a_program_does_not_know_is_the_run_s_failure() -> None:
     ],
 )
 def test_ranks_that_do_not_see_each_other_are_found_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, found: str
 ) -> None:
     for name in SLURM_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     python = tmp_path / "python"
     # Hydra dies of SIGPIPE if its ranks end before it has let them know that there is no standard input.
-    python.write_text(f'#!/bin/sh\necho "caffe-recipes: {says}"; sleep 0.3\n')
+    python.write_text(f'#!/bin/sh\necho "caffe-recipes: {printed}"; sleep 0.3\n')
     python.chmod(0o755)
     (tmp_path / "mine.yaml").write_text(f"{{name: mine, title: mine, python: {python}}}")
     options = RunOptions(root=tmp_path, profile=str(tmp_path / "mine.yaml"))
     setting = find_setting(DIGITS.recipe, options, lambda name, copy_with: LocalHost(name))
     (row,) = check_ranks(look_at_nodes(setting, PLAN, RunState()))
     assert found in row.message
-    assert (row.error is None) == (says == "rank $PMI_RANK of 2")
+    assert (row.error is None) == (printed == "rank $PMI_RANK of 2")
 
 
 def test_what_a_rank_raises_is_shown_with_the_command_that_it_failed_in(

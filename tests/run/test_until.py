@@ -50,9 +50,9 @@ def test_what_only_the_evaluation_needs_may_be_missing_until_then(place: Place) 
 
 def test_a_phase_that_the_recipe_has_not_is_one_line_and_changes_nothing(place: Place) -> None:
     before = place.tree()
-    code, said, complained = place.call("--until", "cyc2")
-    assert (code, said) == (2, "")
-    assert complained == (
+    code, stdout, stderr = place.call("--until", "cyc2")
+    assert (code, stdout) == (2, "")
+    assert stderr == (
         "Error: --until: no phase 'cyc2' in small; did you mean 'cyc1'? the phases are init, cyc1, last\n"
     )
     assert place.tree() == before

@@ -94,7 +94,7 @@ def test_the_line_that_glog_dies_with_is_found_in_the_midst_of_a_long_log(tmp_pa
 
 
 def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_path: Path) -> None:
-    log, ignored = tmp_path / "log", said("Ignoring source layer fc1000")
+    log, ignored = tmp_path / "log", log_line("Ignoring source layer fc1000")
     head, middle, end = lines((0, 0, "2.5"), (1, 20, "2"), (2, 40, "1.5"))
     with log.open("wb") as file:
         file.write(f"{head}\n".encode())
@@ -102,7 +102,7 @@ def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_pat
             file.seek(at)
             file.write(f"\n{middle}\n{ignored if at < 40 << 20 else SNAPSHOT}\n".encode())
         file.seek(90 << 20)
-        file.write(f"\n{end}\n{said('Optimization Done.')}\n".encode())
+        file.write(f"\n{end}\n{log_line('Optimization Done.')}\n".encode())
     tail = LogTail(log)
     assert peak_bytes(lambda: tail.read(to_end=True)) < 8 << 20
     assert tail.summary.losses == {0: 2.5, 40: 1.5}
@@ -152,10 +152,10 @@ def test_until_the_speed_is_known_the_next_loss_is_named() -> None:
 
 def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
     log = [
-        said("Iteration 80, loss = 2"),
-        said("Iteration 80, lr = 0.074286"),
-        said("Iteration 100, loss = 1.5"),
-        said("Iteration 100, lr = 0.09"),
+        log_line("Iteration 80, loss = 2"),
+        log_line("Iteration 80, lr = 0.074286"),
+        log_line("Iteration 100, loss = 1.5"),
+        log_line("Iteration 100, lr = 0.09"),
     ]
     before = measure(read_log(log[:3]), "init", {"init": 300}, 64, later_iterations=0)
     assert (before.iteration, before.loss, before.rate) == (100, 1.5, None)
@@ -164,9 +164,9 @@ def test_the_rate_is_that_of_the_iteration_that_is_shown() -> None:
 
 @pytest.mark.parametrize("loss", ["nan", "-nan", "inf"])
 def test_a_loss_that_is_not_a_number_is_lost_at_once(loss: str) -> None:
-    said = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")).losses)
-    assert said is not None
-    assert said.endswith("at iteration 20")
+    failure = find_divergence(summary((0, 0, "2"), (1, 20, loss), (2, 40, "2")).losses)
+    assert failure is not None
+    assert failure.endswith("at iteration 20")
 
 
 def test_a_saturated_loss_is_lost_when_it_stays() -> None:
@@ -180,9 +180,9 @@ def test_a_log_without_its_end_fails_with_what_was_said_last(tmp_path: Path) -> 
     log.write_text("[proxy:0@vm] execvp error on file ./caffe (No such file or directory)\n\n")
     tail = LogTail(log)
     tail.read()
-    said = find_failure(tail, TRAINING)
-    assert said is not None
-    assert said.startswith("it ended before the first iteration, saying: [proxy:0@vm] execvp error")
+    failure = find_failure(tail, TRAINING)
+    assert failure is not None
+    assert failure.startswith("it ended before the first iteration, saying: [proxy:0@vm] execvp error")
 
 
 def tail_of(tmp_path: Path, *lines: str) -> LogTail:
@@ -192,13 +192,13 @@ def tail_of(tmp_path: Path, *lines: str) -> LogTail:
     return tail
 
 
-def said(text: str) -> str:
+def log_line(text: str) -> str:
     return f"[0] I1120 11:49:33.768350  6374 solver.cpp:770] {text}"
 
 
-SNAPSHOT = said(f"Snapshotting to binary proto file {TRAINING.snapshot}")
-END = said("Snapshot end")
-EARLY = said("Optimization stopped early.")
+SNAPSHOT = log_line(f"Snapshotting to binary proto file {TRAINING.snapshot}")
+END = log_line("Snapshot end")
+EARLY = log_line("Optimization stopped early.")
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ EARLY = said("Optimization stopped early.")
     [
         ([], False),
         ([SNAPSHOT], False),
-        ([SNAPSHOT, said("Iteration 80, loss = 2")], False),
+        ([SNAPSHOT, log_line("Iteration 80, loss = 2")], False),
         ([SNAPSHOT, END], True),
         ([SNAPSHOT.replace("_100", "_50"), END], False),
         ([SNAPSHOT.replace("_100", "_50"), END, SNAPSHOT], False),
-        ([SNAPSHOT, said("Iteration 100, loss = 2")], True),
-        ([SNAPSHOT, said("Iteration 100, loss = 2").replace("[0]", "[1]")], False),
+        ([SNAPSHOT, log_line("Iteration 100, loss = 2")], True),
+        ([SNAPSHOT, log_line("Iteration 100, loss = 2").replace("[0]", "[1]")], False),
     ],
 )
 def test_a_snapshot_is_whole_when_the_log_says_so_or_speaks_of_what_comes_after(
@@ -230,9 +230,9 @@ def test_only_a_phase_that_is_to_be_stopped_may_stop_early(tmp_path: Path) -> No
 
 
 def test_a_loss_beyond_the_iteration_of_the_stop_is_nobodys(tmp_path: Path) -> None:
-    after = tail_of(tmp_path, SNAPSHOT, END, said("Iteration 120, loss = nan"), EARLY)
+    after = tail_of(tmp_path, SNAPSHOT, END, log_line("Iteration 120, loss = nan"), EARLY)
     assert find_failure(after, STOPPED) is None
-    at = tail_of(tmp_path, SNAPSHOT, END, said("Iteration 100, loss = nan"), EARLY)
+    at = tail_of(tmp_path, SNAPSHOT, END, log_line("Iteration 100, loss = nan"), EARLY)
     assert find_failure(at, STOPPED) == "the loss is nan at iteration 100"
 
 
@@ -274,7 +274,7 @@ def test_the_host_of_a_rank_that_was_ended_is_named(tmp_path: Path) -> None:
 def test_what_caffe_says_is_a_better_reason_than_what_ended_a_rank(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, "[0] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x", *BLOCK)
     assert find_failure(tail, TRAINING) == "Check failed: x"
-    assert find_failure(tail_of(tmp_path, said("Optimization Done."), *BLOCK), TRAINING) is None
+    assert find_failure(tail_of(tmp_path, log_line("Optimization Done."), *BLOCK), TRAINING) is None
 
 
 def test_the_label_of_another_rank_is_not_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ COMPLAINT = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsin
 
 
 def test_what_protobuf_complains_of_is_not_a_failure_of_a_training_that_continues(tmp_path: Path) -> None:
-    assert find_failure(tail_of(tmp_path, COMPLAINT, said("Optimization Done.")), TRAINING) is None
+    assert find_failure(tail_of(tmp_path, COMPLAINT, log_line("Optimization Done.")), TRAINING) is None
 
 
 def test_what_protobuf_complains_of_is_reported_with_the_failure(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ TESTING = "I1120 11:49:33.768350  6374 caffe.cpp:500] Batch 0, loss = 0.4"
         (
             [
                 *lines((0, 0, "2")),
-                said("Iteration 0, Testing net (#0)"),
-                said("    Test net output #0: a = 1"),
+                log_line("Iteration 0, Testing net (#0)"),
+                log_line("    Test net output #0: a = 1"),
             ],
             3,
         ),
@@ -351,8 +351,8 @@ def test_an_accuracy_at_chance_in_two_tests_after_an_epoch_is_reported() -> None
     def tested(*values: str) -> LogSummary:
         texts = []
         for number, value in enumerate(values):
-            texts.append(said(f"Iteration {20 * number}, Testing net (#0)"))
-            texts.append(said(f"    Test net output #0: loss3/top-1 = {value}"))
+            texts.append(log_line(f"Iteration {20 * number}, Testing net (#0)"))
+            texts.append(log_line(f"    Test net output #0: loss3/top-1 = {value}"))
         return read_log(texts)
 
     assert find_guessing(tested("0.1", "0.1", "0.11"), 10, 20) == (

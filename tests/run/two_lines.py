@@ -34,13 +34,13 @@ def make_graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def start(place: Place, *words: str) -> subprocess.Popen[str]:
-    with (place.root / "said.txt").open("a") as said:
+    with (place.root / "said.txt").open("a") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.run.several_hosts", "small.yaml", *words],
             cwd=place.root,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -48,7 +48,7 @@ def start(place: Place, *words: str) -> subprocess.Popen[str]:
         )
 
 
-def said(place: Place) -> str:
+def read_output(place: Place) -> str:
     return (place.root / "said.txt").read_text()
 
 
@@ -59,11 +59,11 @@ def log(place: Place, phase: str, attempt: int = 1) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def wait_until(process: subprocess.Popen[str], place: Place, is_so: Callable[[], object]) -> None:
+def wait_until(process: subprocess.Popen[str], place: Place, condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 600
-    while not is_so():
-        assert process.poll() is None, said(place)
-        assert time.monotonic() < deadline, said(place)
+    while not condition():
+        assert process.poll() is None, read_output(place)
+        assert time.monotonic() < deadline, read_output(place)
         time.sleep(0.02)
 
 
@@ -76,8 +76,8 @@ def start_amid_both(place: Place, *words: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], place: Place, code: int = 0) -> None:
-    assert process.wait(600) == code, said(place)
-    assert "Traceback" not in said(place)
+    assert process.wait(600) == code, read_output(place)
+    assert "Traceback" not in read_output(place)
     place.wait_for_no_process()
 
 

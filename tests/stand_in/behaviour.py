@@ -62,10 +62,10 @@ class Behaviour:
 
 def load_behaviour(phase: str) -> Behaviour:
     """Read how a training of a phase goes; what is to happen `once` has happened with that."""
-    said = json.loads(_FILE.read_text("utf-8")) if _FILE.exists() else {}
-    given = said.get(phase, [])
+    settings = json.loads(_FILE.read_text("utf-8")) if _FILE.exists() else {}
+    given = settings.get(phase, [])
     faults = [_parse(fault) for fault in (given if isinstance(given, list) else [given])]
-    return Behaviour(said.get("ms", 0) / 1000, tuple(fault for fault in faults if _is_due(phase, fault)))
+    return Behaviour(settings.get("ms", 0) / 1000, tuple(fault for fault in faults if _is_due(phase, fault)))
 
 
 def _parse(given: str | dict[str, object]) -> Fault:

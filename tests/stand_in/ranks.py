@@ -49,26 +49,26 @@ class Space:
         """Join; without a launcher there is nothing to join."""
         number = os.environ.get("PMI_FD")
         self._wire = None if number is None else open(int(number), "r+b", buffering=0)
-        self._tell("init pmi_version=1 pmi_subversion=1")
-        self._name = self._tell("get_my_kvsname").get("kvsname", "")
+        self._call("init pmi_version=1 pmi_subversion=1")
+        self._name = self._call("get_my_kvsname").get("kvsname", "")
 
     def put(self, key: str, value: str) -> None:
         """Leave a value that holds no space."""
-        self._tell(f"put kvsname={self._name} key={key} value={value}")
+        self._call(f"put kvsname={self._name} key={key} value={value}")
 
     def get(self, key: str) -> str:
         """Return what was put before the last barrier."""
-        return self._tell(f"get kvsname={self._name} key={key}")["value"]
+        return self._call(f"get kvsname={self._name} key={key}")["value"]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._tell("barrier_in")
+        self._call("barrier_in")
 
     def leave(self) -> None:
         """Say that this rank ends in order: of one that merely ends, hydra ends all the others."""
-        self._tell("finalize")
+        self._call("finalize")
 
-    def _tell(self, command: str) -> dict[str, str]:
+    def _call(self, command: str) -> dict[str, str]:
         if self._wire is None:
             return {}
         self._wire.write(f"cmd={command}\n".encode())
@@ -195,10 +195,10 @@ def learned_net(state: str) -> str:
 
 
 def _line(connection: socket.socket) -> str:
-    said = b""
-    while not said.endswith(b"\n"):
-        said += _byte(connection)
-    return said.decode().strip()
+    line = b""
+    while not line.endswith(b"\n"):
+        line += _byte(connection)
+    return line.decode().strip()
 
 
 def _byte(connection: socket.socket) -> bytes:

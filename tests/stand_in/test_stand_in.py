@@ -41,8 +41,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def behave(root: Path, **said: object) -> None:
-    (root / "behaviour.json").write_text(json.dumps(said))
+def behave(root: Path, **behaviours: object) -> None:
+    (root / "behaviour.json").write_text(json.dumps(behaviours))
 
 
 def start(root: Path, *words: str, ranks: int = 1) -> subprocess.Popen[str]:
@@ -60,8 +60,8 @@ def start(root: Path, *words: str, ranks: int = 1) -> subprocess.Popen[str]:
 
 def train(root: Path, *words: str, ranks: int = 1) -> tuple[int, str]:
     process = start(root, *words, ranks=ranks)
-    said, _ = process.communicate(timeout=60)
-    return process.returncode, said
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
 
 
 def models(root: Path) -> dict[str, bytes]:
@@ -76,8 +76,8 @@ def summary_of(log: str) -> LogSummary:
 
 
 def test_its_log_and_its_snapshots_are_as_caffes(root: Path) -> None:
-    code, said = train(root)
-    summary = summary_of(said)
+    code, output = train(root)
+    summary = summary_of(output)
     assert (code, summary.done, summary.stopped_early, summary.fatal) == (0, True, False, None)
     assert list(summary.losses) == [0, 2, 4, 6, 8]
     net = parse_prototxt(NET, pb.NetParameter)
@@ -92,8 +92,8 @@ def test_what_it_learns_does_not_depend_on_ranks_and_is_the_same_when_resumed(ro
     alone = models(root)
     for path in (root / "out").glob("*_8.*"):
         path.unlink()
-    code, said = train(root, "--snapshot=out/a_iter_4.solverstate", ranks=3)
-    assert (code, summary_of(said).done) == (0, True), said
+    code, output = train(root, "--snapshot=out/a_iter_4.solverstate", ranks=3)
+    assert (code, summary_of(output).done) == (0, True), output
     assert models(root) == alone
     train(root, "--weights=out/a_iter_4.caffemodel")
     assert models(root)["a_iter_8.caffemodel"] != alone["a_iter_8.caffemodel"]
@@ -107,35 +107,35 @@ def test_signals_do_to_it_what_they_do_to_caffe(
     root: Path, number: signal.Signals, code: int, ends: str
 ) -> None:
     behave(root, a={"does": "waits", "at": 2})
-    process, said = start(root), ""
+    process, output = start(root), ""
     assert process.stdout
-    while "Iteration 2, lr" not in said:
-        said += process.stdout.readline()
+    while "Iteration 2, lr" not in output:
+        output += process.stdout.readline()
     process.send_signal(number)
     if ends != "dies":
         time.sleep(0.05)  # no event tells that a signal was noted
     (root / "release").touch()
-    said += process.communicate(timeout=60)[0]
-    summary = summary_of(said)
+    output += process.communicate(timeout=60)[0]
+    summary = summary_of(output)
     assert process.returncode == code
     assert summary.stopped_early == (ends == "early")
     assert ((root / "out/a_iter_3.solverstate").exists()) == (ends != "dies")
-    assert ("Iteration 8" in said) == (ends == "done")
+    assert ("Iteration 8" in output) == (ends == "done")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_takes_the_others_with_it(root: Path, rank: int) -> None:
     behave(root, a={"does": "dies", "at": 4, "rank": rank})
-    code, said = train(root, ranks=3)
+    code, output = train(root, ranks=3)
     assert code != 0
-    assert f"[{rank}] F" in said
-    assert "Done" not in said
+    assert f"[{rank}] F" in output
+    assert "Done" not in output
 
 
 def test_a_rank_that_starts_from_other_files_is_not_part_of_the_training(root: Path) -> None:
-    code, said = train(root, "--weights=/proc/self/stat", ranks=2)
+    code, output = train(root, "--weights=/proc/self/stat", ranks=2)
     assert code != 0
-    assert "rank 1 starts from other files" in said
+    assert "rank 1 starts from other files" in output
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_it_believes_the_weights_that_caffe_believes(root: Path, weights: bytes 
 
 def test_a_fault_that_comes_once_spares_the_next_training(root: Path) -> None:
     behave(root, a=[{"does": "nan", "at": 4, "once": True}, {"does": "truncated", "once": True}])
-    _, said = train(root)
-    assert "Iteration 4, loss = nan" in said
+    _, output = train(root)
+    assert "Iteration 4, loss = nan" in output
     spoilt = models(root)
-    _, said = train(root)
-    assert "nan" not in said
+    _, output = train(root)
+    assert "nan" not in output
     assert len(models(root)["a_iter_8.caffemodel"]) > len(spoilt["a_iter_8.caffemodel"])

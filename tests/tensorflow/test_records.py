@@ -62,7 +62,7 @@ def test_a_file_that_is_truncated_is_said_to_be(tmp_path: Path, size: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "message"),
     [
         (0, "is not a TFRecord file; give TFRecord files"),
         (14, "record 0 at byte 0 is damaged; create the records again"),
@@ -71,13 +71,13 @@ def test_a_file_that_is_truncated_is_said_to_be(tmp_path: Path, size: int) -> No
         (40, "record 1 at byte 21 is damaged; create"),
     ],
 )
-def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, said: str) -> None:
+def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, message: str) -> None:
     path = tmp_path / "file"
     write_records(path, [b"first", b"123456789"])
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         list(read_records(path))
 
 

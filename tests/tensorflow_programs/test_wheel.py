@@ -21,6 +21,6 @@ def test_the_wheels_programs_start(tmp_path: Path) -> None:
         text = (copies / name).read_text()
         assert text == (PROGRAMS / name).read_text()
         done = run([str(PYTHON), str(copies / name), "--help"], environment(tmp_path))
-        says = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
-        assert done.stdout.lstrip().startswith(says)
+        first_line = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
+        assert done.stdout.lstrip().startswith(first_line)
         assert f"{copies / name}:\n" in done.stdout

@@ -89,19 +89,19 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     wait_for_checkpoints(root, 2)
     os.kill(ranks_in(root)[1], signal.SIGKILL)
     killed = time.monotonic()
-    said, _ = process.communicate(timeout=600)
+    output, _ = process.communicate(timeout=600)
     assert time.monotonic() - killed < 30
     assert process.returncode == 3
-    assert "localhost: a rank was killed by signal 9" in said
+    assert "localhost: a rank was killed by signal 9" in output
 
     older, newer = [event["iteration"] for event in events(root, "checkpointed")][-2:]
     data = root / FOLDER / f"model/model.ckpt-{newer}.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-100])
     process = start(root)
-    said, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, said
-    assert f"moved model.ckpt-{newer} away, since the run does not resume from it" in said
-    assert f"train: {60 - older} iterations from the checkpoint at {older}" in said
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert f"moved model.ckpt-{newer} away, since the run does not resume from it" in output
+    assert f"train: {60 - older} iterations from the checkpoint at {older}" in output
     (finished,) = events(root, "finished")
     kept = root / finished["snapshot"]
     assert kept.name == "model.ckpt-60.index"
@@ -110,6 +110,6 @@ def test_a_killed_rank_ends_the_run_and_the_newest_whole_checkpoint_is_resumed(r
     assert evaluated["outputs"].keys() == {"top-1", "top-5", "loss"}
 
     again = start(root)
-    said, _ = again.communicate(timeout=60)
+    output, _ = again.communicate(timeout=60)
     assert again.returncode == 0
-    assert "is finished; use --new to start another run" in said
+    assert "is finished; use --new to start another run" in output

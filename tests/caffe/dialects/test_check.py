@@ -128,7 +128,7 @@ def test_differences_come_in_the_order_of_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "dialect", "said"),
+    ("text", "dialect", "expected"),
     [
         ("lr_policy: 'poly_cyc' warmup_iter: 40", "intel", "stops only at iteration 40"),
         ("lr_policy: 'poly_cyc'", "intel", "stops at its first iteration"),
@@ -138,14 +138,14 @@ def test_differences_come_in_the_order_of_the_text() -> None:
     ],
 )
 def test_an_unknown_policy_fails_where_the_warm_up_of_that_caffe_ends(
-    text: str, dialect: str, said: str
+    text: str, dialect: str, expected: str
 ) -> None:
     policy = next(d for d in check(text, dialect) if d.rule == "dialect-lr-policy")
-    assert said in policy.effect
+    assert expected in policy.effect
 
 
 @pytest.mark.parametrize(
-    ("text", "dialect", "said"),
+    ("text", "dialect", "expected"),
     [
         ("lr_policy: 'poly_cyc'", "bvlc", "poly with max_iter set to lr_iter, stopped early"),
         ("lr_policy: 'plateau'", "bvlc", "multistep"),
@@ -160,8 +160,8 @@ def test_an_unknown_policy_fails_where_the_warm_up_of_that_caffe_ends(
         ("layer { pooling_param { pad: [1, 1] } }", "bvlc", "write pad_h and pad_w, or one pad for both"),
     ],
 )
-def test_it_says_what_to_write(text: str, dialect: str, said: str) -> None:
-    assert said in check(text, dialect)[0].write
+def test_it_says_what_to_write(text: str, dialect: str, expected: str) -> None:
+    assert expected in check(text, dialect)[0].write
 
 
 def test_a_value_by_its_number_is_the_dialect_s_own() -> None:
@@ -229,7 +229,7 @@ HARMLESS = {
 
 
 def test_every_default_that_differs_is_reported_or_known_to_be_harmless() -> None:
-    told = {(reading.dialect, reading.name) for reading in MEANING_DIFFERENCES}
+    reported = {(reading.dialect, reading.name) for reading in MEANING_DIFFERENCES}
     seen = set()
     for dialect in load_dialects().values():
         for owner, names in dialect.changed.items():
@@ -239,7 +239,7 @@ def test_every_default_that_differs_is_reported_or_known_to_be_harmless() -> Non
                     continue
                 if theirs.default != default_text(field.fields_by_name[name]):
                     seen.add((owner, name))
-                    assert (owner, name) in HARMLESS or (dialect.name, f"{owner}.{name}") in told
+                    assert (owner, name) in HARMLESS or (dialect.name, f"{owner}.{name}") in reported
     assert seen >= HARMLESS
 
 
@@ -265,10 +265,10 @@ def test_each_field_of_any_caffe_is_refused_by_those_that_lack_it(dialect: str) 
         for field in descriptor.fields:
             message = message_factory.GetMessageClass(descriptor)()
             set_one(message, field)
-            told = names_of("dialect-field", message, judge)
+            reported = names_of("dialect-field", message, judge)
             name = f"{descriptor.name}.{field.name}"
-            assert (name in told) == (not judge.knows(descriptor.name, field.name)), name
-            lacking += name in told
+            assert (name in reported) == (not judge.knows(descriptor.name, field.name)), name
+            lacking += name in reported
     assert lacking > 50
 
 
@@ -284,8 +284,8 @@ def test_each_value_of_any_caffe_is_refused_by_those_that_lack_it(dialect: str) 
             for value in field.enum_type.values:
                 message = message_factory.GetMessageClass(descriptor)()
                 set_one(message, field, value.number)
-                told = names_of("dialect-value", message, judge)
-                assert (f"{owner}.{value.name}" in told) == (not judge.knows(owner, value.name))
+                reported = names_of("dialect-value", message, judge)
+                assert (f"{owner}.{value.name}" in reported) == (not judge.knows(owner, value.name))
                 seen += 1
     assert seen > 100
 

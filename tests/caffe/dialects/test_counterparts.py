@@ -40,7 +40,7 @@ def test_layers_and_policies_are_answered_by_what_is_known_more_widely() -> None
 
 
 @pytest.mark.parametrize(
-    ("dialect", "owner", "name", "said"),
+    ("dialect", "owner", "name", "expected"),
     [
         ("nvcaffe", "SolverParameter", "warmup_iter", "rampup_interval, which is quadratic, not linear"),
         ("surfsara", "SolverParameter", "rampup_interval", "warmup_iter, which is linear, not quadratic"),
@@ -51,8 +51,8 @@ def test_layers_and_policies_are_answered_by_what_is_known_more_widely() -> None
         ("surfsara", "BatchNormParameter.Engine", "CUDNN", "CAFFE or unset"),
     ],
 )
-def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, said: str) -> None:
-    assert said in find_counterpart(dialect, owner, name)
+def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, expected: str) -> None:
+    assert expected in find_counterpart(dialect, owner, name)
 
 
 def test_what_has_no_counterpart_has_none() -> None:

@@ -105,7 +105,7 @@ def test_an_enum_value_that_ours_lacks_is_left_behind(solver_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "base_lr: 1\nrampup_intervall: 3",
@@ -115,8 +115,8 @@ def test_an_enum_value_that_ours_lacks_is_left_behind(solver_type: str) -> None:
         ("base_lr: 1 base_lr: 2", "1:12: 'base_lr' is given twice"),
     ],
 )
-def test_what_no_caffe_reads_is_refused_at_its_place(text: str, said: str) -> None:
-    with pytest.raises(PrototxtError, match=said):
+def test_what_no_caffe_reads_is_refused_at_its_place(text: str, message: str) -> None:
+    with pytest.raises(PrototxtError, match=message):
         parse_lenient(text, "x.prototxt")
 
 

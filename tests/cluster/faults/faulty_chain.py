@@ -60,7 +60,7 @@ class Started:
     process: subprocess.Popen[str]
     output: Path
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """Return what it has said so far."""
         return self.output.read_text()
 
@@ -73,13 +73,13 @@ class Started:
         if number == signal.SIGKILL:
             self.process.wait()
 
-    def wait_until(self, is_so: Callable[[], object]) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Look until something is so, while it runs."""
         until = time.monotonic() + _PATIENCE_S
-        while not is_so():
+        while not condition():
             code = self.process.poll()
-            assert code is None, f"it ended before, with {code}:\n{self.said()[-4000:]}"
-            assert time.monotonic() < until, f"it never came to that:\n{self.said()[-4000:]}"
+            assert code is None, f"it ended before, with {code}:\n{self.read_output()[-4000:]}"
+            assert time.monotonic() < until, f"it never came to that:\n{self.read_output()[-4000:]}"
             time.sleep(_POLL_S)
 
     def wait_until_ended(self) -> None:
@@ -89,15 +89,15 @@ class Started:
         except subprocess.TimeoutExpired:
             self.kill(signal.SIGABRT)  # for Python to say what each thread is at
             self.process.wait()
-            raise AssertionError(f"it does not end:\n{self.said()[-4000:]}") from None
+            raise AssertionError(f"it does not end:\n{self.read_output()[-4000:]}") from None
 
     def finish(self, code: int = 0) -> str:
         """Wait for its end, which is `code`; return what it has said; the last line is the error's."""
         self.wait_until_ended()
         ended = self.process.returncode
-        assert ended == code, f"{ended}, not {code}:\n{self.said()[-4000:]}"
-        assert "Traceback" not in self.said(), self.said()[-4000:]
-        return self.said()
+        assert ended == code, f"{ended}, not {code}:\n{self.read_output()[-4000:]}"
+        assert "Traceback" not in self.read_output(), self.read_output()[-4000:]
+        return self.read_output()
 
 
 class FaultyChain:
@@ -135,13 +135,13 @@ class FaultyChain:
         environment["PYTHONFAULTHANDLER"] = "1"
         self._starts += 1
         output = self.root / f"said-{self._starts}.txt"
-        with output.open("w") as said:
+        with output.open("w") as file:
             process: subprocess.Popen[str] = self.cluster.popen(
                 "head",
                 ["env", "-C", str(self.root), *(f"{key}={value}" for key, value in variables.items()), *argv],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=_listen_to_signals,
@@ -194,10 +194,10 @@ class FaultyChain:
         spared = set(self.ranks_on(host))
         for pid in _processes_of(self.cluster.pids[host]):
             try:
-                said = Path(f"/proc/{pid}/cmdline").read_bytes()
+                cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if said.startswith(b"sshd") and not _is_listener(said) and not spared & _below(pid):
+            if cmdline.startswith(b"sshd") and not _is_listener(cmdline) and not spared & _below(pid):
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all_on(self, host: str) -> None:
@@ -221,7 +221,7 @@ class FaultyChain:
 
     def has_event(self, event: str, phase: str | None = None) -> bool:
         """Tell whether the journal holds an event."""
-        return any(said["event"] == event and phase in (None, said.get("phase")) for said in self.events())
+        return any(entry["event"] == event and phase in (None, entry.get("phase")) for entry in self.events())
 
     def events(self) -> list[dict[str, object]]:
         """Return the journal's whole lines."""
@@ -293,9 +293,9 @@ def _listen_to_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _is_listener(said: bytes) -> bool:
+def _is_listener(cmdline: bytes) -> bool:
     """Tell sshd itself, which may have put another name before its own, from what serves a login."""
-    return said.removeprefix(b"sshd: ").startswith(b"/usr/sbin/sshd")
+    return cmdline.removeprefix(b"sshd: ").startswith(b"/usr/sbin/sshd")
 
 
 def _processes_of(first: int) -> list[int]:

@@ -24,8 +24,8 @@ def test_before_a_retry_it_is_fetched_again_from_where_it_was_trained(chain: Fau
     damage(chain.run_folder / "snapshots/init_iter_8.caffemodel", how)
     chain.signal_ranks("node2", signal.SIGKILL)
     chain.release()
-    said = run.finish()
-    assert "init_iter_8.caffemodel: was damaged; fetched again from node1" in said
+    output = run.finish()
+    assert "init_iter_8.caffemodel: was damaged; fetched again from node1" in output
     assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
     chain.check_finished()
 
@@ -50,8 +50,8 @@ def test_without_a_whole_copy_the_run_fails_and_trains_nothing_from_it(chain: Fa
         damage(path, "one bit flipped")
     chain.signal_ranks("node2", signal.SIGKILL)
     chain.release()
-    said = run.finish(3)
-    assert "is no longer the snapshot that phase init finished with; restore it" in said.splitlines()[-1]
+    output = run.finish(3)
+    assert "is no longer the snapshot that phase init finished with; restore it" in output.splitlines()[-1]
     assert chain.trained() == ["init", "cyc1"]
     kept.write_bytes(whole)
     chain.behave()

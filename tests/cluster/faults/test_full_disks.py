@@ -23,13 +23,13 @@ def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_noth
     run = chain.start_amid("cyc1")
     chain.fill("node1", leave_bytes=20_000)
     chain.release()
-    said = run.finish(3)
-    assert "phase cyc1: failed: Check failed: proto.SerializeToOstream" in said.splitlines()[-1]
+    output = run.finish(3)
+    assert "phase cyc1: failed: Check failed: proto.SerializeToOstream" in output.splitlines()[-1]
     assert chain.cluster.leftovers() == {}
     assert sorted(chain.models()) == ["init_iter_8.caffemodel"]
     chain.behave()
-    said = chain.run(code=2)
-    assert "node1" in said.splitlines()[-1]
+    output = chain.run(code=2)
+    assert "node1" in output.splitlines()[-1]
     chain.unfill("node1")
     chain.run()
     chain.check_finished()
@@ -38,15 +38,15 @@ def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_noth
 def test_a_tmp_that_fills_up_while_it_is_staged_is_named(make_chain: MakeChain) -> None:
     chain = make_chain(4, nodes=4, tmp="64m", records=10_000)
     chain.fill("node3", leave_bytes=2_000_000)
-    said = chain.run(code=2)
-    assert "node3" in said.splitlines()[-1]
-    assert "not enough space" in said.splitlines()[-1]
+    output = chain.run(code=2)
+    assert "node3" in output.splitlines()[-1]
+    assert "not enough space" in output.splitlines()[-1]
     chain.unfill("node3")
     run = chain.start("--how", "ssh")
     run.wait_until(lambda: chain.of("node3").is_dir() and any(chain.of("node3").glob("**/*")))
     chain.fill("node3", leave_bytes=0)
-    said = run.finish(3)
-    assert "node3" in said.splitlines()[-1]
+    output = run.finish(3)
+    assert "node3" in output.splitlines()[-1]
     assert not chain.has_event("launched")
     chain.unfill("node3")
     chain.run()
@@ -70,7 +70,7 @@ def test_our_own_disk_that_is_full_for_a_while_ends_no_launch(make_chain: MakeCh
     assert os.statvfs(there).f_bavail == 0
     chain.release()
     run.wait_until(lambda: "Optimization Done." in (there / "cyc1-1.log").read_text())
-    run.wait_until(lambda: "its disk is full; free space on it" in run.said())
+    run.wait_until(lambda: "its disk is full; free space on it" in run.read_output())
     (there / "full").unlink()
     run.finish()
     assert chain.trained() == ["init", "cyc1", "last"]

@@ -60,7 +60,7 @@ def test_a_run_killed_at_any_point_continues_to_the_same_snapshots(chain: Faulty
     first.wait_until(lambda: POINTS[point](chain))
     first.kill()
     before = {path.name: path.stat().st_ino for path in (chain.run_folder / "snapshots").glob("*.caffemodel")}
-    finished = [said["phase"] for said in chain.events() if said["event"] == "finished"]
+    finished = [event["phase"] for event in chain.events() if event["event"] == "finished"]
     chain.run()
     chain.check_finished()
     assert chain.trained() == ["init", "cyc1", "last"], "a trainer that lives on is gone on with"

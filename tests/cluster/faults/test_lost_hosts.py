@@ -21,8 +21,8 @@ def test_a_host_that_dies_while_it_is_staged_is_named_and_filled_when_it_is_back
     run = chain.start()
     run.wait_until(lambda: chain.of("node3").is_dir() and any(chain.of("node3").glob("**/*")))
     chain.cluster.crash("node3")
-    said = run.finish(3)
-    assert "node3" in said.splitlines()[-1]
+    output = run.finish(3)
+    assert "node3" in output.splitlines()[-1]
     assert not chain.has_event("launched")
     chain.cluster.boot("node3")
     chain.run()
@@ -36,14 +36,14 @@ def test_a_host_that_dies_while_training_is_named_and_the_run_continues_when_it_
     run = chain.start_amid("cyc1")
     crashed = time.monotonic()
     chain.cluster.crash("node2")
-    said = run.finish(3)
+    output = run.finish(3)
     assert time.monotonic() - crashed < 60
-    assert "node2" in said.splitlines()[-1]
+    assert "node2" in output.splitlines()[-1]
     assert chain.cluster.leftovers() == {}
     chain.cluster.boot("node2")
     chain.behave()
-    said = chain.run()
-    assert "init: already finished" in said
+    output = chain.run()
+    assert "init: already finished" in output
     chain.check_finished()
 
 
@@ -52,8 +52,8 @@ def test_rank_0s_dead_host_is_replaced_by_a_spare(make_chain: MakeChain) -> None
     run = chain.start_amid("cyc1", "--on-failure", "replace")
     chain.cluster.crash("node1")
     chain.release()
-    said = run.finish()
-    assert "node3 replaces node1" in said
+    output = run.finish()
+    assert "node3 replaces node1" in output
     assert chain.trained() == ["init", "cyc1", "cyc1", "last"]
     assert {path.name for path in chain.of("node3").iterdir()} >= {"lmdb", "last_iter_6.caffemodel"}
     chain.check_finished()

@@ -29,8 +29,8 @@ def test_a_changed_or_an_unknown_host_key_is_refused_before_anything_is_started(
     ):
         spoilt = "\n".join([*lines, line]) + "\n"
         known.write_text(spoilt)
-        said = chain.run(code=2).splitlines()
-        assert f"Error: node2: {what}" in said[-1]
+        printed = chain.run(code=2).splitlines()
+        assert f"Error: node2: {what}" in printed[-1]
         assert known.read_text() == spoilt
         assert not chain.run_folder.exists()
         assert not any(chain.of(host).exists() for host in chain.cluster.nodes)
@@ -44,10 +44,10 @@ def test_a_second_run_of_a_recipe_is_refused_with_the_first_ones_process(chain: 
     chain.behave(init={"does": "waits", "at": 2})
     first = chain.start()
     first.wait_until(lambda: "Iteration 2, lr" in chain.log("init"))
-    started = next(said for said in chain.events() if said["event"] == "started")
+    started = next(event for event in chain.events() if event["event"] == "started")
     for words in ((), ("--new",)):
-        said = chain.run(*words, code=2).splitlines()
-        assert f"is in use by process {started['pid']} on head" in said[-1]
+        lines = chain.run(*words, code=2).splitlines()
+        assert f"is in use by process {started['pid']} on head" in lines[-1]
     chain.release()
     first.finish()
     chain.check_finished()

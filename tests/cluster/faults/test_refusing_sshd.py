@@ -19,15 +19,15 @@ def test_a_host_that_refuses_logins_for_ten_seconds_fails_no_phase(chain: Faulty
     run.wait_until(lambda: at in chain.log("cyc1"))
     chain.cluster.stop_sshd("node1")
     chain.cut_logins("node1")
-    mended = threading.Timer(10, chain.cluster.start_sshd, ("node1",))
-    mended.start()
+    restart = threading.Timer(10, chain.cluster.start_sshd, ("node1",))
+    restart.start()
     try:
         if at == "Iteration 4, lr":
-            mended.join()
+            restart.join()
         chain.release()
         run.finish()
     finally:
-        mended.join()
+        restart.join()
     assert chain.trained() == ["init", "cyc1", "last"]
     assert not chain.has_event("failed")
     chain.check_finished()

@@ -14,15 +14,19 @@ pytestmark = pytest.mark.cluster
 EVERY = ("--checkpoint-every", "2")
 
 
-def is_checkpoint(said: dict[str, object], phase: str, iteration: int) -> bool:
-    return (said["event"], said.get("phase"), said.get("iteration")) == ("checkpointed", phase, iteration)
+def is_checkpoint(expected: dict[str, object], phase: str, iteration: int) -> bool:
+    return (expected["event"], expected.get("phase"), expected.get("iteration")) == (
+        "checkpointed",
+        phase,
+        iteration,
+    )
 
 
 def kill_all(chain: FaultyChain, *, spoils: bool) -> None:
     """Kill the run and every rank amid cyc1, once two checkpoints are kept; spoil the newer."""
     chain.behave(cyc1={"does": "waits", "at": 5})
     run = chain.start(*EVERY)
-    run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])
+    run.wait_until(lambda: [event for event in chain.events() if is_checkpoint(event, "cyc1", 4)])
     run.kill()
     for host in chain.cluster.nodes[: chain.nodes]:
         chain.signal_ranks(host, signal.SIGKILL)
@@ -47,7 +51,7 @@ def test_a_phase_resumes_from_its_newest_good_checkpoint(chain: FaultyChain, spo
 def test_with_retry_a_phase_that_fails_resumes_from_its_checkpoint(chain: FaultyChain) -> None:
     chain.behave(cyc1=[{"does": "waits", "at": 5}, {"does": "dies", "at": 6, "rank": 2, "once": True}])
     run = chain.start(*EVERY, "--on-failure", "retry")
-    run.wait_until(lambda: [said for said in chain.events() if is_checkpoint(said, "cyc1", 4)])
+    run.wait_until(lambda: [event for event in chain.events() if is_checkpoint(event, "cyc1", 4)])
     chain.release()
     run.finish()
     assert re.search(r"Resuming from .*/cyc1_iter_[46]\.solverstate", chain.log("cyc1", 2))

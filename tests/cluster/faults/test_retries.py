@@ -22,6 +22,6 @@ def test_with_retry_a_chain_outlives_a_fault_in_every_phase(chain: FaultyChain) 
 
 def test_a_fault_that_stays_is_given_up_after_as_many_retries_as_allowed(chain: FaultyChain) -> None:
     chain.behave(cyc1="renamed")
-    said = chain.run("--on-failure", "retry", "--retries", "2", code=3)
+    output = chain.run("--on-failure", "retry", "--retries", "2", code=3)
     assert chain.trained() == ["init", "cyc1", "cyc1", "cyc1"]
-    assert "cyc1" in said.splitlines()[-1]
+    assert "cyc1" in output.splitlines()[-1]

@@ -38,8 +38,8 @@ def test_a_run_killed_amid_both_continues_with_both_on_their_hosts(graph: Faulty
     assert ranks == [[0, 1], [2, 3]] * 2
     run.kill()
     again = graph.start("--side-by-side")
-    going_on = "the trainer of a killed run is still training; continuing with it"
-    again.wait_until(lambda: all(f"{phase}: {going_on}" in again.said() for phase in BOTH))
+    continuing = "the trainer of a killed run is still training; continuing with it"
+    again.wait_until(lambda: all(f"{phase}: {continuing}" in again.read_output() for phase in BOTH))
     graph.release()
     again.finish()
     graph.check_finished()
@@ -49,7 +49,7 @@ def test_a_run_killed_amid_both_continues_with_both_on_their_hosts(graph: Faulty
 def test_the_first_ctrl_c_keeps_a_snapshot_of_each_from_which_they_continue(graph: FaultyChain) -> None:
     run = start_amid_both(graph)
     run.kill(signal.SIGINT)
-    run.wait_until(lambda: run.said().count("asked Caffe for a snapshot") == 2)
+    run.wait_until(lambda: run.read_output().count("asked Caffe for a snapshot") == 2)
     graph.release()
     run.finish(130)
     assert graph.cluster.leftovers() == {}
@@ -63,7 +63,7 @@ def test_the_first_ctrl_c_keeps_a_snapshot_of_each_from_which_they_continue(grap
 def test_the_second_ctrl_c_stops_both_at_once(graph: FaultyChain) -> None:
     run = start_amid_both(graph)
     run.kill(signal.SIGINT)
-    run.wait_until(lambda: run.said().count("asked Caffe for a snapshot") == 2)
+    run.wait_until(lambda: run.read_output().count("asked Caffe for a snapshot") == 2)
     run.kill(signal.SIGINT)
     run.finish(130)
     assert graph.cluster.leftovers() == {}
@@ -77,7 +77,7 @@ def test_a_spare_takes_the_place_of_a_branch_s_dead_host(make_chain: MakeChain) 
     assert graph.ranks_on("node3"), "the branch trains on the last host"
     graph.cluster.crash("node3")
     graph.release()
-    said = run.finish()
-    assert "side: node2 replaces node3" in said
+    output = run.finish()
+    assert "side: node2 replaces node3" in output
     assert sorted(graph.trained()) == ["cyc1", "init", "last", "side", "side"]
     graph.check_finished()

@@ -8,7 +8,7 @@ from tests.cluster.faults.faulty_chain import FaultyChain
 
 pytestmark = pytest.mark.cluster
 
-SAID = {
+MESSAGES = {
     "truncated": "the snapshot is not a caffemodel, or a truncated one",
     "empty": "the snapshot is empty",
     "html": "the snapshot is an HTML page",
@@ -23,13 +23,13 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("fault", SAID)
+@pytest.mark.parametrize("fault", MESSAGES)
 def test_an_output_that_is_not_of_a_training_run_is_refused_and_trained_again(
     chain: FaultyChain, fault: str
 ) -> None:
     chain.behave(cyc1=fault)
-    said = chain.run(code=3)
-    assert SAID[fault] in said.splitlines()[-1]
+    output = chain.run(code=3)
+    assert MESSAGES[fault] in output.splitlines()[-1]
     assert chain.cluster.leftovers() == {}
     assert sorted(chain.models()) == ["init_iter_8.caffemodel"]
     chain.behave()

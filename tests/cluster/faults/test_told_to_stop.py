@@ -20,11 +20,11 @@ def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_continues
     run = chain.start()
     run.wait_until(lambda: "Iteration 4, lr" in chain.log("cyc1"))
     run.kill(number)
-    run.wait_until(lambda: "asked Caffe for a snapshot" in run.said())
+    run.wait_until(lambda: "asked Caffe for a snapshot" in run.read_output())
     chain.release()
-    said = run.finish(128 + number)
+    output = run.finish(128 + number)
     assert "Snapshot begin" in chain.log("cyc1")
-    assert "run the same command again to resume" in said
+    assert "run the same command again to resume" in output
     assert chain.cluster.leftovers() == {}
     chain.behave()
     chain.run()
@@ -36,7 +36,7 @@ def test_the_first_ctrl_c_keeps_a_snapshot_from_which_the_same_command_continues
 def test_the_second_ctrl_c_stops_at_once(chain: FaultyChain) -> None:
     run = chain.start_amid("cyc1")
     run.kill(signal.SIGINT)
-    run.wait_until(lambda: "asked Caffe for a snapshot" in run.said())
+    run.wait_until(lambda: "asked Caffe for a snapshot" in run.read_output())
     asked = time.monotonic()
     run.kill(signal.SIGINT)
     run.finish(130)
@@ -52,8 +52,8 @@ def test_a_training_that_somebody_ends_by_sigint_is_not_finished(chain: FaultyCh
     for host in chain.cluster.nodes[: chain.nodes]:
         chain.signal_ranks(host, signal.SIGINT)
     chain.release()
-    said = run.finish(3)
-    assert "stopped early" in said.splitlines()[-1]
+    output = run.finish(3)
+    assert "stopped early" in output.splitlines()[-1]
     assert "Optimization Done." in chain.log("cyc1")
     assert sorted(chain.models()) == ["init_iter_8.caffemodel"]
     chain.behave()

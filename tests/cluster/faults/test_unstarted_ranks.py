@@ -56,8 +56,8 @@ def test_a_host_where_no_rank_starts_is_named_within_a_minute_and_a_spare_takes_
     launched = time.monotonic()
     run.wait_until(lambda: chain.has_event("replaced"))
     assert time.monotonic() - launched < 60
-    said = run.finish()
-    assert "cyc1: node2: no rank has started there" in said
-    assert "node3 replaces node2" in said
+    output = run.finish()
+    assert "cyc1: node2: no rank has started there" in output
+    assert "node3 replaces node2" in output
     assert chain.trained() == ["init", "cyc1", "last"]
     chain.check_files()

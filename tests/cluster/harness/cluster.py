@@ -148,7 +148,7 @@ class Cluster:
         """Unplug a host: its peers see silence."""
         self._switch("ip", "link", "set", self._cable(host), "down")
 
-    def mend(self, host: str) -> None:
+    def reconnect(self, host: str) -> None:
         """Plug a host in again."""
         self._switch("ip", "link", "set", self._cable(host), "up")
 
@@ -196,11 +196,13 @@ class Cluster:
                 continue
             try:
                 host = host_of.get(_namespace(entry))
-                said = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                cmdline = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                )
             except OSError:  # has ended
                 continue
-            if host is not None and not said.startswith(("sshd:", "/usr/sbin/sshd")):
-                found.setdefault(host, []).append(said or "(zombie)")
+            if host is not None and not cmdline.startswith(("sshd:", "/usr/sbin/sshd")):
+                found.setdefault(host, []).append(cmdline or "(zombie)")
         return found
 
     def leftovers(self, within_s: float = 2.0) -> dict[str, list[str]]:

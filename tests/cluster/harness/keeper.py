@@ -170,7 +170,7 @@ class Keeper:
         return {node.name: self.pids[node.name] for node in nodes}
 
     def _fork(self, node: Node) -> tuple[int, int]:
-        (ready, tell), (hear, go) = os.pipe(), os.pipe()
+        (ready, ready_end), (go_end, go) = os.pipe(), os.pipe()
         # Only children enter the new PID namespace; setns takes us out again, for the next child.
         call(libc.unshare(NEWPID), "unshare")
         pid = os.fork()
@@ -178,13 +178,13 @@ class Keeper:
             try:
                 os.close(go)
                 os.close(ready)
-                live(node, self.folder, self.keep, tell, hear)
+                live(node, self.folder, self.keep, ready_end, go_end)
             except BaseException as error:
                 os.write(2, f"{node.name}: {error}\n".encode())
             os._exit(1)
         call(libc.setns(self.own_pids, NEWPID), "setns")
-        os.close(tell)
-        os.close(hear)
+        os.close(ready_end)
+        os.close(go_end)
         self.pids[node.name] = pid
         return ready, go
 

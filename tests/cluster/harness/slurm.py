@@ -172,8 +172,8 @@ class Slurm:
 
     def has_ended_step(self, job_id: int, step: int) -> bool:
         """Tell whether a step of a job has ended on all of the job's nodes, as their slurmd know it."""
-        said = f"[{job_id}.{step}] done with job"
-        argv = ["grep", "-qF", said, "/run/slurm/slurmd.log"]
+        message = f"[{job_id}.{step}] done with job"
+        argv = ["grep", "-qF", message, "/run/slurm/slurmd.log"]
         done = [self.cluster.run(node, argv, check=False).returncode for node in self.cluster.nodes]
         return done.count(0) == self.job(job_id).nodes
 
@@ -201,10 +201,10 @@ class Slurm:
 
     def _strangers(self) -> dict[str, list[str]]:
         found = {
-            host: [said for said in all_said if not _DAEMON.fullmatch(said)]
-            for host, all_said in self.cluster.processes().items()
+            host: [command for command in commands if not _DAEMON.fullmatch(command)]
+            for host, commands in self.cluster.processes().items()
         }
-        return {host: said for host, said in found.items() if said}
+        return {host: commands for host, commands in found.items() if commands}
 
     def _write(self, cpus: int, partitions: Mapping[str, str], settings: Mapping[str, str]) -> None:
         self._folder = self.cluster.folder / "slurm"

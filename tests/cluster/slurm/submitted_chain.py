@@ -78,8 +78,8 @@ class SubmittedChain(FaultyChain):
 
     def status(self) -> Mapping[str, Any]:
         """Return where the chain stands, as programs read it."""
-        told: Mapping[str, Any] = json.loads(self.call("status", "recipe.yaml", "--json"))
-        return told
+        status: Mapping[str, Any] = json.loads(self.call("status", "recipe.yaml", "--json"))
+        return status
 
     def wait_for_end(self, job_id: int) -> Job:
         """Wait until a job has ended, however, and return it."""
@@ -92,10 +92,10 @@ class SubmittedChain(FaultyChain):
         assert job.state is State.COMPLETED, f"{job}\n{self.job_output()[-4000:]}"
         return job
 
-    def wait_until(self, is_so: Callable[[], object]) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Look until something is so."""
         until = time.monotonic() + _PATIENCE_S
-        while not is_so():
+        while not condition():
             assert time.monotonic() < until, f"it never came to that:\n{self.job_output()[-4000:]}"
             time.sleep(0.05)
 
@@ -105,7 +105,7 @@ class SubmittedChain(FaultyChain):
 
     def launched(self) -> list[str]:
         """Return the phases in the order in which they were launched."""
-        return [str(said["phase"]) for said in self.events() if said["event"] == "launched"]
+        return [str(event["phase"]) for event in self.events() if event["event"] == "launched"]
 
 
 def _age(path: Path) -> int:

@@ -75,8 +75,8 @@ def test_sacct_tells_who_cancelled(recorded: Recorded) -> None:
 
 
 def test_steps_that_sacct_tells_beside_jobs_are_passed_over(recorded: Recorded) -> None:
-    said = recorded("sacct_steps")
-    assert [job.label for job in parse_sacct(said)] == ["4741"]
+    answer = recorded("sacct_steps")
+    assert [job.label for job in parse_sacct(answer)] == ["4741"]
 
 
 def test_partitions_tell_their_limits(recorded: Recorded) -> None:
@@ -95,7 +95,7 @@ def test_sinfo_tells_broken_nodes(recorded: Recorded) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "said"),
+    ("parse", "answer"),
     [
         (parse_squeue, "4711|4711|RUNNING"),
         (parse_squeue, "x|x|RUNNING|4|p|1:00|N/A|N/A|N/A||None|n"),
@@ -110,12 +110,12 @@ def test_sinfo_tells_broken_nodes(recorded: Recorded) -> None:
     ],
 )
 def test_what_cannot_be_read_is_reported_in_one_line_with_the_text(
-    parse: Callable[[str], object], said: str
+    parse: Callable[[str], object], answer: str
 ) -> None:
     with pytest.raises(ClusterError) as caught:
-        parse(said)
+        parse(answer)
     assert "\n" not in str(caught.value)
-    assert any(part in str(caught.value) for part in said.split("|"))
+    assert any(part in str(caught.value) for part in answer.split("|"))
 
 
 def test_nothing_said_is_no_job() -> None:

@@ -56,8 +56,8 @@ def test_the_digits_train_in_an_allocation_to_a_model_that_reads_them(slurm4: Sl
     while not slurm4.job(submission.job_id).state.is_over:
         assert time.monotonic() < until, Path(submission.output).read_text()[-4000:]
         time.sleep(0.5)
-    said = Path(submission.output).read_text()
-    assert slurm4.job(submission.job_id).state is State.COMPLETED, said[-4000:]
+    output = Path(submission.output).read_text()
+    assert slurm4.job(submission.job_id).state is State.COMPLETED, output[-4000:]
     state = load_journal(root / "runs/digits-1/journal.jsonl")
     assert list(state.finished) == list(PHASES)
     assert state.outputs is not None

@@ -27,19 +27,19 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     chain.release()
     chain.slurm.wait_for(job_id, State.PENDING)
     chain.wait_until(lambda: chain.slurm.job(job_id).reason == "BeginTime")
-    said = chain.call("status", "recipe.yaml")
-    assert re.search(r"^ *state +waiting$", said, re.MULTILINE)
+    output = chain.call("status", "recipe.yaml")
+    assert re.search(r"^ *state +waiting$", output, re.MULTILINE)
     assert (
-        f"{job_id} waits to start again (requeued once so far): its begin time has not been reached" in said
+        f"{job_id} waits to start again (requeued once so far): its begin time has not been reached" in output
     )
     assert chain.finish_job(job_id).restarts == 1
     assert chain.launched() == ["init", "cyc1", "cyc1", "last"]
     log = chain.log("cyc1", 2)
     assert f"Resuming from {chain.tmp}/cyc1_iter_5.solverstate" in log
     assert re.findall(r"Iteration (\d+), loss", log)[0] == "6"
-    said = chain.job_output()
-    assert f"the time limit is near; job {job_id} is requeued to resume" in said
-    assert "cyc1: 3 iterations from the checkpoint at 5" in said
+    output = chain.job_output()
+    assert f"the time limit is near; job {job_id} is requeued to resume" in output
+    assert "cyc1: 3 iterations from the checkpoint at 5" in output
     chain.check_files()
     assert [each.job_id for each in chain.submissions()] == [job_id]
 
@@ -49,7 +49,7 @@ def test_while_slurm_is_away_the_run_continues_and_nothing_is_said_to_have_faile
 ) -> None:
     job_id = chain.submit_amid("cyc1", stays_at=6)
     watching = chain.start_call("attach", "recipe.yaml")
-    watching.wait_until(lambda: "cyc1" in watching.said())
+    watching.wait_until(lambda: "cyc1" in watching.read_output())
     chain.slurm.stop_controller()
     back_s = time.monotonic() + AWAY_S
     try:
@@ -57,14 +57,14 @@ def test_while_slurm_is_away_the_run_continues_and_nothing_is_said_to_have_faile
         cancel = chain.start_call("cancel", "recipe.yaml")
         chain.release()
         chain.wait_until(lambda: "Iteration 6, lr" in chain.log("cyc1"))
-        said = status.finish()
-        assert re.search(r"^ *state +unknown", said, re.MULTILINE)
-        assert f"{job_id} unknown since " in said
-        assert "failed" not in said + summary.finish()
+        output = status.finish()
+        assert re.search(r"^ *state +unknown", output, re.MULTILINE)
+        assert f"{job_id} unknown since " in output
+        assert "failed" not in output + summary.finish()
         assert "nothing was cancelled" in cancel.finish(3)
         time.sleep(max(0.0, back_s - time.monotonic()))
         submit = chain.start_call("submit", "recipe.yaml", "--profile", "site.yaml")
-        submit.wait_until(lambda: "trying again" in submit.said())
+        submit.wait_until(lambda: "trying again" in submit.read_output())
     finally:
         chain.slurm.start_controller()
     assert f"already submitted: job {job_id}" in submit.finish(2)

@@ -67,8 +67,8 @@ def place(slurm4: Slurm, tmp_path: Path) -> Place:
 
 def test_the_chain_is_run_where_it_is_submitted_and_told_of_the_end_of_its_time(place: Place) -> None:
     script = "jobs/digits-local/chain.sbatch"
-    said = place.call("sbatch", "--parsable", "--time=10", script, "--profile", "a b", WAIT_AT="run")
-    job_id = int(said)
+    output = place.call("sbatch", "--parsable", "--time=10", script, "--profile", "a b", WAIT_AT="run")
+    job_id = int(output)
     job = place.slurm.wait_for(job_id, State.RUNNING)
     assert (job.name, job.nodes, job.limit_s) == ("digits-local", 1, 600)
     assert job.stdout == f"{place.folder}/digits-local-{job_id}.out"
@@ -78,8 +78,8 @@ def test_the_chain_is_run_where_it_is_submitted_and_told_of_the_end_of_its_time(
 
 
 def test_a_phase_that_fails_takes_the_later_ones_with_it(place: Place) -> None:
-    said = place.call("bash", "jobs/digits-local/submit.sh", "--nodelist=node2", FAIL_AT="cyc2")
-    jobs = dict(line.split() for line in said.splitlines())
+    output = place.call("bash", "jobs/digits-local/submit.sh", "--nodelist=node2", FAIL_AT="cyc2")
+    jobs = dict(line.split() for line in output.splitlines())
     ends = (State.COMPLETED, State.COMPLETED, State.FAILED, State.CANCELLED, State.CANCELLED)
     for name, end in zip(jobs, ends, strict=True):
         place.slurm.wait_for(int(jobs[name]), end)

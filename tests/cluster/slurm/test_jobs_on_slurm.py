@@ -137,14 +137,14 @@ def test_a_failed_job_tells_its_exit_code_and_who_depends_on_it_is_cancelled(sit
 
 
 def test_the_ranks_that_srun_starts_have_all_cores_of_their_nodes(site: Site) -> None:
-    told = ["sh", "-c", 'echo "$SLURMD_NODENAME $SLURM_CPUS_ON_NODE"']
-    argv = RankLaunch("srun", ("node2", "node1"), 2).argv(told)
+    command = ["sh", "-c", 'echo "$SLURMD_NODENAME $SLURM_CPUS_ON_NODE"']
+    argv = RankLaunch("srun", ("node2", "node1"), 2).argv(command)
     # What a recipe's script asks for; more than its threads are MLSL's servers, and those of the system.
     asked = ["--exclusive", "--ntasks-per-node=2", "--cpus-per-task=2", "--nodelist=node[1-2]"]
     job_id = site.submit(shlex.join(argv), nodes=2, options=asked)
     site.slurm.wait_for(job_id, State.COMPLETED)
-    said = sorted(line for line in site.output(job_id).splitlines() if not line.startswith("srun: "))
-    assert said == ["0: node2 8", "1: node2 8", "2: node1 8", "3: node1 8"]
+    lines = sorted(line for line in site.output(job_id).splitlines() if not line.startswith("srun: "))
+    assert lines == ["0: node2 8", "1: node2 8", "2: node1 8", "3: node1 8"]
 
 
 def test_words_and_variables_reach_the_script_as_they_are(site: Site) -> None:
@@ -196,9 +196,9 @@ def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_ov
 def test_what_slurm_would_not_give_is_reported_and_nothing_is_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
-        said = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
-        assert said is not None
-        assert reason in said
+        refusal = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
+        assert refusal is not None
+        assert reason in refusal
     assert slurm_submit.try_submission(site.head, site.request("exit 0", nodes=4)) is None
     assert site.slurm.jobs() == before
 

@@ -34,8 +34,8 @@ def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Par
 
 
 def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
-    said = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio", qos="big")
-    assert said == (
+    problems = check_limits(partitions["normal"], nodes=129, time_s=49 * HOUR, account="bio", qos="big")
+    assert problems == (
         "normal allows at most 128 nodes per job, and this job needs 129",
         "normal runs a job for at most 2 d 00 h, and this job needs 2 d 01 h",
         "normal accepts only account chem, physics, not 'bio'",
@@ -52,14 +52,14 @@ def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
 
 
 def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partition]) -> None:
-    said = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
-    assert said == ("normal limits jobs without --time to 1 h 00 min; give --time",)
+    problems = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
+    assert problems == ("normal limits jobs without --time to 1 h 00 min; give --time",)
 
 
 def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
-    (said,) = check_nodes_now(partitions["debug"], groups, 3)
-    assert said.startswith("debug has 2 working nodes now, but the job needs 3")
+    (problem,) = check_nodes_now(partitions["debug"], groups, 3)
+    assert problem.startswith("debug has 2 working nodes now, but the job needs 3")
     assert check_nodes_now(partitions["debug"], groups, 2) == ()
 
 

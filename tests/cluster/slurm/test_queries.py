@@ -49,7 +49,7 @@ class Answers:
         return answer if isinstance(answer, Completed) else answer(command)
 
 
-def told(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
+def answer_by_job(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
     """Answer as scontrol does, one job at a time."""
 
     def answer(argv: tuple[str, ...]) -> Completed:
@@ -60,7 +60,7 @@ def told(recorded: str) -> Callable[[tuple[str, ...]], Completed]:
 
 
 def test_jobs_are_found_by_number_in_their_longest_form_the_last_first(recorded: Recorded) -> None:
-    slurm = Answers(scontrol=told(recorded("scontrol_jobs")))
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")))
     jobs = find_jobs(slurm.host, ids=[4714, 4717, 99])
     assert [(job.job_id, job.state) for job in jobs] == [(4717, State.PENDING), (4714, State.TIMEOUT)]
     assert jobs[0].dependency == "afterok:4715(failed)"
@@ -121,7 +121,7 @@ def test_another_cluster_is_asked_by_its_name() -> None:
 
 def test_accounting_tells_what_the_controller_has_forgotten_and_who_cancelled(recorded: Recorded) -> None:
     sacct = Completed(0, recorded("sacct"), "")
-    slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=sacct)
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=sacct)
     jobs = {job.job_id: job for job in find_jobs(slurm.host, ids=[4719, 4740, 4714])}
     assert jobs[4719].cancelled_by == 1000
     assert jobs[4719].exit_code == 0
@@ -145,7 +145,7 @@ def test_without_accounting_what_the_controller_forgot_is_not_there() -> None:
 
 def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(recorded: Recorded) -> None:
     away = Completed(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
-    slurm = Answers(scontrol=told(recorded("scontrol_jobs")), sacct=away)
+    slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=away)
     (job,) = find_jobs(slurm.host, ids=[4719])
     assert (job.state, job.cancelled_by) == (State.CANCELLED, None)
     with pytest.raises(SchedulerAway, match="Problem talking to the database") as caught:
@@ -154,7 +154,7 @@ def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(r
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
         "slurm_load_jobs error: Socket timed out on send/recv operation",
@@ -162,8 +162,8 @@ def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(r
         "",
     ],
 )
-def test_no_answer_is_reported_as_that_and_never_as_no_job(said: str) -> None:
-    slurm = Answers(scontrol=Completed(1, "", f"{said}\n"), squeue=Completed(1, "", f"{said}\n"))
+def test_no_answer_is_reported_as_that_and_never_as_no_job(message: str) -> None:
+    slurm = Answers(scontrol=Completed(1, "", f"{message}\n"), squeue=Completed(1, "", f"{message}\n"))
     for asking in ({"ids": [7]}, {"names": ["chain"]}):
         with pytest.raises(SchedulerAway) as caught:
             find_jobs(slurm.host, **asking)

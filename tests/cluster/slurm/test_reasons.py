@@ -14,7 +14,7 @@ Recorded = Callable[[str], str]
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("nodefail", "was terminated because node c401-003 failed; submit again without that node"),
         ("timeout", "was terminated at its time limit of 1 h 00 min; submit again"),
@@ -26,9 +26,9 @@ Recorded = Callable[[str], str]
         ("requeued", "waits to start again (requeued once so far): its begin time has not been reached"),
     ],
 )
-def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, said: str) -> None:
+def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, message: str) -> None:
     jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
-    assert describe_state(jobs[name]).startswith(said)
+    assert describe_state(jobs[name]).startswith(message)
 
 
 def test_a_cancelled_job_says_by_whom_and_whether_it_had_started(recorded: Recorded) -> None:
@@ -39,13 +39,13 @@ def test_a_cancelled_job_says_by_whom_and_whether_it_had_started(recorded: Recor
 
 
 def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:
-    said = describe_state(parse_squeue(recorded("squeue"))[2])
-    assert "a node that it needs is down, drained, or reserved" in said
-    assert "UnavailableNodes:c401-003" in said
+    line = describe_state(parse_squeue(recorded("squeue"))[2])
+    assert "a node that it needs is down, drained, or reserved" in line
+    assert "UnavailableNodes:c401-003" in line
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "expected"),
     [
         ("PartitionNodeLimit", "more or fewer nodes than its partition allows"),
         ("PartitionTimeLimit", "more time than its partition allows"),
@@ -63,15 +63,15 @@ def test_a_node_that_is_not_available_is_named(recorded: Recorded) -> None:
         ("PriorityBoost", "Slurm says: PriorityBoost"),
     ],
 )
-def test_reasons_are_given_in_plain_words(reason: str, said: str) -> None:
-    assert said in explain_reason(reason)[0]
+def test_reasons_are_given_in_plain_words(reason: str, expected: str) -> None:
+    assert expected in explain_reason(reason)[0]
 
 
 def test_every_state_and_reason_makes_one_line() -> None:
     for state in State:
         for reason in ("", "None", *REASONS, "a\nb"):
-            said = describe_state(Job(1, "n", state, reason=reason, restarts=2))
-            assert said and "\n" not in said
+            line = describe_state(Job(1, "n", state, reason=reason, restarts=2))
+            assert line and "\n" not in line
 
 
 def test_a_job_cancelled_in_the_queue_says_so() -> None:

@@ -49,9 +49,9 @@ def test_sbcast_puts_a_whole_lmdb_on_every_node_of_an_allocation_and_fills_in_on
     try:
         slurm4.wait_for(int(submitted.stdout), State.COMPLETED)
     finally:
-        said = (folder / "out").read_text()
-        print(said)
-    assert [line for line in said.splitlines() if "had it, " in line] == [
+        output = (folder / "out").read_text()
+        print(output)
+    assert [line for line in output.splitlines() if "had it, " in line] == [
         "0 had it, 4 received it, 0 failed",
         "3 had it, 1 received it, 0 failed",
     ]

@@ -105,13 +105,13 @@ def test_the_cluster_that_took_a_job_is_known() -> None:
     assert submit(answering(0, "4711;cm4\n"), REQUEST) == Submitted(4711, "cm4")
 
 
-@pytest.mark.parametrize("said", ["4711\n", "Welcome to the machine\n--> ok\n4711\n"])
-def test_a_number_alone_on_its_line_is_a_job(said: str) -> None:
-    assert submit(answering(0, said), REQUEST) == Submitted(4711)
+@pytest.mark.parametrize("stdout", ["4711\n", "Welcome to the machine\n--> ok\n4711\n"])
+def test_a_number_alone_on_its_line_is_a_job(stdout: str) -> None:
+    assert submit(answering(0, stdout), REQUEST) == Submitted(4711)
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "text"),
+    ("code", "stderr", "text"),
     [
         (
             1,
@@ -127,8 +127,8 @@ def test_a_number_alone_on_its_line_is_a_job(said: str) -> None:
         ),
     ],
 )
-def test_what_slurm_refuses_is_reported_in_one_line(code: int, said: str, text: str) -> None:
-    assert submit(answering(code, "", said), REQUEST) == Refused(text)
+def test_what_slurm_refuses_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
+    assert submit(answering(code, "", stderr), REQUEST) == Refused(text)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_a_chain_trains_in_one_allocation_to_the_models_of_an_undisturbed_run(
     assert (chain.run_folder / "hostfile").read_text() == "node1\nnode2\nnode3\nnode4\n"
     assert all(chain.of(node, "lmdb/data.mdb").exists() for node in chain.cluster.nodes)
     chain.check_files()
-    said = chain.call("status", "recipe.yaml")
-    assert re.search(r"state +finished", said)
-    assert re.search(rf"job +{job_id} has completed", said)
-    assert "loss3/top-1" in said
-    said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
-    assert said.splitlines()[-1].endswith(
+    output = chain.call("status", "recipe.yaml")
+    assert re.search(r"state +finished", output)
+    assert re.search(rf"job +{job_id} has completed", output)
+    assert "loss3/top-1" in output
+    output = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
+    assert output.splitlines()[-1].endswith(
         "move its folder away to train again, or use caffe-recipes run --new"
     )
     assert chain.call("cancel", "recipe.yaml", code=2).startswith("Error: ")
@@ -55,11 +55,11 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
     assert chain.wait_for_end(last).state is State.CANCELLED
     first, second, _ = [each.job_id for each in chain.submissions()]
     assert chain.launched() == ["init", "cyc1"]
-    said = chain.call("status", "recipe.yaml")
-    assert f"{first} (init) has completed" in said
-    assert f"{second} (cyc1) has failed with exit code 3" in said
-    assert f"{last} (last) was cancelled by Slurm because a job that it depends on failed" in said
-    assert re.search(r"failure +phase cyc1: failed: the loss is nan at iteration 2", said)
+    output = chain.call("status", "recipe.yaml")
+    assert f"{first} (init) has completed" in output
+    assert f"{second} (cyc1) has failed with exit code 3" in output
+    assert f"{last} (last) was cancelled by Slurm because a job that it depends on failed" in output
+    assert re.search(r"failure +phase cyc1: failed: the loss is nan at iteration 2", output)
 
     chain.behave()
     last = chain.submit("--split")
@@ -82,7 +82,7 @@ def test_submitted_again_after_scancel_it_continues_at_the_third_phase(chain: Su
     assert chain.launched() == ["init", "cyc1", "last", "last"]
     assert chain.trained() == ["init", "cyc1", "last", "last"]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    started = [said.get("job") for said in chain.events() if said["event"] == "started"]
+    started = [event.get("job") for event in chain.events() if event["event"] == "started"]
     assert started == [str(job_id), str(again)]
     chain.check_files()
 
@@ -92,14 +92,14 @@ def test_a_job_is_watched_from_the_queue_to_its_end(chain: SubmittedChain) -> No
     job_id = chain.submit()
     assert chain.status()["state"] == "waiting"
     watching = chain.start_call("attach", "recipe.yaml")
-    watching.wait_until(lambda: f"job {job_id} waits: " in watching.said())
-    said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
-    assert f"already submitted: job {job_id} waits: " in said
+    watching.wait_until(lambda: f"job {job_id} waits: " in watching.read_output())
+    output = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
+    assert f"already submitted: job {job_id} waits: " in output
     chain.behave(init={"does": "waits", "at": 4})
     chain.slurm.cluster.run("head", ["scancel", str(blocking)])
     chain.wait_until(lambda: "Iteration 4, lr" in chain.log("init"))
     following = chain.start_call("logs", "-f", "recipe.yaml")
-    following.wait_until(lambda: "Iteration 4, lr" in following.said())
+    following.wait_until(lambda: "Iteration 4, lr" in following.read_output())
     chain.release()
     assert "model: runs/small-1/snapshots/last_iter_6.caffemodel" in watching.finish()
     assert following.finish().count("Optimization Done.") == 2 * len(PHASES)
@@ -119,10 +119,10 @@ def test_cancelled_jobs_that_wait_are_taken_back_and_the_one_that_runs_keeps_a_s
     ends = {chain.wait_for_end(job_id).state for job_id in (running, *waiting)}
     assert ends <= {State.CANCELLED, State.FAILED}
     assert {each.outcome for each in chain.submissions()} == {"cancelled"}
-    said = chain.call("status", "recipe.yaml")
-    assert re.search(r"state +interrupted", said)
-    assert said.count("was cancelled before it started") == 2
-    assert [said["iteration"] for said in chain.events() if said["event"] == "checkpointed"] == [5]
+    output = chain.call("status", "recipe.yaml")
+    assert re.search(r"state +interrupted", output)
+    assert output.count("was cancelled before it started") == 2
+    assert [event["iteration"] for event in chain.events() if event["event"] == "checkpointed"] == [5]
 
 
 def test_a_job_of_the_user_s_own_sbatch_is_watched_not_doubled_and_cancelled(chain: SubmittedChain) -> None:
@@ -130,20 +130,20 @@ def test_a_job_of_the_user_s_own_sbatch_is_watched_not_doubled_and_cancelled(cha
     chain.behave(init=[{"does": "waits", "at": 4}])
     argv = ["sbatch", "--parsable", "--exclusive", "--job-name=mine", "--output=runs/mine.out"]
     words = ["jobs/small/chain.sbatch", "--profile", "site.yaml"]
-    told = {"CAFFE_RECIPES": COMMAND, "RECIPE_FILE": str(chain.root / "recipe.yaml")}
-    started = chain.begin([*argv, *words], **told)
+    variables = {"CAFFE_RECIPES": COMMAND, "RECIPE_FILE": str(chain.root / "recipe.yaml")}
+    started = chain.begin([*argv, *words], **variables)
     job_id = int(started.finish(0))
     chain.wait_until(lambda: "Iteration 4, lr" in chain.log("init"))
     assert f"job      {job_id} is running" in chain.call("status", "recipe.yaml")
-    said = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
-    assert f"already submitted: job {job_id} is running" in said
+    output = chain.call("submit", "recipe.yaml", "--profile", "site.yaml", code=2)
+    assert f"already submitted: job {job_id} is running" in output
     cancelling = chain.start_call("cancel", "recipe.yaml")
     chain.wait_until(lambda: "asked Caffe for a snapshot" in chain.job_output())
     chain.release()
     cancelling.finish()
     chain.wait_for_end(job_id)
     assert chain.submissions() == ()
-    assert [said["iteration"] for said in chain.events() if said["event"] == "checkpointed"] == [5]
+    assert [event["iteration"] for event in chain.events() if event["event"] == "checkpointed"] == [5]
 
 
 def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
@@ -160,9 +160,9 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
     (chain.root / "go").touch()
     (submission,) = chain.submissions()
     assert submission.outcome == "submitting"
-    said = chain.call(*words)
+    output = chain.call(*words)
     (job_id,) = {job.job_id for job in chain.slurm.jobs()} - before
-    assert f"job {job_id} was already submitted ({submission.name})" in said
+    assert f"job {job_id} was already submitted ({submission.name})" in output
     assert [(each.name, each.job_id) for each in chain.submissions()] == [(submission.name, job_id)]
     chain.finish_job(job_id)
     chain.check_files()
@@ -170,8 +170,8 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
 
 def test_a_dry_run_prints_commands_and_scripts_where_there_is_no_slurm(chain: SubmittedChain) -> None:
     words = ("submit", "recipe.yaml", "--profile", "site.yaml", "--dry-run", "--time", "90", "--split")
-    said = chain.call(*words, "--show-scripts", PATH="/nowhere")
-    lines = said.replace("\\\n", "").splitlines()
+    output = chain.call(*words, "--show-scripts", PATH="/nowhere")
+    lines = output.replace("\\\n", "").splitlines()
     commands = [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
     assert [argv[argv.index("--") + 1 :][:2] for argv in commands] == [
         ["jobs/small/phase.sbatch", phase] for phase in PHASES
@@ -179,5 +179,5 @@ def test_a_dry_run_prints_commands_and_scripts_where_there_is_no_slurm(chain: Su
     for argv in commands:
         assert f"CAFFE_RECIPES={COMMAND}" in argv
         assert {"--exclusive", "--time=01:30:00", "--parsable"} < set(argv)
-    assert said.count((chain.root / "jobs/small/phase.sbatch").read_text().rstrip()) == 1
+    assert output.count((chain.root / "jobs/small/phase.sbatch").read_text().rstrip()) == 1
     assert not (chain.root / "runs").exists()

@@ -37,8 +37,8 @@ def test_a_submitted_run_trains_and_is_evaluated(slurm4: Slurm, tmp_path: Path) 
     while not slurm4.job(submission.job_id).state.is_over:
         assert time.monotonic() < until, Path(submission.output).read_text()[-4000:]
         time.sleep(0.5)
-    said = Path(submission.output).read_text()
-    assert slurm4.job(submission.job_id).state is State.COMPLETED, said[-4000:]
+    output = Path(submission.output).read_text()
+    assert slurm4.job(submission.job_id).state is State.COMPLETED, output[-4000:]
     made.check_finished(40)
     assert json.loads(call("status", "recipe.yaml", "--json"))["state"] == "finished"
     trained = [node for node in slurm4.cluster.nodes if made.files_on(node)]

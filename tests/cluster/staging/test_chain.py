@@ -46,10 +46,10 @@ def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
 
 def test_a_chain_that_breaks_once_continues(world: World, tmp_path: Path) -> None:
     world = through(world, f"mkdir {tmp_path}/broke 2>/dev/null && kill -9 $$")
-    said: list[str] = []
-    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
+    messages: list[str] = []
+    placed = stage_lmdb(world.hosts, LMDB, world.source, world.env, messages.append)
     assert {each.outcome for each in placed} == {"sent"}
-    assert "the chain broke" in said[-1]
+    assert "the chain broke" in messages[-1]
     assert staged(world) == ["n0", "n1", "n2", "n3"]
 
 
@@ -97,13 +97,13 @@ def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: Wo
 def test_a_chain_that_does_not_begin_gives_way_to_the_next_best_way(world: World) -> None:
     """Where it is not what was asked for; why is said once, and it is not tried again."""
     world = through(world, "exec /none/python")
-    said: list[str] = []
+    messages: list[str] = []
     placed = stage_lmdb(
-        world.hosts, LMDB, world.source, replace(world.env, how=None, rates=QUICK), said.append
+        world.hosts, LMDB, world.source, replace(world.env, how=None, rates=QUICK), messages.append
     )
     assert {each.outcome for each in placed} == {"sent"}
     assert staged(world) == ["n0", "n1", "n2", "n3"]
-    (line,) = [line for line in said if "did not start" in line]
+    (line,) = [line for line in messages if "did not start" in line]
     assert "/none/python" in line
     assert line.endswith("; using copy for 4 hosts")
     for host in world.hosts:
@@ -115,14 +115,14 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
     for host in world.hosts[1:]:
         (host.folder / "node/lib").mkdir()
         (host.folder / "node/lib/mpi4py").touch()
-    said: list[str] = []
+    messages: list[str] = []
     env = replace(world.env, chain=chain, rates=QUICK)
-    assert {each.outcome for each in stage_lmdb(world.hosts, LMDB, world.source, env, said.append)} == {
+    assert {each.outcome for each in stage_lmdb(world.hosts, LMDB, world.source, env, messages.append)} == {
         "sent"
     }
     assert staged(world) == ["n0", "n1", "n2", "n3"]
     lacks = f"n0 lacks {world.hosts[0].folder}/node/lib/mpi4py"
-    assert said[-1] == f"the chain did not start ({lacks}); using copy for 1 host"
+    assert messages[-1] == f"the chain did not start ({lacks}); using copy for 1 host"
 
     (world.hosts[0].lmdb / "data.mdb").unlink()
     placed = stage_lmdb(world.hosts, LMDB, world.source, replace(env, how="chain"))
@@ -131,10 +131,10 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
 
 def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), rates=QUICK)
-    said: list[str] = []
-    placed = stage_lmdb(world.hosts, LMDB, world.source, env, said.append)
+    messages: list[str] = []
+    placed = stage_lmdb(world.hosts, LMDB, world.source, env, messages.append)
     assert {each.outcome for each in placed} == {"sent"}
-    assert said[-1] == (
+    assert messages[-1] == (
         "the chain did not start (/none/mpiexec: does not start: No such file or directory); "
         "using copy for 4 hosts"
     )

@@ -177,10 +177,10 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
     started = staging.start("--how", how)
     staging.half_way("node2")
     staging.on("node2", f"fallocate -l {22 * MB} /tmp/full")
-    said, _ = started.communicate(timeout=120)
+    output, _ = started.communicate(timeout=120)
     assert started.returncode == 3
-    assert "node2: failed: " in said
-    assert "No space left on device" in said
+    assert "node2: failed: " in output
+    assert "No space left on device" in output
     assert staging.whole_on() == ["node1", "node3", "node4"]
     assert staging.on("node2", "ls -A /tmp") == "full\n"
 
@@ -253,10 +253,10 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_chain_continues_without
     started = staging.start("--how", "chain")
     staging.half_way("node4")
     cluster.crash(victim)
-    said, _ = started.communicate(timeout=120)
-    assert started.returncode == 3, said
-    assert f"continuing without {victim} to 3 hosts" in said
-    assert f"{victim}: failed: failed during chain staging" in said
+    output, _ = started.communicate(timeout=120)
+    assert started.returncode == 3, output
+    assert f"continuing without {victim} to 3 hosts" in output
+    assert f"{victim}: failed: failed during chain staging" in output
     assert staging.whole_on() == [node for node in cluster.nodes if node != victim]
     assert cluster.leftovers() == {}
     cluster.boot(victim)
@@ -278,9 +278,9 @@ def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_stage
     started = staging.start("--how", how)
     staging.half_way("node3")
     cluster.crash("node3")
-    said, _ = started.communicate(timeout=120)
-    assert started.returncode == 3, said
-    assert "node3: failed: " in said
+    output, _ = started.communicate(timeout=120)
+    assert started.returncode == 3, output
+    assert "node3: failed: " in output
     assert staging.whole_on() == ["node1", "node2", "node4"]
 
 
@@ -293,8 +293,8 @@ def test_a_host_that_falls_silent_is_named_within_two_minutes_and_the_rest_are_s
     started = staging.start("--how", "chain")
     staging.half_way("node4")
     cluster.cut("node3")
-    said, _ = started.communicate(timeout=180)
-    assert started.returncode == 3, said
-    assert "node3: failed: failed during chain staging" in said
+    output, _ = started.communicate(timeout=180)
+    assert started.returncode == 3, output
+    assert "node3: failed: failed during chain staging" in output
     assert staging.whole_on() == ["node1", "node2", "node4"]
     assert cluster.leftovers(within_s=90) == {}

@@ -196,15 +196,15 @@ def test_a_link_in_the_place_of_a_part_is_not_written_through(lmdb: Path, tmp_pa
 
 def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
     lmdb.mkdir(parents=True)
-    for folder, said in (
+    for folder, message in (
         (lmdb, ": can be changed"),
         (lmdb.parent, ": is under .*made, which can be changed"),
     ):
         folder.chmod(0o777)
         state = probe_node(HOST, str(lmdb), "/none", 7)
         assert state.kind == "refused"
-        assert re.search(f"{said} by anybody", f": {state.reason}")
-        with pytest.raises(NodeRefusal, match=said):
+        assert re.search(f"{message} by anybody", f": {state.reason}")
+        with pytest.raises(NodeRefusal, match=message):
             reserve_part(HOST, str(lmdb), PART, 7)
         folder.chmod(0o755)
     assert list(lmdb.iterdir()) == []
@@ -305,13 +305,13 @@ def test_in_any_shell_a_path_is_trusted_alike(tmp_path: Path, shell: list[str]) 
     (tmp_path / "shared").chmod(0o1777)
     (tmp_path / "link").symlink_to("shared/../open")
     checked = 'check_path "$1"; echo trusted'
-    for path, said in {
+    for path, message in {
         "shared/ours/new": "trusted",
         "open": "caffe-recipes: refused can be changed by anybody",
         "open/x": f"caffe-recipes: refused is under {tmp_path}/open, which can be changed by anybody",
         "link/x": f"caffe-recipes: refused leads to {tmp_path}/open, which can be changed by anybody",
     }.items():
-        assert said in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
+        assert message in call(shell, checked, f"{tmp_path}/{path}", cwd=tmp_path), path
 
 
 def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_files(
@@ -474,12 +474,12 @@ def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_the
         source.parent.symlink_to("ours")
     planted = source if what == "data.mdb" else source.parent
     os.chown(planted, 65534, 65534, follow_symlinks=False)
-    said = f"is used with {planted}, which belongs to user nobody (65534), who can change its contents"
-    assert probe_node(HOST, str(lmdb), str(source), 7).reason == said
-    with pytest.raises(NodeRefusal, match=re.escape(said)):
+    message = f"is used with {planted}, which belongs to user nobody (65534), who can change its contents"
+    assert probe_node(HOST, str(lmdb), str(source), 7).reason == message
+    with pytest.raises(NodeRefusal, match=re.escape(message)):
         take(lmdb, source, digest)
     for verb, words in (("probe", [str(source), "-", ""]), ("stage", [str(source), "7", digest])):
-        with pytest.raises(NodeRefusal, match=re.escape(said)):
+        with pytest.raises(NodeRefusal, match=re.escape(message)):
             ask_node(HOST, verb, str(lmdb), *words)
     which = "" if what == "data.mdb" else "(is under|is used with) .*, which "
     with pytest.raises(NodeRefusal, match=f"data.mdb: {which}belongs to user nobody"):

@@ -293,18 +293,18 @@ def test_too_little_room_is_found_before_anything_is_sent(place: Place) -> None:
 
 
 def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) -> None:
-    said: list[str] = []
-    stage(place.hosts, place.files, place.env, said.append)
-    assert said[0] == f"4.01e-06 GB in total to {FOLDER} on 3 hosts; 0 have it"
-    assert [line.split()[:2] for line in said[1:]] == [
+    messages: list[str] = []
+    stage(place.hosts, place.files, place.env, messages.append)
+    assert messages[0] == f"4.01e-06 GB in total to {FOLDER} on 3 hosts; 0 have it"
+    assert [line.split()[:2] for line in messages[1:]] == [
         ["copy", "0"],
         ["chain", "n/a"],
         ["sbcast", "n/a"],
         ["ssh", "0"],
     ]
-    said.clear()
-    stage(place.hosts, place.files, place.env, said.append)
-    assert said == [f"{FOLDER} is on 3 hosts, nothing to send"]
+    messages.clear()
+    stage(place.hosts, place.files, place.env, messages.append)
+    assert messages == [f"{FOLDER} is on 3 hosts, nothing to send"]
 
 
 def test_more_files_than_fit_in_one_command_are_asked_for_in_several(place: Place) -> None:
@@ -366,8 +366,8 @@ def test_an_answer_about_a_file_that_is_not_valid_is_an_error_of_the_host(
     left = iter(answers)
     host = StandInHost("n1", lambda argv, _: answer_call(argv, next(left), "end"))
     for _ in answers:
-        said = f"^n1:/tmp/a: cannot parse the answer to `{verb}`: "
-        with pytest.raises(HostFailed, match=said):
+        message = f"^n1:/tmp/a: cannot parse the answer to `{verb}`: "
+        with pytest.raises(HostFailed, match=message):
             ask_files(host, verb, files, [file])
 
 

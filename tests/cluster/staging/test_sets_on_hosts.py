@@ -199,7 +199,7 @@ def test_a_host_that_crashes_on_the_way_is_named_and_the_rest_are_staged(
     records.half_way("node2")
     cluster.crash("node2")
     cluster.rate(None)
-    said, _ = started.communicate(timeout=180)
-    assert started.returncode == 3, said
-    assert "node2: failed: " in said
+    output, _ = started.communicate(timeout=180)
+    assert started.returncode == 3, output
+    assert "node2: failed: " in output
     assert [records.names_on(node) for node in ("node1", "node3")] == [group(0), group(2)]

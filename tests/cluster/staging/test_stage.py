@@ -112,10 +112,10 @@ def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world
     env = replace(world.env, how=how)
     stage_lmdb(world.hosts, LMDB, world.source, env)
     before = [(host.lmdb / "data.mdb").stat() for host in world.hosts]
-    said: list[str] = []
-    again = stage_lmdb(world.hosts, LMDB, world.source, env, said.append)
+    messages: list[str] = []
+    again = stage_lmdb(world.hosts, LMDB, world.source, env, messages.append)
     assert {placed.outcome for placed in again} == {"there"}
-    assert said == [f"{LMDB} is on 4 hosts, nothing to send"]
+    assert messages == [f"{LMDB} is on 4 hosts, nothing to send"]
     subprocess.run(["rm", "-r", world.hosts[2].lmdb], check=True)
     third = stage_lmdb(world.hosts, LMDB, world.source, env)
     assert [placed.outcome for placed in third] == ["there", "there", "sent", "there"]
@@ -311,7 +311,7 @@ def test_sbcast_outside_an_allocation_is_refused(world: World, monkeypatch: pyte
 
 
 def test_the_plan_is_reported_with_every_way_and_the_one_chosen(world: World) -> None:
-    said: list[str] = []
-    stage_lmdb(world.hosts, LMDB, world.source, world.env, said.append)
-    assert [line.split()[0] for line in said[1:5]] == ["copy", "chain", "sbcast", "ssh"]
-    assert sum("<- chosen" in line for line in said) == 1
+    messages: list[str] = []
+    stage_lmdb(world.hosts, LMDB, world.source, world.env, messages.append)
+    assert [line.split()[0] for line in messages[1:5]] == ["copy", "chain", "sbcast", "ssh"]
+    assert sum("<- chosen" in line for line in messages) == 1

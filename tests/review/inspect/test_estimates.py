@@ -59,8 +59,8 @@ def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None
     recipe = load_recipe("paper-t2-8192-256n")
     (own,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile(name)))
-    said = f"on the recipe's own machine; the speed of {name} is unknown: give --log or --images-per-s"
-    assert [pace.notes for pace in (found.pace, *found.others)] == [(said,), (said,)]
+    message = f"on the recipe's own machine; the speed of {name} is unknown: give --log or --images-per-s"
+    assert [pace.notes for pace in (found.pace, *found.others)] == [(message,), (message,)]
     assert (found.pace.images_per_s, own.pace.notes) == (own.pace.images_per_s, ())
     known = SpeedInputs(images_per_s=7000, profile=load_profile(name))
     (given,) = estimate_shapes(recipe, [shape_of(recipe)], known)

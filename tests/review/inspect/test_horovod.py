@@ -43,7 +43,7 @@ def test_show_says_how_each_number_comes_about() -> None:
     text = render_recipe(RECIPE)
     for line in horovod_lines(RECIPE):
         assert line in text
-    for said in (
+    for phrase in (
         "1,280,000 / 24,576 = 52.08 steps per epoch",
         "4,680 steps / 52.08 = 89.9 epochs; of all 1,281,167 images 89.8",
         "0.1 x 24,576 / 256 = 9.6, halved to 4.8",
@@ -51,7 +51,7 @@ def test_show_says_how_each_number_comes_about() -> None:
         "81 % of linear",
         "that log is from another run, tf-256n-8k-90ep",
     ):
-        assert said in " ".join(text.split())
+        assert phrase in " ".join(text.split())
 
 
 def test_the_values_are_json_and_none_for_other_recipes() -> None:
@@ -62,7 +62,7 @@ def test_the_values_are_json_and_none_for_other_recipes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said"),
+    ("step", "expected"),
     [
         (14_075, "ends at step 4,680; 14,075 steps are 90 epochs at a batch of 8,192: tf-256n-8k-90ep"),
         (7_038, "ends at step 4,680; 7,038 steps are 90 epochs at a batch of 16,384, another run"),
@@ -72,8 +72,8 @@ def test_the_values_are_json_and_none_for_other_recipes() -> None:
         (10**15, "ends at step 4,680; another run"),
     ],
 )
-def test_a_step_that_does_not_fit_is_of_another_run(step: int, said: str) -> None:
-    assert explain_other_run(RECIPE, step) == f"tf-256n-90ep {said}"
+def test_a_step_that_does_not_fit_is_of_another_run(step: int, expected: str) -> None:
+    assert explain_other_run(RECIPE, step) == f"tf-256n-90ep {expected}"
 
 
 def test_the_last_step_fits() -> None:

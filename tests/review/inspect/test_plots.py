@@ -134,7 +134,7 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("digits-local", "-o", "a.jpg"),
@@ -153,14 +153,14 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
     ],
 )
 def test_what_cannot_be_drawn_gets_one_line_and_no_file(
-    words: tuple[str, ...], said: str, call: Call, tmp_path: Path
+    words: tuple[str, ...], message: str, call: Call, tmp_path: Path
 ) -> None:
     (tmp_path / "zero.prototxt").write_text('lr_policy: "fixed" max_iter: 5')
     pair = f"params_pair {{ solver_params {{ {FIXED} }} }}\n"
     (tmp_path / "many.prototxt").write_text(pair * 101)
     done = call(*words)
     assert isinstance(done.exception, InputError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
     assert "\n" not in str(done.exception)
     assert {path.name for path in tmp_path.iterdir()} == {"zero.prototxt", "many.prototxt"}
 

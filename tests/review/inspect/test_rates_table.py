@@ -147,7 +147,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             'max_iter: 5\nlr_policy: "plateau"\nbase_lr: 1',
@@ -173,11 +173,11 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
         ("", "a.prototxt: is empty: it has no fields"),
     ],
 )
-def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, said: str, write: Write) -> None:
+def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, message: str, write: Write) -> None:
     done = call(write("a.prototxt", text))
     assert isinstance(done.exception, PrototxtError)
     assert done.exception.exit_code == 2
-    assert said in str(done.exception)
+    assert message in str(done.exception)
     assert "\n" not in str(done.exception)
     assert done.output == ""
 

@@ -169,7 +169,7 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("digits-lokal", "'digits-lokal' is not a recipe, file or folder; did you mean 'digits-local'?"),
         ("solver_a.pt", "solver_a.pt: no such file; did you mean 'solver_b.pt'?"),
@@ -177,9 +177,9 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
         ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe or"),
     ],
 )
-def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, said: str) -> None:
+def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, message: str) -> None:
     write("solver_b.pt", "base_lr: 1")
-    with pytest.raises(InputError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(message)):
         load_schedules([name])
 
 

@@ -75,13 +75,13 @@ def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None
 
 
 def test_mlsl_s_servers_are_reported_with_their_cores_where_the_recipe_says_them() -> None:
-    def told(name: str) -> str | None:
+    def mlsl_line(name: str) -> str | None:
         lines = render_recipe(load_recipe(name)).splitlines()
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
 
-    assert told("stampede2-64n-72ep") == "2 servers per rank, on cores 39, 38, 43, 42"
-    assert told("paper-t7-8192-256n") == "2 servers per rank, on cores chosen by MLSL"
-    assert told("digits-local") is None
+    assert mlsl_line("stampede2-64n-72ep") == "2 servers per rank, on cores 39, 38, 43, 42"
+    assert mlsl_line("paper-t7-8192-256n") == "2 servers per rank, on cores chosen by MLSL"
+    assert mlsl_line("digits-local") is None
     assert recipe_values(load_recipe("paper-t7-8192-256n"))["mlsl"] == {
         "num_servers": 2,
         "server_affinity": (),
@@ -106,8 +106,10 @@ def test_a_long_source_continues_below_itself() -> None:
 
 def test_what_is_random_about_an_image_is_reported_of_each_phase() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
-    said = [summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")]
-    assert said == [
+    augmentations = [
+        summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")
+    ]
+    assert augmentations == [
         "random area 0.08 to 1, aspect 0.5625 to 1.778, mirror",
         "random crop of 224 px, mirror",
     ]

@@ -197,7 +197,7 @@ def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("type_", "said"),
+    ("type_", "message"),
     [
         ("Relu", "layer 'r' has the unknown type 'Relu'; did you mean 'ReLU'?"),
         ("Attention", "layer 'r' has the unknown type 'Attention'; Caffe stops"),
@@ -205,9 +205,11 @@ def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_pa
         ("", "layer 'r' has no type"),
     ],
 )
-def test_a_type_that_no_caffe_has_is_refused_with_the_nearest(tmp_path: Path, type_: str, said: str) -> None:
+def test_a_type_that_no_caffe_has_is_refused_with_the_nearest(
+    tmp_path: Path, type_: str, message: str
+) -> None:
     layer = pb.LayerParameter(name="r", type=type_, bottom=["data"], top=["r"])
-    with pytest.raises(PrototxtError, match=re.escape(said)):
+    with pytest.raises(PrototxtError, match=re.escape(message)):
         summary_of(tmp_path, DATA, layer)
     layer.include.add(phase=pb.TEST)
     assert summary_of(tmp_path, DATA, layer).layers[0].name == "data"
@@ -230,18 +232,18 @@ def test_an_lmdb_under_caffe_root_tells_the_size_of_its_images(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(b"", "is empty: data.mdb has 0 bytes"), (b"x" * 8192, "is not an LMDB")],
     ids=["empty", "damaged"],
 )
 def test_an_lmdb_that_cannot_be_read_is_named_and_no_obstacle(
-    tmp_path: Path, content: bytes, said: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "root" / "lmdb").mkdir(parents=True)
     (tmp_path / "root" / "lmdb" / "data.mdb").write_bytes(content)
     found = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path / "root")
     assert found.totals.unknown == ("data", "conv")
-    assert f"images, and {tmp_path}/root/lmdb {said}" in found.hint
+    assert f"images, and {tmp_path}/root/lmdb {message}" in found.hint
     assert found.hint.endswith(": give --input C,H,W")
     known = summary_of(tmp_path, DATA, CONV, caffe_root=tmp_path / "root", image=(3, 9, 9))
     assert known.hint == ""
@@ -481,8 +483,8 @@ def test_a_folder_stands_for_its_only_net_or_lists_its_nets(tmp_path: Path) -> N
         Path(names[count - 1]).write_text(render_prototxt(L.net("b", image(1, 3, 9, 9))))
         with pytest.raises(InputError) as caught:
             load_net(str(tmp_path))
-        said = f"{tmp_path}: is a folder with several nets; give one: {', '.join(listed)}"
-        assert str(caught.value) == said
+        message = f"{tmp_path}: is a folder with several nets; give one: {', '.join(listed)}"
+        assert str(caught.value) == message
 
 
 def test_a_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "nods=1",
@@ -68,15 +68,15 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
         ("nodes=1..9:x1", "'1..9:x1' has the factor 1"),
     ],
 )
-def test_what_is_not_a_sweep_is_refused_in_a_line(text: str, said: str) -> None:
+def test_what_is_not_a_sweep_is_refused_in_a_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_sweep(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("sweeps", "said"),
+    ("sweeps", "message"),
     [
         (["nodes=1", "nodes=2"], "--sweep nodes: is given twice"),
         (["global_batch=8", "batch_per_rank=8"], "cannot be given with batch_per_rank"),
@@ -84,6 +84,6 @@ def test_what_is_not_a_sweep_is_refused_in_a_line(text: str, said: str) -> None:
         (["nodes=1..100", "batch_per_rank=1..100"], "asks for 10,000 estimates"),
     ],
 )
-def test_sweeps_that_contradict_are_refused(sweeps: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_sweeps_that_contradict_are_refused(sweeps: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         sweep_shapes(OWN, sweeps)

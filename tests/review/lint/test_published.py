@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(
 LONG = [f"resnet50_custom_lr/solver_{name}.prototxt" for name in ("init", "cyc1", "cyc2", "cyc3", "collapse")]
 WIDE = [f"resnet50_448nodes/{name}.prototxt" for name in ("solver", "solver_collapse")]
 
-Told = tuple[str, str, str, dict[str, float | str]]
+ExpectedFinding = tuple[str, str, str, dict[str, float | str]]
 
-EXPECTED_LONG: list[Told] = [
+EXPECTED_LONG: list[ExpectedFinding] = [
     ("warmup-end-jump", "init", "1.599 to 1.467", {"before": 1.59904, "after": 1.46667}),
     ("join-jump", "cyc1", "0.9334 to 1.02", {"before": 0.933419, "after": 1.02}),
     ("warmup-end-jump", "cyc2", "0.7635 to 0.5738", {"before": 0.763491, "after": 0.573849}),
@@ -31,7 +31,7 @@ EXPECTED_LONG: list[Told] = [
     ("join-jump", "collapse", "0.07696 to 0.143", {"before": 0.0769582, "after": 0.143}),
     ("collapse-weight-decay", "collapse", "4 times", {"before": 0.00005, "after": 0.0002}),
 ]
-EXPECTED_WIDE: list[Told] = [
+EXPECTED_WIDE: list[ExpectedFinding] = [
     ("warmup-end-jump", "solver", "4.789 to 4.534", {"before": 4.78946, "after": 4.53373}),
     ("net-folder", "collapse", "resnet_50_448nodes",
      {"folder": "resnet_50_448nodes", "own": "resnet50_448nodes"}),
@@ -41,12 +41,12 @@ EXPECTED_WIDE: list[Told] = [
 ]  # fmt: skip
 
 
-def told(found: list[Finding], expected: list[Told]) -> None:
+def assert_findings(found: list[Finding], expected: list[ExpectedFinding]) -> None:
     """Hold that these findings, and no others, are above a note, each with what it says and its values."""
     grave = [one for one in found if one.severity != "note"]
     assert [(one.id, one.phase) for one in grave] == [(rule, phase) for rule, phase, _, _ in expected]
-    for one, (_, _, said, values) in zip(grave, expected, strict=True):
-        assert said in one.what
+    for one, (_, _, text, values) in zip(grave, expected, strict=True):
+        assert text in one.what
         assert {name: one.values[name] for name in values} == {
             name: value if isinstance(value, str) else pytest.approx(value, rel=1e-5)
             for name, value in values.items()
@@ -61,14 +61,14 @@ def lint_published(names: list[str], **options: int | Path) -> list[Finding]:
     "known", [{}, {"ranks": 128}, {"images": 1281167}, {"ranks": 128, "images": 1281167}]
 )
 def test_the_chain_of_64_nodes(known: dict[str, int]) -> None:
-    told(lint_published(LONG, **known), EXPECTED_LONG)
+    assert_findings(lint_published(LONG, **known), EXPECTED_LONG)
 
 
 @pytest.mark.parametrize(
     "known", [{}, {"ranks": 896}, {"images": 1281167}, {"ranks": 896, "images": 1281167}]
 )
 def test_the_pair_of_448_nodes(known: dict[str, int]) -> None:
-    told(lint_published(WIDE, **known), EXPECTED_WIDE)
+    assert_findings(lint_published(WIDE, **known), EXPECTED_WIDE)
 
 
 def test_zero_started_batch_norms_in_the_last_blocks_only_are_a_note_of_each_net() -> None:
@@ -82,11 +82,11 @@ def test_zero_started_batch_norms_in_the_last_blocks_only_are_a_note_of_each_net
 
 def test_the_folder_is_the_same_chain_in_the_same_order() -> None:
     found = lint([str(PUBLISHED / "resnet50_custom_lr")], LintOptions())
-    told(found, EXPECTED_LONG)
+    assert_findings(found, EXPECTED_LONG)
     assert found[0].id == "order-guessed"
     assert "init.prototxt, solver_cyc1.prototxt, solver_cyc2" in found[0].what
     both = lint([str(PUBLISHED)], LintOptions())
-    told(both, EXPECTED_WIDE + EXPECTED_LONG)
+    assert_findings(both, EXPECTED_WIDE + EXPECTED_LONG)
 
 
 def test_a_caffe_root_turns_the_folder_into_an_error(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_caffe_root_turns_the_folder_into_an_error(tmp_path: Path) -> None:
     paths = [str(home / Path(name).name) for name in WIDE]
     found = lint(paths, LintOptions(caffe_root=tmp_path))
     assert "net-missing" in [one.id for one in found]
-    told(
+    assert_findings(
         [one for one in found if one.id != "net-missing"],
         [one for one in EXPECTED_WIDE if one[0] != "net-folder"],
     )
@@ -120,11 +120,11 @@ mpiexec.hydra -PSM2 -l -n 896 -ppn 2 -f hostfile -genv OMP_NUM_THREADS 22 \\
     assert (cores.severity, cores.values["cores"]) == ("note", "38,39,42,43")
     own = ("solver-path", "weights-no-caffemodel")
     assert [one.id for one in found if one.id in own] == list(own)
-    told([one for one in found if one.id not in own], EXPECTED_WIDE)
+    assert_findings([one for one in found if one.id not in own], EXPECTED_WIDE)
 
 
 def test_half_the_ranks_are_half_the_batch_that_the_schedule_was_made_for() -> None:
     found = [one for one in lint_published(LONG, ranks=64) if one.severity != "note"]
     extra = [one for one in found if one.id == "global-batch"]
     assert [one.values["batch"] for one in extra] == [2048, 2048]
-    told([one for one in found if one not in extra], EXPECTED_LONG)
+    assert_findings([one for one in found if one not in extra], EXPECTED_LONG)

@@ -103,8 +103,8 @@ def finish_run(root: Path, models: dict[str, Path], number: int = 1) -> Path:
         snapshot = f"runs/{folder.name}/snapshots/{phase}_iter_4.caffemodel"
         (root / snapshot).write_bytes(model.read_bytes())
         sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
-        said = {"seconds": 1.0, "images_per_s": None, "loss": 0.5}
-        journal.write("finished", phase=phase, snapshot=snapshot, sha256=sha256, **said)
+        details = {"seconds": 1.0, "images_per_s": None, "loss": 0.5}
+        journal.write("finished", phase=phase, snapshot=snapshot, sha256=sha256, **details)
     journal.close()
     return folder
 
@@ -127,13 +127,13 @@ def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[EnsembleResult, list[str]]:
-    said: list[str] = []
+    messages: list[str] = []
     given = replace(EnsembleOptions(root), **options)  # type: ignore[arg-type]
-    return measure_ensemble(run, given, said.append), said
+    return measure_ensemble(run, given, messages.append), messages
 
 
 def test_the_leaves_are_measured_as_caffe_test_does_and_what_they_said_is_kept(root: Path) -> None:
-    found, said = measure(root)
+    found, messages = measure(root)
     assert [member.name for member in found.members] == ["left", "right"]
     assert (found.images, found.classes, found.missing) == (20, 10, ())
     for member, single in zip(found.members, found.measured.single, strict=True):
@@ -142,7 +142,7 @@ def test_the_leaves_are_measured_as_caffe_test_does_and_what_they_said_is_kept(r
         for name, value in (("top-1", single.top1), ("top-5", single.top5)):
             assert float(re.findall(rf"\] loss3/{name} = ([0-9.]+)", log)[-1]) == pytest.approx(value)
     assert measure(root) == (found, [])
-    assert len(said) in (0, 2)  # none where another test came first
+    assert len(messages) in (0, 2)  # none where another test came first
 
 
 def test_the_ensemble_is_what_the_kept_scores_say(root: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_damaged_file_of_predictions_is_made_anew(root: Path) -> None:
     (path,) = (root / "runs/branched-1/snapshots").glob("left_iter_4.*.npz")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    again, said = measure(root)
-    assert (again, len(said)) == (found, 1)
+    again, messages = measure(root)
+    assert (again, len(messages)) == (found, 1)
     assert path.read_bytes() == whole
 
 
@@ -196,8 +196,8 @@ def test_kept_predictions_that_are_not_of_the_lmdb_are_made_anew(
     assert kept is not None
     scores, labels = spoil(kept.scores, kept.labels)
     np.savez(path, scores=scores, labels=labels)
-    again, said = measure(root)
-    assert (again, len(said) > 0) == (found, True)
+    again, messages = measure(root)
+    assert (again, len(messages) > 0) == (found, True)
     assert path.read_bytes() == whole
 
 
@@ -206,9 +206,11 @@ def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: P
     folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 6)
     (folder / "logs").rmdir()
     (folder / "logs").symlink_to("/proc")  # where not even root makes a file
-    again, said = measure(root, "branched-6")
+    again, messages = measure(root, "branched-6")
     assert again.measured == found.measured
-    assert said[1] == f"warning: {folder / 'logs'} cannot be written to; predictions of left are not cached"
+    assert (
+        messages[1] == f"warning: {folder / 'logs'} cannot be written to; predictions of left are not cached"
+    )
     assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
 
 
@@ -223,10 +225,10 @@ def test_in_a_run_that_others_can_write_to_nothing_is_believed_or_written_throug
     (folder / "logs/predict-left_iter_4.log").symlink_to(root / "profile")
     for name in ("logs", "snapshots"):
         (folder / name).chmod(0o777)
-    again, said = measure(root, "branched-7")
+    again, messages = measure(root, "branched-7")
     assert again.measured == found.measured
     what = "can be changed by anybody; predictions of left are not cached"
-    assert said[1] == f"warning: {folder / 'snapshots'} {what}"
+    assert messages[1] == f"warning: {folder / 'snapshots'} {what}"
     (folder / "snapshots").chmod(0o755)
     measure(root, "branched-7")
     assert (root / "profile").read_text() == "mine"
@@ -246,8 +248,8 @@ def test_a_model_whose_scores_overflow_is_one_clear_error(root: Path) -> None:
 
 def test_another_lmdb_is_predicted_anew_and_both_are_kept(root: Path) -> None:
     write_noise(root / "other_lmdb", [1] * 7)
-    found, said = measure(root, lmdb=root / "other_lmdb")
-    assert (found.images, len(said)) == (7, 2)
+    found, messages = measure(root, lmdb=root / "other_lmdb")
+    assert (found.images, len(messages)) == (7, 2)
     assert measure(root, lmdb=root / "other_lmdb")[1] == []
     assert measure(root)[0].images == 20
 
@@ -315,8 +317,10 @@ def test_a_model_of_another_net_is_refused(root: Path) -> None:
 
 
 def test_a_model_in_place_of_the_run_is_told_where_to_go(root: Path) -> None:
-    said = r"^left\.caffemodel: is a model, .*; give the run, and the models as `--members left\.caffemodel,"
-    with pytest.raises(InputError, match=said):
+    message = (
+        r"^left\.caffemodel: is a model, .*; give the run, and the models as `--members left\.caffemodel,"
+    )
+    with pytest.raises(InputError, match=message):
         measure(root, "left.caffemodel")
 
 

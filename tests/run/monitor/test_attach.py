@@ -42,7 +42,7 @@ class Watcher:
     def __init__(self, place: Place, connect: Callable[[str], Host] = LocalHost) -> None:
         self.place, self.output, self.now_s = place, io.StringIO(), 0.0
         self.connect = connect
-        self.meanwhile: Callable[[str], object] = lambda said: None
+        self.meanwhile: Callable[[str], object] = lambda output: None
         self.rests_s = 0.02
         self.until = time.monotonic() + 600
 
@@ -105,20 +105,20 @@ def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: st
     while not (place.root / "runs/small-1/journal.jsonl").exists():
         time.sleep(0.02)
 
-    def release(said: str) -> None:
-        if "cyc1 2/3  4/6" in said:
+    def release(output: str) -> None:
+        if "cyc1 2/3  4/6" in output:
             (place.root / "release").touch()
 
     watcher.meanwhile = release
-    said = watcher.watch(on=on).splitlines()
+    lines = watcher.watch(on=on).splitlines()
     ours, _ = run.communicate(timeout=600)
     assert run.returncode == 0
-    table = next(index for index, line in enumerate(said) if line.startswith("phase "))
-    assert said[table:] == ours.splitlines()[-len(said[table:]) :]
+    table = next(index for index, line in enumerate(lines) if line.startswith("phase "))
+    assert lines[table:] == ours.splitlines()[-len(lines[table:]) :]
     begins = f"runs/small-1: log and state of this run; process {run.pid} on {HERE}"
     whole = ours.splitlines()
     run_s = [line for line in whole[whole.index(begins) :] if not line.startswith("  ")]
-    assert [line for line in said if not line.startswith("  ")] == run_s  # all but progress
+    assert [line for line in lines if not line.startswith("  ")] == run_s  # all but progress
 
 
 def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
@@ -127,7 +127,7 @@ def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
     holder.write("started", pid=os.getpid(), host=HERE)
     before = place.tree()
 
-    def go_on(said: str) -> None:
+    def finish_run(output: str) -> None:
         assert place.tree() == before
         holder.close()
         journal = Journal(folder / "journal.jsonl")  # and so can a run
@@ -135,7 +135,7 @@ def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
             journal.write(event, **details)
         journal.close()
 
-    watcher.meanwhile = go_on
+    watcher.meanwhile = finish_run
     assert "model: runs/small-1/snapshots/last.caffemodel" in watcher.watch()
 
 
@@ -146,8 +146,8 @@ def test_once_tells_where_a_run_stands(place: Place, on: str | None) -> None:
     journal = folder / "journal.jsonl"
     journal.write_text(journal.read_text().replace(str(2**22 + 1), str(os.getpid())))
     with closing(Journal(journal)):
-        said = Watcher(place).watch(on=on, once=True)
-    assert said.splitlines()[1:] == [
+        output = Watcher(place).watch(on=on, once=True)
+    assert output.splitlines()[1:] == [
         "init: 8 iterations from the nets' fillers",
         "init: finished in 3 s, 1,234 images/s; runs/small-1/snapshots/init.caffemodel",
         "cyc1: 6 iterations from runs/small-1/snapshots/small_init_iter_8.caffemodel",
@@ -159,8 +159,8 @@ def test_once_tells_where_a_run_stands(place: Place, on: str | None) -> None:
 @pytest.mark.parametrize("given", ["runs/small-1", "runs/small-1/", "small-1", "small", "YAML", "folder"])
 def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, given: str) -> None:
     folder = make_run(place, *WHOLE)
-    said = Watcher(place).watch({"YAML": str(place.recipe), "folder": str(folder)}.get(given, given))
-    assert said.splitlines()[-2:] == [
+    output = Watcher(place).watch({"YAML": str(place.recipe), "folder": str(folder)}.get(given, given))
+    assert output.splitlines()[-2:] == [
         "loss3/top-1: 75.00 % (reported: 76.3 %)",
         "model: runs/small-1/snapshots/last.caffemodel",
     ]
@@ -192,11 +192,11 @@ def test_a_run_that_is_not_there_is_reported_with_those_that_are(place: Place) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", "not JSON"), ("[]", "valid"), ('{"name": "x"}', "title: Field required")]
+    ("text", "message"), [("{", "not JSON"), ("[]", "valid"), ('{"name": "x"}', "title: Field required")]
 )
-def test_a_damaged_recipe_is_named(place: Place, text: str, said: str) -> None:
+def test_a_damaged_recipe_is_named(place: Place, text: str, message: str) -> None:
     (make_run(place) / "recipe.json").write_text(text)
-    with pytest.raises(InputError, match=rf"small-1/recipe\.json: is not the recipe of a run: .*{said}"):
+    with pytest.raises(InputError, match=rf"small-1/recipe\.json: is not the recipe of a run: .*{message}"):
         Watcher(place).watch()
 
 
@@ -222,7 +222,7 @@ def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -
         time.sleep(0.02)
     watcher = Watcher(place)
 
-    def kill(said: str) -> None:
+    def kill(output: str) -> None:
         run.kill()
         run.wait()
 
@@ -254,8 +254,8 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
         ("finished later", {"phase": 7}),
     )
     make_run(place, started(), launched(), failed, *more, launched("init", 2), *WHOLE[2:])
-    said = Watcher(place).watch().splitlines()
-    assert said[2:7] == [
+    lines = Watcher(place).watch().splitlines()
+    assert lines[2:7] == [
         "phase init: failed: node3 is dead; log: runs/small-1/logs/init-1.log",
         "trying again (1 of 3)",
         "node9 replaces node3",
@@ -267,10 +267,10 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
 def test_what_earlier_processes_did_is_reported_in_short(place: Place) -> None:
     failed: Event = ("failed", {"phase": "cyc1", "reason": "x"})
     make_run(place, *WHOLE[:3], launched("cyc1"), failed, started(77), launched("cyc1", 2), *WHOLE[3:])
-    said = Watcher(place).watch().splitlines()
-    assert said[0].endswith(f"; process 77 on {HERE}")
-    assert said[1] == "init: already finished; runs/small-1/snapshots/small_init_iter_8.caffemodel"
-    assert not any("failed" in line for line in said)
+    lines = Watcher(place).watch().splitlines()
+    assert lines[0].endswith(f"; process 77 on {HERE}")
+    assert lines[1] == "init: already finished; runs/small-1/snapshots/small_init_iter_8.caffemodel"
+    assert not any("failed" in line for line in lines)
 
 
 def test_what_a_run_remarks_is_shown_and_resumes_nothing(place: Place) -> None:
@@ -314,18 +314,18 @@ def test_a_lost_connection_is_reported_once_and_opened_again(place: Place) -> No
     holder.write("started", pid=os.getpid(), host=HERE)
     LosesTouch.commands = 0
 
-    def go_on(said: str) -> None:
-        if "connected again" in said:
+    def finish_once_connected(output: str) -> None:
+        if "connected again" in output:
             for event, details in WHOLE[2:]:
                 holder.write(event, **details)
 
-    watcher.meanwhile = go_on
-    said = watcher.watch(on="login1").splitlines()
+    watcher.meanwhile = finish_once_connected
+    lines = watcher.watch(on="login1").splitlines()
     holder.close()
-    assert said.count("login1: the connection was lost; check the host; trying again") == 1
-    assert said.count("login1: connected again") == 1
+    assert lines.count("login1: the connection was lost; check the host; trying again") == 1
+    assert lines.count("login1: connected again") == 1
     assert watcher.now_s > 10, "it is not tried all the time"
-    assert said[-1].startswith("model: ")
+    assert lines[-1].startswith("model: ")
 
 
 def test_a_host_that_cannot_be_reached_at_first_is_an_error(place: Place) -> None:
@@ -360,17 +360,17 @@ def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(
 
     watcher.rests_s = 0
 
-    def go_on(said: str) -> None:
+    def fail_after_a_minute(output: str) -> None:
         if watcher.now_s > 60:
             make_failed(folder)
 
-    watcher.meanwhile = go_on
+    watcher.meanwhile = fail_after_a_minute
     with pytest.raises(RunFailed, match="phase init: failed: at last"):
         watcher.watch()
-    said = watcher.output.getvalue()
+    output = watcher.output.getvalue()
     assert (
-        said.count("cannot tell whether process 77 on login7 is alive: ")
-        == said.count("does not answer")
+        output.count("cannot tell whether process 77 on login7 is alive: ")
+        == output.count("does not answer")
         == 1
     )
 
@@ -409,8 +409,8 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
     while "init 1/3  4/8" not in (line := watching.stdout.readline()):
         assert line
     watching.send_signal(signal.SIGINT)
-    _, complained = watching.communicate(timeout=600)
-    assert (watching.returncode, complained) == (130, "detached; the run continues\n")
+    _, stderr = watching.communicate(timeout=600)
+    assert (watching.returncode, stderr) == (130, "detached; the run continues\n")
     (place.root / "release").touch()
     run.communicate(timeout=600)
     assert run.returncode == 0
@@ -423,9 +423,9 @@ def test_what_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> 
     make_run(place, started(), launched())
     for words, code in ((["small", "--on", "a;b"], 2), (["small"], 3)):
         done = call(place, *words)
-        _, complained = done.communicate(timeout=600)
-        assert (done.returncode, complained.count("\n")) == (code, 1)
-        assert complained.startswith("Error: ")
+        _, stderr = done.communicate(timeout=600)
+        assert (done.returncode, stderr.count("\n")) == (code, 1)
+        assert stderr.startswith("Error: ")
 
 
 def test_a_state_that_was_shown_does_not_change_and_only_branches_of_the_recipe_are_followed(

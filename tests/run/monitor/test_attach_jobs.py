@@ -18,7 +18,7 @@ from caffe_recipes.run.console import Reporter
 from caffe_recipes.run.monitor.follow import AttachOptions, FollowEnv, attach
 from caffe_recipes.run.monitor.logs import LogOptions, show_log
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
-from tests.run.recorded_run import EVALUATED, finished, launched, started, tell, tell_run
+from tests.run.recorded_run import EVALUATED, append_events, finished, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -45,9 +45,9 @@ class Watcher:
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: self.now_s)
         env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s, self._ask)
         attach(run, AttachOptions(str(self.place.root), once=once), reporter, env)
-        return self.said()
+        return self.lines()
 
-    def said(self) -> list[str]:
+    def lines(self) -> list[str]:
         return self.output.getvalue().splitlines()
 
     def see(self, job: Job | None) -> Callable[[], None]:
@@ -59,27 +59,29 @@ class Watcher:
         return [self.job]
 
     def _pause(self, seconds: float) -> None:
-        assert time.monotonic() < self.until, self.said()
+        assert time.monotonic() < self.until, self.lines()
         self.now_s += 11  # so that Slurm is asked each time
         if self.meanwhile:
             self.meanwhile.pop(0)()
 
 
 def begin(place: Place, log: str = "") -> Path:
-    return tell_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=log)
+    return write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), log=log)
 
 
 def end(place: Place) -> None:
-    tell(place.root / "runs/small-1", finished("init"), finished("cyc1"), finished("last"), EVALUATED)
+    append_events(
+        place.root / "runs/small-1", finished("init"), finished("cyc1"), finished("last"), EVALUATED
+    )
 
 
 def test_while_the_job_waits_its_state_is_reported_until_the_run_is_there(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place), lambda: None, lambda: end(place)]
-    said = watcher.watch()
-    assert said[:2] == ["job 12 waits: its nodes are still in use (Resources)", "job 12 is running"]
-    assert said[2].startswith("runs/small-1: log and state of this run; process ")
-    assert said[-1].startswith("runs/small-1/snapshots") or "model" in said[-1]
+    lines = watcher.watch()
+    assert lines[:2] == ["job 12 waits: its nodes are still in use (Resources)", "job 12 is running"]
+    assert lines[2].startswith("runs/small-1: log and state of this run; process ")
+    assert lines[-1].startswith("runs/small-1/snapshots") or "model" in lines[-1]
 
 
 def test_once_tells_of_the_job_and_ends(place: Place) -> None:
@@ -96,17 +98,17 @@ def test_a_job_that_ends_without_a_run_is_a_failure(place: Place) -> None:
 def test_a_run_whose_job_is_queued_again_is_waited_for(place: Place) -> None:
     watcher = Watcher(place)
     folder = begin(place)
-    tell(folder, ("interrupted", {"signal": "SIGUSR1"}))
+    append_events(folder, ("interrupted", {"signal": "SIGUSR1"}))
     watcher.meanwhile = [
         lambda: None,
         lambda: None,
         watcher.see(RUNS),
-        lambda: tell(folder, started(host="node8", job="12"), launched("init", 2)),
+        lambda: append_events(folder, started(host="node8", job="12"), launched("init", 2)),
         lambda: end(place),
     ]
-    said = watcher.watch()
-    assert "job 12 waits: its nodes are still in use (Resources)" in said
-    assert any(line.startswith("runs/small-1: interrupted by SIGUSR1") for line in said)
+    lines = watcher.watch()
+    assert "job 12 waits: its nodes are still in use (Resources)" in lines
+    assert any(line.startswith("runs/small-1: interrupted by SIGUSR1") for line in lines)
 
 
 def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
@@ -118,26 +120,26 @@ def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
 def test_a_scheduler_that_goes_away_is_reported_with_what_was_known_last(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(None), watcher.see(RUNS), lambda: begin(place), lambda: end(place)]
-    said = watcher.watch()
+    lines = watcher.watch()
     now = time.strftime("%H:")
-    assert said[1].startswith(f"job 12 unknown since {now}")
-    assert said[1].endswith(
+    assert lines[1].startswith(f"job 12 unknown since {now}")
+    assert lines[1].endswith(
         "(it waits: its nodes are still in use (Resources)): login1: Slurm gives no answer; ask again later"
     )
 
 
 def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
     watcher = Watcher(place)
-    said: list[str] = []
+    messages: list[str] = []
     log: list[bytes] = []
     watcher.meanwhile = [watcher.see(RUNS), lambda: begin(place, "a\n"), lambda: None, lambda: end(place)]
     env = FollowEnv(
         lambda name, copy_with: LocalHost(name), watcher._pause, lambda: watcher.now_s, watcher._ask
     )
     options = LogOptions(str(place.root), follow=True)
-    show_log("small", options, log.append, said.append, env)
+    show_log("small", options, log.append, messages.append, env)
     assert b"".join(log) == b"a\n"
-    assert said == [
+    assert messages == [
         "job 12 waits: its nodes are still in use (Resources)",
         "job 12 is running",
         "==> runs/small-1/logs/init-1.log <==",

@@ -15,7 +15,7 @@ from caffe_recipes.errors import InputError, RunFailed
 from caffe_recipes.run.monitor.cancel import CancelEnv, CancelOptions, cancel_run
 from caffe_recipes.run.signals import CANCEL
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, Submissions, submissions_path
-from tests.run.recorded_run import HERE, WHOLE, launched, started, tell, tell_run
+from tests.run.recorded_run import HERE, WHOLE, append_events, launched, started, write_run
 from tests.run.submit.fake_slurm import FakeJob, FakeSlurm
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class Canceller:
 
     def __init__(self, root: Path) -> None:
         self.root, self.slurm = root, FakeSlurm()
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.now_s = 0.0
         self.ended: dict[int, str] = {}
         self.at_pause: Callable[[], object] = lambda: None
 
     def cancel(self, run: str = "small", **options: object) -> None:
         env = CancelEnv(self.slurm.host, self._pause, lambda: self.now_s)
-        cancel_run(run, CancelOptions(str(self.root), **options), self.said.append, env)  # type: ignore[arg-type]
+        cancel_run(run, CancelOptions(str(self.root), **options), self.messages.append, env)  # type: ignore[arg-type]
 
     def submit(self, *jobs: FakeJob) -> None:
         journal = SubmissionJournal(submissions_path(self.root, "small"))
@@ -69,7 +69,7 @@ def wait_for(path: Path, text: str) -> None:
 
 def test_no_process_is_stopped_that_another_user_could_have_named(place: Place) -> None:
     with subprocess.Popen(["sleep", "60"]) as victim:
-        tell_run(place.root, place.recipe, started(pid=victim.pid), launched())
+        write_run(place.root, place.recipe, started(pid=victim.pid), launched())
         place.root.chmod(0o1777)
         with pytest.raises(InputError, match="can be changed by anybody; make it writable only by you"):
             Canceller(place.root).cancel()
@@ -84,7 +84,7 @@ def test_a_run_is_stopped_as_by_ctrl_c_and_waited_for(place: Place, now: bool) -
     wait_for(place.root / "runs/small-1/logs/init-1.log", "Iteration 4, lr")
     canceller = Canceller(place.root)
     canceller.cancel(now=now)
-    assert canceller.said[-1] == "stopped"
+    assert canceller.messages[-1] == "stopped"
     assert run.wait(600) == 128 + signal.SIGINT
     run.communicate()
     assert place.events()[-1]["event"] == "interrupted"
@@ -112,14 +112,14 @@ def test_a_run_that_is_already_stopping_keeps_its_snapshot(place: Place, first: 
 
 def test_a_run_of_an_earlier_version_is_sent_sigint(place: Place) -> None:
     script = "import signal, time; signal.signal(2, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
-    folder = tell_run(place.root, place.recipe)
+    folder = write_run(place.root, place.recipe)
     with (
         (folder / "journal.jsonl").open() as journal,
         subprocess.Popen([sys.executable, "-c", script], stdin=journal, stdout=subprocess.PIPE) as run,
     ):
         assert run.stdout is not None
         run.stdout.readline()
-        tell(folder, started(pid=run.pid), launched())
+        append_events(folder, started(pid=run.pid), launched())
         Canceller(place.root).cancel()
         assert run.wait(60) == 7
 
@@ -130,7 +130,7 @@ def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:
     canceller.cancel()
     assert canceller.cancels() == [("14",), ("13",), ("12",)]
     assert {each.outcome for each in canceller.journal().all} == {"cancelled"}
-    assert canceller.said == [
+    assert canceller.messages == [
         "job 14 (last) was cancelled",
         "job 13 (cyc1) was cancelled",
         "job 12 (init) was cancelled",
@@ -161,7 +161,7 @@ def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bo
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.slurm.ends = {12: "COMPLETED"}
     canceller.cancel(now=now)
-    assert canceller.said[-1] == "job 12 (init) was not cancelled, because it has completed"
+    assert canceller.messages[-1] == "job 12 (init) was not cancelled, because it has completed"
     assert canceller.journal().all[0].outcome == "submitted"
 
 
@@ -173,7 +173,7 @@ def test_now_leaves_no_time(tmp_path: Path) -> None:
 
 
 def test_a_job_of_the_user_s_own_sbatch_is_ended_though_nothing_is_written_of_it(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     canceller = Canceller(place.root)
     canceller.slurm.jobs[50] = FakeJob(50, "small", state="RUNNING")
     canceller.ended = {50: "FAILED"}
@@ -195,20 +195,20 @@ def test_a_job_of_another_cluster_is_cancelled_there(tmp_path: Path) -> None:
 
 
 def test_what_is_over_cannot_be_cancelled(place: Place) -> None:
-    tell_run(place.root, place.recipe, *WHOLE)
+    write_run(place.root, place.recipe, *WHOLE)
     with pytest.raises(InputError, match="small-1: nothing to cancel: it is finished"):
         Canceller(place.root).cancel()
 
 
 def test_a_process_on_another_host_is_to_be_cancelled_there(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(7, host="other"), launched())
+    write_run(place.root, place.recipe, started(7, host="other"), launched())
     with pytest.raises(InputError, match="its process 7 is on another host, other; cancel it"):
         Canceller(place.root).cancel()
 
 
 def test_a_process_that_has_another_s_number_is_sent_nothing(place: Place) -> None:
 
-    tell_run(place.root, place.recipe, started(os.getpid(), host=HERE), launched())
+    write_run(place.root, place.recipe, started(os.getpid(), host=HERE), launched())
     with pytest.raises(InputError, match="nothing to cancel: it is stopped"):
         Canceller(place.root).cancel()
 

@@ -15,7 +15,7 @@ from caffe_recipes.run.journal import Journal
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.logs import LogOptions, show_job_log, show_log
 from caffe_recipes.run.submit.submissions import Submission, SubmissionJournal, submissions_path
-from tests.run.recorded_run import LOG, WHOLE, failed, finished, launched, started, tell, tell_run
+from tests.run.recorded_run import LOG, WHOLE, append_events, failed, finished, launched, started, write_run
 
 if TYPE_CHECKING:
     from tests.run.conftest import Place
@@ -27,14 +27,14 @@ class Reader:
     def __init__(self, place: Place) -> None:
         self.place, self.now_s = place, 0.0
         self.log = b""
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.meanwhile: list[Callable[[], object]] = []
         self.until = time.monotonic() + 600
 
     def read(self, run: str = "small", **options: object) -> str:
         given = LogOptions(str(self.place.root), **options)  # type: ignore[arg-type]
         env = FollowEnv(lambda name, copy_with: LocalHost(name), self._pause, lambda: self.now_s)
-        show_log(run, given, self._write, self.said.append, env)
+        show_log(run, given, self._write, self.messages.append, env)
         return self.log.decode()
 
     def _write(self, data: bytes) -> None:
@@ -48,7 +48,7 @@ class Reader:
 
 
 def two_logs(place: Place) -> None:
-    folder = tell_run(
+    folder = write_run(
         place.root, place.recipe, started(), launched(), finished("init"), launched("cyc1"), log=LOG
     )
     (folder / "logs" / "cyc1-1.log").write_text("[0] of cyc1\n")
@@ -59,7 +59,7 @@ def test_the_log_of_the_phase_that_trains_is_written(place: Place, on: str | Non
     two_logs(place)
     reader = Reader(place)
     assert reader.read(on=on) == "[0] of cyc1\n"
-    assert reader.said == ["==> runs/small-1/logs/cyc1-1.log <=="]
+    assert reader.messages == ["==> runs/small-1/logs/cyc1-1.log <=="]
 
 
 def test_that_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> None:
@@ -69,12 +69,12 @@ def test_that_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> Non
 
 def test_the_words_of_a_rank_come_without_its_label(place: Place) -> None:
     two_logs(place)
-    said = Reader(place).read(phase="init", rank=1)
-    assert said == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
+    text = Reader(place).read(phase="init", rank=1)
+    assert text == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
 
 
 def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place) -> None:
-    folder = tell_run(
+    folder = write_run(
         place.root, place.recipe, started(), launched(), failed("init", "x"), launched("init", 2)
     )
     (folder / "logs" / "init-2.log").write_text("[0] again\n")
@@ -82,53 +82,55 @@ def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place
 
 
 @pytest.mark.parametrize(
-    ("phase", "said"),
+    ("phase", "message"),
     [
         ("cyc9", "runs/small-1: has no phase 'cyc9'; the phases are init, cyc1, last"),
         ("cyc1", "runs/small-1: phase cyc1 has not been launched; wait for it with -f"),
         (None, "runs/small-1: no phase has been launched; wait for it with -f"),
     ],
 )
-def test_a_log_that_is_not_there_is_one_line(place: Place, phase: str | None, said: str) -> None:
-    tell_run(place.root, place.recipe, started())
+def test_a_log_that_is_not_there_is_one_line(place: Place, phase: str | None, message: str) -> None:
+    write_run(place.root, place.recipe, started())
     with pytest.raises(InputError) as caught:
         Reader(place).read(phase=phase)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_a_log_is_followed_over_the_phases_until_the_run_is_finished(place: Place) -> None:
-    folder = tell_run(place.root, place.recipe, started(host="elsewhere"))
+    folder = write_run(place.root, place.recipe, started(host="elsewhere"))
     logs = folder / "logs"
     reader = Reader(place)
 
     def begin() -> None:
-        tell(folder, launched())
+        append_events(folder, launched())
         (logs / "init-1.log").write_text("a\nb")
 
-    def go_on() -> None:
+    def train_on() -> None:
         with (logs / "init-1.log").open("a") as file:
             file.write("b\nthe last")
-        tell(folder, finished("init"), launched("cyc1"))
+        append_events(folder, finished("init"), launched("cyc1"))
         (logs / "cyc1-1.log").write_text("c\n")
 
     def end() -> None:
         (logs / "last-1.log").write_text("d\n")
-        tell(folder, finished("cyc1"), launched("last"), finished("last"), WHOLE[-1])
+        append_events(folder, finished("cyc1"), launched("last"), finished("last"), WHOLE[-1])
 
-    reader.meanwhile = [begin, lambda: None, go_on, lambda: None, end]
+    reader.meanwhile = [begin, lambda: None, train_on, lambda: None, end]
     assert reader.read(follow=True) == "a\nbb\nthe last\nc\nd\n"
-    assert reader.said == [f"==> runs/small-1/logs/{phase}-1.log <==" for phase in ("init", "cyc1", "last")]
+    assert reader.messages == [
+        f"==> runs/small-1/logs/{phase}-1.log <==" for phase in ("init", "cyc1", "last")
+    ]
 
 
 def test_one_phase_is_followed_to_its_end(place: Place) -> None:
-    folder = tell_run(place.root, place.recipe, started(host="elsewhere"), launched(), log="a\n")
+    folder = write_run(place.root, place.recipe, started(host="elsewhere"), launched(), log="a\n")
     reader = Reader(place)
-    reader.meanwhile = [lambda: tell(folder, finished("init"), launched("cyc1"))]
+    reader.meanwhile = [lambda: append_events(folder, finished("init"), launched("cyc1"))]
     assert reader.read(follow=True, phase="init") == "a\n"
 
 
 def test_a_follower_of_a_run_that_fails_sees_what_attach_shows(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"), log="a\nb")
+    write_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"), log="a\nb")
     reader = Reader(place)
     with pytest.raises(RunFailed, match="phase init: failed: the loss is nan"):
         reader.read(follow=True)
@@ -160,9 +162,9 @@ def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> 
     options = LogOptions(str(place.root))
     given = str(place.recipe) if run == "YAML" else run
     with pytest.raises(InputError, match="no such file: job 12 has not started; see caffe-recipes status"):
-        show_job_log(given, options, reader._write, reader.said.append)
+        show_job_log(given, options, reader._write, reader.messages.append)
     output.write_text("module: not found\n")
-    show_job_log(given, options, reader._write, reader.said.append)
+    show_job_log(given, options, reader._write, reader.messages.append)
     assert reader.log == b"module: not found\n"
 
 
@@ -189,7 +191,9 @@ def read_job(place: Place, *jobs: Job) -> str:
         return jobs
 
     reader = Reader(place)
-    show_job_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, FollowEnv(ask=ask))
+    show_job_log(
+        "small", LogOptions(str(place.root)), reader._write, reader.messages.append, FollowEnv(ask=ask)
+    )
     return reader.log.decode()
 
 
@@ -215,7 +219,7 @@ def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
 
 
 def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     output = place.root / "slurm-50.out"
     output.write_text("mine")
     assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
@@ -224,7 +228,7 @@ def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> Non
 
 
 def test_where_slurm_does_not_tell_it_that_is_one_line(place: Place) -> None:
-    tell_run(place.root, place.recipe, started(host="node7", job="50"), launched())
+    write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     with pytest.raises(InputError, match="small: the output file of job 50 is not known to Slurm; it"):
         read_job(place, Job(50, "mine", State.RUNNING))
 
@@ -237,8 +241,10 @@ def test_a_run_that_a_job_is_to_begin_has_no_log_and_why(place: Place) -> None:
         return (Job(12, "small-a", State.PENDING, reason="Resources"),)
 
     with pytest.raises(InputError) as caught:
-        show_log("small", LogOptions(str(place.root)), reader._write, reader.said.append, FollowEnv(ask=ask))
+        show_log(
+            "small", LogOptions(str(place.root)), reader._write, reader.messages.append, FollowEnv(ask=ask)
+        )
     assert str(caught.value) == (
         "small: job 12 waits: its nodes are still in use (Resources); wait for its log with -f"
     )
-    assert reader.said == []
+    assert reader.messages == []

@@ -129,9 +129,9 @@ def with_checkpoints(look: NodeView) -> NodeView:
 
 def counted(look: NodeView, subject: str) -> float:
     """Return the bytes of snapshots that a row says it counts on, three digits of them."""
-    said = next(one.message for one in check_disk(look) if one.subject == subject)
-    found = re.search(r"for ([\d.]+) (k|M)B of snapshots", said)
-    assert found, said
+    message = next(one.message for one in check_disk(look) if one.subject == subject)
+    found = re.search(r"for ([\d.]+) (k|M)B of snapshots", message)
+    assert found, message
     return float(found[1]) * {"k": 1e3, "M": 1e6}[found[2]]
 
 
@@ -147,17 +147,17 @@ def test_files_under_the_names_of_snapshots_must_be_ours(look: NodeView, place: 
 
 
 @pytest.mark.parametrize(
-    ("folder", "said"),
+    ("folder", "expected"),
     [
         (replace(ROOM, writable=False), "cannot be written to"),
         (replace(ROOM, open_to_all=True), "anybody can replace the files in it"),
     ],
 )
-def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: Folder, said: str) -> None:
+def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: Folder, expected: str) -> None:
     folders = look.facts["localhost"].folders
     found = check_snapshots(changed(look, folders=dict.fromkeys(folders, folder)))
     assert [one.mark for one in found] == ["failed"]
-    assert said in found[0].message
+    assert expected in found[0].message
 
 
 def test_so_many_files_of_others_that_not_all_are_checked_are_a_problem_of_their_own(look: NodeView) -> None:

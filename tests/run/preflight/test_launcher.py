@@ -32,7 +32,7 @@ def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -
 
 
 @pytest.mark.parametrize(
-    ("by_rank", "said", "hosts", "mark"),
+    ("by_rank", "expected", "hosts", "mark"),
     [
         (
             {0: "node-b", 1: "node-b", 2: "node-a", 3: "node-a"},
@@ -47,10 +47,10 @@ def test_ranks_where_the_hostfile_has_them_are_not_a_finding(setting: Setting) -
     ],
 )
 def test_ranks_elsewhere_are_reported_with_their_hosts(
-    setting: Setting, by_rank: dict[int, str], said: str, hosts: tuple[str, ...], mark: str
+    setting: Setting, by_rank: dict[int, str], expected: str, hosts: tuple[str, ...], mark: str
 ) -> None:
     found = misplaced_ranks(RankPlaces(by_rank, TWO, 2), setting)
-    assert [(one.mark, one.hosts) for one in found if said in one.message] == [(mark, hosts)]
+    assert [(one.mark, one.hosts) for one in found if expected in one.message] == [(mark, hosts)]
 
 
 @pytest.mark.parametrize(("by_slurm", "starts", "is_started"), [(True, 2, True), (False, 1, False)])

@@ -66,9 +66,9 @@ def test_two_names_of_one_machine_are_reported(look: NodeView) -> None:
     boots = {name: replace(known, host=name, node_name=name) for name in look.facts}
     assert only(check_hosts(replace(look, facts=boots)))[0] == "ok"
     twice = {**boots, "n3": replace(boots["n3"], node_name="n1")}
-    mark, hosts, said = only(check_hosts(replace(look, facts=twice)))
+    mark, hosts, message = only(check_hosts(replace(look, facts=twice)))
     assert (mark, hosts) == ("failed", ("n3",))
-    assert said.startswith("n3: is the same machine as n1: n1; leave one of the two names out")
+    assert message.startswith("n3: is the same machine as n1: n1; leave one of the two names out")
     other = {**twice, "n3": replace(twice["n3"], boot_id="2")}
     assert only(check_hosts(replace(look, facts=other)))[0] == "ok"
 
@@ -80,14 +80,14 @@ def test_a_root_that_a_node_lacks_is_reported_with_what_all_nodes_share(look: No
         for name, facts in look.facts.items()
     }
     known["n2"] = replace(known["n2"], root_inode=None)
-    said = only(check_hosts(replace(look, facts=known)))[2]
+    message = only(check_hosts(replace(look, facts=known)))[2]
     assert (
-        said
+        message
         == f"n2:{root}: no such folder there; the Caffe root must be on a file system that all hosts share"
     )
     profile = look.setting.profile.model_copy(update={"shared_folder": "/work"})
-    said = only(check_hosts(replace(look, facts=known, setting=replace(look.setting, profile=profile))))[2]
-    assert said.endswith("the Caffe root must be below /work")
+    message = only(check_hosts(replace(look, facts=known, setting=replace(look.setting, profile=profile))))[2]
+    assert message.endswith("the Caffe root must be below /work")
 
 
 def test_ranks_of_another_launch_are_reported_with_their_hosts(look: NodeView) -> None:
@@ -116,9 +116,9 @@ def test_on_this_machine_another_launch_is_a_warning_with_its_processes(look: No
 
     def warned(ranks: dict[tuple[str, int], RankOwner]) -> str:
         alone = replace(changed(look, ranks=ranks), setting=replace(look.setting, hosts=hosts))
-        mark, names, said = only(check_launches(alone))
+        mark, names, message = only(check_launches(alone))
         assert (mark, names) == ("warn", ("n2",))
-        return said
+        return message
 
     one, two = (("ab/init-1", 0), RankOwner(953, "alice")), (("ab/init-1", 1), RankOwner(954, "alice"))
     assert "1 rank of another launch, ab/init-1, is running here (user alice, process 953); " in warned(
@@ -151,9 +151,9 @@ def test_a_node_whose_numbering_crowds_mlsls_servers_on_one_socket_is_reported(l
     )
     assert only(check_cores(there)) == ("ok", (), "2 x 24 cores per host, 48 needed")
     by_socket = numbered({core: core // 24 for core in range(48)})
-    mark, hosts, said = only(check_cores(changed(there, processors=by_socket)))
+    mark, hosts, message = only(check_cores(changed(there, processors=by_socket)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith(
+    assert message.startswith(
         "n2: numbers its cores by-socket: of MLSL's servers on cores 39,38,43,42, its sockets get 0 and 4; "
     )
 
@@ -165,17 +165,17 @@ def test_a_node_with_another_core_numbering_than_the_profile_is_reported(look: N
     spread = recipe.cluster.mlsl.model_copy(update={"server_affinity": (22, 23, 46, 47)})
     cluster = recipe.cluster.model_copy(update={"mlsl": spread})
     setting = replace(look.setting, recipe=recipe.model_copy(update={"cluster": cluster}))
-    mark, hosts, said = only(check_cores(replace(by_socket, setting=setting)))
+    mark, hosts, message = only(check_cores(replace(by_socket, setting=setting)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith(
+    assert message.startswith(
         "n2: numbers its cores by-socket, but the profile says alternate; check the profile"
     )
 
 
 def test_a_job_that_gives_part_of_a_node_is_reported(look: NodeView) -> None:
-    mark, hosts, said = only(check_cores(changed(look, usable=24)))
+    mark, hosts, message = only(check_cores(changed(look, usable=24)))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: makes 24 of 96 processors available, but 48 are needed")
+    assert message.startswith("n2: makes 24 of 96 processors available, but 48 are needed")
 
 
 def test_cores_that_a_list_of_places_names_must_be_there(look: NodeView) -> None:
@@ -203,9 +203,9 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) ->
 def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: NodeView) -> None:
     assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not tell
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
-    mark, hosts, said = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
+    mark, hosts, message = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
     assert (mark, hosts) == ("warn", ("n2",))
-    assert said.startswith("n2: has 50 GB in /tmp, but 144 GB is expected; check the profile")
+    assert message.startswith("n2: has 50 GB in /tmp, but 144 GB is expected; check the profile")
     assert check_tmp(replace(look, setting=replace(look.setting, profile=load_profile("mpich")))) == []
 
 

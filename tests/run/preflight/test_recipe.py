@@ -42,44 +42,44 @@ def call(place: Place, *words: str) -> tuple[int, str, str]:
 
 def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
     before = place.tree()
-    code, said, complained = call(place)
-    assert (code, complained) == (0, "")
-    assert said.splitlines()[-1].endswith("start the training with `run`")
+    code, stdout, stderr = call(place)
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines()[-1].endswith("start the training with `run`")
     # A warning is not a failure: tests that run beside this one may have launched ranks on this machine.
-    assert not [line for line in said.splitlines() if line.startswith("failed")]
-    assert "ok      trainer        ./caffe trains, and supports lr_policy fixed\n" in said
+    assert not [line for line in stdout.splitlines() if line.startswith("failed")]
+    assert "ok      trainer        ./caffe trains, and supports lr_policy fixed\n" in stdout
     assert place.tree() == before
 
 
 def test_a_check_that_fails_is_exit_1_and_reported_as_json_too(place: Place) -> None:
     (place.root / "data/test_lmdb/data.mdb").write_bytes(b"")
-    code, said, _ = call(place)
+    code, stdout, _ = call(place)
     assert code == 1
-    assert said.splitlines()[-1] == "1 check failed (test data): fix what is listed above, and try again"
-    code, said, _ = call(place, "--json")
+    assert stdout.splitlines()[-1] == "1 check failed (test data): fix what is listed above, and try again"
+    code, stdout, _ = call(place, "--json")
     assert code == 1
-    failed = [one for one in json.loads(said) if one["mark"] == "failed"]
+    failed = [one for one in json.loads(stdout) if one["mark"] == "failed"]
     assert [(one["subject"], one["hosts"]) for one in failed] == [("test data", [])]
 
 
 def test_an_image_that_is_smaller_than_the_crop_fails_with_both_numbers(place: Place) -> None:
     text = place.recipe.read_text()
     place.recipe.write_text(text.replace("crop_size: 28\n", "crop_size: 32\n"))
-    code, said, _ = call(place)
+    code, stdout, _ = call(place)
     assert code == 1
     problem = (
         "has an image of 28x28 pixels, which is smaller than crop_size: 32; write `crop_size: 28`, or less, "
         "in the recipe, or use larger images"
     )
     root = place.root.resolve()
-    assert f"failed  training data  {root}/data/train_lmdb: {problem}\n" in said
-    assert f"failed  test data      {root}/data/test_lmdb: {problem}\n" in said
+    assert f"failed  training data  {root}/data/train_lmdb: {problem}\n" in stdout
+    assert f"failed  test data      {root}/data/test_lmdb: {problem}\n" in stdout
     resized = "train_val: {random_aspect_ratio: {min_area_ratio: 0.08, aspect_ratio_change: 0.75}}"
     text = place.recipe.read_text().replace("train_val: {}", resized)
     text = text.replace("net: train_val_noaug, base_lr", "net: train_val, base_lr")
     place.recipe.write_text(text.replace("batch_size: 16}", "batch_size: 16, shorter_side_px: 32}"))
-    code, said, _ = call(place)
-    assert code == 0, said
+    code, stdout, _ = call(place)
+    assert code == 0, stdout
 
 
 def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> None:
@@ -89,10 +89,11 @@ def test_digits_that_will_be_built_are_as_large_as_the_crop(place: Place) -> Non
         "data:\n", "data:\n  prepare: digits\n"
     )
     path.write_text(text.replace("crop_size: 28\n", "crop_size: 40\n"))
-    code, said, _ = call(place)
+    code, stdout, _ = call(place)
     assert code == 1
     assert (
-        "data/digits_train_lmdb: has an image of 32x32 pixels, which is smaller than crop_size: 40; " in said
+        "data/digits_train_lmdb: has an image of 32x32 pixels, which is smaller than crop_size: 40; "
+        in stdout
     )
 
 
@@ -136,23 +137,23 @@ def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> No
 
 
 def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
-    code, said, complained = call(place, "--hostfile", "nowhere")
-    assert (code, said) == (2, "")
-    assert complained.startswith("Error: nowhere: ")
+    code, stdout, stderr = call(place, "--hostfile", "nowhere")
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("Error: nowhere: ")
 
 
 def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(Exception, match="cyc1"):
         place.run()
-    code, said, _ = call(place)
-    assert code == 0, said
-    assert "starts from    runs/small-1/snapshots/small_init_iter_8.caffemodel\n" in said
+    code, stdout, _ = call(place)
+    assert code == 0, stdout
+    assert "starts from    runs/small-1/snapshots/small_init_iter_8.caffemodel\n" in stdout
     kept = place.root / "runs/small-1/snapshots/small_init_iter_8.caffemodel"
     kept.write_bytes(kept.read_bytes()[:-1])
-    code, said, _ = call(place)
+    code, stdout, _ = call(place)
     assert code == 1
-    assert "is no longer the snapshot that phase init finished with" in said
+    assert "is no longer the snapshot that phase init finished with" in stdout
     assert call(place, "--new")[0] == 0
 
 
@@ -191,8 +192,8 @@ def test_checkpoints_are_counted_on_the_disk_if_there_are_to_be_any(place: Place
 def test_a_source_outside_the_root_may_be_named_relative_to_it(place: Place) -> None:
     (place.root / "data/train_lmdb").rename(place.root.parent / "train_lmdb")
     place.edit("source: data/train_lmdb", "source: ../train_lmdb")
-    code, said, complained = call(place)
-    assert (code, complained) == (0, ""), said
+    code, stdout, stderr = call(place)
+    assert (code, stderr) == (0, ""), stdout
 
 
 def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
@@ -201,10 +202,10 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     wait_until_trained(place)
     running = f"small-1 is running (process {run.pid} on {socket.gethostname()})"
     assert tried(place) == {running}
-    code, said, _ = call(place)
+    code, stdout, _ = call(place)
     watch = "watch it with `caffe-recipes attach small-1`, or see `caffe-recipes status small`"
     outcome = f"no check failed; {running}; not tried while it runs: launcher, trainer; {watch}"
-    assert (code, said.splitlines()[-1]) == (0, outcome)
+    assert (code, stdout.splitlines()[-1]) == (0, outcome)
     assert tried(place, "--new") == {running}
     run.kill()
     run.communicate()
@@ -212,13 +213,13 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
     assert tried(place, "--new") == {"the mpiexec of a killed run is still running"}
     follower = place.start()
     assert follower.stdout is not None
-    said = ""
-    while "is still training; continuing with it" not in said:
+    stdout = ""
+    while "is still training; continuing with it" not in stdout:
         line = follower.stdout.readline()
-        assert line, said
-        said += line
+        assert line, stdout
+        stdout += line
     for subject in ("launcher", "trainer"):
-        assert f"warn    {subject:15}not tried: a launch of this run is under way\n" in said
+        assert f"warn    {subject:15}not tried: a launch of this run is under way\n" in stdout
     (place.root / "release").touch()
     follower.communicate(timeout=600)
     assert follower.returncode == 0

@@ -43,15 +43,17 @@ def spare(name: str, change: Change = str) -> StandInHost:
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         running = LocalHost().start(argv, 60)
         done = running.finish(60, stdin)
-        said = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
+        output = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
         # What other tests use of this machine is theirs.
-        said = re.sub(r"^\S+: (memory MemAvailable.*|rank \d+ \d+ [0-9a-f]{16}/.*)\n", "", said, flags=re.M)
-        return Completed(done.returncode, change(said), done.stderr)
+        output = re.sub(
+            r"^\S+: (memory MemAvailable.*|rank \d+ \d+ [0-9a-f]{16}/.*)\n", "", output, flags=re.M
+        )
+        return Completed(done.returncode, change(output), done.stderr)
 
     return StandInHost(name, answer)
 
 
-def told(look: NodeView, *spares: StandInHost, policy: Policy | None = None) -> list[CheckResult]:
+def results_of(look: NodeView, *spares: StandInHost, policy: Policy | None = None) -> list[CheckResult]:
     hosts = {host.name: host for host in spares}
     policy = policy or look.setting.policy
     setting = replace(look.setting, spares=tuple(hosts), connect=lambda name: hosts[name], policy=policy)
@@ -63,44 +65,44 @@ def told(look: NodeView, *spares: StandInHost, policy: Policy | None = None) -> 
 
 
 def test_without_spares_there_is_nothing_to_tell(look: NodeView) -> None:
-    assert told(look) == []
+    assert results_of(look) == []
 
 
 def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
-    found = told(look, spare("n8"), spare("n9"))
+    found = results_of(look, spare("n8"), spare("n9"))
     assert [(one.mark, one.message) for one in found] == [("ok", "n[8-9]: no problems found")]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
-        (lambda said: said.replace(": program program", ": program absent"), "no such program there"),
-        (lambda said: re.sub(r": root \d+", ": root -", said), "no such folder there"),
+        (lambda text: text.replace(": program program", ": program absent"), "no such program there"),
+        (lambda text: re.sub(r": root \d+", ": root -", text), "no such folder there"),
         (
-            lambda said: re.sub(r"^(\S+: folder \d+) \d+", r"\1 9", said, flags=re.M),
+            lambda text: re.sub(r"^(\S+: folder \d+) \d+", r"\1 9", text, flags=re.M),
             "has 9 bytes free, but the LMDB needs",
         ),
         (
-            lambda said: re.sub(
-                r"^(\S+:) usable", r"\1 rank 3 95 ab/init-1 alice\n\1 usable", said, flags=re.M
+            lambda text: re.sub(
+                r"^(\S+:) usable", r"\1 rank 3 95 ab/init-1 alice\n\1 usable", text, flags=re.M
             ),
             "1 rank of another launch, ab/init-1",
         ),
-        (lambda said: said.replace("name n9", "name NAME"), "is the same machine as localhost"),
+        (lambda text: text.replace("name n9", "name NAME"), "is the same machine as localhost"),
     ],
 )
-def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: Change, said: str) -> None:
+def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: Change, expected: str) -> None:
     name = look.facts["localhost"].node_name
-    found = told(
+    found = results_of(
         look, spare("n8"), spare("n9", lambda text: change(text).replace("name NAME", f"name {name}"))
     )
     assert [(one.mark, one.hosts, one.unfit) for one in found] == [("warn", ("n9",), True)]
-    assert said in found[0].message
+    assert expected in found[0].message
 
 
 def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
     silent = StandInHost("n9", fault=HostFailed("n9", "did not respond for 15 s", "check the host"))
-    found = told(look, silent, spare("n8"))
+    found = results_of(look, silent, spare("n8"))
     assert [(one.message, one.unfit) for one in found] == [
         ("n9: did not respond for 15 s; check the host", True)
     ]
@@ -108,47 +110,51 @@ def test_a_spare_that_cannot_be_reached_is_unfit(look: NodeView) -> None:
 
 def test_a_spare_whose_clock_is_wrong_may_be_used(look: NodeView) -> None:
     late = spare(
-        "n9", lambda said: re.sub(r": clock (\d+)", lambda found: f": clock {int(found[1]) - 99}", said)
+        "n9", lambda text: re.sub(r": clock (\d+)", lambda found: f": clock {int(found[1]) - 99}", text)
     )
-    found = told(look, late)
+    found = results_of(look, late)
     assert [(one.mark, one.unfit) for one in found] == [("warn", False)]
     assert re.search(r"n9: its clock is (98|99)\.\d s behind this machine's", found[0].message)
 
 
 def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView, place: Place) -> None:
     (place.root / "caffe").write_text("#!/bin/sh\necho no licence\nexit 1\n")
-    assert [one.mark for one in told(look, spare("n9"))] == ["ok"]
-    found = told(look, spare("n9"), policy=Policy("replace"))
+    assert [one.mark for one in results_of(look, spare("n9"))] == ["ok"]
+    found = results_of(look, spare("n9"), policy=Policy("replace"))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
     assert (
         "exits with 1, but does not print `Optimization Done.`; its last line: no licence" in found[0].message
     )
-    assert told(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
+    assert (
+        results_of(replace(look, under_way="a launch"), spare("n9"), policy=Policy("replace"))[0].mark == "ok"
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda said: re.sub(FOLDER, r"\1 9 ", said, flags=re.M), "has 9 bytes free, "),
-        (lambda said: re.sub(f"{FOLDER}1", r"\1 \2 0", said, flags=re.M), "cannot be written to"),
+        (lambda text: re.sub(FOLDER, r"\1 9 ", text, flags=re.M), "has 9 bytes free, "),
+        (lambda text: re.sub(f"{FOLDER}1", r"\1 \2 0", text, flags=re.M), "cannot be written to"),
     ],
 )
-def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(place: Place, change: Change, said: str) -> None:
+def test_a_spare_that_cannot_hold_snapshots_trains_no_branch(
+    place: Place, change: Change, message: str
+) -> None:
     last = "  - {name: last, "
     place.edit(last, f"{last.replace('last', 'side')}{SIDE}{last}weights: cyc1, ")
     place.edit("data/train_lmdb, images: 128", "no_such_lmdb, images: 128")
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
     look = look_at_nodes(setting, plan_chain(setting.recipe, "runs/small-1"), RunState())
-    assert [one.mark for one in told(look, spare("n9", change))] == ["ok"]
+    assert [one.mark for one in results_of(look, spare("n9", change))] == ["ok"]
     beside = replace(look, setting=replace(look.setting, side_by_side=True))
-    assert [one.mark for one in told(beside, spare("n9"))] == ["ok"]
-    found = told(beside, spare("n8"), spare("n9", change))
+    assert [one.mark for one in results_of(beside, spare("n9"))] == ["ok"]
+    found = results_of(beside, spare("n8"), spare("n9", change))
     assert [(one.hosts, one.unfit) for one in found] == [(("n9",), True)]
-    assert said in found[0].message
+    assert message in found[0].message
     steps = plan_steps(setting.recipe)
     line = {step.phase: Finish(step.phase, "", "", 1.0, None, None) for step in steps}
     trained = replace(beside, state=RunState(finished=line))
-    assert [one.mark for one in told(trained, spare("n9", change))] == ["ok"], "no branch is left"
+    assert [one.mark for one in results_of(trained, spare("n9", change))] == ["ok"], "no branch is left"
 
 
 def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
@@ -156,6 +162,6 @@ def test_a_run_leaves_unfit_spares_out(place: Place) -> None:
     (place.root / "caffe").write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(ClusterError, match=r"\./caffe: exits with 1"):
         place.run(policy=Policy("replace"))
-    said = place.output.getvalue()
-    assert "warn    spares         127.0.0.1: is the same machine as localhost" in said
-    assert "checking again" not in said
+    output = place.output.getvalue()
+    assert "warn    spares         127.0.0.1: is the same machine as localhost" in output
+    assert "checking again" not in output

@@ -67,7 +67,7 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "said"),
+    ("attempt", "expected"),
     [
         (Attempt(0, DONE), None),
         (Attempt(134, FATAL), "fails: Unknown learning rate policy: poly_cyc"),
@@ -80,9 +80,9 @@ def test_the_net_of_a_trial_needs_no_data() -> None:
         (Attempt(139, "Segmentation fault"), "exits with 139, .* its last line: Segmentation fault"),
     ],
 )
-def test_a_trial_is_judged_by_its_log(attempt: Attempt, said: str | None) -> None:
+def test_a_trial_is_judged_by_its_log(attempt: Attempt, expected: str | None) -> None:
     seen = find_trainer(load_recipe("digits-local")).judge(attempt, 120)
-    assert seen is None if said is None else re.search(said, seen or "")
+    assert seen is None if expected is None else re.search(expected, seen or "")
 
 
 def test_one_process_that_knows_of_no_other_ranks_is_started_in_a_folder_of_its_own(
@@ -149,5 +149,5 @@ def test_a_tmp_that_takes_no_file_is_reported_once_with_its_reason(
     monkeypatch.setenv("TMPDIR", str(missing))
     with pytest.raises(NodeRefusal) as caught:
         call(LocalHost("n1"), "trial", "try", "5", "0", "0")
-    said = f"n1: cannot be tried: cannot write to {missing}: No such file or directory"
-    assert str(caught.value) == said
+    message = f"n1: cannot be tried: cannot write to {missing}: No such file or directory"
+    assert str(caught.value) == message

@@ -22,7 +22,7 @@ class Desk:
 
     root: Path
     slurm: FakeSlurm = field(default_factory=FakeSlurm)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     paused: list[float] = field(default_factory=list)
 
     @property
@@ -34,7 +34,7 @@ class Desk:
 
     def submit(self, **more: object) -> list[Submission]:
         env = SubmitEnv(self.slurm.host, self.paused.append, lambda: 1_700_000_000.0)
-        return submit_chain(load_recipe(self.recipe), self.options(**more), self.said.append, env)
+        return submit_chain(load_recipe(self.recipe), self.options(**more), self.messages.append, env)
 
     def describe(self, *, with_scripts: bool = False, **more: object) -> str:
         return describe_submission(load_recipe(self.recipe), self.options(**more), with_scripts=with_scripts)

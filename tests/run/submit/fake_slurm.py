@@ -87,13 +87,13 @@ class FakeSlurm:
     def _sbatch(self, call: tuple[str, ...]) -> Completed:
         name = _option(call, "--job-name")
         if "--test-only" in call and any(word.startswith("--exclude=") for word in call):
-            said = self.refuses_excluding
-            return Completed(1 if said else 0, "", f"{said}\n")
+            refusal = self.refuses_excluding
+            return Completed(1 if refusal else 0, "", f"{refusal}\n")
         if "--test-only" in call:
             return Completed(1 if self.refuses_tests else 0, "", f"sbatch: error: {self.refuses_tests}\n")
-        for suffix, said in self.refuses.items():
+        for suffix, refusal in self.refuses.items():
             if name.endswith(suffix):
-                return Completed(1, "", f"sbatch: error: {said}\n")
+                return Completed(1, "", f"sbatch: error: {refusal}\n")
         job_id = 12 + len(self.jobs)
         self.jobs[job_id] = FakeJob(job_id, name, call)
         return (

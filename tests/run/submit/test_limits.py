@@ -52,7 +52,7 @@ def test_another_partition_is_proposed_only_where_the_profile_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partition", "nodes", "said"),
+    ("partition", "nodes", "expected"),
     [
         (None, 200, "site: wide allows at most 128 nodes, and the recipe needs 200; use another machine"),
         (
@@ -63,12 +63,12 @@ def test_another_partition_is_proposed_only_where_the_profile_has_one() -> None:
         ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
 )
-def test_what_the_profile_does_not_give_is_reported(partition: str | None, nodes: int, said: str) -> None:
+def test_what_the_profile_does_not_give_is_reported(partition: str | None, nodes: int, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         choose_partition(
             profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None
         )
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected)
 
 
 def test_without_a_partition_the_default_s_limits_count() -> None:

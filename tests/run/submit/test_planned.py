@@ -66,7 +66,7 @@ def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("--exclude=/etc/nodes", "'/etc/nodes' is a file; give the names of the nodes"),
         ("--exclude=n[1", "is not a node list"),
@@ -74,13 +74,13 @@ def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk
         ("-x", "is not a node list"),
     ],
 )
-def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> None:
-    with pytest.raises(CaffeRecipesError, match=f"--exclude: .*{said}"):
+def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, message: str) -> None:
+    with pytest.raises(CaffeRecipesError, match=f"--exclude: .*{message}"):
         requests(desk, sbatch_options=(word,))
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("other.sbatch", "'other.sbatch' is not an option of sbatch; write --name=value"),
         ("--", "'--' is not an option"),
@@ -90,8 +90,8 @@ def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, said: str) -> 
         ("--wrap=true", "--wrap is set by submit; submit the script with sbatch to use it"),
     ],
 )
-def test_what_a_submit_says_itself_cannot_be_said_again(desk: Desk, word: str, said: str) -> None:
-    with pytest.raises(InputError, match=f"--sbatch-option: {said}"):
+def test_what_a_submit_says_itself_cannot_be_said_again(desk: Desk, word: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"--sbatch-option: {message}"):
         requests(desk, sbatch_options=(word,))
 
 

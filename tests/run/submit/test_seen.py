@@ -85,9 +85,9 @@ def test_a_job_that_was_cancelled_has_not_failed() -> None:
 def test_a_job_of_a_user_s_own_that_sigterm_ended_was_cancelled() -> None:
     own = submitted_by_hand("small", 50, 0.0)
 
-    def tell(**end: int) -> str:
+    def description(**end: int) -> str:
         (seen,) = query_jobs([own], lambda ids, names: [Job(50, "mine", State.FAILED, **end)])  # type: ignore[arg-type]
         return describe_job(seen)
 
-    assert tell(exit_code=143) == tell(signal=15) == "was cancelled, and stopped cleanly"
-    assert tell(exit_code=3) == "has failed with exit code 3; see its log"
+    assert description(exit_code=143) == description(signal=15) == "was cancelled, and stopped cleanly"
+    assert description(exit_code=3) == "has failed with exit code 3; see its log"

@@ -13,7 +13,7 @@ import pytest
 from caffe_recipes.cluster.commands import Completed
 from caffe_recipes.errors import ClusterError, InputError, RunFailed
 from caffe_recipes.run.journal import Journal
-from tests.run.recorded_run import WHOLE, failed, finished, launched, started, tell_run
+from tests.run.recorded_run import WHOLE, failed, finished, launched, started, write_run
 from tests.run.submit.fake_slurm import FakeJob, FakeSlurm
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def test_a_chain_is_submitted_once_under_a_name_of_its_own(desk: Desk) -> None:
     (job,) = desk.submit(time_s=3600.0)
     assert (job.outcome, job.job_id) == ("submitted", 12)
     (call,) = desk.slurm.submitted()
-    said = options_of(call)
-    assert re.fullmatch(r"small-[0-9a-f]{6}", said["--job-name"])
-    assert said["--time"] == "01:00:00"
-    assert said["--output"] == str(desk.root / "runs" / f"{job.name}.out").replace("%", "%%")
+    options = options_of(call)
+    assert re.fullmatch(r"small-[0-9a-f]{6}", options["--job-name"])
+    assert options["--time"] == "01:00:00"
+    assert options["--output"] == str(desk.root / "runs" / f"{job.name}.out").replace("%", "%%")
     assert call[-1] == str(desk.root / "jobs/small/chain.sbatch")
-    assert desk.said[-1] == f"submitted as job 12 ({job.name})"
+    assert desk.messages[-1] == f"submitted as job 12 ({job.name})"
 
 
 def test_what_a_job_needs_to_find_us_is_in_its_environment(desk: Desk) -> None:
@@ -66,7 +66,7 @@ def test_a_submit_that_was_killed_after_sbatch_is_not_done_again(desk: Desk) -> 
     assert not all(each.is_settled for each in desk.journal().all)
     (adopted,) = desk.submit(time_s=3600.0)
     assert (adopted.name, adopted.job_id, adopted.outcome) == (job.name, 12, "submitted")
-    assert f"job 12 was already submitted ({job.name}); it waits: " in desk.said[-1]
+    assert f"job 12 was already submitted ({job.name}); it waits: " in desk.messages[-1]
     assert len(desk.slurm.submitted()) == 1
 
 
@@ -145,7 +145,7 @@ def test_a_slurm_that_is_away_for_a_moment_is_asked_again(desk: Desk) -> None:
     desk.slurm.is_away, desk.paused = True, ThreePauses(desk.slurm)
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
     assert len(desk.slurm.submitted()) == 1
-    assert [line for line in desk.said if line.endswith("trying again")] != []
+    assert [line for line in desk.messages if line.endswith("trying again")] != []
 
 
 def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(desk: Desk) -> None:
@@ -172,7 +172,7 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"partition": "lnog"}, r"Slurm has no partition 'lnog'; the partitions are debug, long"),
         ({"spares": 4}, r"debug has 4 nodes, and the job needs 5; it would never start"),
@@ -181,10 +181,10 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
     ],
 )
 def test_what_slurm_would_not_run_is_one_line_before_anything_is_written(
-    desk: Desk, given: dict[str, object], said: str
+    desk: Desk, given: dict[str, object], message: str
 ) -> None:
     before = desk.files()
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         desk.submit(**{"time_s": 3600.0, **given})
     assert "\n" not in str(caught.value)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
@@ -201,11 +201,11 @@ def test_a_machine_where_slurm_is_not_configured_says_so_at_once(desk: Desk, *, 
     if was_submitted:
         desk.submit(time_s=3600.0)
     desk.slurm.is_configured = False
-    said = (
+    message = (
         r"login1: Slurm is not configured here \(Could not establish a configuration source\); submit on a "
         "login node of the Slurm cluster; --dry-run shows what would be submitted"
     )
-    with pytest.raises(ClusterError, match=said) as caught:
+    with pytest.raises(ClusterError, match=message) as caught:
         desk.submit(time_s=3600.0)
     assert (caught.value.exit_code, desk.paused) == (2, [])
 
@@ -222,7 +222,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
     desk.slurm.nodes = "debug|up|2:00:00|4|drained|n[1-4]\n"
     desk.slurm.refuses_tests = "allocation failure: Requested node configuration is not available"
     assert desk.submit(time_s=3600.0)
-    assert desk.said[0] == (
+    assert desk.messages[0] == (
         "debug has 0 working nodes now, but the job needs 1; "
         "it will wait until more nodes are up; see sinfo -R"
     )
@@ -234,7 +234,7 @@ def test_nodes_that_are_drained_now_are_waited_for(desk: Desk) -> None:
 
 def test_without_an_estimate_the_partition_s_own_time_is_reported(desk: Desk) -> None:
     desk.submit()
-    assert "time: not known, using the default of debug, 30 min; give --time to change it" in desk.said
+    assert "time: not known, using the default of debug, 30 min; give --time to change it" in desk.messages
     assert "--time" not in options_of(desk.slurm.submitted()[0])
 
 
@@ -258,9 +258,13 @@ def test_what_a_profile_says_among_its_options_counts_as_well(desk: Desk) -> Non
         f"name: site\ntitle: A site\nslurm: {{requires: [account, qos], options: {options}}}\n"
     )
     desk.submit(profile=str(profile), time_s=3 * 3600.0)  # debug gives two hours
-    said = options_of(desk.slurm.submitted()[0])
-    assert (said["--partition"], said["--account"], said["--qos"]) == ("long", "physics", "big")
-    assert "--exclusive" in said
+    sbatch_options = options_of(desk.slurm.submitted()[0])
+    assert (sbatch_options["--partition"], sbatch_options["--account"], sbatch_options["--qos"]) == (
+        "long",
+        "physics",
+        "big",
+    )
+    assert "--exclusive" in sbatch_options
     desk.slurm.jobs[12].state = "FAILED"
     with pytest.raises(InputError, match="debug runs a job for at most 2 h 00 min"):
         desk.submit(profile=str(profile), time_s=3 * 3600.0, partition="debug")
@@ -295,7 +299,7 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         ("", r"--after: job 7 is unknown to Slurm; leave out --after if it has completed"),
         ("FAILED", "--after: a job after job 7 would never start: it "),
@@ -303,12 +307,12 @@ def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
     ],
 )
 def test_a_job_that_cannot_be_waited_for_is_reported_before_anything_is_written(
-    desk: Desk, state: str, said: str
+    desk: Desk, state: str, message: str
 ) -> None:
     if state:
         desk.slurm.jobs[7] = FakeJob(7, "data", state=state)
     before = desk.files()
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         desk.submit(after=7, time_s=600.0)
     assert "\n" not in str(caught.value)
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
@@ -320,7 +324,7 @@ def test_a_job_that_has_ended_well_may_be_waited_for(desk: Desk) -> None:
 
 
 def test_phases_that_are_finished_are_not_submitted(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
+    write_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
     assert [job.phase for job in desk.submit(split=True, time_s=600.0)] == ["cyc1", "last"]
 
 
@@ -376,7 +380,7 @@ def test_a_prototxt_that_the_job_would_refuse_is_reported_before_it_waits(desk: 
 def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n2"
-    tell_run(
+    write_run(
         desk.root,
         desk.recipe,
         started(job="12"),
@@ -386,7 +390,7 @@ def test_nodes_that_failed_are_not_tried_again(desk: Desk) -> None:
     )
     desk.submit(time_s=3600.0)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2,n3"
-    assert "excluding n2, n3, which failed before; --include-failed uses them again" in desk.said
+    assert "excluding n2, n3, which failed before; --include-failed uses them again" in desk.messages
 
 
 def test_nodes_that_failed_before_the_last_time_are_not_tried_again_either(desk: Desk) -> None:
@@ -406,14 +410,14 @@ def test_nodes_that_the_user_excluded_are_tried_again_without_a_word(desk: Desk)
     desk.slurm.jobs[12].state = "FAILED"
     desk.submit(time_s=3600.0)
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
-    assert not [line for line in desk.said if "failed before" in line]
+    assert not [line for line in desk.messages if "failed before" in line]
 
 
 def test_what_the_user_excludes_counts_among_the_nodes_that_are_left(desk: Desk) -> None:
     desk.submit(time_s=3600.0, spares=2)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n3"
     desk.submit(time_s=3600.0, spares=2, sbatch_options=("--exclude=n2",))
-    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.said
+    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
 
 
 def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Desk) -> None:
@@ -421,7 +425,7 @@ def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Des
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
     desk.submit(time_s=3600.0, spares=2)
     assert options_of(desk.slurm.submitted()[-1])["--exclude"] == "n2"
-    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.said
+    assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
 
 
 def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(desk: Desk) -> None:
@@ -430,17 +434,17 @@ def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(
     desk.slurm.refuses_excluding = "allocation failure: Requested node configuration is not available"
     desk.submit(time_s=3600.0)
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
-    assert "n2, n3 failed before, but too few nodes are left without them: trying again" in desk.said
+    assert "n2, n3 failed before, but too few nodes are left without them: trying again" in desk.messages
 
 
 def test_a_finished_run_is_reported_and_nothing_submitted(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, *WHOLE)
+    write_run(desk.root, desk.recipe, *WHOLE)
     with pytest.raises(InputError, match="runs/small-1: is finished: a job would have nothing to do"):
         desk.submit(time_s=3600.0)
 
 
 def test_a_recipe_that_its_run_would_refuse_is_not_submitted(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
+    write_run(desk.root, desk.recipe, started(), launched(), finished("init"), failed("cyc1", "x"))
     desk.change("base_lr: 0.05", "base_lr: 0.04")
     before = desk.files()
     with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo the change to resume this run, or "):
@@ -453,7 +457,7 @@ def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
     del desk.slurm.jobs[14]
-    tell_run(desk.root, desk.recipe, started(host="node7", job="12"), launched())
+    write_run(desk.root, desk.recipe, started(host="node7", job="12"), launched())
     desk.change("base_lr: 0.05", "base_lr: 0.04")
     with pytest.raises(InputError, match=r"base_lr: 0\.05 -> 0\.04; undo the change"):
         desk.submit(split=True, time_s=600.0)
@@ -461,14 +465,14 @@ def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
 
 
 def test_a_trainer_that_a_killed_run_may_have_left_is_reported(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, started(), launched())
+    write_run(desk.root, desk.recipe, started(), launched())
     with pytest.raises(InputError, match=r"phase init was started on .*, and its outcome is unknown"):
         desk.submit(time_s=3600.0)
     assert desk.slurm.submitted() == []
 
 
 def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
-    folder = tell_run(desk.root, desk.recipe, started(os.getpid()), launched())
+    folder = write_run(desk.root, desk.recipe, started(os.getpid()), launched())
     with (
         closing(Journal(folder / "journal.jsonl")),
         pytest.raises(InputError, match=f"is in use by process {os.getpid()} on .*; wait for it, or"),
@@ -477,7 +481,7 @@ def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
 
 
 def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, started(host="node7", job="50"), launched())
+    write_run(desk.root, desk.recipe, started(host="node7", job="50"), launched())
     desk.slurm.jobs[50] = FakeJob(50, "mine", state="RUNNING")
     with pytest.raises(InputError, match="already submitted: job 50 is running; cancel it first"):
         desk.submit(time_s=3600.0)
@@ -485,7 +489,7 @@ def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) 
 
 
 def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_continues(desk: Desk) -> None:
-    tell_run(desk.root, desk.recipe, started(host="node7", job="50"), failed("init", "x"))
+    write_run(desk.root, desk.recipe, started(host="node7", job="50"), failed("init", "x"))
     desk.slurm.jobs[50] = FakeJob(50, "small", state="TIMEOUT")
     assert desk.submit(time_s=3600.0)
 
@@ -495,7 +499,7 @@ def test_a_job_of_another_cluster_is_asked_for_there(desk: Desk) -> None:
     jobs = desk.submit(time_s=600.0, split=True)
     assert [job.cluster for job in jobs] == ["cm4"] * 3
     assert ["--clusters=cm4" in call for call in desk.slurm.submitted()] == [False, True, True]
-    assert "init: submitted as job 12 on cm4" in desk.said[-3]
+    assert "init: submitted as job 12 on cm4" in desk.messages[-3]
     with pytest.raises(InputError, match="already submitted: job 12 \\(init\\) waits"):
         desk.submit(time_s=600.0, split=True)
 
@@ -521,13 +525,13 @@ def test_a_job_that_another_cluster_of_the_federation_has_is_not_over(desk: Desk
 def test_a_dry_run_shows_commands_and_scripts_and_writes_nothing(desk: Desk) -> None:
     desk.slurm.is_there = False
     before = desk.files()
-    said = desk.describe(split=True, time_s=600.0, mail_user="me@x.org", arguments=("--how", "sbcast"))
-    lines = said.replace("\\\n", "").splitlines()
+    text = desk.describe(split=True, time_s=600.0, mail_user="me@x.org", arguments=("--how", "sbcast"))
+    lines = text.replace("\\\n", "").splitlines()
     assert lines[0] == "jobs:         3 jobs, one for each phase, each after the one before"
     commands = [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
     assert ["--dependency=afterok:<job of init>" in words for words in commands] == [False, True, False]
     assert all("--mail-user=me@x.org" in words and words[-2:] == ["--how", "sbcast"] for words in commands)
-    assert "#!" not in said
+    assert "#!" not in text
     shown = desk.describe(split=True, time_s=600.0, with_scripts=True)
     assert shown.count("#!/usr/bin/env bash") == 1
     assert (desk.files(), desk.slurm.calls) == (before, [])

@@ -21,7 +21,7 @@ layer {
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule", "said"),
+    ("changes", "rule", "expected"),
     [
         ({"momentum": 0.99}, "solver-changes", "momentum is 0.99 in b, but 0.9 in a"),
         ({"momentum": None}, "solver-changes", "momentum is not set (default 0) in b"),
@@ -35,11 +35,11 @@ layer {
     ],
 )
 def test_a_rule_of_updates_that_changes_is_a_warning(
-    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, expected: str
 ) -> None:
     (found,) = lint_solvers({"a": FIRST, "b": {**LAST, **changes}})
     assert (found.id, found.severity, found.phase) == (rule, "warning", "b")
-    assert said in found.what
+    assert expected in found.what
 
 
 @pytest.mark.parametrize(

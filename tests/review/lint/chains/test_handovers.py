@@ -34,18 +34,20 @@ def test_nets_that_learn_the_same_have_no_findings(lint_nets: LintSolvers, crop:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ("num_output: 10", "num_output: 11", "11x2352, not 10x2352"),
         ("crop_size: 28", "crop_size: 24", "10x1728, not 10x2352"),
         ("num_output: 10", "num_output: 10 bias_term: false", "1 blob, not 2"),
     ],
 )
-def test_weights_of_another_shape_stop_caffe(lint_nets: LintSolvers, old: str, new: str, said: str) -> None:
+def test_weights_of_another_shape_stop_caffe(
+    lint_nets: LintSolvers, old: str, new: str, expected: str
+) -> None:
     (found,) = lint_nets(NET, NET.replace(old, new))
     assert (found.id, found.severity, found.phase) == ("handover-misfit", "error", "b")
     assert found.what.startswith("layer 'ip' of b does not fit the weights of a: ")
-    assert said in found.what
+    assert expected in found.what
     blobs = "Incompatible number of blobs for layer ip" in found.effect
     assert blobs or "Cannot copy param 0 weights from layer 'ip'" in found.effect
     assert "last.prototxt:14:" in found.where

@@ -18,11 +18,11 @@ def test_a_rate_that_continues_is_not_a_jump(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": HALF, "b": {"base_lr": 0.51}}) == []
 
 
-@pytest.mark.parametrize(("rate", "said"), [(0.6, "rises by 19.8 %"), (0.25, "drops by 50.1 %")])
-def test_a_rate_that_jumps_has_both_values(lint_solvers: LintSolvers, rate: float, said: str) -> None:
+@pytest.mark.parametrize(("rate", "expected"), [(0.6, "rises by 19.8 %"), (0.25, "drops by 50.1 %")])
+def test_a_rate_that_jumps_has_both_values(lint_solvers: LintSolvers, rate: float, expected: str) -> None:
     (found,) = lint_solvers({"a": HALF, "b": {"base_lr": rate}})
     assert (found.id, found.severity, found.phase) == ("join-jump", "warning", "b")
-    assert f"{said} from a to b, 0.501 to {rate}" in found.what
+    assert f"{expected} from a to b, 0.501 to {rate}" in found.what
     assert found.values["before"] == pytest.approx(0.501)  # of the last update, i = 499
     assert found.values["after"] == pytest.approx(rate)
     assert found.write.startswith("base_lr: 0.501")
@@ -58,14 +58,14 @@ def test_a_first_phase_that_writes_nothing_joins_nothing(lint_solvers: LintSolve
 
 
 @pytest.mark.parametrize(
-    ("decay", "said"),
+    ("decay", "expected"),
     [(0.0002, None), (0.000201, None), (0.0001, "1 times"), (0.0004, "4 times"), (0, "0 times")],
 )
-def test_a_collapse_doubles_the_weight_decay(lint_solvers: LintSolvers, decay: float, said: str) -> None:
+def test_a_collapse_doubles_the_weight_decay(lint_solvers: LintSolvers, decay: float, expected: str) -> None:
     found = lint_solvers({"a": HALF, "collapse": {"base_lr": 0.5, "weight_decay": decay}})
-    assert [one.id for one in found] == (["collapse-weight-decay"] if said else [])
-    if said:
-        assert f"has {said} the weight decay of a" in found[0].what
+    assert [one.id for one in found] == (["collapse-weight-decay"] if expected else [])
+    if expected:
+        assert f"has {expected} the weight decay of a" in found[0].what
         assert found[0].write == "weight_decay: 0.0002"
 
 

@@ -14,7 +14,7 @@ from tests.review.lint.conftest import LintRecipe
 
 
 @pytest.mark.parametrize(
-    ("batch", "iterations", "rule", "said"),
+    ("batch", "iterations", "rule", "expected"),
     [
         (50, 1, "evaluation-partial", "tests only 50 of 359 images"),
         (50, 7, "evaluation-partial", "tests only 350 of 359 images"),
@@ -24,7 +24,7 @@ from tests.review.lint.conftest import LintRecipe
     ],
 )
 def test_an_evaluation_counts_each_image_once(
-    lint_recipe: LintRecipe, batch: int, iterations: int, rule: str | None, said: str
+    lint_recipe: LintRecipe, batch: int, iterations: int, rule: str | None, expected: str
 ) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["data"]["test"]["batch_size"] = batch
@@ -33,7 +33,7 @@ def test_an_evaluation_counts_each_image_once(
     found = [one for one in lint_recipe("digits-local", change) if one.id.startswith("evaluation")]
     assert [one.id for one in found] == ([rule] if rule else [])
     for one in found:
-        assert said in one.what
+        assert expected in one.what
         path, line = one.where.split(":")
         assert Path(path).read_text().splitlines()[int(line) - 1] == f"  iterations: {iterations}"
 
@@ -55,8 +55,8 @@ def test_the_digits_are_of_ten_classes(
     lint_recipe: LintRecipe, classes: int, rule: str | None, severity: str
 ) -> None:
     found = lint_recipe("digits-local", lambda raw: raw["net"].update(classes=classes))
-    told = [(one.id, one.severity) for one in found if one.id.startswith("classes")]
-    assert told == ([(rule, severity)] if rule else [])
+    reported = [(one.id, one.severity) for one in found if one.id.startswith("classes")]
+    assert reported == ([(rule, severity)] if rule else [])
 
 
 @pytest.mark.parametrize(("crop", "count"), [(32, 0), (33, 1), (280, 1)])

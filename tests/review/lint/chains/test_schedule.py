@@ -12,7 +12,7 @@ def test_a_good_solver_has_no_findings(lint_solvers: LintSolvers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule", "said"),
+    ("changes", "rule", "expected"),
     [
         ({"base_lr": None}, "base-lr-missing", "base_lr is missing"),
         ({"base_lr": 0}, "base-lr-missing", "base_lr is 0"),
@@ -35,12 +35,12 @@ def test_a_good_solver_has_no_findings(lint_solvers: LintSolvers) -> None:
     ],
 )
 def test_a_solver_that_learns_nothing_is_an_error(
-    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, expected: str
 ) -> None:
     (found,) = lint_solvers({"a": changes})
     # A program that steps the solver itself needs no max_iter.
     assert (found.id, found.severity) == (rule, "warning" if rule == "max-iter-missing" else "error")
-    assert said in found.what
+    assert expected in found.what
     assert found.phase == "a"
 
 

@@ -13,13 +13,13 @@ FIRST = {"lr_policy": '"fixed"', "power": None, "snapshot": 300}
 COMMAND = "mpiexec.hydra -n 2 caffe train --solver=own/solver_{}.prototxt {}\n"
 
 
-@pytest.mark.parametrize(("snapshot", "said"), [(300, "at iteration 900"), (0, "none is"), (500, None)])
+@pytest.mark.parametrize(("snapshot", "expected"), [(300, "at iteration 900"), (0, "none is"), (500, None)])
 def test_a_run_that_writes_nothing_at_its_end_is_an_error(
-    lint_solvers: LintSolvers, snapshot: int, said: str | None
+    lint_solvers: LintSolvers, snapshot: int, expected: str | None
 ) -> None:
     found = lint_solvers({"a": {"snapshot": snapshot, "snapshot_after_train": "false"}})
-    assert [one.id for one in found] == (["no-final-snapshot"] if said else [])
-    assert not said or said in found[0].what
+    assert [one.id for one in found] == (["no-final-snapshot"] if expected else [])
+    assert not expected or expected in found[0].what
 
 
 def test_phases_that_write_the_same_files_are_found(lint_solvers: LintSolvers) -> None:
@@ -71,7 +71,7 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
 
 
 @pytest.mark.parametrize(
-    ("weights", "rule", "said"),
+    ("weights", "rule", "message"),
     [
         ("--snapshot=own_a_iter_901.solverstate", "snapshot-never-fires", "iteration 900"),
         ("--snapshot=other_iter_300.solverstate", "snapshot-unknown", "=own_a_iter_1000.solverstate"),
@@ -83,11 +83,11 @@ def test_a_phase_that_writes_hdf5_is_started_from_it(lint_run: LintSolvers) -> N
     ],
 )  # fmt: skip
 def test_a_solverstate_that_cannot_be_resumed_from_is_found(
-    lint_run: LintSolvers, weights: str, rule: str, said: str
+    lint_run: LintSolvers, weights: str, rule: str, message: str
 ) -> None:
     found = [one for one in lint_run(weights) if one.id != "resume-jump"]
     assert [(one.id, one.phase) for one in found] == [(rule, "b")]
-    assert said in found[0].write
+    assert message in found[0].write
 
 
 def test_what_a_phase_that_trains_nothing_does_not_write_is_not_reported_too(

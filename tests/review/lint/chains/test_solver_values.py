@@ -18,7 +18,7 @@ TESTS = {"test_interval": 10}
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule", "said"),
+    ("changes", "rule", "message"),
     [
         ({"type": '"sgd"'}, "solver-type-unknown", 'type: "SGD"'),
         ({"type": '"Adm"'}, "solver-type-unknown", 'type: "Adam"'),
@@ -53,15 +53,15 @@ TESTS = {"test_interval": 10}
     ],
 )
 def test_what_caffe_refuses_is_an_error(
-    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, message: str
 ) -> None:
     (found,) = lint_solvers({"a": changes})
     assert (found.id, found.severity, found.phase) == (rule, "error", "a")
-    assert said in f"{found.what}; {found.effect}; {found.write}"
+    assert message in f"{found.what}; {found.effect}; {found.write}"
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule", "said"),
+    ("changes", "rule", "expected"),
     [
         ({"display": -20}, "solver-value-negative", "display: 20"),
         ({"snapshot": -50}, "solver-value-negative", "Caffe uses 50"),
@@ -76,11 +76,11 @@ def test_what_caffe_refuses_is_an_error(
     ],
 )  # fmt: skip
 def test_what_caffe_takes_otherwise_is_a_warning(
-    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, said: str
+    lint_solvers: LintSolvers, changes: dict[str, object], rule: str, expected: str
 ) -> None:
     (found,) = lint_solvers({"a": changes})
     assert (found.id, found.severity) == (rule, "warning")
-    assert said in f"{found.what}; {found.effect}; {found.write}"
+    assert expected in f"{found.what}; {found.effect}; {found.write}"
 
 
 @pytest.mark.parametrize(

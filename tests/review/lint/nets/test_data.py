@@ -158,8 +158,8 @@ def test_a_leveldb_is_right_where_it_is_named_so(check_text: CheckText) -> None:
 def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(check_text: CheckText) -> None:
     net = NET.replace("shuffle: true", "")
     assert check_text(net)["train-unshuffled"].write.startswith("shuffle: true; if your Caffe lacks it")
-    told = check_text(net, dialect="bvlc")["train-unshuffled"].write
-    assert told == "build the LMDB with convert_imageset --shuffle"
+    advice = check_text(net, dialect="bvlc")["train-unshuffled"].write
+    assert advice == "build the LMDB with convert_imageset --shuffle"
 
 
 def test_one_of_several_data_layers_is_not_told_to_shuffle(check_text: CheckText) -> None:

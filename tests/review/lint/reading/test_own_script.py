@@ -65,7 +65,7 @@ def test_a_script_of_an_earlier_version_says_the_same(name: str, file: str) -> N
     text = (Path(__file__).parent / "earlier" / f"run-{file}.sh").read_text()
     old, new = parse_script(text, "run.sh"), parse_script(script_of(name), "run.sh")
 
-    def told(script: Script) -> list[object]:
+    def contents_of(script: Script) -> list[object]:
         trainings = [replace(one, where="") for one in script.trainings]
         return [
             trainings,
@@ -74,7 +74,7 @@ def test_a_script_of_an_earlier_version_says_the_same(name: str, file: str) -> N
             script.ranks,
         ]
 
-    assert told(old) == told(new)
+    assert contents_of(old) == contents_of(new)
     assert (old.omp_num_threads, old.mlsl_cores, old.is_generated) == (
         new.omp_num_threads,
         new.mlsl_cores,

@@ -162,7 +162,7 @@ def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "said", "write"),
+    ("accept", "expected", "write"),
     [
         (
             {"finding": "join-jmp"},
@@ -174,12 +174,12 @@ def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
     ],
 )
 def test_an_acceptance_of_what_there_is_not_is_an_error(
-    lint_recipe: LintRecipe, accept: dict[str, str], said: str, write: str
+    lint_recipe: LintRecipe, accept: dict[str, str], expected: str, write: str
 ) -> None:
     found = lint_recipe("digits-local", lambda raw: raw["accept"].append({**accept, "reason": "meant"}))
     (unknown,) = [one for one in found if one.id in ("accept-unknown", "unused-accept")]
     assert (unknown.id, unknown.severity) == ("accept-unknown", "error")
-    assert said in unknown.what
+    assert expected in unknown.what
     assert unknown.write.startswith(write)
 
 
@@ -232,21 +232,21 @@ def test_files_that_the_recipe_no_longer_generates_so_are_said_to_be_stale(
         path: text for path, text in generate(load_recipe("digits-local")).items() if "prototxt/" in path
     }
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    lint(["digits-local"], LintOptions(), said.append)
+    messages: list[str] = []
+    lint(["digits-local"], LintOptions(), messages.append)
     write_files(files, tmp_path)
-    lint(["digits-local"], LintOptions(), said.append)
-    assert said == []
+    lint(["digits-local"], LintOptions(), messages.append)
+    assert messages == []
     solver = tmp_path / "prototxt" / "digits-local" / "solver_init.prototxt"
     solver.write_text("# an earlier one\n")
-    found = lint(["digits-local"], LintOptions(), said.append)
-    assert said == [
+    found = lint(["digits-local"], LintOptions(), messages.append)
+    assert messages == [
         "prototxt/digits-local/solver_init.prototxt differs from what digits-local generates now, which is "
         "what is checked; run `caffe-recipes generate digits-local`"
     ]
     assert not [one for one in found if "solver_init" in one.where]
     for path in files:
         (tmp_path / path).write_text("")
-    lint(["digits-local"], LintOptions(), said.append)
-    assert said[1].startswith("prototxt/digits-local/solver_init.prototxt, prototxt/")
-    assert " in all) differ from " in said[1]
+    lint(["digits-local"], LintOptions(), messages.append)
+    assert messages[1].startswith("prototxt/digits-local/solver_init.prototxt, prototxt/")
+    assert " in all) differ from " in messages[1]
