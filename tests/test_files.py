@@ -347,7 +347,7 @@ def test_no_lmdb_is_built_in_a_folder_that_another_user_made(shared: Path) -> No
         make_own_folder(plant(made, shared.parent))
 
 
-def test_a_diff_tells_missing_files_and_missing_line_feeds() -> None:
+def test_a_diff_marks_missing_files_and_missing_line_feeds() -> None:
     assert render_unified("n", None, "a").startswith(
         "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+a\n\\ No newline"
     )

@@ -127,7 +127,7 @@ RIDDLES = {
 }
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_vague_name() -> None:
     vague = {"eyes", "given", "lines", "made", "seen", "utils", "values", "words"}
     assert not {path.stem for path in FILES} & vague
 
@@ -139,10 +139,10 @@ def identifiers(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_identifier_is_a_riddle(path: Path) -> None:
+def test_no_identifier_is_vague(path: Path) -> None:
     assert not identifiers(path) & RIDDLES
 
 
-def test_no_identifier_of_the_tests_is_a_riddle() -> None:
+def test_no_identifier_in_the_tests_is_vague() -> None:
     riddles = {path: identifiers(path) & RIDDLES for path in sorted((ROOT / "tests").rglob("*.py"))}
     assert not {str(path.relative_to(ROOT)): names for path, names in riddles.items() if names}

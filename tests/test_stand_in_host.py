@@ -16,7 +16,7 @@ def test_all_three_are_hosts_to_a_type_checker() -> None:
     assert [host.is_local for host in hosts] == [True, False, False]
 
 
-def test_a_stand_in_answers_and_remembers_what_it_was_asked() -> None:
+def test_a_stand_in_answers_and_records_the_commands() -> None:
     host = StandInHost(answer=lambda argv, stdin: Completed(3, f"{len(argv)} words\n", stdin.decode()))
     assert host.run(["a", "b"]) == Completed(3, "2 words\n", "")
     assert host.start(["cat"]).finish(5, b"in") == Completed(3, "1 words\n", "in")

@@ -35,7 +35,7 @@ def test_what_is_longer_than_any_unit_is_in_the_largest() -> None:
     ("value", "decimals", "text"),
     [(0, 0, "0"), (0.5, 0, "0.5"), (0.04, 1, "0.04"), (285.04, 1, "285.0"), (1e300, 0, "1e+300")],
 )
-def test_a_number_has_the_digits_that_tell(value: float, decimals: int, text: str) -> None:
+def test_a_number_is_written_with_its_significant_digits(value: float, decimals: int, text: str) -> None:
     assert write_number(value, decimals) == text
 
 

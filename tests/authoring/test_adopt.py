@@ -236,13 +236,13 @@ def test_a_net_of_the_user_s_own_is_taken_from_its_file(small: Path, tmp_path: P
     assert generated(made, tmp_path) == messages(small)
 
 
-def test_a_solver_without_snapshot_is_told_to_be_written_with_its_last(small: Path) -> None:
+def test_a_solver_without_snapshot_gets_one_at_its_last_iteration(small: Path) -> None:
     change(small / "solver_cyc1.prototxt", "snapshot: 270", "")
     made = adopt(small, AdoptOptions(images=1438))
     assert "cyc1 gets snapshot: 270, the iteration of Caffe's final snapshot" in made.notes
 
 
-def test_nets_without_a_folder_are_told_to_be_written_with_one(small: Path) -> None:
+def test_nets_named_without_a_folder_are_written_with_the_current_one(small: Path) -> None:
     for path in small.glob("solver*"):
         change(path, "models/small/", "")
     made = adopt(small, AdoptOptions(images=1438))
@@ -279,7 +279,7 @@ def test_guesses_are_reported(small: Path) -> None:
     ("file", "before", "after", "message"),
     REFUSED,
 )
-def test_what_a_recipe_cannot_say_is_reported_with_field_and_file(
+def test_what_a_recipe_cannot_express_is_reported_with_field_and_file(
     small: Path, file: str, before: str, after: str, message: str
 ) -> None:
     change(small / f"{file}.prototxt", before, after)
@@ -301,7 +301,7 @@ def test_two_folders_of_nets_are_refused(
         adopt(small, AdoptOptions(images=1438))
 
 
-def test_an_order_that_nothing_tells_is_asked_for(small: Path) -> None:
+def test_solvers_in_unknown_order_are_refused(small: Path) -> None:
     (small / "solver_init.prototxt").rename(small / "solver_odd.prototxt")
     with pytest.raises(
         CaffeRecipesError, match=r"in unknown order: .*solver_odd.prototxt; adopt one of them"
@@ -475,7 +475,7 @@ def test_a_named_file_that_is_not_a_solver_is_refused(tmp_path: Path) -> None:
         adopt(tmp_path / "zoo" / "train_test.prototxt", AdoptOptions(), home=tmp_path)
 
 
-def test_images_that_nothing_tells_are_asked_for(small: Path) -> None:
+def test_an_unknown_number_of_images_is_an_error(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(render_prototxt(load_prototxt(path, pb.SolverParameter), {}))
     change(small / "train_val.prototxt", "tmp/digits_train_lmdb", "nowhere_lmdb")

@@ -231,13 +231,13 @@ def test_a_machine_of_unknown_cores_gets_one_thread_and_that_is_reported(profile
     assert note.startswith("warning: omp_num_threads: 1, since")
 
 
-def test_what_lies_between_published_runs_is_said_to_be_our_line() -> None:
+def test_values_between_published_runs_are_reported_as_interpolated() -> None:
     profile = load_profile("stampede2-knl")
     _, short = make_new(RecipeRequest(IMAGENET, 16_384, 40, profile=profile)).notes
     assert "take 42 to 75.9 % at 8,192 and 56 at 32,768, interpolated 49 at 16,384, and" in short
 
 
-def test_what_is_ours_is_said_to_be() -> None:
+def test_values_that_are_our_choice_are_marked_as_such() -> None:
     text = " ".join(make_new(RecipeRequest(IMAGENET, 16_384, 90, cycles=2)).text.replace("#", " ").split())
     for phrase in (
         "to 0.5 of the peak. Our choice: this share, and the end at 2/3 of the epochs",

@@ -114,7 +114,7 @@ def test_a_function_is_named_and_not_run(lmdbs: dict[str, Any], tmp_path: Path) 
         ),
     ],
 )
-def test_what_nothing_says_is_asked_for(
+def test_missing_options_are_asked_for(
     changes: dict[str, Any], message: str, lmdbs: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -148,7 +148,7 @@ def test_the_size_of_the_lmdb_is_written_for_estimates(lmdbs: dict[str, Any], tm
     assert make(NewOptions(90, images=1_281_167, batch=256), tmp_path).data.train.size_gb is None
 
 
-def test_a_comment_says_whose_mean_is_written_and_how_to_measure_ones_own(tmp_path: Path) -> None:
+def test_a_comment_names_the_source_of_the_mean_and_how_to_measure_it(tmp_path: Path) -> None:
     colour, grey = (write_lmdb(tmp_path / name, channels=n) for name, n in (("colour", 3), ("grey", 1)))
     text = {
         lmdb: " ".join(

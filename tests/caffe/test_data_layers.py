@@ -11,7 +11,7 @@ from caffe_recipes.caffe.shape_rules import SOURCES
 
 
 @pytest.mark.parametrize("type_", BATCH_BLOCKS)
-def test_each_type_makes_batches_of_what_its_block_says(type_: str) -> None:
+def test_each_type_takes_its_batch_size_from_its_own_block(type_: str) -> None:
     layer = pb.LayerParameter(type=type_, top=["data", "label"])
     assert batch_size(layer) == (1 if type_ == "ImageData" else 0)  # its default
     getattr(layer, BATCH_BLOCKS[type_]).batch_size = 7

@@ -266,7 +266,7 @@ def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_an_lmdb_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+def test_an_existing_lmdb_is_never_overwritten(tmp_path: Path) -> None:
     path = build(tmp_path / "lmdb", [raw(0)])
     with pytest.raises(DataError, match="already exists"):
         write_datums(path, [("x", raw(1))])

@@ -59,7 +59,7 @@ def test_places_count_lines_as_the_text_has_them() -> None:
         ("", "solver.prototxt", pb.SolverParameter),
     ],
 )
-def test_the_fields_tell_the_message(text: str, name: str, cls: type) -> None:
+def test_the_message_type_is_guessed_from_the_fields(text: str, name: str, cls: type) -> None:
     assert guess_class(text, name) is cls
 
 

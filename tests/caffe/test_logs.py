@@ -237,7 +237,7 @@ def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:
     assert summary.fatal == "Check failed: first"
 
 
-def test_what_protobuf_complains_of_kills_nobody_but_tells_why_somebody_died() -> None:
+def test_a_protobuf_error_is_not_fatal_but_explains_a_fatal_one() -> None:
     complaint = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x"
     summary = read_log([f"[2] {complaint}"])
     assert (summary.fatal, summary.complaint) == (None, "Error parsing x")

@@ -127,7 +127,7 @@ def test_fillers_and_fraction_go_where_they_belong() -> None:
 
 
 @pytest.mark.parametrize("classes", [4, 5])
-def test_top_5_is_left_out_where_it_tells_nothing(classes: int) -> None:
+def test_top_5_is_omitted_for_few_classes(classes: int) -> None:
     names = [
         layer.name
         for layer in resnet_small("n", images(28), replace(OPTIONS, classes=classes, input_px=28)).layer

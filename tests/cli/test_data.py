@@ -45,7 +45,7 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
-def test_check_tells_of_records_labels_and_sizes(tmp_path: Path) -> None:
+def test_check_reports_records_labels_and_sizes(tmp_path: Path) -> None:
     code, out, err = call("check", write(tmp_path), "--classes", "4")
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == [
@@ -178,7 +178,7 @@ def test_a_list_is_read_beneath_its_root_by_several_workers(tmp_path: Path) -> N
         assert [datum.label for _, datum in datums] == [5, 0]
 
 
-def test_bad_images_are_left_out_where_that_is_asked(tmp_path: Path) -> None:
+def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images")
     (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
@@ -314,7 +314,7 @@ def test_the_digits_are_made_in_one_way(tmp_path: Path, words: list[str]) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_an_image_whose_suffix_says_no_type_can_be_built_of_one_that_is_given(tmp_path: Path) -> None:
+def test_an_image_without_a_known_suffix_is_built_as_the_given_type(tmp_path: Path) -> None:
     pixels = np.zeros((9, 9, 3), np.uint8)
     (tmp_path / "image").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
     (tmp_path / "list").write_text("image 0\n")
@@ -341,7 +341,7 @@ def test_an_image_that_would_not_stay_grey_is_refused_before_any_is_converted(tm
     assert call(*words, "--encode-type", "png")[0] == 0
 
 
-def test_opencv_is_asked_for_only_where_images_are_looked_at(tmp_path: Path) -> None:
+def test_opencv_is_required_only_where_images_are_decoded(tmp_path: Path) -> None:
     path = write(tmp_path)
     code = (
         "import sys; from importlib.machinery import PathFinder; find = PathFinder.find_spec;"

@@ -99,7 +99,7 @@ def repo(here: Path) -> Path:
 
 
 @pytest.mark.skipif(not AUTHORS.is_dir(), reason="the published files are not beside this checkout")
-def test_the_published_nets_say_one_thing() -> None:
+def test_the_published_nets_differ_in_one_field() -> None:
     files = [
         AUTHORS / folder / "train_val.prototxt" for folder in ("resnet50_custom_lr", "resnet50_448nodes")
     ]
@@ -117,13 +117,13 @@ def test_batch_norms_that_lose_their_zero_start_are_reported(here: Path) -> None
     assert "filler { value: 0 } -> not set (starts at 1) in 4 layers" in output
 
 
-def test_equal_files_say_so_and_exit_with_0(here: Path) -> None:
+def test_equal_files_are_reported_as_equal_and_exit_with_0(here: Path) -> None:
     write(here, a=NET, b=f"# a comment\n{NET}")
     assert call("a.prototxt", "b.prototxt") == (0, "no difference in meaning\n")
     assert call("a.prototxt", "b.prototxt", "--quiet") == (0, "")
 
 
-def test_quiet_says_only_by_its_exit_code(here: Path) -> None:
+def test_quiet_reports_through_the_exit_code_only(here: Path) -> None:
     write(here, a=NET, b=NET.replace("32", "16"))
     assert call("-q", "a.prototxt", "b.prototxt") == (1, "")
     assert call("-q", "--json", "a.prototxt", "b.prototxt") == (1, "")
@@ -472,7 +472,7 @@ def test_mixed_kinds_and_missing_revisions_are_refused(repo: Path) -> None:
 
 
 @needs_git
-def test_outside_a_repository_it_says_so(here: Path) -> None:
+def test_outside_a_repository_a_revision_is_an_error(here: Path) -> None:
     code, output = call("HEAD", "HEAD~1")
     assert (code, "not a git repository" in output) == (2, True)
 

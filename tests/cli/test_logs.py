@@ -73,7 +73,7 @@ def test_a_long_log_is_written_whole_and_a_line_without_end_as_it_is(root: Path)
     assert call(root, "small", "--rank", "0").stdout == f"{line}\n" * 10_000 + "end\n"
 
 
-def test_a_run_whose_process_is_gone_is_followed_to_the_end_of_what_it_said(root: Path) -> None:
+def test_the_log_of_a_run_whose_process_has_died_is_followed_to_its_end(root: Path) -> None:
     done = call(root, "small", "-f")
     assert (done.returncode, done.stdout) == (3, "[0] größe\n[1] b\n")
     assert "has ended unexpectedly; `caffe-recipes run small.yaml` resumes it" in done.stderr

@@ -203,7 +203,7 @@ def test_show_has_shape_phases_and_reported_results() -> None:
         assert fact in done.stdout
 
 
-def test_show_leaves_out_what_a_recipe_does_not_say() -> None:
+def test_show_omits_what_a_recipe_does_not_define() -> None:
     done = call("show", "digits-local")
     assert done.returncode == 0
     assert "reported" not in done.stdout

@@ -104,7 +104,7 @@ def test_run_and_submit_count_as_consent(folder: Path, words: list[str]) -> None
 
 
 @pytest.mark.parametrize("before", [[], ["--limit", "yaml-depth=70"]])
-def test_the_refusal_says_what_to_type(folder: Path, before: list[str]) -> None:
+def test_the_error_names_the_command_to_type(folder: Path, before: list[str]) -> None:
     words = [*before, "lint", "--fail-on", "never", "mine.yaml"]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False, timeout=600

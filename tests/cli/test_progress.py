@@ -35,14 +35,14 @@ def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
-def test_a_build_that_continues_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_build_reports_where_it_resumes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = BuildProgress(lambda: 0.0)
     progress(1234, 9000)
     progress(1235, 9000)
     assert capsys.readouterr().err == "resuming: 1,234 of 9,000 images are done\n"
 
 
-def test_a_build_that_stands_still_tells_no_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stalled_build_reports_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     progress = BuildProgress(lambda: now[0])
     for second in (0, 20):

@@ -45,7 +45,7 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
     assert "'--batch': '81,92' is not an integer; write digits only\n" in half.stderr
 
 
-def test_nothing_is_told_of_a_recipe_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_recipe_that_cannot_be_written_prints_only_the_error(tmp_path: Path) -> None:
     done = run("rescale", RECIPE, "--batch", "8192", "--out", "/proc/a.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("Error: /proc/a.yaml: cannot be written")

@@ -53,7 +53,7 @@ def test_of_one_run_all_is_reported(root: Path) -> None:
     ]
 
 
-def test_where_there_are_no_runs_the_folder_is_named(tmp_path: Path) -> None:
+def test_without_runs_the_searched_folder_is_named(tmp_path: Path) -> None:
     start = "start one with `caffe-recipes run NAME` or `caffe-recipes submit NAME`"
     hint = f"{start}, or give the folder that contains `runs` with --caffe-root\n"
     assert call(tmp_path).stdout == f"no runs in {tmp_path}/runs; {hint}"
@@ -70,6 +70,6 @@ def test_without_runs_it_is_one_line(tmp_path: Path) -> None:
     assert json.loads(call(tmp_path, "--json").stdout) == []
 
 
-def test_a_run_that_is_not_there_is_one_line_and_exit_2(root: Path) -> None:
+def test_a_missing_run_is_one_line_and_exit_2(root: Path) -> None:
     done = call(root, "large")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

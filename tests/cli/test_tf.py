@@ -25,7 +25,7 @@ def write_log(folder: Path, step: int) -> str:
     return str(path)
 
 
-def test_the_published_log_is_said_to_be_of_another_run(tmp_path: Path) -> None:
+def test_the_published_log_is_reported_as_one_of_another_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(tf, ["log", write_log(tmp_path, 14075)], catch_exceptions=False)
     assert done.output == (
         "step 14,075: top-1 75.232 %, top-5 92.41 %, loss 1.90243\n"

@@ -60,7 +60,7 @@ def test_hosts_log_in_to_each_other_and_see_one_shared_folder(cluster: Cluster, 
     assert cluster.run("node2", ["ls", str(ROOT / "setup.cfg")]).returncode == 0
 
 
-def test_what_a_host_lets_lie_is_reaped_and_what_it_leaves_running_is_seen(cluster: Cluster) -> None:
+def test_zombies_of_a_host_are_reaped_and_processes_left_running_are_reported(cluster: Cluster) -> None:
     cluster.run("node1", ["sh", "-c", "sleep 600 >/dev/null 2>&1 & sleep 0.01 & exit"])
     assert cluster.leftovers(within_s=0.5) == {"node1": ["sleep 600"]}
     cluster.run("node1", ["sh", "-c", "kill $(pidof sleep)"])

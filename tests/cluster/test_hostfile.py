@@ -144,7 +144,7 @@ def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, messag
     assert str(caught.value).startswith(message)
 
 
-def test_the_ranks_that_a_line_says_and_hosts_that_come_twice_are_kept_for_who_asks() -> None:
+def test_ranks_per_line_and_repeated_hosts_are_kept_for_the_caller() -> None:
     lines = parse_host_lines("b:4\na\nb:2\n", "hostfile")
     assert [(host.name, host.ranks, host.line) for host in lines] == [
         ("b", 4, 1),

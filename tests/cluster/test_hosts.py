@@ -218,7 +218,7 @@ def test_what_is_not_a_hosts_name_is_refused(name: str) -> None:
         open_host(name)
 
 
-def test_a_server_with_several_keys_is_asked_for_the_one_that_is_known(
+def test_from_a_server_with_several_keys_the_known_one_is_requested(
     ssh_server: SshServer, tmp_path: Path
 ) -> None:
     other = paramiko.RSAKey.generate(2048)

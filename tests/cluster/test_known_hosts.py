@@ -54,7 +54,7 @@ def test_another_key_of_a_known_host_is_a_change_and_the_line_is_named() -> None
     assert judge(line("node1", OTHER) + line("node1"), "node1") == ("known", "known:2")
 
 
-def test_a_revoked_key_is_never_believed_wherever_its_line_stands() -> None:
+def test_a_revoked_key_is_never_accepted_wherever_its_line_is() -> None:
     revoked = line("*", KEY, "@revoked")
     for text in (revoked + line("node1"), line("node1") + revoked):
         assert judge(text, "node1")[0] == "revoked"
@@ -70,7 +70,7 @@ def test_lines_that_are_none_are_passed_over() -> None:
     assert keys_for_host(parse_known_hosts(text, "known"), "node2") == ()
 
 
-def test_files_are_read_in_order_and_one_that_is_missing_says_nothing(tmp_path: Path) -> None:
+def test_files_are_read_in_order_and_missing_ones_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "b").write_text(line("node1"))
     (tmp_path / "c").write_bytes(b"\xff\xfe\n" + line("node1", OTHER).encode())
     known = load_known_hosts([tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path])

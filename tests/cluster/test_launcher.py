@@ -88,7 +88,7 @@ def test_a_shipped_profile_has_its_launcher_start_two_ranks_on_each_host(profile
     assert " ".join(launch.argv(["caffe", "train"])) == argv
 
 
-def test_an_option_may_be_several_words_and_ibrun_is_told_ranks_alone() -> None:
+def test_an_option_may_be_several_words_and_ibrun_gets_only_the_number_of_ranks() -> None:
     launch = RankLaunch("ibrun", ("c1", "c2"), 3, options=("--x y",), variables={"A": "1"})
     assert launch.argv(["caffe"]) == ("ibrun", "--x", "y", "-n", "6", "-o", "0", "caffe")
     assert launch.process_environment()["A"] == "1"

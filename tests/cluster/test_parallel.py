@@ -36,7 +36,7 @@ def test_answers_come_in_the_hosts_order_whatever_fails_on_some() -> None:
     assert first_error(answers[:1]) is None
 
 
-def test_all_hosts_are_asked_at_once_and_no_more_than_may_be() -> None:
+def test_all_hosts_are_contacted_in_parallel_up_to_a_limit() -> None:
     meeting = threading.Barrier(8)
     assert len(ask_all(make(8), lambda host: meeting.wait(5), 10)) == 8
     now, most, lock = 0, 0, threading.Lock()

@@ -31,7 +31,7 @@ def test_a_hydra_of_2018_knows_psm2(tmp_path: Path) -> None:
     assert launcher_accepts(LocalHost("here"), old, "-PSM2")
 
 
-def test_a_launcher_that_fails_otherwise_is_an_error_and_no_answer(tmp_path: Path) -> None:
+def test_a_launcher_that_fails_for_another_reason_is_an_error(tmp_path: Path) -> None:
     broken = stand_in(tmp_path, "echo 'libmpi.so: cannot open shared object file' >&2; exit 127")
     with pytest.raises(ClusterError, match=r"here: .*-PSM2 failed: libmpi\.so: cannot open"):
         launcher_accepts(LocalHost("here"), broken, "-PSM2")

@@ -37,7 +37,7 @@ def test_what_ships_is_read_and_called_as_its_file() -> None:
         ("marenostrum4", "4,000"),
     ],
 )
-def test_what_else_the_paper_says_of_a_machine_is_a_note_of_its_profile(name: str, note: str) -> None:
+def test_other_facts_from_the_paper_about_a_machine_are_notes_of_its_profile(name: str, note: str) -> None:
     assert note in " ".join(load_profile(name).notes)
 
 
@@ -163,7 +163,7 @@ def test_a_mistake_is_named_with_its_line_and_key(text: str, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_plain_values_are_not_asked_for_as_mappings() -> None:
+def test_a_plain_value_is_not_required_to_be_a_mapping() -> None:
     with pytest.raises(InputError) as caught:
         parse_profile("name: s\ntitle: A site\nslurm: {options: --exclusive}\n", "s.yaml")
     assert str(caught.value) == "s.yaml:3: slurm.options: must be a list of values, not '--exclusive'"

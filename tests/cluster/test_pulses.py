@@ -84,7 +84,7 @@ def states(pulses: PulseMonitor, host: str = "node1") -> dict[int, str]:
     return {rank.rank: rank.state for rank in latest.ranks} if latest else {}
 
 
-def test_ranks_are_heard_as_they_come_stop_and_go(
+def test_pulses_report_ranks_as_they_start_stop_and_end(
     launch: str, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
@@ -110,7 +110,9 @@ def test_ranks_are_heard_as_they_come_stop_and_go(
     assert until(lambda: not commands(launch))
 
 
-def test_a_host_that_refuses_is_silent_says_why_and_is_heard_again(launch: str) -> None:
+def test_a_host_that_refuses_connections_is_silent_with_the_reason_until_it_answers_again(
+    launch: str,
+) -> None:
     now = [100.0]
     good, bad = Doubtful("node1"), Doubtful("node2")
     with PulseMonitor([good, bad], launch, every_s=0.05, clock=lambda: now[0], retry_s=0.05) as pulses:

@@ -74,5 +74,5 @@ def test_the_ranks_of_a_job_that_is_cancelled_are_not_the_cause() -> None:
     assert cause_of(cancelled, "srun: error: node2: task 3: Killed") == ""
 
 
-def test_other_lines_tell_nothing() -> None:
+def test_other_lines_are_ignored() -> None:
     assert cause_of("", "Killed", "node2: task 3: Killed", "RUNNING AT node2") == ""

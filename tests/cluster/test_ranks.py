@@ -152,7 +152,7 @@ def test_a_ranks_number_is_its_launchers(
     assert [found.rank for found in find_ranks(HOST, run)] == [rank]
 
 
-def test_a_snapshot_is_asked_of_rank_0s_innermost_trainer_and_of_nobody_else(
+def test_a_snapshot_is_requested_from_the_innermost_trainer_of_rank_0_only(
     run: str, start: Starter, tmp_path: Path
 ) -> None:
     solver = f"--solver={tmp_path}/it's $(x).prototxt"
@@ -294,7 +294,7 @@ def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[st
     assert list(end_ranks([host], "0" * 16)) == ["node7"]
 
 
-def test_ending_continues_where_one_host_is_unreachable_and_says_what_survives(run: str) -> None:
+def test_ending_ranks_continues_past_an_unreachable_host_and_reports_what_survives(run: str) -> None:
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         return answer_call(argv, "left 71 D", "end")
 

@@ -137,7 +137,7 @@ def test_a_launch_is_ended_but_on_a_host_that_is_cut_off_and_there_once_it_is_ba
     assert cluster.leftovers(within_s=10) == {}
 
 
-def test_pulses_are_heard_through_cut_links_and_sshds_that_come_and_go(
+def test_pulses_resume_after_cut_links_and_restarts_of_sshd(
     cluster: Cluster, hosts: dict[str, SshHost], run: str
 ) -> None:
     nodes = [hosts[name] for name in NODES]

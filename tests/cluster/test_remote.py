@@ -111,7 +111,7 @@ def test_an_answer_about_a_file_that_cannot_be_read_names_the_file() -> None:
 
 
 @pytest.mark.parametrize("record", ["", "absent", "trusted by nobody"])
-def test_only_a_plain_yes_says_that_a_path_can_be_trusted(record: str) -> None:
+def test_only_a_plain_yes_makes_a_path_trusted(record: str) -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, record))
     with pytest.raises(HostFailed, match=r"^n1:/tmp/a: cannot parse the answer to `read`: "):
         check_trust(host, "read", "/tmp/a", "/root", hint="remove it")
@@ -123,7 +123,7 @@ def test_a_conversation_continues_until_it_is_finished() -> None:
         conversation.finish()
 
 
-def test_a_conversation_that_breaks_off_says_how() -> None:
+def test_a_broken_conversation_reports_how_it_ended() -> None:
     with (
         Conversation(HOST, "ranks", "beat", LAUNCH, "0.1") as conversation,
         pytest.raises(ClusterError, match=r"answer to `beat` cannot be read|no longer reads"),

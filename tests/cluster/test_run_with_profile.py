@@ -47,7 +47,7 @@ def argvs_with(word: str) -> Iterator[set[bytes]]:
         watching.join()
 
 
-def test_a_run_starts_and_stages_as_the_profile_and_the_command_line_say(
+def test_a_run_starts_and_stages_as_the_profile_and_the_options_require(
     cluster: Cluster, shared: Path
 ) -> None:
     chain = FaultyChain(cluster, shared / f"profiled-{shared.name}")

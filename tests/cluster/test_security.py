@@ -91,7 +91,7 @@ def test_what_is_not_a_hosts_name_is_refused_in_one_line_wherever_one_is_read(
         assert not set("\n\0\x1b") & set(str(caught.value))
 
 
-def test_a_host_that_says_neither_yes_nor_no_to_a_key_is_distinguished_from_one_that_refuses_it(
+def test_a_host_that_does_not_answer_a_login_is_distinguished_from_one_that_refuses_it(
     tmp_path: Path,
 ) -> None:
     class Silent:
@@ -164,9 +164,7 @@ def test_a_trainer_of_a_plain_name_is_the_one_in_the_caffe_root_and_none_on_the_
 
 
 @pytest.mark.parametrize("folder", ["$(touch hacked)", "`x`", 'say "hi"', "a;b", "back\\slash"])
-def test_a_launcher_whose_path_a_hosts_shell_would_read_otherwise_is_refused(
-    folder: str, tmp_path: Path
-) -> None:
+def test_a_launcher_path_that_a_remote_shell_would_change_is_refused(folder: str, tmp_path: Path) -> None:
     launcher = tmp_path / folder / "mpiexec.hydra"
     launcher.parent.mkdir()
     launcher.touch(mode=0o755)
@@ -298,7 +296,7 @@ def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> N
 @pytest.mark.parametrize(
     "open_to", ["everybody", pytest.param("nobody", marks=as_root)], ids=["writable", "another's"]
 )
-def test_a_cache_that_others_can_write_in_is_neither_believed_nor_filled(open_to: str, disk: Path) -> None:
+def test_a_cache_that_others_can_write_to_is_neither_read_nor_filled(open_to: str, disk: Path) -> None:
     (disk / "data.mdb").write_bytes(b"records")
     os.utime(disk / "data.mdb", (1, 1))
     source, cache = find_source(disk), disk / "cache"

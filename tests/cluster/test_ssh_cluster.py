@@ -229,7 +229,7 @@ def test_an_unknown_and_a_changed_host_key_are_refused_and_not_added(
     assert known.read_text().count("\n") == 1
 
 
-def test_what_the_message_says_makes_an_unknown_host_known(cluster: Cluster, shared: Path) -> None:
+def test_the_command_in_the_message_makes_an_unknown_host_known(cluster: Cluster, shared: Path) -> None:
     known = shared / "known"
     folder = change_config(cluster, shared / "ssh", f"Host *\n  UserKnownHostsFile {known}")
     host = SshHost("node1", folder)
@@ -335,7 +335,7 @@ def test_a_jump_host_with_an_unknown_key_is_refused_by_its_own_name(cluster: Clu
         SshHost("node3", folder).connect()
 
 
-def test_a_jump_host_that_cannot_reach_on_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_jump_host_that_cannot_reach_the_next_one_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     first = "Host node3\n  ProxyJump node2\n  Port 23\n  ConnectTimeout 5"
     folder = change_config(cluster, tmp_path / "ssh", first)
     with pytest.raises(ClusterError, match=r"node3: cannot be reached .*: jump host node2 cannot reach it"):
@@ -375,7 +375,7 @@ def test_no_agent_is_forwarded_whatever_is_configured(
         os.kill(pid, 15)
 
 
-def test_a_key_behind_a_passphrase_is_named_and_nobody_is_asked(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_reported_without_a_prompt(cluster: Cluster, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
     folder = change_config(cluster, tmp_path / "ssh", f"Host *\n  IdentityFile {locked}")
@@ -434,9 +434,7 @@ def test_a_user_who_is_not_root_gets_commands_files_and_ends_as_well(
     assert cluster.leftovers(within_s=4) == {}
 
 
-def test_a_file_that_somebody_else_has_put_there_is_not_written_into(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_file_that_another_user_put_there_is_not_written_to(cluster: Cluster, tmp_path: Path) -> None:
     host = SshHost("node2", cluster.ssh)
     (tmp_path / "mine").write_text("mine")
     host.run(["sh", "-c", "echo theirs >/tmp/file; ln /tmp/file /tmp/other; chmod 666 /tmp/file"])

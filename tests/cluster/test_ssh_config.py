@@ -100,7 +100,7 @@ def test_without_a_config_a_host_is_what_it_is_called(tmp_path: Path) -> None:
     assert (options.connect_s, options.keepalive_s) == (15, 15)
 
 
-def test_signs_of_life_are_asked_for_at_least_every_15_s(tmp_path: Path) -> None:
+def test_keepalives_are_sent_at_least_every_15_s(tmp_path: Path) -> None:
     for interval, kept in [("0", 15), ("5", 5), ("300", 15)]:
         (tmp_path / "config").write_text(f"ServerAliveInterval {interval}\nConnectTimeout 4\n")
         options = load_ssh_options("node1", tmp_path)
@@ -115,7 +115,7 @@ def test_a_name_that_is_not_a_hosts_is_refused_before_anything_reads_it(name: st
         load_ssh_options("", tmp_path, hop=f"user@{name}")
 
 
-def test_a_hop_says_its_own_user_and_port(folder: Path) -> None:
+def test_a_jump_host_has_its_own_user_and_port(folder: Path) -> None:
     def read(hop: str) -> SshOptions:
         return replace(load_ssh_options("", folder, hop=hop), keys=())
 

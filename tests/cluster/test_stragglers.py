@@ -119,7 +119,7 @@ def test_one_of_two_is_never_the_odd_one() -> None:
     assert find_straggler({"a": beats("a"), "b": beats("b", (0.0,), first_rank=1)}) is None
 
 
-def test_a_host_that_is_not_heard_any_more_is_not_compared() -> None:
+def test_a_host_without_recent_pulses_is_not_compared() -> None:
     silent = beats("c", (0.0,), first_rank=2, start_s=-60.0)
     assert find_straggler(all_hosts(c=silent)) is None
     assert find_straggler({}) is None

@@ -131,7 +131,7 @@ def test_any_number_of_workers_builds_the_same_bytes(tmp_path: Path, seed: int |
     assert files[0] == files[1]
 
 
-def test_the_manifest_says_what_was_built(listed: Path, tmp_path: Path) -> None:
+def test_the_manifest_describes_what_was_built(listed: Path, tmp_path: Path) -> None:
     build_lmdb(plan_of(listed, SQUARE, seed=3), tmp_path / "lmdb")
     found = json.loads(manifest_path(tmp_path / "lmdb").read_text())
     assert (found["images"], found["seed"], found["skipped"], found["classes"]) == (10, 3, [], None)
@@ -218,7 +218,7 @@ def test_bad_images_can_be_left_out_and_their_numbers_with_them(
     assert names(tmp_path) == ["images", "lmdb", "lmdb.manifest.json"]
 
 
-def test_images_of_different_sizes_are_refused_where_that_is_asked(listed: Path, tmp_path: Path) -> None:
+def test_images_of_different_sizes_are_refused_on_request(listed: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"b/1.JPEG: is 31 x 49 x 3, but the first image is 30 x 50 x 3"):
         build_lmdb(plan_of(listed, Settings(check_size=True)), tmp_path / "lmdb")
     # What its hint proposes is possible: the records of sizes that differ are of no use.

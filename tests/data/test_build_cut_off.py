@@ -162,7 +162,7 @@ def test_a_worker_that_cannot_be_started_is_not_reported_as_another_build(
         build_lmdb(plan_of(listed), tmp_path / "lmdb", workers=2)
 
 
-def test_what_was_left_out_is_left_out_only_as_long_as_that_is_asked(
+def test_skipped_images_are_skipped_only_as_long_as_that_is_requested(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (listed.parent / "b/1.JPEG").write_bytes(b"bad")

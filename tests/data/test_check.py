@@ -61,7 +61,7 @@ def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Pat
         ),
     ],
 )
-def test_what_is_wrong_is_told_of_the_first_record_and_the_others_are_counted(
+def test_a_problem_is_reported_for_the_first_record_and_the_others_are_counted(
     tmp_path: Path, bad: pb.Datum, what: str
 ) -> None:
     path = write(tmp_path / "lmdb", image(0), bad, image(2), bad, bad)
@@ -86,7 +86,7 @@ def test_without_classes_only_negative_labels_are_wrong(tmp_path: Path) -> None:
     assert problems(check_lmdb(path)) == ["record '00000001_x1' has label -5, which is below 0"]
 
 
-def test_kinds_of_trouble_are_told_apart(tmp_path: Path) -> None:
+def test_different_problems_are_reported_separately(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", image(9, data=b"<html>"), image(None), image(1))
     assert len(check_lmdb(path, 3).problems) == 3
 
@@ -174,7 +174,7 @@ def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, t
     assert bad.hint == "fix the list of images and build the LMDB again"
 
 
-def test_an_order_that_is_asked_for_and_not_there_is_a_problem(tmp_path: Path) -> None:
+def test_a_required_order_that_is_not_found_is_a_problem(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", *(image(index // 50) for index in range(200)))
     order = check_lmdb(path).order
     assert order_text(order) == "order: sorted by class (0.00 on a scale from 0, sorted, to 1, random)"
@@ -192,7 +192,7 @@ def test_why_an_order_of_mixed_neighbours_is_not_shuffled_is_reported() -> None:
     assert order_text(measure_shuffledness(shuffle(appended, 1))).startswith("order: shuffled (")
 
 
-def test_what_is_printed_tells_all_of_it(tmp_path: Path) -> None:
+def test_the_printed_report_is_complete(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", image(0), image(3), image(3, data=b"<html>"))
     seen = check_lmdb(path, 5)
     lines = render_text(seen).splitlines()

@@ -129,7 +129,7 @@ def test_other_records_under_the_name_are_refused_and_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("module", ["sklearn", "cv2"])
-def test_a_missing_extra_is_one_line_that_says_what_to_install(tmp_path: Path, module: str) -> None:
+def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Path, module: str) -> None:
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from caffe_recipes.data.digits import build_digits\n"

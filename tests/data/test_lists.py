@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_list_is_one_line_with_its_number(
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none.txt: cannot be read: No such file"):
         load_list(tmp_path / "none.txt")
 
@@ -96,6 +96,6 @@ def test_a_byte_order_mark_is_not_part_of_the_first_name(tmp_path: Path) -> None
     assert [picture.name for picture in load_list(listed).pictures] == ["a.jpg"]
 
 
-def test_a_root_that_is_not_there_is_reported_rather_than_its_images(tmp_path: Path) -> None:
+def test_a_missing_root_is_reported_rather_than_its_images(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nope: does not exist, or is not a folder; give the folder"):
         load_list(write(tmp_path, "a.jpg 1\n", "a.jpg"), tmp_path / "nope")

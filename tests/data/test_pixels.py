@@ -86,7 +86,7 @@ def test_an_image_that_needs_no_change_is_kept_byte_by_byte(mode: str) -> None:
         assert not datum.HasField("channels")
 
 
-def test_an_image_of_another_type_than_asked_for_is_encoded_again() -> None:
+def test_an_image_of_another_type_than_requested_is_re_encoded() -> None:
     datum, _, _ = convert(encode(".png"), "x.png", 0, Settings(encode_type="jpg"))
     assert datum.data[:2] == b"\xff\xd8"
     datum, _, _ = convert(encode(".jpg"), "x.jpg", 0, Settings(encode_type="png"))

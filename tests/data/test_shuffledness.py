@@ -110,7 +110,7 @@ def test_what_cannot_be_determined_is_not_reported(labels: list[int], verdict: s
 
 
 @given(st.integers(0, 10**9), st.sampled_from([2, 3, 10, 1000]), st.sampled_from([40, 300, 2000]))
-def test_a_random_order_is_never_said_to_be_sorted(seed: int, classes: int, count: int) -> None:
+def test_a_random_order_is_never_reported_as_sorted(seed: int, classes: int, count: int) -> None:
     random = Random(seed)
     found = measure_shuffledness([random.randrange(classes) for _ in range(count)])
     assert found.verdict != "sorted by class"

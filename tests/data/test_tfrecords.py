@@ -249,7 +249,9 @@ def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["lmdb"]
 
 
-def test_decoders_say_nothing_of_a_damaged_image(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_decoders_print_nothing_about_a_damaged_image(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     png = bytearray(jpeg(1, ".png"))
     png[png.index(b"IDAT") + 6] ^= 0xFF
     write_datums(tmp_path / "lmdb", [("x", pb.Datum(data=bytes(png), label=1, encoded=True))])

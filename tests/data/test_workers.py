@@ -21,7 +21,7 @@ def write_whether_sigint_is_blocked(path: str) -> None:
     Path(path).write_text(str(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
 
-def test_a_worker_hears_no_ctrl_c_from_its_very_beginning_and_its_parent_still_does(tmp_path: Path) -> None:
+def test_a_worker_ignores_ctrl_c_from_its_start_but_its_parent_does_not(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(
         target=write_whether_sigint_is_blocked, args=(str(tmp_path / "said"),)
     )

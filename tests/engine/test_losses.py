@@ -59,7 +59,7 @@ def test_softmax_loss_is_the_mean_over_the_labels() -> None:
         ("normalize: false normalization: VALID", lambda kept: kept.sum() / 3),
     ],
 )
-def test_ignored_labels_count_only_where_the_normaliser_says(param: str, want: object) -> None:
+def test_ignored_labels_count_only_if_the_normaliser_includes_them(param: str, want: object) -> None:
     assert callable(want)
     text = f'type: "SoftmaxWithLoss" loss_param {{ ignore_label: 3 {param} }}'
     kept = each_loss()[[0, 2, 3]]
@@ -204,7 +204,7 @@ def test_sigmoid_cross_entropy_loss() -> None:
 
 
 @pytest.mark.parametrize("type_", ["HingeLoss", "MultinomialLogisticLoss"])
-def test_of_several_labels_an_item_as_many_are_read_as_there_are_items(type_: str) -> None:
+def test_with_several_labels_per_item_only_as_many_as_items_are_read(type_: str) -> None:
     scores, several = torch.softmax(LOGITS, 1), torch.tensor([[0.0, 3.0], [4.0, 1.0], [9.0, 9.0], [9.0, 9.0]])
     got = value(f'type: "{type_}"', scores, several)
     assert got == pytest.approx(value(f'type: "{type_}"', scores, LABELS), rel=1e-6)

@@ -259,7 +259,7 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(case: Path, run: 
     assert "5 16 (80)" in only_line(log)
 
 
-def test_a_renamed_layer_is_refused_unless_it_is_said_to_be_new(case: Path, run: Run, change: Change) -> None:
+def test_a_renamed_layer_is_refused_unless_it_is_declared_new(case: Path, run: Run, change: Change) -> None:
     two = (
         'layer { name: "hid" type: "InnerProduct" bottom: "data" top: "hid" '
         'inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }\n'
@@ -443,7 +443,7 @@ def test_help_and_version_exit_0(run: Run) -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "mpi4py"])
-def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+def test_without_the_extra_it_prints_what_to_install(missing: str) -> None:
     with pytest.raises(
         InputError, match=f"{missing} is not installed; install the extra 'engine' of caffe-recipes"
     ):

@@ -169,7 +169,7 @@ def test_gloo_takes_one_interface_alone() -> None:
     assert "GLOO_SOCKET_IFNAME lists several network interfaces, lo,lo" in done.stderr
 
 
-def test_what_a_rank_says_before_it_aborts_is_read_first() -> None:
+def test_the_output_of_a_rank_is_read_before_its_abort_is_handled() -> None:
     for _ in range(5):
         done = launch(ABORT, 2)
         assert done.returncode == 2

@@ -228,7 +228,7 @@ def test_plateau_steps_when_the_loss_has_not_fallen_for_its_window() -> None:
     assert schedule.state(11).current_step == 2
 
 
-def test_multistep_says_when_it_steps() -> None:
+def test_multistep_logs_when_it_steps() -> None:
     import io
 
     stream = io.StringIO()

@@ -58,7 +58,7 @@ def test_encoded_datums_are_as_they_were_encoded_unless_forced() -> None:
         (encoded(np.zeros((2, 2), np.uint16)), "more than 8 bits"),
     ],
 )
-def test_a_datum_that_is_not_an_image_says_why(datum: pb.Datum, part: str) -> None:
+def test_a_datum_that_is_not_an_image_is_an_error_with_the_reason(datum: pb.Datum, part: str) -> None:
     with pytest.raises(ValueError, match=part):
         decode(datum, NOTHING)
 
@@ -120,7 +120,7 @@ def test_the_shorter_side_is_resized_and_the_longer_rounded_down_in_float32() ->
     assert resize_to_shorter(image(7, 7, 1), 3, nearest, Random(0)).shape == (3, 3, 1)
 
 
-def test_an_image_that_cannot_be_resized_says_why() -> None:
+def test_an_image_that_cannot_be_resized_is_an_error_with_the_reason() -> None:
     with pytest.raises(ValueError, match="cannot be resized to 0 x 0"):
         resize_to_shorter(image(9, 9), 0, pb.ResizeParameter(), Random(0))
 

@@ -69,7 +69,7 @@ def test_the_training_calls_are_the_published_ones(published_cluster: StandInClu
         ),
     ],
 )
-def test_hydra_is_told_as_run_tells_it(given: dict[str, str]) -> None:
+def test_hydra_gets_the_same_settings_as_from_run(given: dict[str, str]) -> None:
     script = definitions(load_recipe("stampede2-64n-72ep"))
     environment = {"PATH": os.environ["PATH"], **given}
     done = subprocess.run(
@@ -111,7 +111,7 @@ def test_the_last_model_is_evaluated_with_the_net_that_has_a_test_layer(
     assert argv == ["test", f"--model={net}", f"--weights={FINAL}", "--iterations=1000"]
 
 
-def test_a_second_run_repeats_nothing_and_tells_the_result(small_cluster: StandInCluster) -> None:
+def test_a_second_run_repeats_nothing_and_prints_the_result(small_cluster: StandInCluster) -> None:
     first = small_cluster.run()
     assert first.returncode == 0, first.stderr
     result = f"{CYC1}: loss = 0.942313, loss3/top-1 = 0.762781, loss3/top-5 = 0.931862 ({CYC1}.evaluation)"
@@ -247,7 +247,7 @@ def test_one_node_needs_no_hostfile(tmp_path: Path) -> None:
     assert "hostfile" not in cluster.run().stderr
 
 
-def test_each_branch_starts_where_it_says_and_its_end_is_evaluated(tmp_path: Path) -> None:
+def test_each_branch_starts_from_its_own_phase_and_its_end_is_evaluated(tmp_path: Path) -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     one_node = recipe.cluster.model_copy(update={"nodes": 1})
     init, cyc1, cyc2 = recipe.phases[:3]

@@ -168,7 +168,7 @@ def test_beside_what_ssh_prints_an_old_snapshot_is_seen(small_cluster: StandInCl
     assert f"c401-001:/tmp/{INIT}: not written by this run" in failed(small_cluster)
 
 
-def test_without_an_answer_of_ssh_no_snapshot_is_fetched_whatever_the_log_says(
+def test_without_an_answer_from_ssh_no_snapshot_is_fetched_whatever_the_log_shows(
     small_cluster: StandInCluster,
 ) -> None:
     (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
@@ -177,7 +177,7 @@ def test_without_an_answer_of_ssh_no_snapshot_is_fetched_whatever_the_log_says(
     assert f"c401-001:/tmp/{INIT}: no answer from the host, so not fetched" in failed(small_cluster)
 
 
-def test_a_trainer_that_only_the_nodes_have_trains_and_the_evaluation_says_why_not(
+def test_a_trainer_that_only_the_nodes_have_trains_but_cannot_evaluate(
     small_cluster: StandInCluster,
 ) -> None:
     (small_cluster.root / "build/tools/caffe").unlink()
@@ -298,7 +298,7 @@ def test_a_snapshot_that_is_damaged_while_the_run_lives_is_read_by_no_launch_and
     assert not (small_cluster.play / "test.argv").exists()
 
 
-def test_a_snapshot_that_arrives_otherwise_than_the_host_has_it_is_not_taken(
+def test_a_snapshot_that_changed_in_transfer_is_not_accepted(
     small_cluster: StandInCluster,
 ) -> None:
     small_cluster.hook("scp", 'finish "$@"; sed -i s/weights/Weights/ "${1##*/}"; exit 0')
@@ -318,7 +318,7 @@ def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
     assert small_cluster.calls("mpiexec.hydra") == []
 
 
-def test_weights_that_were_fetched_before_digests_were_kept_are_believed(
+def test_weights_fetched_before_digests_were_recorded_are_accepted(
     small_cluster: StandInCluster,
 ) -> None:
     assert small_cluster.run().returncode == 0

@@ -266,7 +266,7 @@ def test_a_copy_of_other_content_is_not_kept(bare: StandInCluster) -> None:
     assert bare.calls("mpiexec.hydra") == []
 
 
-def test_without_a_manifest_nothing_is_hashed_and_the_stamp_says_so(bare: StandInCluster) -> None:
+def test_without_a_manifest_nothing_is_hashed_and_the_stamp_has_no_digest(bare: StandInCluster) -> None:
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
     stamp = parse_stamp((lmdb(bare) / STAMP).read_text())
     assert stamp is not None

@@ -31,7 +31,7 @@ def test_a_phase_s_job_runs_up_to_that_phase(play: Play) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--how", "copy"), ("",)])
-def test_a_phase_s_job_without_a_phase_says_which_there_are(play: Play, words: tuple[str, ...]) -> None:
+def test_a_phase_job_without_a_phase_lists_the_phases(play: Play, words: tuple[str, ...]) -> None:
     message = "give a phase as the first argument: init, cyc1, cyc2, cyc3, collapse\n"
     assert play.run("phase.sbatch", *words) == (2, "", message)
     assert play.calls() == []

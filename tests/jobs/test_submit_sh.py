@@ -106,7 +106,7 @@ def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
         ),
     ],
 )
-def test_a_refusal_says_what_is_left(
+def test_a_refused_submission_reports_which_jobs_remain(
     play: Play, sbatch: str, scancel: str, exit_code: int, message: str
 ) -> None:
     play.hook("sbatch", sbatch)

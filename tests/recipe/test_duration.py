@@ -24,7 +24,7 @@ def test_the_published_chain_trains_for_its_images_at_the_reported_rate() -> Non
     assert duration.limit_s == 20_400
 
 
-def test_without_a_rate_the_reported_minutes_tell_it() -> None:
+def test_without_a_speed_the_reported_minutes_give_the_duration() -> None:
     assert found(load_recipe("stampede2-448n-90ep")).training_s == pytest.approx(65 * 60)
 
 

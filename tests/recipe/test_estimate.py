@@ -62,7 +62,7 @@ def test_one_rank_alone_exchanges_nothing(recipe: Recipe) -> None:
     assert two.traffic is not None
 
 
-def test_more_images_an_iteration_than_there_are_to_train_on_are_refused(recipe: Recipe) -> None:
+def test_a_batch_larger_than_the_training_set_is_refused(recipe: Recipe) -> None:
     message = "a batch of 1,281,280 is larger than the data set of 1,281,167 images; use fewer nodes"
     with pytest.raises(InputError, match=message):
         estimate_recipe(recipe, [given_pace(6303)], shape=Shape(20_020, 2, 32))

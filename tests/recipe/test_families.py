@@ -143,7 +143,7 @@ def test_a_family_s_own_keys_are_known() -> None:
     assert "rows" in str(refuse(FAMILY.partition("rows:")[0] + "rows: {}\n"))
 
 
-def test_a_family_without_a_row_says_which_there_are() -> None:
+def test_a_family_named_without_a_row_lists_its_rows() -> None:
     assert "is a family of recipes; use mine.yaml:ROW, where ROW is one of ours-small" in str(
         refuse(FAMILY, None)
     )

@@ -158,7 +158,7 @@ def test_a_larger_batch_and_a_node_more_are_never_slower() -> None:
         assert speeds == sorted(speeds)
 
 
-def test_one_local_batch_alone_tells_the_seconds_of_an_image() -> None:
+def test_a_single_local_batch_gives_the_seconds_per_image() -> None:
     alone = replace(TABLE_V, points=tuple(point for point in TABLE_V.points if point.batch_per_node == 32))
     found = find_throughput(alone, 256, 64)
     assert found.epoch_s == pytest.approx(85)

@@ -81,7 +81,7 @@ def with_iter_size(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"phases": (recipe.phases[0], doubled, *recipe.phases[2:])})
 
 
-def test_a_run_s_log_tells_its_phase_whose_iterations_may_be_larger(recipe: Recipe) -> None:
+def test_the_phase_of_a_log_gives_its_images_per_iteration(recipe: Recipe) -> None:
     lines = [loss(0, "10:00:00"), loss(40, "10:00:20")]
     found = logged_pace(with_iter_size(recipe), [("logs/cyc1-2.log", lines)])
     assert found.images_per_s == pytest.approx(40 * 2 * 4096 / 20)
@@ -130,7 +130,7 @@ def test_a_machine_without_a_table_has_that_of_nodes_with_the_same_cores_and_it_
         assert found.source == "the paper's Table VI (nodes with 2 x 24 cores)"
 
 
-def test_no_table_tells_of_another_net_or_machine(recipe: Recipe) -> None:
+def test_no_table_covers_another_net_or_machine(recipe: Recipe) -> None:
     assert measured_pace(load_recipe("digits-local"), "stampede2-knl", KNL) is None
     bare = recipe.cluster.model_copy(update={"sockets_per_node": None})
     unknown = recipe.model_copy(update={"cluster": bare})
@@ -147,7 +147,7 @@ def test_a_rate_goes_before_the_tables_and_those_before_minutes_unless_they_are_
     assert [pace.kind for pace in order_paces(doubtful)] == ["minutes", "measured"]
 
 
-def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe: Recipe) -> None:
+def test_a_pace_scales_linearly_to_other_nodes_with_a_note(recipe: Recipe) -> None:
     known = given_pace(6400)
     assert moved_pace(known, recipe, shape_of(recipe)) is known
     moved = moved_pace(known, recipe, Shape(128, 2, 16))
@@ -161,7 +161,7 @@ def test_a_pace_moves_to_other_nodes_as_if_each_were_as_fast_and_says_so(recipe:
     assert note.startswith("known for 1 node; ")
 
 
-def test_a_pace_moves_as_a_table_has_it_where_there_is_one(recipe: Recipe) -> None:
+def test_a_pace_scales_by_a_table_where_one_exists(recipe: Recipe) -> None:
     of_own, there = Pace(5000, "measured", "table"), Pace(7500, "measured", "table", ("beyond",))
     moved = moved_pace(given_pace(6400), recipe, Shape(128, 2, 16), (of_own, there))
     assert moved.images_per_s == 9600

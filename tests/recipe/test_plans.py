@@ -153,7 +153,7 @@ def test_what_is_derived_names_a_key_of_a_phase_that_has_it() -> None:
         ({"cycles": Cycles(linear_epochs=20)}, 40, "a line to 0 at epoch 40"),
     ],
 )
-def test_the_line_that_cycles_begin_with_reaches_0_where_its_rule_says(
+def test_the_line_that_cycles_begin_with_reaches_0_where_its_rule_puts_it(
     values: dict[str, Any], zero: float, rule: str
 ) -> None:
     plan = plan_phases(Schedule(decay="cycles", **values), 4096, IMAGES)

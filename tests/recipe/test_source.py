@@ -51,7 +51,7 @@ def test_a_speed_that_no_machine_has_is_refused(speed: str, bound: str) -> None:
     assert error.what.startswith(f"reported.images_per_s: must be {bound}")
 
 
-def test_a_phase_starts_from_the_one_before_unless_it_says_otherwise() -> None:
+def test_a_phase_starts_from_the_previous_one_by_default() -> None:
     recipe = load_recipe("digits-local")
     assert recipe.starts_from(recipe.phases[0]) is None
     assert recipe.starts_from(recipe.phases[2]) == recipe.phases[1]
@@ -77,7 +77,7 @@ def test_a_recipe_is_frozen() -> None:
         recipe.nets["train_val"] = recipe.nets["train_val_noaug"]  # type: ignore[index]
 
 
-def test_a_recipe_is_a_value_equal_hashed_and_dumped_by_what_it_says() -> None:
+def test_a_recipe_is_a_value_compared_hashed_and_dumped_by_its_fields() -> None:
     recipe, again = load_recipe("digits-local"), load_recipe("digits-local")
     assert (recipe, hash(recipe)) == (again, hash(again))
     assert copy.deepcopy(recipe) == pickle.loads(pickle.dumps(recipe)) == recipe
@@ -182,7 +182,7 @@ def test_what_is_not_a_recipe_gets_one_line(text: str) -> None:
     refuse(text)
 
 
-def test_an_iteration_takes_no_more_images_than_there_are() -> None:
+def test_an_iteration_takes_no_more_images_than_exist() -> None:
     assert "cluster.batch_per_rank" in str(
         refuse(DIGITS.replace("batch_per_rank: 32", "batch_per_rank: 3200"))
     )
@@ -338,7 +338,7 @@ def test_errors_are_described_in_plain_words(change: tuple[str, str], expected: 
     assert "input should" not in str(caught.value)
 
 
-def test_empty_phases_are_said_to_be_empty() -> None:
+def test_empty_phases_are_reported_as_empty() -> None:
     text = shipped_recipes()["digits-local"].file.read_text("utf-8")
     with pytest.raises(RecipeError, match="phases: is empty; it must be a list"):
         parse_recipe(text[: text.index("phases:")] + "phases:\n", "r.yaml", Path())

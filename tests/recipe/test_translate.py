@@ -235,7 +235,7 @@ def test_a_start_rate_without_a_warm_up_is_never_read_and_left_out() -> None:
     assert translate(recipe, "intel").phases[0].warmup_start_lr == 0.1
 
 
-def test_nvcaffe_is_told_to_test_first_as_ours_does() -> None:
+def test_nvcaffe_is_set_to_test_before_training_as_ours_does() -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["cluster"]["ranks_per_node"] = 1
         tested = {"net": "train_val", "test_iter": 1, "test_interval": 50}

@@ -100,7 +100,7 @@ def test_the_same_is_reported_in_a_recipe_for_another_caffe() -> None:
     assert files_containing(theirs, "erived: ") == files_containing(recipe, "erived: ")
 
 
-def test_a_net_that_rows_share_says_what_is_derived_of_all_of_them() -> None:
+def test_a_net_shared_by_rows_lists_the_derived_values_of_all_of_them() -> None:
     recipe = cr.load_recipe("paper-t1-7680-240n-linear")
     assert "Derived: cluster: the paper names no machine" in cr.generate(recipe)[f"jobs/{recipe.name}/run.sh"]
     net = cr.generate(recipe)["prototxt/paper-vlab-batch-32/train_val.prototxt"]

@@ -72,7 +72,7 @@ def test_only_names_and_the_way_to_write_the_rate_change(name: str) -> None:
         assert build_solver(translated, other) == expected
 
 
-def test_the_files_say_what_was_translated_and_how_the_phase_ends() -> None:
+def test_the_files_note_what_was_translated_and_how_the_phase_ends() -> None:
     files = generate(translate_whole(load_recipe("stampede2-64n-72ep"), "intel"))
     folder = "prototxt/stampede2-64n-72ep-intel"
     solver = files[f"{folder}/solver_init.prototxt"].splitlines()
@@ -88,7 +88,7 @@ def test_the_files_say_what_was_translated_and_how_the_phase_ends() -> None:
     assert "stopped" not in files[f"{folder}/solver_collapse.prototxt"].lower()
 
 
-def test_every_part_of_a_shipped_recipe_that_bvlc_has_not_is_listed_once() -> None:
+def test_every_part_of_a_shipped_recipe_that_bvlc_lacks_is_listed_once() -> None:
     found = find_parts(load_recipe("digits-local"), "bvlc")
     assert [(part.phase, part.key) for part in found] == [
         *[(phase, key) for phase in ("init", "cyc2", "cyc3") for key in ("warmup_iter", "warmup_start_lr")],

@@ -32,7 +32,7 @@ def test_what_is_not_committed_has_digests_and_nothing_else_has() -> None:
 
 
 @pytest.mark.parametrize("name", DIGESTED)
-def test_a_recipe_generates_what_its_digests_say(name: str) -> None:
+def test_a_recipe_generates_files_with_the_recorded_digests(name: str) -> None:
     assert file_digests(load_any_recipe(name)) == DIGESTS[name], "run `make generate`"
 
 
@@ -44,7 +44,7 @@ def test_equal_nets_have_one_digest_and_no_other_net_has_any() -> None:
     assert found == DIGESTS["nets"], "run `make generate`"
 
 
-def test_a_derived_value_says_so_beside_it_in_the_solver() -> None:
+def test_a_derived_value_is_marked_in_the_solver() -> None:
     text = cr.generate(cr.load_recipe("paper-t2-8192-256n"))[
         "prototxt/paper-t2-8192-256n/solver_main.prototxt"
     ]

@@ -43,7 +43,7 @@ def test_a_recipe_makes_a_file_for_each_phase_and_net_a_script_and_its_jobs(name
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_every_file_says_what_made_it_and_how_to_make_it_again(name: str) -> None:
+def test_every_file_names_its_generator_and_the_command_that_regenerates_it(name: str) -> None:
     for text in cr.generate(load_any_recipe(name)).values():
         assert is_generated(text)
         assert f"`caffe-recipes generate {'NAME' if is_shared(text) else name}`" in text

@@ -249,7 +249,7 @@ def test_a_recipe_without_tensorflow_has_none_of_these_files() -> None:
     assert render_horovod(cr.load_recipe("digits-local")) == {}
 
 
-def test_the_phases_say_what_the_join_costs() -> None:
+def test_the_phases_state_what_the_join_costs() -> None:
     text = generate_all([RECIPE])["prototxt/tf-256n-90ep/solver_main.prototxt"]
     assert "Momentum is lost where this phase starts" in text
 
@@ -280,7 +280,7 @@ def test_the_published_chain_keeps_its_own_update_and_crops() -> None:
 
 
 @pytest.mark.parametrize("key", ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"])
-def test_what_caffe_cannot_say_of_the_program_is_listed(key: str) -> None:
+def test_settings_of_the_program_that_caffe_cannot_express_are_listed(key: str) -> None:
     assert any(one.key == key and "tensorflow/tpu" in str(one.printed) for one in RECIPE.differences)
 
 

@@ -22,7 +22,7 @@ def test_text_and_message_of_every_net_agree(make_recipe: MakeRecipe) -> None:
         assert parse_prototxt(render_net(recipe, name), pb.NetParameter) == build_net(recipe, name)
 
 
-def test_the_header_says_which_phases_train_the_net(make_recipe: MakeRecipe) -> None:
+def test_the_header_lists_the_phases_that_train_the_net(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     assert render_net(recipe, "train_val").splitlines()[1] == (
         "# train_val: for init, cyc1, cyc2, cyc3, the evaluation."

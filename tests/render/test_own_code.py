@@ -109,13 +109,13 @@ def test_a_changed_file_needs_consent_again(folder: Path, file: str) -> None:
     assert call(folder) == "made of it"
 
 
-def test_a_file_that_went_is_asked_about_again(folder: Path) -> None:
+def test_a_deleted_file_needs_consent_again(folder: Path) -> None:
     consent(folder)
     (folder / "helper.py").unlink()
     assert "helper.py has changed" in refused(folder)
 
 
-def test_another_function_of_the_module_is_asked_about(folder: Path) -> None:
+def test_another_function_of_the_module_needs_its_own_consent(folder: Path) -> None:
     with (folder / "nets.py").open("a") as text:
         text.write("from builtins import print as other\n")
     consent(folder)
@@ -147,7 +147,7 @@ def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> No
     assert "yaml.py is code that you have not allowed" in refused(folder)
 
 
-def test_code_in_a_folder_where_anybody_can_put_files_is_refused_before_consent_is_asked_for(
+def test_code_in_a_world_writable_folder_is_refused_before_consent_is_asked_for(
     folder: Path,
 ) -> None:
     folder.chmod(0o1777)
@@ -323,7 +323,7 @@ def test_the_record_is_readable_by_its_owner_alone(folder: Path, state: Path) ->
 
 
 @pytest.mark.parametrize("place", ["record", "its folder", "the folder above"])
-def test_a_record_that_others_may_write_is_not_believed(folder: Path, state: Path, place: str) -> None:
+def test_a_consent_record_that_others_can_write_is_not_trusted(folder: Path, state: Path, place: str) -> None:
     consent(folder)
     (record,) = records(state)
     path = {"record": record, "its folder": record.parent, "the folder above": record.parent.parent}[place]
@@ -331,7 +331,7 @@ def test_a_record_that_others_may_write_is_not_believed(folder: Path, state: Pat
     refused(folder)
 
 
-def test_a_linked_record_is_not_believed(folder: Path, state: Path, tmp_path: Path) -> None:
+def test_a_linked_consent_record_is_not_trusted(folder: Path, state: Path, tmp_path: Path) -> None:
     consent(folder)
     (record,) = records(state)
     record.rename(tmp_path / "moved")

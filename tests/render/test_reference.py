@@ -69,7 +69,7 @@ def test_a_generated_file_equals_the_published_message(recipe: str, name: str) -
 
 
 @pytest.mark.parametrize(("recipe", "name"), SLIPS)
-def test_a_fixed_solver_names_the_folder_that_there_is(recipe: str, name: str) -> None:
+def test_a_fixed_solver_names_the_existing_folder(recipe: str, name: str) -> None:
     text = generated(recipe)[f"prototxt/{recipe}/{name}"]
     net = parse_prototxt(text, pb.SolverParameter).net
     assert net == SLIPS[recipe, name].replace("resnet_50_448nodes", "resnet50_448nodes")

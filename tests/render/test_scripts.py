@@ -150,7 +150,9 @@ is_complete "$1" "$2" 7800 && echo whole || echo not
         ("[1] I1120 1 2 solver.cpp:312] Iteration 7800, loss = 0.1", "not"),
     ],
 )
-def test_a_snapshot_is_whole_when_rank_0_says_so_or_trains_on(tmp_path: Path, log: str, answer: str) -> None:
+def test_a_snapshot_is_complete_once_rank_0_logs_that_or_trains_on(
+    tmp_path: Path, log: str, answer: str
+) -> None:
     path = f"/tmp/{HOSTILE}_iter_7800.caffemodel"
     (tmp_path / "log").write_text(log.format(path=path) + "\n" if log else "")
     assert ask_script(stopped_recipe(), WHOLE, str(tmp_path / "log"), path) == f"{answer}\n"
@@ -256,7 +258,7 @@ def test_without_an_evaluation_none_is_made() -> None:
     assert ask_script(recipe, asked) == "digits-local: done: digits_collapse_iter_112.caffemodel\n"
 
 
-def test_a_recipe_that_prepares_its_data_says_how() -> None:
+def test_a_recipe_that_prepares_its_data_shows_the_command() -> None:
     script = render_run_script(load_recipe("digits-local"))
     assert "caffe-recipes data build digits --out examples/digits" in script
 

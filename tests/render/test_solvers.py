@@ -31,7 +31,7 @@ def test_the_comments_explain_epochs_at_the_global_batch() -> None:
     assert {"max_iter: 7800 # 24.94 epochs", "warmup_iter: 1560 # 4.99 epochs"} <= set(lines)
 
 
-def test_the_comments_say_where_the_rate_goes_and_that_it_drops_after_warm_up() -> None:
+def test_the_comments_describe_the_rate_and_its_drop_after_warm_up() -> None:
     lines = lines_of("init")
     above = lines.index("base_lr: 1.6")
     assert lines[above - 2 : above] == [
@@ -107,7 +107,7 @@ def test_a_number_beyond_float32_is_refused_by_phase_and_field(make_recipe: Make
         build_solver(recipe, phase)
 
 
-def test_a_phase_that_the_recipe_stops_says_so_and_shows_the_rate_at_its_own_end(
+def test_a_phase_stopped_by_the_recipe_shows_the_rate_at_its_own_end(
     make_recipe: MakeRecipe,
 ) -> None:
     stopped = {"lr_policy": "poly", "max_iter": 540, "stop_iter": 270, "lr_iter": None}

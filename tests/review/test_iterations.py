@@ -22,7 +22,7 @@ def solvers(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("own/a.prototxt", "own/b.prototxt", "alone/c.prototxt")]
 
 
-def test_nothing_said_is_no_epochs(solvers: list[str]) -> None:
+def test_without_any_claim_the_epochs_are_unknown(solvers: list[str]) -> None:
     assert find_epochs_per_iter(solvers, None, None, None) is None
 
 

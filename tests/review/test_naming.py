@@ -53,7 +53,9 @@ def test_the_names_that_ship_are_those_that_load() -> None:
         ("", None),
     ],
 )
-def test_words_are_told_apart(here: Path, text: str, kind: str | None) -> None:
+def test_arguments_are_recognised_as_recipe_family_file_or_folder(
+    here: Path, text: str, kind: str | None
+) -> None:
     for folder in ("digits-local", "folder.yaml"):
         (here / folder).mkdir()
     for file in ("mine.yaml", "net.prototxt", "bare", "odd:name"):
@@ -127,7 +129,7 @@ def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
     assert recipe_named("family.yaml:row") == "family.yaml:row"
 
 
-def test_what_stands_behind_a_recipe_without_rows_is_left_to_be_told_as_a_row(here: Path) -> None:
+def test_a_row_named_of_a_recipe_without_rows_is_an_error(here: Path) -> None:
     (here / "mine.yaml").write_text("name: mine\n")
     with pytest.raises(InputError, match=r"mine\.yaml: is not a family, so it has no row 'big'"):
         load_recipe(recipe_named("mine.yaml:big"))

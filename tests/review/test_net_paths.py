@@ -70,7 +70,7 @@ def test_a_bare_name_is_the_file_beside_the_solver_before_any_here(solver: Path,
     assert find_at_path(solver, "net.prototxt", None) == beside == find_beside(solver, NET)
 
 
-def test_with_a_caffe_root_there_is_one_place(solver: Path, tmp_path: Path) -> None:
+def test_with_a_caffe_root_only_that_place_is_searched(solver: Path, tmp_path: Path) -> None:
     net = put(tmp_path / "x" / "caffe" / NET)
     assert find_at_path(solver, NET, tmp_path / "x" / "caffe") == net
     assert find_at_path(solver, NET, tmp_path) is None

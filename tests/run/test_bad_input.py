@@ -202,7 +202,7 @@ def test_bad_input_is_one_line_and_changes_nothing(place: Place, write_lmdb: Wri
     assert caught.value.hint or isinstance(caught.value, RecipeError)
 
 
-def test_the_command_says_it_on_stderr_and_exits_2(place: Place) -> None:
+def test_the_command_prints_the_error_on_stderr_and_exits_2(place: Place) -> None:
     (place.root / "hostfile").write_text("localhost\nlocalhost\n")
     before = place.tree()
     code, stdout, stderr = place.call()

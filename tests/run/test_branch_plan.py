@@ -84,7 +84,7 @@ def test_the_last_spares_train_branches_and_the_first_stay(graph: Place) -> None
     assert setting.spares == ("s",)
 
 
-def test_there_are_no_more_groups_than_branches(graph: Place) -> None:
+def test_hosts_are_split_into_at_most_as_many_groups_as_branches(graph: Place) -> None:
     setting, plan = planned(graph, "a", "s1", "s2", "n1", "n2", "n3")
     assert [group.hosts for group in plan.groups] == [("n3",), ("n2",), ("n1",)]
     assert setting.spares == ("s1", "s2")
@@ -164,6 +164,6 @@ def test_a_trainer_of_a_phase_that_is_not_to_be_trained_now_is_named(graph: Plac
         planned(graph, "a", "n1", "n2", state=state, until="side")
 
 
-def test_up_to_a_phase_before_any_branch_there_is_none(graph: Place) -> None:
+def test_a_run_until_a_phase_before_the_branches_has_none(graph: Place) -> None:
     with pytest.raises(InputError, match="--side-by-side: small has no branches"):
         planned(graph, "a", "b", until="cyc1")

@@ -40,7 +40,7 @@ def branched(place: Place) -> Place:
     return place
 
 
-def test_a_branch_starts_where_it_says_and_each_end_is_evaluated(branched: Place) -> None:
+def test_a_branch_starts_from_its_phase_and_each_end_is_evaluated(branched: Place) -> None:
     state = branched.run()
     assert (branched.root / "trained.txt").read_text().splitlines() == [
         "init -",
@@ -57,7 +57,7 @@ def test_a_branch_starts_where_it_says_and_each_end_is_evaluated(branched: Place
     ]
 
 
-def test_what_is_evaluated_may_be_said(branched: Place) -> None:
+def test_the_phases_to_evaluate_can_be_listed(branched: Place) -> None:
     branched.edit("iterations: 1}", "iterations: 1, phases: [cyc1, last]}")
     assert list(branched.run().evaluations) == ["cyc1", "last"]
 
@@ -91,7 +91,7 @@ def test_a_finished_run_is_finished_only_while_every_end_is_what_it_was(branched
         branched.run()
 
 
-def test_a_journal_of_before_there_were_branches_tells_of_its_last_phase(place: Place) -> None:
+def test_a_journal_older_than_branches_gives_the_result_of_its_last_phase(place: Place) -> None:
     place.run()
     journal = place.root / "runs/small-1/journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -102,7 +102,7 @@ def test_a_journal_of_before_there_were_branches_tells_of_its_last_phase(place: 
     assert len(place.events()) == len(lines)
 
 
-def test_who_watches_is_told_of_each_end(branched: Place) -> None:
+def test_attach_and_status_show_the_end_of_each_branch(branched: Place) -> None:
     branched.run()
     reporter = Reporter(Console(file=branched.output, soft_wrap=True, highlight=False))
     branched.output.truncate(0)

@@ -246,7 +246,7 @@ def test_only_the_interval_of_a_solver_changes(text: str, becomes: str) -> None:
     assert render_checkpoint_solver(text, 3) == becomes
 
 
-def test_the_solver_says_every_n_and_all_else_as_before() -> None:
+def test_the_checkpoint_solver_differs_only_in_its_snapshot_interval() -> None:
     changed = parse_prototxt(render_checkpoint_solver(SOLVER, 2), pb.SolverParameter)
     assert changed.snapshot == 2
     changed.ClearField("snapshot")

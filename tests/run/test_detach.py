@@ -32,7 +32,7 @@ def wait_for_end(place: Place) -> None:
         time.sleep(0.05)
 
 
-def test_a_detached_run_trains_on_in_a_session_of_its_own_and_says_how_to_watch_it(place: Place) -> None:
+def test_a_detached_run_trains_in_its_own_session_and_prints_how_to_watch_it(place: Place) -> None:
     place.behave(cyc1="waits")
     code, stdout, stderr = place.call("--detach")
     assert (code, stderr) == (0, "")
@@ -124,7 +124,7 @@ def test_a_killed_run_s_trainer_is_taken_over_and_is_enough(place: Place) -> Non
 
 
 @pytest.mark.parametrize("root", [".", "a root"])
-def test_where_it_is_watched_from_is_told_where_that_is_not_here(
+def test_the_watch_command_names_the_caffe_root_if_it_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
 ) -> None:
     (tmp_path / "a root").mkdir()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def test_a_launch_that_resumes_is_reported_as_the_run_tells_it(place: Place) -> None:
+def test_a_launch_that_resumes_is_reported_with_its_checkpoint(place: Place) -> None:
     recipe = load_recipe(place.recipe)
     details = {
         "phase": "init",

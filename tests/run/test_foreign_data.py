@@ -77,7 +77,7 @@ def test_nothing_is_trained_from_or_tested_with_data_of_another_user(
 
 
 @pytest.mark.parametrize("how", ["folder", "lock"])
-def test_the_data_are_asked_about_again_when_a_run_prepares(
+def test_the_data_are_checked_again_when_a_run_prepares(
     place: Place, lmdb: Path, part: DataPart, how: str
 ) -> None:
     setting = find_setting(load_recipe(place.recipe), RunOptions(root=place.root), lambda *_: LocalHost())
@@ -161,7 +161,7 @@ def test_no_record_is_staged_that_another_user_could_have_put_there(tmp_path: Pa
         check_source(tmp_path, records.read_paths)
 
 
-def test_staged_data_are_asked_about_before_each_run(place: Place) -> None:
+def test_staged_data_are_checked_before_each_run(place: Place) -> None:
     assert stage_here(place).outcome == "sent"
     plant(place.root / "tmp/train_lmdb", "lock")
     with pytest.raises(CaffeRecipesError, match=r"tmp/train_lmdb: contains lock\.mdb, which belongs to user"):

@@ -163,7 +163,7 @@ def test_a_trainer_started_on_another_machine_is_not_doubled(place: Place) -> No
         (signal.SIGUSR1, "waits", 138),
     ],
 )
-def test_a_run_told_to_stop_leaves_no_process_and_continues_when_called_again(
+def test_a_run_stopped_by_a_signal_leaves_no_process_and_can_be_resumed(
     place: Place, number: signal.Signals, behaviour: str, code: int
 ) -> None:
     place.behave(cyc1=behaviour)
@@ -211,7 +211,7 @@ def test_a_trainer_taken_over_from_a_killed_run_is_stopped_with_its_new_run(plac
     place.wait_for_no_process()
 
 
-def test_a_line_that_a_crash_truncated_is_not_believed(place: Place) -> None:
+def test_a_journal_line_truncated_by_a_crash_is_ignored(place: Place) -> None:
     place.behave(last="ends-early")
     place.call()
     journal = Path(place.root / "runs/small-1/journal.jsonl")

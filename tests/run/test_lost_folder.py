@@ -16,7 +16,7 @@ MESSAGE = "runs/small-1: was removed or moved while the run used it; put it back
 
 
 @pytest.mark.parametrize("words", [(), ("--on-failure", "retry")])
-def test_a_run_whose_folder_is_moved_says_so_and_continues_once_it_is_back(
+def test_a_run_whose_folder_is_moved_fails_and_resumes_once_it_is_back(
     place: Place, words: tuple[str, ...]
 ) -> None:
     place.behave(cyc1="waits")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def test_a_disk_that_is_full_for_the_digits_fails_the_run_which_says_so_in_its_journal(
+def test_a_full_disk_while_the_digits_are_built_fails_the_run_in_its_journal(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(folder: Path) -> None:

@@ -52,7 +52,7 @@ def test_labels_that_lost_their_lines_are_not_text(tmp_path: Path) -> None:
     assert texts(tmp_path) == {"1.log": "no route\nno host\n"}
 
 
-def test_a_number_that_is_no_rank_s_is_kept_with_what_the_launcher_says(tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_rank_is_kept_with_the_launcher_output(tmp_path: Path) -> None:
     with RankLogs(tmp_path, ranks=2) as logs:
         logs.feed(["[2026] started", "[999999999999999999] x", "[../../x] y"])
     assert texts(tmp_path) == {"launcher.log": "[2026] started\n[999999999999999999] x\n[../../x] y\n"}

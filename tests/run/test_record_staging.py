@@ -93,7 +93,7 @@ def test_a_host_gets_the_files_that_its_ranks_read_and_the_manifest(site: Site) 
     assert sorted(name for names in each_rank.values() for name in names[:-1]) == ALL[:-1]
 
 
-def test_by_default_each_host_gets_the_files_of_its_own_ranks_which_are_told_so(site: Site) -> None:
+def test_by_default_each_host_gets_the_files_of_its_own_ranks(site: Site) -> None:
     assert site.names_for(NAMES) == site.names_for(NAMES, file_groups=NODES) != dict.fromkeys(NAMES, ALL)
     (step,) = find_trainer(site.recipe()).steps("runs/tf-1")
     assert step.arguments[-1] == f"--file_groups={NODES}"

@@ -148,14 +148,14 @@ def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
     assert messages[-1] == "n3 replaces n1"
 
 
-def test_without_spares_none_is_said_to_be_tried(place: Place) -> None:
+def test_without_spares_no_attempt_is_reported(place: Place) -> None:
     setting = replace_hosts(setting_of(place, Policy("replace")), ["n1"])
     setting = replace_hosts(setting, ["n2"])
     with pytest.raises(LaunchFailed, match=r"^n3: no spare is left; add hosts"):
         replace_hosts(setting, ["n3"])
 
 
-def test_who_is_asked_to_stop_looks_for_no_more_hosts(place: Place) -> None:
+def test_after_a_stop_request_no_more_hosts_are_tried(place: Place) -> None:
     run, messages, _ = run_of(setting_of(place, Policy("replace"), "n1"))
     run.interrupts.asked = 2
     with pytest.raises(Interrupted):

@@ -36,7 +36,7 @@ def plain_reporter(clock: Clock) -> tuple[Reporter, io.StringIO]:
     return Reporter(Console(file=output, soft_wrap=True, highlight=False), clock), output
 
 
-def test_a_line_of_progress_says_rate_loss_speed_and_what_is_left() -> None:
+def test_a_line_of_progress_shows_rate_loss_speed_and_the_time_left() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.show_progress(PROGRESS)
     assert output.getvalue() == f"  {LINE}\n"
@@ -52,7 +52,7 @@ def test_what_is_not_known_yet_is_blank_and_moves_no_column() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_until_the_speed_is_known_its_place_says_what_it_waits_for(width: int) -> None:
+def test_until_the_speed_is_known_its_column_shows_what_it_waits_for(width: int) -> None:
     reporter, output = plain_reporter(Clock())
     reporter.show_progress_line(WAITING)
     assert (
@@ -170,7 +170,7 @@ def test_accuracy_stands_beside_what_the_source_reports() -> None:
     ]
 
 
-def test_units_are_as_their_examples_say() -> None:
+def test_the_doctests_of_units_pass() -> None:
     assert doctest.testmod(units) == doctest.TestResults(0, 7)
 
 

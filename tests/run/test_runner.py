@@ -28,7 +28,7 @@ def test_each_phase_starts_from_the_verified_snapshot_of_the_one_before(place: P
     assert state.launch is None
 
 
-def test_a_run_says_what_it_does_and_ends_with_a_table(place: Place) -> None:
+def test_a_run_prints_its_steps_and_ends_with_a_table(place: Place) -> None:
     place.run()
     output = place.output.getvalue()
     assert "\x1b" not in output
@@ -82,7 +82,7 @@ def test_a_finished_run_repeats_nothing_and_shows_its_table_again(place: Place) 
     assert "runs/small-1 is finished" in place.output.getvalue()
 
 
-def test_a_finished_run_whose_model_is_gone_says_so(place: Place) -> None:
+def test_a_finished_run_whose_model_is_missing_is_an_error(place: Place) -> None:
     place.run()
     model = place.root / "runs/small-1/snapshots/small_last_iter_4.caffemodel"
     model.write_bytes(model.read_bytes()[:100])
@@ -137,7 +137,7 @@ def test_a_key_that_all_phases_inherit_is_reported_once(place: Place) -> None:
         place.run()
 
 
-def test_a_title_and_what_else_only_tells_may_change(place: Place) -> None:
+def test_a_title_and_other_descriptive_fields_may_change(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(RunFailed):
         place.run()

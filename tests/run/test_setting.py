@@ -39,7 +39,7 @@ def recipe(place: Place, nodes: int) -> Recipe:
     return load_recipe(place.recipe)
 
 
-def test_a_profile_s_caffe_root_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_missing_caffe_root_of_a_profile_is_named_with_its_line(tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
     profile.write_text("name: mine\ntitle: mine\ncaffe_root: ./nowhere\n")
     with pytest.raises(InputError) as caught:
@@ -112,9 +112,7 @@ def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(
     assert found.stale.endswith(why)
 
 
-def test_the_run_tells_of_a_hostfile_that_it_passes_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_reports_a_hostfile_that_it_ignores(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "localhost")
     (place.root / "hostfile").write_text("c401-003\n")
     assert place.run().outputs
@@ -194,9 +192,7 @@ def test_a_profile_gives_ranks_its_environment_and_loads_its_modules(
     assert set((home / "loaded").read_text().splitlines()) == {"load intel/18"}
 
 
-def test_srun_starts_the_ranks_where_the_profile_says_so(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_srun_starts_the_ranks_if_the_profile_names_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.root / "srun").write_text(_SRUN.format(find_launcher(search_path(ours_first=False))))
     (place.root / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(place.root), prepend=":")

@@ -144,7 +144,7 @@ def test_of_two_trainers_that_a_killed_run_left_one_may_have_died(
     assert sorted(graph.trained()) == sorted(["cyc1", "init", "last", "side", dies])
 
 
-def test_what_a_killed_run_could_not_tell_of_a_branch_is_taken_over(graph: Place) -> None:
+def test_branch_results_that_a_killed_run_did_not_record_are_taken_over(graph: Place) -> None:
     graph.run(hostfile=graph.root / "hosts", side_by_side=True)
     journal = graph.root / "runs/small-1/journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -165,7 +165,7 @@ def test_what_a_killed_run_could_not_tell_of_a_branch_is_taken_over(graph: Place
     assert len(graph.trained()) == 4
 
 
-def test_told_to_stop_both_end_in_order_and_continue_later(graph: Place) -> None:
+def test_after_a_stop_signal_both_branches_end_cleanly_and_can_be_resumed(graph: Place) -> None:
     run = start_amid_both(graph)
     run.send_signal(signal.SIGINT)
     finish(run, graph, 130)
@@ -176,7 +176,7 @@ def test_told_to_stop_both_end_in_order_and_continue_later(graph: Place) -> None
     assert sorted(graph.trained()) == ["cyc1", "cyc1", "init", "last", "side", "side"]
 
 
-def test_told_to_stop_behind_the_main_line_a_branch_ends_in_order(graph: Place) -> None:
+def test_after_a_stop_signal_a_branch_that_outlasts_the_main_line_ends_cleanly(graph: Place) -> None:
     graph.behave(side="waits")
     run = start(graph, "--side-by-side")
     wait_until(run, graph, lambda: AMID in log(graph, "side") and "last" in graph.state().finished)

@@ -95,7 +95,7 @@ def test_what_was_noted_is_raised_when_its_time_has_come() -> None:
     Interrupts().raise_asked()
 
 
-def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
+def test_other_threads_see_the_first_and_the_second_stop_request() -> None:
     interrupts, answered, ended = Interrupts(), threading.Event(), list[object]()
 
     def work() -> None:
@@ -123,7 +123,7 @@ def test_other_threads_see_what_was_asked_and_what_was_asked_twice() -> None:
     assert ended == [signal.SIGINT, "SIGINT"]
 
 
-def test_once_asked_to_stop_another_thread_starts_nothing_more() -> None:
+def test_after_a_stop_request_another_thread_starts_nothing_more() -> None:
     interrupts, seen = Interrupts(), list[str]()
 
     def work() -> None:

@@ -78,12 +78,12 @@ def test_what_another_start_of_a_job_launched_is_distinguished_from_what_this_on
     assert [started_before(launch(*start), state) for start in starts] == [False, True, True, False]
 
 
-def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_says() -> None:
+def test_an_earlier_start_of_the_same_job_is_over_whatever_slurm_reports() -> None:
     check_over(launch("12"), FOLDER, JobStart("12", 1), fail_if_asked)
 
 
 @pytest.mark.parametrize("state", [state for state in State if state.is_over])
-def test_a_job_is_over_where_slurm_says_so_or_does_not_know_it(state: State) -> None:
+def test_a_job_is_over_if_slurm_reports_so_or_does_not_know_it(state: State) -> None:
     check_over(launch("11"), FOLDER, JobStart("12"), lambda number: answer(state))
     check_over(launch("11"), FOLDER, JobStart(), nothing)
 
@@ -377,7 +377,7 @@ def test_a_controller_that_stays_away_is_reported(scontrol: Scontrol) -> None:
     assert len(scontrol("")) == len(waited) > 5
 
 
-def test_told_to_end_meanwhile_the_job_is_not_queued_again(scontrol: Scontrol) -> None:
+def test_a_job_signalled_to_end_while_it_requeues_is_not_queued_again(scontrol: Scontrol) -> None:
     messages: list[str] = []
     scontrol(f"kill -TERM {os.getpid()}; {REPORT_AWAY}")
     assert requeue_job(over(), 10, messages.append) == 143

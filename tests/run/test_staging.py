@@ -39,7 +39,7 @@ def argv(means: ChainEnv) -> Sequence[str]:
     return replace(means.launch, hosts=HOSTS, hostfile="hosts").argv(["python"])
 
 
-def test_rates_and_the_heads_name_are_the_profiles_and_modest_where_it_says_nothing() -> None:
+def test_copy_rates_and_the_name_of_the_head_come_from_the_profile_or_modest_defaults() -> None:
     means = find_staging_env(profile("rates: {shared_gb_per_s: 40}\nhead: login1\n"), "copy")
     assert means.rates == CopyRates(shared=40e9)
     assert (means.here, means.how) == ("login1", "copy")
@@ -144,7 +144,7 @@ def test_a_source_that_is_truncated_is_named_before_any_host_is_reached(tmp_path
     assert hosts.asked == []
 
 
-def test_who_has_not_built_the_digits_yet_is_told_how(tmp_path: Path) -> None:
+def test_without_the_digits_the_error_gives_the_command_that_builds_them(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("c1\n")
     with pytest.raises(DataError) as caught:
         stage_recipe(load_recipe("digits-local"), StageOptions(tmp_path), Unreached(), print)

@@ -96,7 +96,7 @@ def test_a_line_of_the_log_becomes_progress_rate_and_speed() -> None:
     assert images_per_s([log], 64) == pytest.approx(320)
 
 
-def test_a_checkpoint_is_whole_once_the_log_says_so() -> None:
+def test_a_checkpoint_is_complete_once_the_log_reports_it() -> None:
     log = ProgramLog()
     for each in (*saving(0), *saving(110)[:2]):
         log.feed(each)
@@ -177,7 +177,7 @@ def test_a_start_from_nothing_finds_nothing_to_resume(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs/x-1/model").iterdir()] == ["set-aside"]
 
 
-def test_only_what_the_schedule_says_makes_another_run() -> None:
+def test_only_a_change_of_the_schedule_makes_it_another_run() -> None:
     path = "tensorflow/tf-digits-local/tf_rates.py"
     digests = DIGITS.digest_files(PLAN.files)
     assert list(digests) == [path]
@@ -252,7 +252,7 @@ def test_a_program_that_lacks_a_flag_is_named_before_training(
     assert problem is None if found is None else found in (problem or "")
 
 
-def test_programs_that_are_not_there_are_named_before_anything_is_started(
+def test_missing_programs_are_named_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RESNET_DIR", str(tmp_path))

@@ -76,7 +76,7 @@ def test_a_decision_by_the_trainer_is_seen(text: str) -> None:
     assert list(decisions_in(ast.parse(text)))
 
 
-def test_a_recipe_says_which_trainer_is_its_own() -> None:
+def test_a_recipe_names_its_trainer() -> None:
     recipe = load_recipe("digits-local")
     assert find_trainer(recipe).is_ours
     assert not find_trainer(recipe.model_copy(update={"trainer": "./build/tools/caffe"})).is_ours

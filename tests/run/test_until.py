@@ -48,7 +48,7 @@ def test_what_only_the_evaluation_needs_may_be_missing_until_then(place: Place) 
         place.run()
 
 
-def test_a_phase_that_the_recipe_has_not_is_one_line_and_changes_nothing(place: Place) -> None:
+def test_an_unknown_phase_is_one_line_and_changes_nothing(place: Place) -> None:
     before = place.tree()
     code, stdout, stderr = place.call("--until", "cyc2")
     assert (code, stdout) == (2, "")

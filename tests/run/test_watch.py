@@ -175,7 +175,7 @@ def test_a_saturated_loss_is_lost_when_it_stays() -> None:
     assert stuck == "the loss is stuck at 87.3365 at iteration 40"
 
 
-def test_a_log_without_its_end_fails_with_what_was_said_last(tmp_path: Path) -> None:
+def test_a_log_without_its_end_fails_with_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("[proxy:0@vm] execvp error on file ./caffe (No such file or directory)\n\n")
     tail = LogTail(log)
@@ -214,7 +214,7 @@ EARLY = log_line("Optimization stopped early.")
         ([SNAPSHOT, log_line("Iteration 100, loss = 2").replace("[0]", "[1]")], False),
     ],
 )
-def test_a_snapshot_is_whole_when_the_log_says_so_or_speaks_of_what_comes_after(
+def test_a_snapshot_is_complete_once_the_log_reports_it_or_something_later(
     tmp_path: Path, log: list[str], whole: bool
 ) -> None:
     tail = tail_of(tmp_path, *log)
@@ -271,13 +271,13 @@ def test_the_host_of_a_rank_that_was_ended_is_named(tmp_path: Path) -> None:
     assert find_failure(tail, TRAINING) == f"{killed} after iteration 20 of 100"
 
 
-def test_what_caffe_says_is_a_better_reason_than_what_ended_a_rank(tmp_path: Path) -> None:
+def test_an_error_of_caffe_is_preferred_to_the_signal_that_ended_a_rank(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, "[0] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x", *BLOCK)
     assert find_failure(tail, TRAINING) == "Check failed: x"
     assert find_failure(tail_of(tmp_path, log_line("Optimization Done."), *BLOCK), TRAINING) is None
 
 
-def test_the_label_of_another_rank_is_not_part_of_what_a_rank_said_last(tmp_path: Path) -> None:
+def test_the_label_of_another_rank_is_not_part_of_the_last_line(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, "[0] [1] no route to host")
     assert find_failure(tail, TRAINING) == "it ended before the first iteration, saying: no route to host"
     tail = tail_of(tmp_path, "[0] [1] F1120 11:49:33.768350  6374 a.cpp:1] Check failed: x")

@@ -79,7 +79,7 @@ def train(scene: Scene, dog: Watchdog, tail: LogTail, *, displays: int = 3, ever
         assert pass_time(scene, dog, tail, every_s) is None
 
 
-def test_a_log_that_grows_is_no_trouble_whatever_ssh_says(scene: Scene) -> None:
+def test_a_growing_log_means_no_failure_whatever_ssh_reports(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail)
     scene.display()
@@ -95,7 +95,7 @@ def test_ssh_that_is_down_ends_no_training_whose_log_is_slow(scene: Scene) -> No
     train(scene, dog, tail, every_s=60)
 
 
-def test_a_host_is_lost_when_neither_it_nor_the_log_is_heard(scene: Scene) -> None:
+def test_a_host_is_lost_when_both_its_pulses_and_the_log_stop(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail)
     scene.silences = [Silence("node2", SILENT_S + 1, "no answer")]
@@ -123,7 +123,7 @@ def test_a_log_stalls_by_its_own_pace(scene: Scene, display_s: float, limit_s: f
     assert trouble.what.startswith("no output in the log for ")
 
 
-def test_before_the_first_iteration_there_is_time_to_load(scene: Scene) -> None:
+def test_before_the_first_iteration_time_to_load_is_allowed(scene: Scene) -> None:
     dog, tail = watch(scene)
     assert pass_time(scene, dog, tail, START_STALL_S - 1) is None
     assert pass_time(scene, dog, tail, 2) == Trouble("no output in the log for 15 min 01 s")
@@ -145,7 +145,7 @@ def pass_time_with_warnings(scene: Scene, dog: Watchdog, tail: LogTail, seconds:
     return trouble
 
 
-def test_a_warning_said_again_and_again_is_not_a_sign_of_life(scene: Scene) -> None:
+def test_a_repeated_warning_is_not_a_sign_of_life(scene: Scene) -> None:
     dog, tail = watch(scene, stall_s=60)
     train(scene, dog, tail)
     assert pass_time_with_warnings(scene, dog, tail, 49) is None

@@ -49,7 +49,7 @@ def test_a_missing_value_is_none_and_what_is_not_a_number_is_skipped() -> None:
     assert (found.top1, found.top5, found.loss, found.batches) == (None, None, None, None)
 
 
-def test_an_evaluation_that_was_cut_off_says_how_far_it_came(tmp_path: Path) -> None:
+def test_an_interrupted_evaluation_reports_how_far_it_got(tmp_path: Path) -> None:
     log = tmp_path / "eval.log"
     log.write_text(f"{PREFIX}Evaluation [225/250]\n")
     assert parse_evaluations(log.read_text()).unfinished == (225, 250)
@@ -68,6 +68,6 @@ def test_an_accuracy_that_is_not_a_fraction_is_refused(tmp_path: Path, top: str)
         load_evaluations(log)
 
 
-def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: cannot be read: No such file or directory"):
         load_evaluations(tmp_path / "nowhere")

@@ -48,7 +48,7 @@ def test_a_file_without_records_is_read_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 26))
-def test_a_file_that_is_truncated_is_said_to_be(tmp_path: Path, size: int) -> None:
+def test_a_truncated_file_is_reported_as_truncated(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     write_records(path, [b"first", b"123456789"])
     whole = path.read_bytes()
@@ -81,6 +81,6 @@ def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, message: str) -
         list(read_records(path))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: cannot be read: No such file"):
         list(read_records(tmp_path / "nowhere"))

@@ -73,7 +73,7 @@ def test_one_group_is_all_files_in_the_order_that_they_had_without_groups() -> N
     assert share.deal(0)[:3] == ["train-00066-of-01024", "train-00656-of-01024", "train-00236-of-01024"]
 
 
-def test_the_smallest_group_says_how_many_steps_an_epoch_has() -> None:
+def test_the_smallest_group_determines_the_steps_per_epoch() -> None:
     dealt = shares(6, 3, 60, 10)
     assert [len(share.group_files.paths) for share in dealt] == [4, 4, 3, 3, 3, 3]
     fewest = min(share.group_files.records for share in dealt)

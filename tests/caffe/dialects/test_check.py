@@ -160,7 +160,7 @@ def test_an_unknown_policy_fails_where_the_warm_up_of_that_caffe_ends(
         ("layer { pooling_param { pad: [1, 1] } }", "bvlc", "write pad_h and pad_w, or one pad for both"),
     ],
 )
-def test_it_says_what_to_write(text: str, dialect: str, expected: str) -> None:
+def test_the_finding_suggests_what_to_write(text: str, dialect: str, expected: str) -> None:
     assert expected in check(text, dialect)[0].write
 
 
@@ -212,7 +212,7 @@ TESTED = "net: 'n' test_iter: 1 test_interval: 5"
         ("layer { type: 'BatchNorm' }", [("dialect-meaning", "layer[0].type")]),
     ],
 )
-def test_nvcaffe_reads_some_things_otherwise(text: str, expected: list[tuple[str, str]]) -> None:
+def test_nvcaffe_reads_some_fields_differently(text: str, expected: list[tuple[str, str]]) -> None:
     assert rules(text, "nvcaffe") == expected
     others = [found for other in ("surfsara", "intel", "bvlc") for found in check(text, other)]
     assert not any(found.rule in ("dialect-default", "dialect-meaning") for found in others)

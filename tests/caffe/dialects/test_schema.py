@@ -76,7 +76,7 @@ def test_a_file_of_any_caffe_is_read_as_what_it_is(text: str, kind: str) -> None
     assert parse_lenient(text).message.DESCRIPTOR.name == kind
 
 
-def test_numbers_that_clash_are_told_apart() -> None:
+def test_fields_with_clashing_numbers_are_distinguished() -> None:
     text = 'rampup_interval: 3 eval_type: "x" test_offset: 4 lr_iter: 5 layer_wise_reduce: false'
     message = parse_lenient(text).message
     assert [getattr(message, name) for name in ("rampup_interval", "test_offset", "lr_iter")] == [3, 4, 5]

@@ -139,7 +139,7 @@ def test_every_type_of_2013_is_known() -> None:
     assert {"EuclideanLoss", "TanH", "BNLL", "Im2col", "MultinomialLogisticLoss"} <= set(types)
 
 
-def test_what_caffe_drops_is_dropped_and_said() -> None:
+def test_fields_that_caffe_drops_are_dropped_and_reported() -> None:
     text = (
         'name: "n" debug_info: true force_backward: true layers { layer { name: "r" type: "relu" '
         'num_output: 3 new_num: 1 } include { phase: TEST } top: "r" }'

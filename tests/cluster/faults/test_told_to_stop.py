@@ -47,7 +47,7 @@ def test_the_second_ctrl_c_stops_at_once(chain: FaultyChain) -> None:
     chain.check_finished()
 
 
-def test_a_training_that_somebody_ends_by_sigint_is_not_finished(chain: FaultyChain) -> None:
+def test_a_training_stopped_by_an_outside_sigint_is_not_finished(chain: FaultyChain) -> None:
     run = chain.start_amid("cyc1")
     for host in chain.cluster.nodes[: chain.nodes]:
         chain.signal_ranks(host, signal.SIGINT)

@@ -21,7 +21,7 @@ from caffe_recipes.errors import ClusterError
 Recorded = Callable[[str], str]
 
 
-def test_squeue_tells_jobs_that_wait_and_run(recorded: Recorded) -> None:
+def test_squeue_lists_pending_and_running_jobs(recorded: Recorded) -> None:
     running, dependent, unavailable, array, het = parse_squeue(recorded("squeue"))
     assert (running.job_id, running.name, running.state) == (4711, "chain-0123456789abcdef", State.RUNNING)
     assert (running.nodes, running.node_list, running.limit_s) == (4, "c401-[001-004]", 172_800)
@@ -33,7 +33,7 @@ def test_squeue_tells_jobs_that_wait_and_run(recorded: Recorded) -> None:
     assert (het.label, het.state, het.state.is_over) == ("4730+0", State.COMPLETING, False)
 
 
-def test_scontrol_tells_restarts_and_what_a_name_or_group_with_spaces_hides(recorded: Recorded) -> None:
+def test_scontrol_output_is_parsed_with_restarts_and_names_with_spaces(recorded: Recorded) -> None:
     (job,) = parse_scontrol_jobs(recorded("scontrol_running"))
     assert (job.label, job.restarts, job.nodes) == ("4711", 2, 4)
     assert (job.node_list, job.partition, job.reason) == ("c401-[001-004]", "normal", "None")
@@ -49,7 +49,7 @@ def test_a_path_with_spaces_is_not_abbreviated() -> None:
     assert job.stdout == "/home/a b/x.out"
 
 
-def test_ends_are_told_apart(recorded: Recorded) -> None:
+def test_the_ways_in_which_jobs_end_are_distinguished(recorded: Recorded) -> None:
     jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
     assert {name: job.state.value for name, job in jobs.items() if job.state.is_over} == {
         "nodefail": "NODE_FAIL",
@@ -65,7 +65,7 @@ def test_ends_are_told_apart(recorded: Recorded) -> None:
     assert (jobs["phase-2"].limit_s, jobs["phase-2"].start) == (None, None)
 
 
-def test_sacct_tells_who_cancelled(recorded: Recorded) -> None:
+def test_sacct_reports_who_cancelled_a_job(recorded: Recorded) -> None:
     jobs = {job.label: job for job in parse_sacct(recorded("sacct"))}
     assert jobs["4719"].cancelled_by == 1000
     assert (jobs["4742"].cancelled_by, jobs["4742"].start, jobs["4742"].node_list) == (0, None, "")
@@ -74,12 +74,12 @@ def test_sacct_tells_who_cancelled(recorded: Recorded) -> None:
     assert (jobs["4700_2"].job_id, jobs["4700_2"].state) == (4744, State.NODE_FAIL)
 
 
-def test_steps_that_sacct_tells_beside_jobs_are_passed_over(recorded: Recorded) -> None:
+def test_job_steps_in_the_output_of_sacct_are_skipped(recorded: Recorded) -> None:
     answer = recorded("sacct_steps")
     assert [job.label for job in parse_sacct(answer)] == ["4741"]
 
 
-def test_partitions_tell_their_limits(recorded: Recorded) -> None:
+def test_partitions_are_parsed_with_their_limits(recorded: Recorded) -> None:
     debug, normal, old = parse_partitions(recorded("partitions"))
     assert (debug.is_default, debug.max_nodes, debug.max_s, debug.default_s) == (True, None, math.inf, None)
     assert (normal.total_nodes, normal.max_nodes, normal.min_nodes) == (256, 128, 2)
@@ -88,7 +88,7 @@ def test_partitions_tell_their_limits(recorded: Recorded) -> None:
     assert (old.allow_accounts, old.deny_accounts, old.state) == (None, frozenset(("physics",)), "DRAIN")
 
 
-def test_sinfo_tells_broken_nodes(recorded: Recorded) -> None:
+def test_sinfo_reports_broken_nodes(recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
     assert [group.node_list for group in groups if group.is_broken] == ["node3", "node4"]
     assert [group.state for group in groups[3:]] == ["allocated", "idle", "mixed", "reserved"]
@@ -118,5 +118,5 @@ def test_what_cannot_be_read_is_reported_in_one_line_with_the_text(
     assert any(part in str(caught.value) for part in answer.split("|"))
 
 
-def test_nothing_said_is_no_job() -> None:
+def test_empty_output_is_an_empty_list_of_jobs() -> None:
     assert parse_squeue("\n") == parse_sacct("") == parse_scontrol_jobs("No jobs in the system\n") == ()

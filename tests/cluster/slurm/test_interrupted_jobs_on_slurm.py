@@ -44,7 +44,7 @@ def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_w
     assert [each.job_id for each in chain.submissions()] == [job_id]
 
 
-def test_while_slurm_is_away_the_run_continues_and_nothing_is_said_to_have_failed(
+def test_while_slurm_does_not_answer_the_run_continues_and_is_not_reported_as_failed(
     chain: SubmittedChain,
 ) -> None:
     job_id = chain.submit_amid("cyc1", stays_at=6)

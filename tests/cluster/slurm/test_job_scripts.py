@@ -65,7 +65,7 @@ def place(slurm4: Slurm, tmp_path: Path) -> Place:
     return Place(slurm4, folder)
 
 
-def test_the_chain_is_run_where_it_is_submitted_and_told_of_the_end_of_its_time(place: Place) -> None:
+def test_the_chain_runs_where_it_is_submitted_and_gets_a_signal_before_its_time_limit(place: Place) -> None:
     script = "jobs/digits-local/chain.sbatch"
     output = place.call("sbatch", "--parsable", "--time=10", script, "--profile", "a b", WAIT_AT="run")
     job_id = int(output)

@@ -123,7 +123,7 @@ def test_a_job_of_another_user_is_not_found_by_its_name(site: Site) -> None:
     assert found.job_id == ours
 
 
-def test_a_failed_job_tells_its_exit_code_and_who_depends_on_it_is_cancelled(site: Site) -> None:
+def test_a_failed_job_reports_its_exit_code_and_its_dependents_are_cancelled(site: Site) -> None:
     first = site.submit("exit 3", options=["--hold"])
     second = site.submit("exit 0", "b", dependency=first)
     third = site.submit("exit 0", "c", dependency=second)
@@ -159,7 +159,7 @@ def test_words_and_variables_reach_the_script_as_they_are(site: Site) -> None:
     assert found.job_id == job_id
 
 
-def test_a_job_that_is_requeued_waits_and_tells_how_often_it_started(site: Site) -> None:
+def test_a_requeued_job_waits_and_reports_its_restarts(site: Site) -> None:
     job_id = site.submit('test "$SLURM_RESTART_COUNT" || exec sleep 600', options=["--requeue"])
     site.slurm.wait_for(job_id, State.RUNNING)
     site.slurm.cluster.run("head", ["scontrol", "requeue", str(job_id)])

@@ -27,7 +27,7 @@ def test_a_job_that_fits_finds_nothing(partitions: dict[str, Partition]) -> None
     assert check_limits(normal, nodes=128, time_s=48 * HOUR, account="chem", qos="long") == ()
 
 
-def test_more_nodes_than_there_are_would_wait_for_ever(partitions: dict[str, Partition]) -> None:
+def test_a_job_for_more_nodes_than_exist_is_a_problem(partitions: dict[str, Partition]) -> None:
     assert check_limits(partitions["debug"], nodes=5, time_s=HOUR) == (
         "debug has 4 nodes, and the job needs 5; it would never start",
     )
@@ -51,7 +51,7 @@ def test_every_limit_has_its_line(partitions: dict[str, Partition]) -> None:
     )
 
 
-def test_a_job_without_a_time_is_told_what_it_gets(partitions: dict[str, Partition]) -> None:
+def test_a_job_without_a_time_is_reported_with_its_default_limit(partitions: dict[str, Partition]) -> None:
     problems = check_limits(partitions["normal"], nodes=2, time_s=None, account="chem", qos="long")
     assert problems == ("normal limits jobs without --time to 1 h 00 min; give --time",)
 

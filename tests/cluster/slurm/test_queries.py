@@ -110,7 +110,7 @@ def test_a_name_with_a_comma_is_not_taken_for_two() -> None:
     assert not any(word.startswith("--name") for command in slurm.asked for word in command)
 
 
-def test_another_cluster_is_asked_by_its_name() -> None:
+def test_another_cluster_is_queried_by_name() -> None:
     row = "CLUSTER: cm4\n4717|4717|PENDING|1|p|1:00|N/A|N/A|N/A||None|chain\n"
     slurm = Answers(squeue=Completed(0, row, ""))
     (job,) = find_jobs(slurm.host, ids=[9], names=["chain"], cluster="cm4")
@@ -119,7 +119,9 @@ def test_another_cluster_is_asked_by_its_name() -> None:
     assert {command[1] for command in slurm.asked} == {"--clusters=cm4"}
 
 
-def test_accounting_tells_what_the_controller_has_forgotten_and_who_cancelled(recorded: Recorded) -> None:
+def test_accounting_knows_jobs_that_the_controller_has_forgotten_and_who_cancelled_them(
+    recorded: Recorded,
+) -> None:
     sacct = Completed(0, recorded("sacct"), "")
     slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=sacct)
     jobs = {job.job_id: job for job in find_jobs(slurm.host, ids=[4719, 4740, 4714])}
@@ -130,7 +132,7 @@ def test_accounting_tells_what_the_controller_has_forgotten_and_who_cancelled(re
     assert "--jobs=4719,4740" in asked, "one that is told whole needs no second asking"
 
 
-def test_accounting_is_asked_for_the_names_of_a_month(recorded: Recorded) -> None:
+def test_accounting_is_queried_for_the_last_30_days_of_a_name(recorded: Recorded) -> None:
     slurm = Answers(sacct=Completed(0, recorded("sacct"), ""))
     (job,) = find_jobs(slurm.host, names=["oom | with a bar"])
     assert job.state is State.OUT_OF_MEMORY
@@ -143,7 +145,7 @@ def test_without_accounting_what_the_controller_forgot_is_not_there() -> None:
     assert find_jobs(Answers(sacct=no_sacct).host, ids=[7]) == ()
 
 
-def test_accounting_that_is_away_matters_only_for_a_job_that_nobody_else_tells(recorded: Recorded) -> None:
+def test_an_accounting_outage_matters_only_for_jobs_unknown_to_the_controller(recorded: Recorded) -> None:
     away = Completed(1, "", "sacct: error: Problem talking to the database: Connection refused\n")
     slurm = Answers(scontrol=answer_by_job(recorded("scontrol_jobs")), sacct=away)
     (job,) = find_jobs(slurm.host, ids=[4719])
@@ -177,7 +179,7 @@ def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
         find_jobs(host, ids=[7])
 
 
-def test_a_host_without_the_commands_says_so() -> None:
+def test_a_host_without_the_slurm_commands_is_an_error() -> None:
     lacking = Completed(127, "", "env: 'scontrol': No such file or directory\n")
     with pytest.raises(NoCommand, match="scontrol not found on its PATH"):
         ask_partitions(Answers(scontrol=lacking).host)
@@ -185,7 +187,7 @@ def test_a_host_without_the_commands_says_so() -> None:
     assert has_slurm(StandInHost())
 
 
-def test_partitions_and_nodes_are_asked_for(recorded: Recorded) -> None:
+def test_partitions_and_nodes_are_queried(recorded: Recorded) -> None:
     slurm = Answers(
         scontrol=Completed(0, recorded("partitions"), ""), sinfo=Completed(0, recorded("sinfo"), "")
     )
@@ -195,7 +197,7 @@ def test_partitions_and_nodes_are_asked_for(recorded: Recorded) -> None:
     assert "--all" not in slurm.asked[-1], "sinfo refuses both"
 
 
-def test_nothing_asked_asks_nobody() -> None:
+def test_an_empty_query_runs_no_command() -> None:
     slurm = Answers()
     assert find_jobs(slurm.host) == ()
     assert slurm.asked == []

@@ -26,12 +26,14 @@ Recorded = Callable[[str], str]
         ("requeued", "waits to start again (requeued once so far): its begin time has not been reached"),
     ],
 )
-def test_each_end_is_told_apart_in_one_line(recorded: Recorded, name: str, message: str) -> None:
+def test_each_way_a_job_ends_has_its_own_line(recorded: Recorded, name: str, message: str) -> None:
     jobs = {job.name: job for job in parse_scontrol_jobs(recorded("scontrol_jobs"))}
     assert describe_state(jobs[name]).startswith(message)
 
 
-def test_a_cancelled_job_says_by_whom_and_whether_it_had_started(recorded: Recorded) -> None:
+def test_a_cancelled_job_is_reported_with_who_cancelled_it_and_whether_it_had_started(
+    recorded: Recorded,
+) -> None:
     jobs = {job.label: job for job in parse_sacct(recorded("sacct"))}
     assert describe_state(jobs["4719"]) == "was cancelled by user 1000"
     assert describe_state(jobs["4742"]).startswith("was cancelled before it started by root")
@@ -74,7 +76,7 @@ def test_every_state_and_reason_makes_one_line() -> None:
             assert line and "\n" not in line
 
 
-def test_a_job_cancelled_in_the_queue_says_so() -> None:
+def test_a_job_cancelled_while_pending_is_reported_as_such() -> None:
     at = datetime(2026, 11, 20)
     assert describe_state(Job(1, "n", State.CANCELLED, start=at, end=at)) == "was cancelled before it started"
     # That had nodes for less than the second that Slurm counts in.
@@ -82,7 +84,7 @@ def test_a_job_cancelled_in_the_queue_says_so() -> None:
     assert describe_state(ran) == "was cancelled"
 
 
-def test_a_job_that_its_user_cancels_behind_another_is_not_said_to_be_slurms_doing() -> None:
+def test_a_dependent_job_cancelled_by_its_user_is_not_attributed_to_slurm() -> None:
     at = datetime(2026, 11, 20)
     job = Job(1, "n", State.CANCELLED, reason="Dependency", start=at, end=at)
     assert describe_state(job) == "was cancelled before it started"

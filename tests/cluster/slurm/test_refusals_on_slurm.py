@@ -57,7 +57,7 @@ def test_what_slurm_would_not_give_or_queue_for_ever_is_refused_in_one_line(
     assert not (chain.root / "runs").exists()
 
 
-def test_where_nothing_was_submitted_there_is_nothing_to_look_at(chain: SubmittedChain) -> None:
+def test_without_a_submission_there_is_nothing_to_show(chain: SubmittedChain) -> None:
     asked = [chain.start_call(word, "recipe.yaml") for word in ("status", "logs", "attach", "cancel")]
     assert chain.call("status").startswith("no runs in ")
     for started in asked:

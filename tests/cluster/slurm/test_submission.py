@@ -212,7 +212,7 @@ def test_cancelling_nothing_does_not_cancel_all() -> None:
     assert host.asked == []
 
 
-def test_a_job_that_may_not_be_cancelled_says_so_and_a_scheduler_that_is_away_too() -> None:
+def test_a_denied_cancellation_and_an_unreachable_scheduler_are_reported() -> None:
     denied = answering(1, "", "scancel: error: Kill job error on job id 7: Access/permission denied\n")
     with pytest.raises(ClusterError, match="Access/permission denied"):
         cancel_jobs(denied, [7])

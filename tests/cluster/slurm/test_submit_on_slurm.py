@@ -168,7 +168,7 @@ def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
     chain.check_files()
 
 
-def test_a_dry_run_prints_commands_and_scripts_where_there_is_no_slurm(chain: SubmittedChain) -> None:
+def test_a_dry_run_prints_commands_and_scripts_without_slurm(chain: SubmittedChain) -> None:
     words = ("submit", "recipe.yaml", "--profile", "site.yaml", "--dry-run", "--time", "90", "--split")
     output = chain.call(*words, "--show-scripts", PATH="/nowhere")
     lines = output.replace("\\\n", "").splitlines()

@@ -81,7 +81,7 @@ def test_one_wrong_byte_anywhere_is_found_and_nothing_is_named(
     assert not (folder / "data.mdb").exists()
 
 
-def test_what_has_come_to_lie_there_is_not_replaced(
+def test_a_file_that_appeared_at_the_target_is_not_replaced(
     folder: Path, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     landing = Landing(str(folder), PART, len(CONTENT), pool)

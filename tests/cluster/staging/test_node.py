@@ -120,7 +120,7 @@ def test_a_node_and_python_write_one_stamp(lmdb: Path) -> None:
         lambda data: shutil.copy2(data, data.with_name("x")) and data.with_name("x").replace(data),
     ],
 )
-def test_a_stamp_is_believed_of_the_very_file_that_was_verified_only(lmdb: Path, change: object) -> None:
+def test_a_stamp_is_trusted_only_for_the_file_that_was_verified(lmdb: Path, change: object) -> None:
     place(lmdb, b"records")
     assert callable(change)
     change(lmdb / "data.mdb")
@@ -407,7 +407,7 @@ def test_the_digest_of_a_source_is_the_one_that_was_kept_for_it(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to a group that it is not in")
-def test_a_digest_that_a_group_could_have_planted_is_not_believed(
+def test_a_digest_that_a_group_could_have_planted_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, cache = tmp_path / "data.mdb", tmp_path / "cache"

@@ -72,7 +72,7 @@ def test_without_a_launcher_and_without_the_source_it_is_sent() -> None:
     ]
 
 
-def test_the_way_that_is_asked_for_is_taken_or_refused_with_the_reason() -> None:
+def test_the_requested_way_is_used_or_refused_with_the_reason() -> None:
     assert plan(absent(0), absent(1), how="ssh").how == "ssh"
     with pytest.raises(
         InputError, match=r"^staging by chain is not possible: no mpi4py; stage without --how$"
@@ -107,7 +107,7 @@ def test_a_host_where_nothing_can_be_done_is_left_out_with_its_reason(state: Nod
     assert render_plan(planned)[0] == f"n1: {reason}"
 
 
-def test_where_every_host_has_it_there_is_nothing_to_do() -> None:
+def test_if_every_host_has_it_there_is_nothing_to_do() -> None:
     planned = plan(present(0), present(1))
     assert (planned.how, planned.missing, planned.options) == (None, (), ())
     assert render_plan(planned) == ["/tmp/lmdb is on 2 hosts, nothing to send"]

@@ -238,7 +238,7 @@ def test_a_folder_that_others_can_write_in_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["copy", "ssh"])
-def test_a_source_that_is_not_what_the_manifest_says_is_never_named(place: Place, how: How) -> None:
+def test_a_source_that_differs_from_its_manifest_is_never_put_in_place(place: Place, how: How) -> None:
     (place.files.source / NAMES[2]).write_bytes(bytes(1002))
     placed = place.stage(how)
     what = f"{NAMES[2]}: the digest of the copy differs from the source's"
@@ -292,7 +292,7 @@ def test_too_little_room_is_found_before_anything_is_sent(place: Place) -> None:
     assert place.hosts[1].names() == []
 
 
-def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) -> None:
+def test_the_plan_reports_the_total_bytes_and_the_possible_ways(place: Place) -> None:
     messages: list[str] = []
     stage(place.hosts, place.files, place.env, messages.append)
     assert messages[0] == f"4.01e-06 GB in total to {FOLDER} on 3 hosts; 0 have it"
@@ -307,7 +307,7 @@ def test_the_plan_names_the_bytes_in_all_and_the_ways_there_are(place: Place) ->
     assert messages == [f"{FOLDER} is on 3 hosts, nothing to send"]
 
 
-def test_more_files_than_fit_in_one_command_are_asked_for_in_several(place: Place) -> None:
+def test_files_that_do_not_fit_in_one_command_are_requested_in_several(place: Place) -> None:
     source, many = place.files.source, []
     for number in range(70):
         path = source / f"x-{number}"

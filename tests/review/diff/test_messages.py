@@ -199,7 +199,7 @@ def test_batch_norms_that_start_at_zero_no_more_are_reported() -> None:
         "include { } include { phase: TRAIN }",
     ],
 )
-def test_a_block_that_says_what_caffe_takes_anyway_equals_its_absence(block: str) -> None:
+def test_a_block_of_default_values_equals_its_absence(block: str) -> None:
     base = "transform_param { random_resize_param { } }" if "random" in block else ""
     assert lines(base, block, pb.LayerParameter) == []
     assert lines(base, block, pb.LayerParameter, defaults=True) != []
@@ -329,9 +329,7 @@ def flip(line: str) -> tuple[str, str]:
         ("moving_average_fraction: 0.95", "", "moving_average_fraction 0.95 -> 0.999 (default)"),
     ],
 )
-def test_the_absent_side_shows_the_default_that_caffe_takes_if_there_is_one(
-    old: str, new: str, line: str
-) -> None:
+def test_the_absent_side_shows_the_default_of_caffe_if_one_exists(old: str, new: str, line: str) -> None:
     assert lines(old, new, pb.BatchNormParameter) == [line]
 
 

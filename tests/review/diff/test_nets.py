@@ -69,7 +69,7 @@ def test_the_two_published_nets_differ_in_the_training_batch_only() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_net_of_20_000_layers_is_no_wait(order: int) -> None:
+def test_a_net_of_20_000_layers_is_compared_quickly(order: int) -> None:
     def build(name: str, outputs: int) -> pb.NetParameter:
         return pb.NetParameter(
             layer=[
@@ -88,7 +88,7 @@ def test_a_net_of_20_000_layers_is_no_wait(order: int) -> None:
     assert kinds == {"renamed": 20_000, "changed": 200}
 
 
-def test_a_net_of_20_000_layers_turned_around_is_no_wait() -> None:
+def test_a_reversed_net_of_20_000_layers_is_compared_quickly() -> None:
     layers = [pb.LayerParameter(name=f"a{k}", type="ReLU") for k in range(20_000)]
     found = diff_nets(pb.NetParameter(layer=layers), pb.NetParameter(layer=layers[::-1]))
     assert {change.kind for change in found} == {"moved"}
@@ -109,7 +109,7 @@ def test_layers_without_a_name_or_of_one_name_go_by_what_they_do() -> None:
         assert len(found) == (1 if name else 2)  # another type makes another layer, unless the name says no
 
 
-def test_layers_of_one_name_are_told_apart_by_their_phase() -> None:
+def test_layers_with_the_same_name_are_distinguished_by_phase() -> None:
     assert changes(SMALL, SMALL.replace("batch_size: 50", "batch_size: 25")) == [
         "changed data (TEST): data_param.batch_size 50 -> 25"
     ]
@@ -185,12 +185,12 @@ def test_a_top_renamed_while_its_readers_stay_is_not_a_rename_of_the_blob() -> N
     assert changes(SMALL, new) == ['changed conv1: top "conv1" -> "lost"']
 
 
-def test_an_added_and_a_removed_layer_say_where_they_stand() -> None:
+def test_added_and_removed_layers_are_reported_with_their_position() -> None:
     assert changes(SMALL, SMALL.replace(RELU1, RELU1 + SIDE)) == ["added side: not set -> after relu1"]
     assert changes(SMALL, SMALL.replace(RELU2, "")) == ["removed relu2: after conv2 -> not set (ReLU)"]
 
 
-def test_a_move_that_rewires_nothing_says_so_and_one_that_does_is_silent() -> None:
+def test_a_move_is_noted_unless_it_changes_the_wiring() -> None:
     old = SMALL + SIDE
     assert changes(old, SMALL.replace(CONV1, SIDE + CONV1)) == [
         "moved side: after sum -> after data (TEST) (no connection changes)"
@@ -346,12 +346,12 @@ def test_sharing_names_that_change_alike_are_not_a_difference() -> None:
     assert changes(SHARED, SHARED.replace('"w"', '"weights"')) == []
 
 
-def test_a_sharing_name_that_nobody_shares_says_nothing() -> None:
+def test_an_unshared_param_name_is_not_reported() -> None:
     assert changes(siamese(("ip", 'name: "w"')), siamese(("ip", ""))) == []
     assert changes(siamese(("ip", 'name: "w"')), siamese(("ip", 'name: "v"'))) == []
 
 
-def test_a_sharing_name_mistyped_in_one_branch_says_that_its_weights_are_no_longer_shared() -> None:
+def test_a_param_name_mistyped_in_one_branch_is_reported_as_no_longer_shared() -> None:
     broken = siamese(("ip", 'name: "w"'), ("ip_p", 'name: "w_"'), ("ip_n", 'name: "w"'))
     assert changes(SHARED, broken) == [
         'changed ip_p: param[0].name "w" -> "w_" (no longer shared with ip, ip_n)'
@@ -368,7 +368,7 @@ def test_a_removed_sharing_is_reported_with_whom() -> None:
     ]
 
 
-def test_weights_that_change_their_partner_say_both() -> None:
+def test_weights_shared_with_another_layer_are_reported_with_both_partners() -> None:
     old = siamese(("a", 'name: "x"'), ("b", 'name: "x"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
     new = siamese(("a", 'name: "x"'), ("b", 'name: "y"'), ("c", 'name: "y"'), ("d", 'name: "y"'))
     assert changes(old, new) == [
@@ -390,7 +390,7 @@ def test_kernels_and_rules_in_other_words_are_not_a_difference() -> None:
     assert changes(SMALL, new) == changes(new, SMALL) == []
 
 
-def test_ten_thousand_layers_of_one_weight_are_no_wait() -> None:
+def test_ten_thousand_layers_sharing_one_weight_are_compared_quickly() -> None:
     old = siamese(*((f"ip{k}", 'name: "w"') for k in range(10_000)))
     assert changes(old, old.replace('"w"', '"v"')) == []
     apart = old.replace('"w"', '"v"', 1)

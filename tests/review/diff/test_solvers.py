@@ -48,7 +48,7 @@ def test_the_published_phases_show_their_rates_and_epochs() -> None:
     assert shown["epochs"] == ("24.9373", "15.1862")
 
 
-def test_a_change_that_leaves_the_rate_alone_says_nothing_of_it() -> None:
+def test_a_change_that_leaves_the_rate_alone_does_not_mention_it() -> None:
     assert rates(INIT, f"{INIT} weight_decay: 1") == {}
     assert [change.field for change in diff_solvers(solver(INIT), solver(f"{INIT} weight_decay: 1"))] == [
         "weight_decay"
@@ -77,7 +77,7 @@ def test_epochs_count_what_iter_size_and_an_early_stop_make_of_them() -> None:
     assert (found["iterations"].new, found["end"].iterations) == (50, (99, 49))
 
 
-def test_a_schedule_without_a_rate_says_why_and_the_other_side_still_counts() -> None:
+def test_a_schedule_without_a_rate_gives_the_reason_and_the_other_side_is_still_shown() -> None:
     broken = INIT.replace("lr_iter: 18720 ", "")
     assert "needs lr_iter" in find_rate_problem(solver(broken))
     found = rates(INIT, broken)
@@ -91,7 +91,7 @@ def test_solvers_that_train_nothing_are_not_an_error(text: str) -> None:
     assert diff_rates(solver(text), solver(INIT)) != []
 
 
-def test_a_run_of_two_billion_iterations_is_no_wait() -> None:
+def test_a_run_of_two_billion_iterations_is_compared_quickly() -> None:
     text = 'lr_policy: "poly" power: 1 base_lr: 1 max_iter: 2147483647'
     assert rates(text, text.replace("power: 1", "power: 2"))["greatest ratio"].iterations[0]
 
@@ -103,7 +103,7 @@ def test_nets_within_a_solver_are_compared_layer_by_layer() -> None:
     assert (change.layer, change.field) == ("net_param: a", "type")
 
 
-def test_a_rate_in_other_words_is_said_to_stay() -> None:
+def test_a_rate_written_differently_is_reported_as_unchanged() -> None:
     step = "base_lr: 1 gamma: 0.1 max_iter: 100000 lr_policy: 'step' stepsize: 40000"
     multistep = "base_lr: 1 gamma: 0.1 max_iter: 100000 lr_policy: 'multistep' stepvalue: [40000, 80000]"
     notes = []

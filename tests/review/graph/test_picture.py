@@ -441,7 +441,7 @@ def test_layers_of_one_phase_are_marked_by_words_and_by_their_line(tmp_path: Pat
     assert "TRAIN only Dropout 0.5" in {text.text for text in root.iter(f"{SVG}text")}
 
 
-def test_only_one_phase_is_drawn_if_it_is_asked_for(tmp_path: Path) -> None:
+def test_one_phase_is_drawn_alone_on_request(tmp_path: Path) -> None:
     graph = build_graph(net_in(tmp_path, "vgg", phase=pb.TEST))
     names = [line.name for box in graph.boxes for line in box.lines]
     assert "loss" not in names

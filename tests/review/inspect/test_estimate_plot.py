@@ -76,7 +76,7 @@ def test_a_node_that_was_measured_to_be_faster_among_more_is_explained_below_the
     assert not any(text.startswith("with ") for text in texts_in(render_sweep_plot(alone, "svg")))
 
 
-def test_open_marks_are_explained_where_there_are_some() -> None:
+def test_open_marks_are_explained_if_present() -> None:
     known, beyond = (render_sweep_plot(sweep(Shape(256, 1, 32), Shape(n, 1, 32)), "svg") for n in (512, 2048))
     assert "extrapolated" not in texts_in(known)
     assert "extrapolated" in texts_in(beyond)
@@ -111,7 +111,7 @@ def test_one_shape_alone_can_be_drawn_twice_to_the_same_bytes() -> None:
     assert first == render_sweep_plot(one, "png")
 
 
-def test_more_lines_than_can_be_told_apart_are_refused() -> None:
+def test_more_lines_than_can_be_distinguished_are_refused() -> None:
     with pytest.raises(InputError, match="9 local batches to draw; sweep 8 at most"):
         render_sweep_plot(sweep(*(Shape(256, 1, batch) for batch in range(16, 25))), "svg")
 

@@ -55,7 +55,7 @@ def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "mpich"])
-def test_a_machine_that_nobody_measured_is_said_to_be_unknown(name: str) -> None:
+def test_a_machine_without_measurements_is_reported_as_unknown(name: str) -> None:
     recipe = load_recipe("paper-t2-8192-256n")
     (own,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile(name)))
@@ -85,7 +85,7 @@ def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(
     assert not any(pace.is_elsewhere for pace in (found.pace, *found.others))
 
 
-def test_a_machine_of_the_user_s_with_as_many_cores_is_said_to_be_unknown(recipe: Recipe) -> None:
+def test_a_user_machine_with_as_many_cores_is_reported_as_unknown(recipe: Recipe) -> None:
     ours = load_profile("stampede2-skx").model_copy(update={"name": "ours"})
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=ours))
     assert found.pace.kind == "reported"
@@ -117,14 +117,14 @@ def test_a_reported_rate_moves_in_proportion_to_the_table_of_such_nodes(recipe: 
     assert by_report < 0.5  # an iteration's communication is shared by few images
 
 
-def test_another_can_be_asked_for(recipe: Recipe, log: Path) -> None:
+def test_another_speed_can_be_requested(recipe: Recipe, log: Path) -> None:
     assert (
         kinds(recipe, SpeedInputs((log,), profile=load_profile("stampede2-skx"), by="measured"))[0]
         == "measured"
     )
 
 
-def test_what_is_asked_for_and_not_known_is_refused(recipe: Recipe) -> None:
+def test_a_requested_speed_that_is_unknown_is_refused(recipe: Recipe) -> None:
     with pytest.raises(InputError, match="no speed is known for --by log; known: reported, measured; "):
         estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(by="log"))
 
@@ -168,7 +168,7 @@ def test_partitions_that_do_not_take_it_as_one_job_are_named(recipe: Recipe) -> 
     assert "skx-normal allows at most 128 nodes, and the recipe needs 448" in many.notes
 
 
-def test_a_page_says_whose_speed_it_takes_and_when_it_ends(recipe: Recipe) -> None:
+def test_a_page_names_the_source_of_the_speed_and_the_end(recipe: Recipe) -> None:
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("stampede2-skx")))
     text = render_estimate(found, START)
     lines = {" ".join(line.split()) for line in text.splitlines()}
@@ -197,7 +197,7 @@ def test_a_page_of_years_is_in_years_and_one_beyond_the_calendar_is_refused(reci
         render_estimate(too_long, START)
 
 
-def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
+def test_the_page_of_one_machine_states_its_allowances(log: Path) -> None:
     recipe = load_recipe("digits-local")
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs((log,)))
     lines = [" ".join(line.split()) for line in render_estimate(found, START).splitlines()]
@@ -205,7 +205,7 @@ def test_one_machine_s_page_says_what_is_allowed_for_it(log: Path) -> None:
     assert estimate_values([found], START)[0]["joins_s"] == 25
 
 
-def test_the_values_hold_what_the_page_says(recipe: Recipe) -> None:
+def test_the_json_values_match_the_page(recipe: Recipe) -> None:
     estimates = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs())
     (values,) = estimate_values(estimates, START)
     assert values["ends"] == "2026-03-01T13:27:04+00:00"
@@ -286,7 +286,7 @@ def test_a_sweep_of_batches_alone_has_no_efficiency(recipe: Recipe) -> None:
     assert [row[3] for row in rows[2:5]] == ["images/s", "12,549", "15,059"]
 
 
-def test_a_sweep_tells_each_doubt_once(recipe: Recipe) -> None:
+def test_a_sweep_reports_each_caveat_once(recipe: Recipe) -> None:
     text = render_sweep(estimate_shapes(recipe, [Shape(n, 2, 32) for n in (64, 128, 256)], SpeedInputs()))
     assert text.count("* known for 64 nodes with 64 images each, scaled by the paper's Table VI") == 1
     lines = text.splitlines()
@@ -302,7 +302,7 @@ def test_a_sweep_has_each_source_once_and_its_number_in_the_rows(recipe: Recipe)
     assert [line.split()[-1] for line in lines[4:8]] == ["1", "2", "1", "2"]
 
 
-def test_a_sweep_says_that_rescale_keeps_the_batch_instead(recipe: Recipe) -> None:
+def test_a_sweep_notes_that_rescale_keeps_the_batch_instead(recipe: Recipe) -> None:
     kept = "note: images per rank are kept; `rescale` keeps the images per iteration instead"
     accuracy = "note: learning rates and accuracy at other images per iteration are not considered"
     for shapes, notes in (
@@ -337,7 +337,7 @@ def test_a_short_run_has_units_that_fit_and_marks_what_is_unknown() -> None:
         ({}, ""),
     ],
 )
-def test_a_run_of_another_recipe_or_batch_tells_no_pace(
+def test_a_run_of_another_recipe_or_batch_gives_no_pace(
     recipe: Recipe, log: Path, changed: dict[str, object], what: str
 ) -> None:
     frozen = recipe.model_dump(mode="json") | changed

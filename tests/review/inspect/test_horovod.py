@@ -39,7 +39,7 @@ def test_what_it_reports_is_81_percent_of_linear() -> None:
     assert found.images_per_s / found.images_per_s_if_linear == pytest.approx(0.81)
 
 
-def test_show_says_how_each_number_comes_about() -> None:
+def test_show_explains_how_each_number_is_computed() -> None:
     text = render_recipe(RECIPE)
     for line in horovod_lines(RECIPE):
         assert line in text

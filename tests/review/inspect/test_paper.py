@@ -124,7 +124,7 @@ def test_every_difference_above_1_percent_is_explained_and_no_other() -> None:
     }
 
 
-def test_rows_between_and_beyond_the_measured_points_say_so() -> None:
+def test_rows_between_and_beyond_the_measured_points_are_marked() -> None:
     estimated = {(each.table, each.row): each.how for each in ALL if each.how not in (None, "measured")}
     assert estimated == {("Table II", 3): "interpolated", ("Table IV", 1): "beyond"}
 

@@ -192,7 +192,7 @@ def test_a_folder_is_drawn_as_its_solvers_in_their_order(call: Call, tmp_path: P
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+def test_without_matplotlib_one_line_names_what_to_install(tmp_path: Path) -> None:
     program = f"import sys; sys.modules['matplotlib'] = None; {PROGRAM}"
     done = subprocess.run(
         [sys.executable, "-c", program, "plot", "digits-local", "-o", "a.svg"],

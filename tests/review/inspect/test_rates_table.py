@@ -78,7 +78,7 @@ def test_every_rate_of_a_generated_solver_is_bit_equal_too(name: str) -> None:
     check_every_iteration(ROOT / name)
 
 
-def test_there_are_solvers_to_compare() -> None:
+def test_the_solvers_to_compare_are_found() -> None:
     assert len(SOLVERS) == 7
     assert len(OURS) >= 12
 
@@ -126,7 +126,7 @@ def test_text_is_aligned(write: Write) -> None:
     assert done.output == "iter  lr\n   0  0.5\n   5  0.27272725\n  10  0.045454532\n"
 
 
-def test_several_solvers_are_told_apart_by_a_first_column_or_a_line(write: Write) -> None:
+def test_several_solvers_are_distinguished_by_a_first_column_or_a_line(write: Write) -> None:
     paths = write("a,b.prototxt", LINE), write("c.prototxt", LINE)
     rows = list(csv.reader(io.StringIO(call(*paths, "--csv", "--every", "10").output)))
     assert rows[0] == ["solver", "iter", "lr"]
@@ -173,7 +173,7 @@ def test_each_solver_of_a_file_of_several_phases_is_named_by_its_field(write: Wr
         ("", "a.prototxt: is empty: it has no fields"),
     ],
 )
-def test_a_solver_whose_rate_nobody_can_tell_gets_one_line(text: str, message: str, write: Write) -> None:
+def test_a_solver_whose_rate_cannot_be_computed_is_one_line(text: str, message: str, write: Write) -> None:
     done = call(write("a.prototxt", text))
     assert isinstance(done.exception, PrototxtError)
     assert done.exception.exit_code == 2

@@ -195,7 +195,7 @@ def test_a_recipe_s_name_goes_before_a_folder_of_that_name(write: Write) -> None
         load_schedules(["./digits-local"])
 
 
-def test_a_solver_may_be_as_large_as_the_user_says(write: Write) -> None:
+def test_a_solver_may_be_as_large_as_the_user_allows(write: Write) -> None:
     solver = write("solver.prototxt", 'base_lr: 1 lr_policy: "fixed" max_iter: 5')
     with pytest.raises(InputError, match="is over 9 bytes"):
         load_schedules([solver], max_bytes=9)

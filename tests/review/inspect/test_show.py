@@ -17,7 +17,7 @@ from caffe_recipes.review.inspect.show import recipe_values, render_list, render
 DIGITS = shipped_recipes()["digits-local"].file.read_text("utf-8")
 
 
-def test_one_rank_is_no_ranks() -> None:
+def test_one_rank_is_written_in_the_singular() -> None:
     shape = "256 nodes x 1 rank x 32 images = 8,192 images per iteration"
     assert shape in render_recipe(load_recipe("paper-t2-8192-256n"))
 
@@ -45,7 +45,7 @@ def test_the_64_node_chain_has_the_published_rates() -> None:
     assert " ".join(total) == "all 22,610 72.29 92,610,560 244.9"
 
 
-def test_a_phase_that_branches_off_says_where_and_at_which_rate() -> None:
+def test_a_branch_shows_where_it_starts_and_at_which_rate() -> None:
     text = render_recipe(load_recipe("stampede2-448n-90ep"))
     main, collapse = rows_of(text, "at rate")
     assert main[:3] == ["main", "fillers", "train_val"]
@@ -57,7 +57,7 @@ def test_a_phase_that_branches_off_says_where_and_at_which_rate() -> None:
     ]
 
 
-def test_the_448_node_recipe_says_what_its_source_reports_of_both_runs() -> None:
+def test_the_448_node_recipe_quotes_what_its_source_reports_of_both_runs() -> None:
     text = render_recipe(load_recipe("stampede2-448n-90ep"))
     assert "reported  after main: about 60 minutes, top-1 75.6 %, top-5 92.7 %\n" in text
     assert "\n          about 65 minutes, top-1 76.1 %, top-5 93.2 %\n" in text
@@ -74,7 +74,7 @@ def test_the_ensemble_s_members_and_its_reported_accuracy_are_reported() -> None
     assert recipe_values(load_recipe("digits-cyclic"))["ensemble"] is None
 
 
-def test_mlsl_s_servers_are_reported_with_their_cores_where_the_recipe_says_them() -> None:
+def test_the_servers_of_mlsl_are_shown_with_their_cores_if_the_recipe_sets_them() -> None:
     def mlsl_line(name: str) -> str | None:
         lines = render_recipe(load_recipe(name)).splitlines()
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("MLSL ")), None)
@@ -89,7 +89,7 @@ def test_mlsl_s_servers_are_reported_with_their_cores_where_the_recipe_says_them
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_a_page_is_no_wider_than_120_columns(name: str) -> None:
+def test_a_page_is_at_most_120_columns_wide(name: str) -> None:
     lines = render_recipe(load_any_recipe(name), 1234567).splitlines()
     assert max(map(len, lines)) <= 120
     assert all(line == line.rstrip() for line in lines)
@@ -195,7 +195,7 @@ def test_a_recipe_is_shown_as_it_is_for_another_caffe() -> None:
     assert refused.output == ""
 
 
-def test_a_page_tells_what_differs_from_the_source_and_what_is_derived() -> None:
+def test_a_page_lists_what_differs_from_the_source_and_what_is_derived() -> None:
     text = render_recipe(load_recipe("paper-t3-12288-768n"))
     assert "reported  Table III, row 5, batch 12,288, 768 nodes, 11,560 iterations, 37 epochs" in text
     assert "differs   data.test.shorter_side_px: published a centre crop of the 256x256 resized image" in text
@@ -233,7 +233,9 @@ def test_the_list_has_families_below_their_titles() -> None:
         ("paper-f4-4096-120ep", ["as high as 77 % in 90 to 120 epochs", "77.5 % as a collapsed ensemble"]),
     ],
 )
-def test_what_else_a_source_says_of_a_run_is_on_its_page_and_in_the_list(name: str, notes: list[str]) -> None:
+def test_other_facts_from_the_source_of_a_run_are_on_its_page_and_in_the_list(
+    name: str, notes: list[str]
+) -> None:
     recipe = load_recipe(name)
     page = " ".join(render_recipe(recipe).split())
     for note in notes:
@@ -242,7 +244,7 @@ def test_what_else_a_source_says_of_a_run_is_on_its_page_and_in_the_list(name: s
     assert recipe_values(recipe)["notes"] == list(recipe.notes)
 
 
-def test_a_recipe_with_branches_says_how_old_each_of_its_models_is() -> None:
+def test_a_recipe_with_branches_shows_the_epochs_of_each_model() -> None:
     text = render_recipe(load_recipe("digits-cyclic"))
     flat = " ".join(text.split())
     assert "collapse1 36.05, collapse2 48.07, collapse3 60.08, collapse4 72.10, collapse5 84.12" in flat

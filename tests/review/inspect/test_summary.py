@@ -185,7 +185,7 @@ DATA = L.data(source="lmdb", batch_size=8, phase="TRAIN", transform_param={"crop
 CONV = L.conv("conv", "data", num_output=4, kernel_size=3)
 
 
-def test_images_of_unknown_size_leave_question_marks_and_say_what_to_give(tmp_path: Path) -> None:
+def test_images_of_unknown_size_leave_question_marks_and_a_hint(tmp_path: Path) -> None:
     found = summary_of(tmp_path, DATA, CONV)
     assert found.layers[1].parameters is None
     assert found.layers[1].tops[0].shape == (8, 4, 4, 4)
@@ -216,13 +216,13 @@ def test_a_type_that_no_caffe_has_is_refused_with_the_nearest(
 
 
 @pytest.mark.parametrize("type_", ["Python", "MKLBatchNorm", "Clip"])
-def test_a_type_without_a_shape_rule_is_said_to_have_none(tmp_path: Path, type_: str) -> None:
+def test_a_type_without_a_shape_rule_is_reported(tmp_path: Path, type_: str) -> None:
     layer = pb.LayerParameter(name="p", type=type_, bottom=["data"], top=["p"])
     found = summary_of(tmp_path, DATA, layer, image=(3, 6, 6))
     assert found.hint.startswith(f"layer 'p' ({type_}) has no shape rule here")
 
 
-def test_an_lmdb_under_caffe_root_tells_the_size_of_its_images(tmp_path: Path) -> None:
+def test_an_lmdb_under_caffe_root_gives_the_size_of_its_images(tmp_path: Path) -> None:
     from caffe_recipes.caffe.datums import write_datums
 
     datum = pb.Datum(channels=2, height=7, width=7, data=bytes(98))
@@ -326,7 +326,7 @@ def test_weights_shared_by_name_are_counted_once_and_frozen_ones_apart(tmp_path:
     assert found.totals.multiply_adds == 2 * 2 * 20
 
 
-def test_activations_leave_out_what_is_made_in_place_or_only_seen_otherwise(tmp_path: Path) -> None:
+def test_activations_exclude_in_place_layers_and_views(tmp_path: Path) -> None:
     found = summary_of(
         tmp_path,
         image(2, 4, 3, 3),

@@ -31,7 +31,7 @@ def test_numbers_steps_and_factors_can_be_mixed() -> None:
     ]
 
 
-def test_without_a_sweep_there_is_the_recipe_s_own_shape() -> None:
+def test_without_a_sweep_only_the_recipe_s_own_shape_is_estimated() -> None:
     assert sweep_shapes(OWN, []) == (OWN,)
 
 

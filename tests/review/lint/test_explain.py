@@ -9,7 +9,7 @@ from caffe_recipes.review.lint.rules import RULES
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_says_what_it_checks_and_how_it_is_accepted(name: str) -> None:
+def test_every_rule_explains_what_it_checks_and_how_to_accept_it(name: str) -> None:
     text = explain_rule(name)
     heads = [line[:9].strip() for line in text.splitlines()[1:] if line[0] != " "]
     assert heads == ["problem", "checks", "effect", "help", "fix", "exit", "accept"]
@@ -27,7 +27,7 @@ def test_every_rule_says_what_it_checks_and_how_it_is_accepted(name: str) -> Non
         ("dialect-field", "any prototxt, for the Caffe given by --dialect"),
     ],
 )
-def test_a_rule_says_what_kind_of_input_it_checks(name: str, subject: str) -> None:
+def test_a_rule_names_the_kind_of_input_it_checks(name: str, subject: str) -> None:
     assert f"\nchecks   {subject}" in explain_rule(name)
 
 
@@ -40,6 +40,6 @@ def test_the_texts_of_findings_are_shown_with_the_names_of_their_values() -> Non
     assert "effect   see each finding\n" in explain_rule("solver-value-refused")
 
 
-def test_a_rule_says_what_fix_does_about_it() -> None:
+def test_a_rule_explains_what_fix_does_about_it() -> None:
     assert "fix      removes the field\n" in explain_rule("solver-field-unread")
     assert "fix      by hand\n" in explain_rule("join-jump")

@@ -27,7 +27,7 @@ NOTES = {
 }
 
 
-def test_there_are_nets_of_many_kinds() -> None:
+def test_the_nets_are_of_many_kinds() -> None:
     assert len(NETS) == 12
     assert NOTES.keys() <= {path.stem for path in NETS}
 

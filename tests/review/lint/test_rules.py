@@ -118,7 +118,7 @@ def test_a_finding_fills_the_texts_of_its_rule_and_reports_the_values_that_the_r
         finding("top-made-twice", "a", layer="layer 'b' (ReLU)", name="c")
 
 
-def test_a_finding_says_what_its_rule_says_unless_it_says_it_itself() -> None:
+def test_a_finding_takes_the_texts_of_its_rule_unless_it_has_its_own() -> None:
     one = finding("join-jump", "a", "b", write="c")
     assert (one.severity, one.effect, one.write) == ("warning", RULES["join-jump"].effect, "c")
     with pytest.raises(KeyError):

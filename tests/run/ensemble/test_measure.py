@@ -132,7 +132,7 @@ def measure(root: Path, run: str = "branched-1", **options: object) -> tuple[Ens
     return measure_ensemble(run, given, messages.append), messages
 
 
-def test_the_leaves_are_measured_as_caffe_test_does_and_what_they_said_is_kept(root: Path) -> None:
+def test_the_leaves_are_measured_as_caffe_test_does_and_their_predictions_are_kept(root: Path) -> None:
     found, messages = measure(root)
     assert [member.name for member in found.members] == ["left", "right"]
     assert (found.images, found.classes, found.missing) == (20, 10, ())
@@ -145,7 +145,7 @@ def test_the_leaves_are_measured_as_caffe_test_does_and_what_they_said_is_kept(r
     assert len(messages) in (0, 2)  # none where another test came first
 
 
-def test_the_ensemble_is_what_the_kept_scores_say(root: Path) -> None:
+def test_the_ensemble_is_computed_from_the_kept_scores(root: Path) -> None:
     found, _ = measure(root)
     snapshots = root / "runs/branched-1/snapshots"
     total = np.zeros((20, 10))
@@ -214,7 +214,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_and_nothing_is_kept(root: P
     assert sorted(path.suffix for path in (folder / "snapshots").iterdir()) == [".caffemodel"] * 2
 
 
-def test_in_a_run_that_others_can_write_to_nothing_is_believed_or_written_through(root: Path) -> None:
+def test_in_a_run_that_others_can_write_to_nothing_is_trusted_or_written(root: Path) -> None:
     found, _ = measure(root)
     folder = finish_run(root, {name: root / f"{name}_iter_0.caffemodel" for name in ("left", "right")}, 7)
     for path in (root / "runs/branched-1/snapshots").glob("*_iter_4.*.npz"):
@@ -254,7 +254,7 @@ def test_another_lmdb_is_predicted_anew_and_both_are_kept(root: Path) -> None:
     assert measure(root)[0].images == 20
 
 
-def test_the_table_and_the_json_tell_the_same(root: Path) -> None:
+def test_the_table_and_the_json_agree(root: Path) -> None:
     found, _ = measure(root)
     text = render_ensemble(found, "data/test_lmdb")
     values = json.loads(json.dumps(ensemble_as_json(found)))
@@ -316,7 +316,7 @@ def test_a_model_of_another_net_is_refused(root: Path) -> None:
     assert sorted(root.rglob("*.npz")) == cached, "nothing is predicted before all models are checked"
 
 
-def test_a_model_in_place_of_the_run_is_told_where_to_go(root: Path) -> None:
+def test_a_model_given_instead_of_the_run_is_refused_with_the_right_option(root: Path) -> None:
     message = (
         r"^left\.caffemodel: is a model, .*; give the run, and the models as `--members left\.caffemodel,"
     )

@@ -37,7 +37,7 @@ def test_the_paper_s_ensemble_leaves_out_the_first_collapse() -> None:
     assert names_of(PAPER, finished(PAPER), ("c1", "c6")) == ["c1", "c6"]
 
 
-def test_a_recipe_that_says_nothing_has_the_ends_of_its_branches() -> None:
+def test_by_default_the_members_are_the_ends_of_the_branches() -> None:
     cyclic = load_recipe("digits-cyclic")
     assert names_of(cyclic, finished(cyclic)) == [f"collapse{number}" for number in range(1, 6)]
 

@@ -99,7 +99,7 @@ LOG = """\
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_who_watches_sees_what_the_run_says_until_its_table(place: Place, on: str | None) -> None:
+def test_attach_prints_the_lines_of_the_run_up_to_its_table(place: Place, on: str | None) -> None:
     place.behave(cyc1="waits")
     run, watcher = place.start(), Watcher(place)
     while not (place.root / "runs/small-1/journal.jsonl").exists():
@@ -140,7 +140,7 @@ def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_once_tells_where_a_run_stands(place: Place, on: str | None) -> None:
+def test_once_prints_the_state_of_a_run(place: Place, on: str | None) -> None:
     folder = make_run(place, started(), launched(), finished("init"), launched("cyc1"))
     (folder / "logs" / "cyc1-1.log").write_text(LOG)
     journal = folder / "journal.jsonl"
@@ -185,7 +185,7 @@ def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
     assert Watcher(place).watch("small").startswith("runs/small-10: ")
 
 
-def test_a_run_that_is_not_there_is_reported_with_those_that_are(place: Place) -> None:
+def test_a_missing_run_is_reported_with_the_existing_ones(place: Place) -> None:
     make_run(place)
     with pytest.raises(InputError, match=r"no run or recipe is named 'smal-1'; did you mean 'small-1'\?"):
         Watcher(place).watch("smal-1")
@@ -208,7 +208,7 @@ def test_a_failed_run_ends_as_the_run_did(place: Place, once: bool) -> None:
     assert str(caught.value) == "phase init: failed: the loss is nan; log: runs/small-1/logs/init-1.log"
 
 
-def test_an_interrupted_run_says_how_to_resume(place: Place) -> None:
+def test_an_interrupted_run_is_reported_with_the_command_that_resumes_it(place: Place) -> None:
     make_run(place, started(), launched(), ("interrupted", {"signal": "SIGINT", "trained": False}))
     with pytest.raises(RunFailed, match="interrupted by SIGINT; `caffe-recipes run` with its recipe resumes"):
         Watcher(place).watch()
@@ -334,7 +334,7 @@ def test_a_host_that_cannot_be_reached_at_first_is_an_error(place: Place) -> Non
         Watcher(place, lambda name: StandInHost(name, fault=fault)).watch(on="login1")
 
 
-def test_a_process_on_another_host_is_asked_for_there(place: Place) -> None:
+def test_a_process_on_another_host_is_looked_up_there(place: Place) -> None:
     make_run(place, started(77, "login7"), launched(), log=LOG)
     records = ("node login7", "lives no", "end")
     host = StandInHost("login7", answer=lambda argv, stdin: answer_call(argv, *records))

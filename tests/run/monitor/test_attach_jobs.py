@@ -84,7 +84,7 @@ def test_while_the_job_waits_its_state_is_reported_until_the_run_is_there(place:
     assert lines[-1].startswith("runs/small-1/snapshots") or "model" in lines[-1]
 
 
-def test_once_tells_of_the_job_and_ends(place: Place) -> None:
+def test_once_prints_the_state_of_the_job(place: Place) -> None:
     assert Watcher(place).watch(once=True) == ["job 12 waits: its nodes are still in use (Resources)"]
 
 

@@ -50,9 +50,7 @@ def test_of_what_is_too_much_the_end_is_read(files: RunFiles, tmp_path: Path) ->
     assert snapshot.pieces == (FilePiece(2, b"23456789"), FilePiece(7, b"789"))
 
 
-def test_of_what_is_too_much_the_beginning_is_read_where_that_is_asked_for(
-    files: RunFiles, tmp_path: Path
-) -> None:
+def test_a_file_over_the_limit_is_read_from_its_beginning_on_request(files: RunFiles, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     requests = [
@@ -63,7 +61,7 @@ def test_of_what_is_too_much_the_beginning_is_read_where_that_is_asked_for(
     assert list(files.read(requests).pieces) == pieces
 
 
-def test_a_file_that_is_not_there_is_none(files: RunFiles, tmp_path: Path) -> None:
+def test_a_missing_file_is_read_as_none(files: RunFiles, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     snapshot = files.read([ReadRequest(str(tmp_path / "none")), ReadRequest(str(tmp_path / "file" / "none"))])
     assert snapshot.pieces == (None, None)

@@ -89,7 +89,7 @@ def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place
         (None, "runs/small-1: no phase has been launched; wait for it with -f"),
     ],
 )
-def test_a_log_that_is_not_there_is_one_line(place: Place, phase: str | None, message: str) -> None:
+def test_a_missing_log_is_one_line(place: Place, phase: str | None, message: str) -> None:
     write_run(place.root, place.recipe, started())
     with pytest.raises(InputError) as caught:
         Reader(place).read(phase=phase)
@@ -156,7 +156,7 @@ def submit(place: Place, job_id: int | None = 12) -> Path:
 
 
 @pytest.mark.parametrize("run", ["small", "small-1", "YAML"])
-def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> None:
+def test_the_output_file_of_a_job_is_the_one_its_script_names(place: Place, run: str) -> None:
     output = submit(place)
     reader = Reader(place)
     options = LogOptions(str(place.root))
@@ -168,7 +168,7 @@ def test_the_output_of_a_job_is_what_its_script_says(place: Place, run: str) -> 
     assert reader.log == b"module: not found\n"
 
 
-def test_without_a_job_there_is_no_output(place: Place) -> None:
+def test_without_a_job_there_is_no_output_to_show(place: Place) -> None:
     submit(place, job_id=None)
     with pytest.raises(InputError, match="small: no job was submitted; submit one with caffe-recipes submit"):
         show_job_log("small", LogOptions(str(place.root)), print, print)
@@ -218,7 +218,7 @@ def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
         read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
 
 
-def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> None:
+def test_the_output_file_of_a_user_s_own_job_is_the_one_slurm_reports(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     output = place.root / "slurm-50.out"
     output.write_text("mine")
@@ -227,7 +227,7 @@ def test_the_output_of_a_user_s_own_job_is_where_slurm_says(place: Place) -> Non
     assert read_job(place, Job(50, "mine", State.RUNNING, stdout=str(output))) == "mine"
 
 
-def test_where_slurm_does_not_tell_it_that_is_one_line(place: Place) -> None:
+def test_an_output_file_unknown_to_slurm_is_one_line(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     with pytest.raises(InputError, match="small: the output file of job 50 is not known to Slurm; it"):
         read_job(place, Job(50, "mine", State.RUNNING))

@@ -97,7 +97,7 @@ def test_without_runs_nothing_is_reported(place: Place) -> None:
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_a_root_that_is_not_there_is_one_line(place: Place, on: str | None) -> None:
+def test_a_missing_root_is_one_line(place: Place, on: str | None) -> None:
     assert StatusViewer(place).all(no_slurm, on) == []
     env = FollowEnv(lambda name, copy_with: LocalHost(name), ask=no_slurm)
     with pytest.raises(InputError) as caught:
@@ -139,7 +139,7 @@ def test_a_run_that_trains_is_reported_with_its_rate_and_what_is_left(place: Pla
     }
 
 
-def test_until_its_speed_is_known_a_run_says_which_loss_is_awaited(place: Place) -> None:
+def test_until_its_speed_is_known_a_run_shows_which_loss_it_waits_for(place: Place) -> None:
     begun = "".join(LOG.splitlines(keepends=True)[:3])
     folder = write_run(place.root, place.recipe, started(os.getpid()), launched(), log=begun)
     resumed: Event = "launched", {**launched(attempt=2)[1], "resumed": 5}
@@ -189,7 +189,7 @@ def test_a_run_whose_process_is_gone_is_stopped_and_gives_the_command_that_resum
     assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)
 
 
-def test_a_failed_and_an_interrupted_run_are_told_apart(place: Place) -> None:
+def test_a_failed_and_an_interrupted_run_are_distinguished(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), failed("init", "the loss is nan"))
     interrupted: Event = ("interrupted", {"signal": "SIGINT"})
     write_run(place.root, place.recipe, started(), launched(), interrupted, number=2)
@@ -249,7 +249,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(place: Place) -> None:
         StatusViewer(place).one("small-1", no_slurm)
 
 
-def test_a_process_on_another_host_is_asked_for_there_when_one_run_is_asked_for(place: Place) -> None:
+def test_for_one_run_its_process_is_looked_up_on_the_other_host(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="other"), launched())
     assert StatusViewer(place).all(no_slurm)[0].state == "unknown"
     host = StandInHost("other", fault=HostFailed("other", "cannot be reached"))
@@ -398,7 +398,7 @@ def test_nothing_is_written_and_nothing_locked(place: Place) -> None:
     assert place.tree() == before
 
 
-def test_an_empty_journal_beside_snapshots_is_reported_as_a_run_tells_it(place: Place) -> None:
+def test_an_empty_journal_beside_snapshots_is_reported_as_by_run(place: Place) -> None:
     folder = write_run(place.root, place.recipe, *WHOLE)
     (folder / "journal.jsonl").write_text("")
     (folder / "snapshots/small_init_iter_8.caffemodel").touch()
@@ -487,7 +487,7 @@ def test_a_slow_run_is_compared_with_the_last_that_finished_its_phase(place: Pla
     assert details["waited"] == "71% for data, 4% for other ranks"
 
 
-def test_a_run_with_a_later_one_is_not_said_to_resume(place: Place) -> None:
+def test_a_run_with_a_later_one_is_not_reported_as_resumable(place: Place) -> None:
     for number in (1, 2, 3):
         write_run(place.root, place.recipe, started(), launched(), log=LOG, number=number)
     lines = shown(StatusViewer(place).all(no_slurm))

@@ -72,6 +72,6 @@ def test_prototxts_that_are_all_in_place_may_be_read_only(look: NodeView, place:
     assert found.message == "runs, logs/small can be written to"
 
 
-def test_who_may_write_is_asked_of_the_system(tmp_path: Path) -> None:
+def test_write_permission_is_checked_by_the_system(tmp_path: Path) -> None:
     assert may_write(tmp_path)
     assert not may_write(Path("/proc/self"))

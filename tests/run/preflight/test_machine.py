@@ -200,7 +200,7 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) ->
     assert only(found)[2].startswith("n[1-3]: has 64 GB of memory, but the profile says 96 GB")
 
 
-def test_a_tmp_smaller_than_the_profile_says_is_a_warning(look: NodeView) -> None:
+def test_a_tmp_smaller_than_in_the_profile_is_a_warning(look: NodeView) -> None:
     assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not tell
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
     mark, hosts, message = only(check_tmp(changed(look, tmp_bytes=int(50e9))))

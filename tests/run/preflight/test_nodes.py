@@ -24,7 +24,7 @@ from tests.stand_in_host import StandInHost, answer_call
 HOSTILE = 'it\'s $(touch hacked) `touch hacked`\n-n "two"; touch hacked'
 
 
-def test_this_machine_tells_its_facts_and_what_lies_at_paths(tmp_path: Path) -> None:
+def test_the_probe_of_this_machine_reports_its_facts_and_paths(tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE
     folder.mkdir()
     (folder / "text").write_text("a line\n")
@@ -140,7 +140,7 @@ def test_what_befalls_a_jump_host_is_not_reported_as_the_hosts_own() -> None:
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")
 
 
-def test_at_most_a_hundred_files_of_others_are_listed_however_many_there_are(tmp_path: Path) -> None:
+def test_at_most_a_hundred_files_of_others_are_listed(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"a_iter_{number}.caffemodel").symlink_to("/nowhere")
     facts = ask_facts(LocalHost(), [("snapshots", f"{tmp_path}/a"), ("snapshots", f"{tmp_path}/b")])

@@ -179,7 +179,7 @@ def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
         time.sleep(0.05)
 
 
-def test_checkpoints_are_counted_on_the_disk_if_there_are_to_be_any(place: Place) -> None:
+def test_checkpoints_count_towards_the_disk_space_if_they_are_enabled(place: Place) -> None:
     def disk(*words: str) -> str:
         rows = json.loads(call(place, "--json", *words)[1])
         return next(str(one["said"]) for one in rows if one["subject"] == "disk")
@@ -248,7 +248,7 @@ def listen() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_hosts_that_cannot_be_reached_are_reported_in_one_row_and_asked_no_further(place: Place) -> None:
+def test_unreachable_hosts_are_reported_in_one_row_and_not_checked_further(place: Place) -> None:
     place.edit("nodes: 1,", "nodes: 3,")
     place.edit("batch_per_rank: 32", "batch_per_rank: 8")
     (place.root / "hostfile").write_text("c401-[001-003]\n")

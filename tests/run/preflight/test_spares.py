@@ -64,7 +64,7 @@ def results_of(look: NodeView, *spares: StandInHost, policy: Policy | None = Non
     return found
 
 
-def test_without_spares_there_is_nothing_to_tell(look: NodeView) -> None:
+def test_without_spares_the_check_reports_nothing(look: NodeView) -> None:
     assert results_of(look) == []
 
 

@@ -53,7 +53,7 @@ def try_caffe(place: Place, script: str, limit_s: float = 60.0) -> list[HostProb
     return try_trainer(setting, setting.hosts, Commands(), limit_s)
 
 
-def test_each_policy_is_tried_once_by_the_phase_that_says_most_of_it() -> None:
+def test_each_policy_is_tried_once_with_the_phase_that_sets_most_of_its_fields() -> None:
     solvers = trial_solvers(load_recipe("stampede2-64n-72ep"))
     assert list(solvers) == ["poly_cyc", "poly"]
     tried = solvers["poly_cyc"]

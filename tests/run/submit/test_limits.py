@@ -87,7 +87,7 @@ def test_of_several_partitions_one_must_take_the_job() -> None:
         check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])
 
 
-def test_a_job_that_names_no_time_is_told_what_it_gets() -> None:
+def test_a_job_without_a_time_is_reported_with_the_default() -> None:
     (note,) = check_slurm(asked(time_s=None), [DEBUG], []).notes
     assert note == "time: not known, using the default of debug, 30 min; give --time to change it"
     (note,) = check_slurm(asked(time_s=None, partition="long"), [LONG], []).notes

@@ -48,7 +48,7 @@ def test_a_recipe_whose_speed_is_known_asks_for_the_time_that_it_takes(tmp_path:
     assert "RECIPE_FILE" not in request.environment
 
 
-def test_spares_are_asked_for_beside_the_recipe_s_nodes(desk: Desk) -> None:
+def test_spares_are_requested_on_top_of_the_nodes_of_the_recipe(desk: Desk) -> None:
     assert [request.nodes for request in requests(desk, spares=2)] == [3]
     assert [request.nodes for request in requests(desk)] == [None]
 
@@ -90,7 +90,7 @@ def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, message: str) 
         ("--wrap=true", "--wrap is set by submit; submit the script with sbatch to use it"),
     ],
 )
-def test_what_a_submit_says_itself_cannot_be_said_again(desk: Desk, word: str, message: str) -> None:
+def test_options_that_submit_sets_itself_cannot_be_given_again(desk: Desk, word: str, message: str) -> None:
     with pytest.raises(InputError, match=f"--sbatch-option: {message}"):
         requests(desk, sbatch_options=(word,))
 

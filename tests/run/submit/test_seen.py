@@ -42,7 +42,7 @@ def test_a_scheduler_that_is_away_makes_a_job_unknown_and_not_failed() -> None:
     assert "(it was submitted)" in describe_job(seen)
 
 
-def test_without_accounting_s_answer_a_job_that_the_controller_tells_is_known() -> None:
+def test_without_accounting_a_job_known_to_the_controller_is_still_known() -> None:
     def ask(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
         raise SchedulerAway("login1", "accounting is away", "", known=(Job(12, "small-a", State.RUNNING),))
 
@@ -70,7 +70,7 @@ def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
     assert (asked, seen.job_id, seen.standing) == ([["small-b"]], 13, "running")
 
 
-def test_of_what_was_refused_nobody_is_asked() -> None:
+def test_a_refused_submission_is_not_queried() -> None:
     refused = Submission("small-c", "c", "chain.sbatch", 0.0, outcome="refused", reason="no such account")
     (seen,) = query_jobs([refused], away)
     assert (seen.standing, describe_job(seen)) == ("over", "was refused: no such account")

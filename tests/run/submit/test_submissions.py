@@ -62,7 +62,7 @@ def test_the_latest_are_those_of_the_last_submit(tmp_path: Path) -> None:
     assert [each.phase for each in latest] == ["init", "cyc1"]
 
 
-def test_where_nothing_was_submitted_there_is_no_file_and_none_is_made(tmp_path: Path) -> None:
+def test_without_submissions_no_file_exists_or_is_created(tmp_path: Path) -> None:
     assert load_submissions(submissions_path(tmp_path, "small")) == Submissions()
     assert Submissions().latest == ()
     assert list(tmp_path.iterdir()) == []

@@ -141,7 +141,7 @@ class ThreePauses(list[float]):
         self._slurm.is_away = len(self) < 3
 
 
-def test_a_slurm_that_is_away_for_a_moment_is_asked_again(desk: Desk) -> None:
+def test_a_slurm_that_does_not_answer_for_a_moment_is_asked_again(desk: Desk) -> None:
     desk.slurm.is_away, desk.paused = True, ThreePauses(desk.slurm)
     assert [job.job_id for job in desk.submit(time_s=3600.0)] == [12]
     assert len(desk.slurm.submitted()) == 1
@@ -190,14 +190,16 @@ def test_what_slurm_would_not_run_is_one_line_before_anything_is_written(
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 
-def test_a_machine_without_slurm_says_so(desk: Desk) -> None:
+def test_a_machine_without_slurm_is_an_error(desk: Desk) -> None:
     desk.slurm.is_there = False
     with pytest.raises(ClusterError, match="sbatch: not found on PATH; submit on a login node of the"):
         desk.submit()
 
 
 @pytest.mark.parametrize("was_submitted", [False, True])
-def test_a_machine_where_slurm_is_not_configured_says_so_at_once(desk: Desk, *, was_submitted: bool) -> None:
+def test_a_machine_without_a_slurm_configuration_is_an_error_at_once(
+    desk: Desk, *, was_submitted: bool
+) -> None:
     if was_submitted:
         desk.submit(time_s=3600.0)
     desk.slurm.is_configured = False
@@ -238,7 +240,7 @@ def test_without_an_estimate_the_partition_s_own_time_is_reported(desk: Desk) ->
     assert "--time" not in options_of(desk.slurm.submitted()[0])
 
 
-def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
+def test_options_required_by_the_site_must_be_given(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     profile.write_text("name: site\ntitle: A site\nslurm: {qos: normal, requires: [account, qos]}\n")
     with pytest.raises(
@@ -251,7 +253,7 @@ def test_what_the_site_demands_must_be_said(desk: Desk) -> None:
     assert call[-2:] == ("--profile", str(profile))
 
 
-def test_what_a_profile_says_among_its_options_counts_as_well(desk: Desk) -> None:
+def test_sbatch_options_in_a_profile_count_as_well(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     options = "[--partition=long, -A, physics, -qbig, --exclusive]"
     profile.write_text(
@@ -494,7 +496,7 @@ def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_continues(desk: Des
     assert desk.submit(time_s=3600.0)
 
 
-def test_a_job_of_another_cluster_is_asked_for_there(desk: Desk) -> None:
+def test_a_job_of_another_cluster_is_queried_there(desk: Desk) -> None:
     desk.slurm.cluster = "cm4"
     jobs = desk.submit(time_s=600.0, split=True)
     assert [job.cluster for job in jobs] == ["cm4"] * 3

@@ -57,7 +57,7 @@ def test_what_is_the_same_or_small_is_silent(lint_solvers: LintSolvers, changes:
     assert lint_solvers({"a": FIRST, "b": {**LAST, **changes}}) == []
 
 
-def test_momentum_says_what_it_does_to_the_updates(lint_solvers: LintSolvers) -> None:
+def test_a_change_of_momentum_is_explained_by_its_effect_on_updates(lint_solvers: LintSolvers) -> None:
     (found,) = lint_solvers({"a": FIRST, "b": {**LAST, "momentum": 0.99}})
     assert "10 times as high" in found.effect
     assert found.write == "momentum: 0.9"

@@ -66,7 +66,7 @@ def test_a_comment_is_held_against_images_and_batch_as_given(
     assert [one.values["claimed"] for one in found] == ([] if claimed is None else [claimed])
 
 
-def test_a_wrong_claim_says_how_many_iterations_were_meant(lint_solvers: LintSolvers) -> None:
+def test_a_wrong_claim_is_reported_with_the_intended_iterations(lint_solvers: LintSolvers) -> None:
     (found,) = lint_solvers({"a": {"max_iter": "1000 # 3 epochs"}}, **BASIS)
     assert (found.id, found.severity) == ("epochs-claim", "warning")
     assert found.where.endswith("solver_a.prototxt:5:1")

@@ -35,7 +35,7 @@ def test_a_jump_into_a_warmup_is_fixed_at_its_start(lint_solvers: LintSolvers) -
     assert found[0].write.startswith("warmup_start_lr: 0.501")
 
 
-def test_of_several_snapshots_the_one_of_the_nearest_rate_is_taken_and_said(
+def test_of_several_snapshots_the_one_with_the_nearest_rate_is_used_and_named(
     lint_solvers: LintSolvers,
 ) -> None:
     many = {"power": 1, "snapshot": 100}
@@ -46,7 +46,7 @@ def test_of_several_snapshots_the_one_of_the_nearest_rate_is_taken_and_said(
     assert lint_solvers({"a": many, "b": {"base_lr": 0.3}}) == []
 
 
-def test_a_billion_snapshots_are_no_burden(lint_solvers: LintSolvers) -> None:
+def test_a_billion_snapshots_are_checked_quickly(lint_solvers: LintSolvers) -> None:
     first = {"power": 1, "max_iter": 2**31 - 1, "snapshot": 1}
     assert lint_solvers({"a": first, "b": {"base_lr": 0.5}}) == []
     assert lint_solvers({"a": first, "b": {"base_lr": 1e-5}}) == []

@@ -54,7 +54,7 @@ def test_the_authors_cores_are_a_note_that_names_the_spare_ones() -> None:
     assert found.write == "MLSL_SERVER_AFFINITY: cores between 44 and 47"
 
 
-def test_where_threads_take_all_cores_there_are_none_to_spare() -> None:
+def test_threads_on_all_cores_leave_none_spare() -> None:
     (found,) = check_cores(setting(threads=24), "r.yaml:5")
     assert found.write == "fewer OpenMP threads"
 

@@ -143,7 +143,7 @@ def test_a_phase_resumes_its_own_solverstate_of_any_iteration(
     "weights",
     ["--weights=own_a_iter_1000.caffemodel", "--weights=own_a_iter_900.caffemodel", "--weights=$WEIGHTS"],
 )
-def test_what_comes_after_the_last_snapshot_is_lost_unless_that_one_is_asked_for(
+def test_iterations_after_the_last_snapshot_are_lost_unless_it_is_written_at_the_end(
     lint_run: LintSolvers, weights: str
 ) -> None:
     found = [one.id for one in lint_run(weights, snapshot_after_train="false")]

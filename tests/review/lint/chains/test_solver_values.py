@@ -75,7 +75,7 @@ def test_what_caffe_refuses_is_an_error(
         ({"rms_decay": 0.9}, "solver-field-unread", "rms_decay is never read by type SGD"),
     ],
 )  # fmt: skip
-def test_what_caffe_takes_otherwise_is_a_warning(
+def test_a_value_that_caffe_reads_differently_is_a_warning(
     lint_solvers: LintSolvers, changes: dict[str, object], rule: str, expected: str
 ) -> None:
     (found,) = lint_solvers({"a": changes})
@@ -166,7 +166,7 @@ def test_a_snapshot_folder_is_looked_for_under_the_caffe_root(
         ({"clip_gradients": -1}, []),
     ],
 )
-def test_a_value_that_does_not_do_what_it_says_is_a_warning(
+def test_a_value_that_has_another_effect_than_it_suggests_is_a_warning(
     lint_solvers: LintSolvers, changes: dict[str, object], rules: list[str]
 ) -> None:
     found = lint_solvers({"a": changes})

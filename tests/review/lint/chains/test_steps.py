@@ -109,7 +109,7 @@ def test_half_of_what_a_test_needs_is_found(lint_solvers: LintSolvers) -> None:
 
 
 @pytest.mark.parametrize(("tested", "rule"), [("tested", None), ("train_val", "no-test-net")])
-def test_a_script_that_tests_says_with_which_net(
+def test_a_script_that_tests_names_the_net_it_uses(
     lint_without_test: LintSolvers, tmp_path: Path, tested: str, rule: str | None
 ) -> None:
     (tmp_path / "own" / "tested.prototxt").write_text(net_text("TRAIN", "TEST"))

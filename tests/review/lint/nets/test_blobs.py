@@ -66,12 +66,12 @@ def test_an_unknown_bottom_names_the_nearest_blob(check_text: CheckText) -> None
     assert found.write == 'bottom: "fc"'
 
 
-def test_an_unknown_bottom_that_a_layer_below_makes_says_so(check_text: CheckText) -> None:
+def test_an_unknown_bottom_made_by_a_later_layer_is_explained(check_text: CheckText) -> None:
     found = check_text(DATA + LOSS + FC)["unknown-bottom"]
     assert found.write == "move layer 'fc' (InnerProduct), which produces it, above this layer"
 
 
-def test_an_unknown_bottom_that_the_other_phase_makes_says_so(check_text: CheckText) -> None:
+def test_an_unknown_bottom_made_in_the_other_phase_is_explained(check_text: CheckText) -> None:
     train_only = FC.replace('type: "Inner', 'include { phase: TRAIN } type: "Inner')
     found = check_text(DATA + train_only + LOSS)["unknown-bottom"]
     assert found.write == "add layer 'fc' (InnerProduct), which produces it, to TEST too, by its include"

@@ -102,7 +102,7 @@ def test_raw_datums_are_scrambled_by_both_ways_to_resize_and_encoded_ones_are_no
     assert check_text(PLAIN, **RAW) == {}
 
 
-def test_the_first_record_tells_channels_and_sizes(check_text: CheckText) -> None:
+def test_the_first_record_gives_channels_and_sizes(check_text: CheckText) -> None:
     assert list(check_text(PLAIN.replace("crop_size: 6", "crop_size: 9"), **RAW)) == ["crop-above-image"]
     two = PLAIN.replace("crop_size: 6", "crop_size: 6 mean_value: 1 mean_value: 2")
     assert list(check_text(two, **RAW)) == ["mean-values-misfit"]
@@ -155,14 +155,14 @@ def test_a_leveldb_is_right_where_it_is_named_so(check_text: CheckText) -> None:
     assert check_text(net.replace("backend: LMDB shuffle: true", "backend: LEVELDB")) == {}
 
 
-def test_a_caffe_that_cannot_shuffle_is_told_to_shuffle_when_the_lmdb_is_built(check_text: CheckText) -> None:
+def test_for_a_caffe_that_cannot_shuffle_the_advice_is_to_shuffle_the_lmdb(check_text: CheckText) -> None:
     net = NET.replace("shuffle: true", "")
     assert check_text(net)["train-unshuffled"].write.startswith("shuffle: true; if your Caffe lacks it")
     advice = check_text(net, dialect="bvlc")["train-unshuffled"].write
     assert advice == "build the LMDB with convert_imageset --shuffle"
 
 
-def test_one_of_several_data_layers_is_not_told_to_shuffle(check_text: CheckText) -> None:
+def test_one_of_several_data_layers_is_not_advised_to_shuffle(check_text: CheckText) -> None:
     net = (PLAIN + LABELS).replace(" shuffle: true", "")
     found = check_text(net)
     assert list(found) == ["train-unshuffled"]

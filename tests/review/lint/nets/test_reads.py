@@ -206,7 +206,7 @@ def test_every_block_of_a_layer_has_readers_that_are_types_of_this_caffe() -> No
         'type: "Pooling" pooling_param { kernel_size: 3 avg_include_pad: false }',
     ],
 )
-def test_what_is_read_or_says_nothing_is_right(body: str, check_text: CheckText) -> None:
+def test_fields_that_are_read_or_set_to_defaults_are_no_findings(body: str, check_text: CheckText) -> None:
     assert check_text(net(body)) == {}
 
 
@@ -338,7 +338,7 @@ def test_dims_of_dummy_data_come_once_or_for_each_top(
     assert ("dummy-shapes" in check_text(text)) is is_found
 
 
-def test_a_loss_of_this_caffe_that_reads_no_loss_param_says_so(check_text: CheckText) -> None:
+def test_a_loss_of_this_caffe_that_ignores_loss_param_is_reported(check_text: CheckText) -> None:
     text = TRAINED.replace("SoftmaxWithLoss", "SigmoidCrossEntropyLoss").replace(
         'top: "loss"', 'top: "loss" loss_param { ignore_label: 1 }'
     )

@@ -148,7 +148,9 @@ def test_a_test_net_that_is_not_under_the_caffe_root_is_an_error(
     assert (found.id, found.severity) == ("net-missing", "error")
 
 
-def test_unrelated_solvers_are_taken_alone_and_said_to_be(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_unrelated_solvers_are_checked_one_by_one_with_a_note(
+    lint_solvers: LintSolvers, tmp_path: Path
+) -> None:
     own = tmp_path / "own"
     solvers = {"lenet": "", "lenet_cyc2": "", "alex": "alex", "vgg": "vgg"}
     for name, net in solvers.items():
@@ -162,7 +164,7 @@ def test_unrelated_solvers_are_taken_alone_and_said_to_be(lint_solvers: LintSolv
     assert {one.phase for one in found if one.id == "join-jump"} == {"lenet_cyc2"}
 
 
-def test_a_deploy_net_that_is_no_longer_its_train_nets_is_found(tmp_path: Path) -> None:
+def test_a_deploy_net_that_no_longer_matches_its_train_net_is_found(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.prototxt" for name in ("train_val", "deploy")]
     ip = """layer { name: "%s" type: "InnerProduct" bottom: "%s" top: "%s"
       inner_product_param { num_output: %d weight_filler { type: "xavier" } } }"""

@@ -53,13 +53,13 @@ def lint_folder(tmp_path: Path) -> LintFolder:
         ["main", "coll"],
     ],
 )
-def test_names_tell_an_order(names: list[str]) -> None:
+def test_the_order_of_phases_is_read_from_their_names(names: list[str]) -> None:
     ranks = [phase_order(phase_name_from_path(f"{name}.prototxt")) for name in names]
     assert None not in ranks
     assert ranks == sorted(set(ranks))  # type: ignore[type-var]
 
 
-def test_names_that_tell_nothing_have_no_rank() -> None:
+def test_names_without_an_order_have_no_rank() -> None:
     assert [phase_order(name) for name in ("quick", "lenet", "adam", "x1y")] == [None] * 4
 
 
@@ -76,7 +76,7 @@ def test_solvers_whose_order_cannot_be_determined_are_looked_at_alone(lint_folde
 
 
 @pytest.mark.parametrize("name", ["train.sh", "README.md", "README", "job.slurm"])
-def test_a_script_in_the_folder_tells_the_order(lint_folder: LintFolder, name: str) -> None:
+def test_a_script_in_the_folder_gives_the_order(lint_folder: LintFolder, name: str) -> None:
     commands = (
         "caffe train --solver=own/sgd_solver.prototxt\n"
         "caffe train --solver=own/adam_solver.prototxt --weights=a_iter_501.caffemodel\n"

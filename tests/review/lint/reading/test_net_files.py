@@ -48,7 +48,7 @@ def test_another_folder_than_the_solver_s_own_is_found(lint_solvers: LintSolvers
     assert dict(found.values) == {"folder": "o_wn", "own": "own"}
 
 
-def test_another_folder_that_is_there_is_right(
+def test_another_existing_folder_is_accepted(
     lint_solvers: LintSolvers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nets").mkdir()

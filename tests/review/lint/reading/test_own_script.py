@@ -61,7 +61,7 @@ def test_what_is_not_ours_has_no_steps(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), [("digits-local", "digits"), ("stampede2-448n-90ep", "448n")])
-def test_a_script_of_an_earlier_version_says_the_same(name: str, file: str) -> None:
+def test_a_script_of_an_earlier_version_is_read_to_the_same_result(name: str, file: str) -> None:
     text = (Path(__file__).parent / "earlier" / f"run-{file}.sh").read_text()
     old, new = parse_script(text, "run.sh"), parse_script(script_of(name), "run.sh")
 

@@ -21,7 +21,7 @@ def test_a_byte_order_mark_is_an_error(lint_solvers: LintSolvers, tmp_path: Path
     assert (found.id, found.severity, found.where) == ("byte-order-mark", "error", f"{path}:1:1")
 
 
-def test_a_file_of_another_dialect_is_refused_and_read_when_that_is_asked_for(
+def test_a_file_of_another_dialect_is_refused_but_read_on_request(
     lint_solvers: LintSolvers,
 ) -> None:
     other = {"rampup_interval": 5, "rampup_lr": 0.1}

@@ -147,7 +147,7 @@ def test_a_solver_that_generate_refuses_is_refused(lint_recipe: LintRecipe) -> N
         lint_recipe("digits-local", lambda raw: raw["phases"][1].update(lr_iter=100, power=0.5))
 
 
-def test_a_dialect_that_cannot_do_the_same_says_what_stands_in_the_way() -> None:
+def test_a_dialect_without_an_equivalent_names_what_it_lacks() -> None:
     found = lint(["digits-local"], LintOptions(dialect="bvlc"))
     assert {"dialect-lr-policy", "dialect-field"} <= set(grave(found))
 
@@ -173,7 +173,7 @@ def test_a_recipe_for_intel_s_caffe_is_linted_as_it_is_written_for_it() -> None:
         ({"finding": "join-jump", "phase": "cyc4"}, "in phase 'cyc4'", "phase: cyc"),
     ],
 )
-def test_an_acceptance_of_what_there_is_not_is_an_error(
+def test_an_acceptance_of_an_unknown_rule_or_phase_is_an_error(
     lint_recipe: LintRecipe, accept: dict[str, str], expected: str, write: str
 ) -> None:
     found = lint_recipe("digits-local", lambda raw: raw["accept"].append({**accept, "reason": "meant"}))
@@ -225,7 +225,7 @@ def test_without_the_generated_files_a_place_is_the_recipe_s_own_line(
     assert lines_of("zero-start-partly", "") == ["train_val:", "train_val_noaug:"]
 
 
-def test_files_that_the_recipe_no_longer_generates_so_are_said_to_be_stale(
+def test_files_that_differ_from_what_the_recipe_generates_are_reported_as_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {

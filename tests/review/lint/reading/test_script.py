@@ -107,7 +107,7 @@ def test_nothing_stops_the_reading(text: str) -> None:
     assert parse_script(text) == Script()
 
 
-def test_numbers_of_other_commands_are_no_ranks() -> None:
+def test_numbers_of_other_commands_are_not_taken_for_ranks() -> None:
     script = parse_script(README + "    result=$(head -n 1 hostfile)\n    tail -n 20 log\n")
     assert script.ranks == 896
     assert parse_script("#SBATCH -n 64\nibrun caffe train --solver=a.prototxt").ranks == 64
