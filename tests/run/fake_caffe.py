@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from caffe_recipes.caffe import pb
 
 # Hydra ends all ranks where a signal ends one, and this one may be importing when rank 0 is asked to stop.
 if os.environ.get("PMI_RANK", "0") != "0":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-from caffe_recipes.caffe import pb
-from caffe_recipes.caffe.prototxt import load_prototxt
-from caffe_recipes.caffe.shapes import infer_shapes
 
 
 def say(source: str, text: str, severity: str = "I") -> None:
@@ -32,7 +32,13 @@ def say(source: str, text: str, severity: str = "I") -> None:
     )
 
 
-def snapshot_of(net: pb.NetParameter) -> bytes:
+def snapshot_of(path: str) -> bytes:
+    # Imported here, for it is most of a rank's time, and only rank 0 needs it.
+    from caffe_recipes.caffe import pb
+    from caffe_recipes.caffe.prototxt import load_prototxt
+    from caffe_recipes.caffe.shapes import infer_shapes
+
+    net = load_prototxt(path, pb.NetParameter)
     weights = pb.NetParameter(name=net.name)
     for layer in infer_shapes(net, pb.TRAIN).layers:
         if layer.learned:
@@ -45,19 +51,25 @@ def snapshot_of(net: pb.NetParameter) -> bytes:
     return weights.SerializeToString()
 
 
+def snapshot_of_another_net() -> bytes:
+    from caffe_recipes.caffe import pb
+
+    net = pb.NetParameter(name="other")
+    net.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
+    return net.SerializeToString()
+
+
 # What a snapshot is instead of whole.
-OTHER = pb.NetParameter(name="other")
-OTHER.layer.add(name="ip", type="InnerProduct").blobs.add(data=[1.0], shape=pb.BlobShape(dim=[1]))
 SPOILT: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda whole: b"",
     "truncated": lambda whole: whole[: len(whole) // 2],
-    "other": lambda whole: OTHER.SerializeToString(),
+    "other": lambda whole: snapshot_of_another_net(),
 }
 
 
 def snapshot(solver: pb.SolverParameter, iteration: int, behaviour: str) -> None:
     path = Path(f"{solver.snapshot_prefix}_iter_{iteration}.caffemodel")
-    whole = snapshot_of(load_prototxt(solver.net, pb.NetParameter))
+    whole = snapshot_of(solver.net)
     say("solver.cpp:708", "Snapshot begin")
     say("solver.cpp:770", f"Snapshotting to binary proto file {path}")
     if behaviour == "cut-short":
@@ -101,7 +113,6 @@ def wait_for(path: Path) -> None:
 
 
 def train(flags: dict[str, str]) -> int:
-    solver = load_prototxt(flags["solver"], pb.SolverParameter)
     name = Path(flags["solver"]).stem.removeprefix("solver_")
     behaviours = json.loads(Path("behaviour.json").read_text()) if Path("behaviour.json").exists() else {}
     behaviour = behaviours.get(name, "well")
@@ -116,6 +127,10 @@ def train(flags: dict[str, str]) -> int:
             say("data_reader.cpp:99", "Check failed: status == 0 (2 vs. 0) No such file", "F")
             return 134
         return 0
+    from caffe_recipes.caffe import pb
+    from caffe_recipes.caffe.prototxt import load_prototxt
+
+    solver = load_prototxt(flags["solver"], pb.SolverParameter)
     with Path("trained.txt").open("a") as trained:
         trained.write(f"{name} {flags.get('weights', '-')}\n")
     if behaviour == "no-step":  # what hydra's srun says before it ends, unnoticed by hydra
