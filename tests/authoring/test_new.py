@@ -119,9 +119,7 @@ def test_lint_finds_nothing_above_a_note(wish: RecipeRequest, tmp_path: Path) ->
         RecipeRequest(3, 2, 40, cycles=1),
     ],
 )
-def test_lint_finds_nothing_above_a_note_in_what_people_would_ask_for(
-    wish: RecipeRequest, tmp_path: Path
-) -> None:
+def test_lint_finds_nothing_above_a_note_for_common_requests(wish: RecipeRequest, tmp_path: Path) -> None:
     made = make_new(wish)
     assert lint_made(made, tmp_path) == []
 
@@ -196,7 +194,7 @@ def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_reported(
     assert "# Each rise is a separate phase" in cyclic
 
 
-def test_the_cost_of_warm_ups_of_their_own_is_reported() -> None:
+def test_the_cost_of_separate_warm_ups_is_reported() -> None:
     text = make_new(RecipeRequest(IMAGENET, 8192, 90)).text.replace("\n# ", " ")
     assert "the momentum history is 0 at the start of each of 2 phases" in text
 
@@ -211,7 +209,7 @@ def test_caffe_torch_shows_a_loss_at_least_twenty_times_in_a_phase() -> None:
     assert {phase.display for phase in fast.phases} == {40}
 
 
-def test_what_is_known_to_be_lost_is_warned_of() -> None:
+def test_a_known_loss_of_accuracy_is_a_warning() -> None:
     knl = load_profile("stampede2-knl")
     assert make_new(RecipeRequest(IMAGENET, 8192, 90, profile=knl)).notes == ()
     large, short = make_new(RecipeRequest(IMAGENET, 32_768, 50, profile=knl)).notes
@@ -318,7 +316,9 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
         (RecipeRequest(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(wish: RecipeRequest, message: str) -> None:
+def test_a_request_that_does_not_fit_is_refused_with_one_that_would(
+    wish: RecipeRequest, message: str
+) -> None:
     with pytest.raises(InputError, match=message) as raised:
         make_new(wish)
     assert "\n" not in str(raised.value)
@@ -342,7 +342,7 @@ def test_the_most_classes_make_no_blob_that_is_too_large(depth: int, tmp_path: P
     assert not [line for line in lint(text, tmp_path) if line.startswith("blob-too-large")]
 
 
-def test_what_run_sh_will_not_hold_of_a_profile_is_reported() -> None:
+def test_profile_settings_that_run_sh_ignores_are_reported() -> None:
     profile = load_profile("stampede2-skx")
     launcher = profile.launcher.model_copy(update={"environment": {"FI_PROVIDER": "tcp"}})
     ours = profile.model_copy(update={"launcher": launcher, "modules": ("intel/18",)})

@@ -72,7 +72,7 @@ def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, An
     assert build_net(recipe, "train_val").layer[0].data_param.source == lmdbs["lmdb"]
 
 
-def test_a_mean_file_of_other_images_is_pointed_out(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+def test_a_mean_file_of_other_images_is_a_warning(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "own.prototxt"
     file.write_text(NET.replace("mean_value: 3", "mean_file: 'imagenet_mean.binaryproto'") % (20, 4))
     made = make_new(make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path), tmp_path)
@@ -122,7 +122,7 @@ def test_missing_options_are_asked_for(
     assert str(caught.value).endswith(message)
 
 
-def test_a_folder_without_an_lmdb_is_not_taken_for_one_on_another_machine(
+def test_a_folder_without_an_lmdb_is_not_mistaken_for_one_on_another_machine(
     lmdbs: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -84,7 +84,7 @@ def test_records_that_were_removed_and_a_compact_copy_are_read(tmp_path: Path) -
             assert [datum.label for _, datum in datums] == list(range(0, 3000, 7))
 
 
-def test_a_copy_that_was_cut_off_after_its_room_was_made_is_damaged(tmp_path: Path) -> None:
+def test_a_truncated_copy_in_a_preallocated_file_is_damaged(tmp_path: Path) -> None:
     def cut(data: bytearray) -> None:
         whole = len(data) * 9 // 10
         data[whole:] = bytes(len(data) - whole)

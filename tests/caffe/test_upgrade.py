@@ -211,7 +211,7 @@ def test_what_caffe_refuses_is_refused_with_its_place(text: str, error: str) -> 
     assert str(caught.value) == error
 
 
-def test_what_is_neither_a_net_nor_a_solver_comes_back_unchanged() -> None:
+def test_a_message_that_is_neither_a_net_nor_a_solver_is_returned_unchanged() -> None:
     assert upgrade_text('item { name: "cat" } # mine') == 'item { name: "cat" } # mine\n'
 
 

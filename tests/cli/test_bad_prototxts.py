@@ -86,7 +86,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_text_gets_one_line_and_is_left_unchanged(command: tuple[str, ...], tmp_path: Path) -> None:
     for name, (content, message) in BAD.items():
         path = tmp_path / f"{name}.prototxt"
         path.write_bytes(content)
@@ -117,7 +117,9 @@ def test_every_command_refuses_in_the_same_words(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_what_is_not_a_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe.prototxt"
     os.mkfifo(pipe)
     for path, message in (

@@ -34,7 +34,7 @@ def test_one_file_goes_to_standard_output_and_what_changed_to_standard_error(old
     assert (done.stdout, done.stderr) == (NEW, "<stdin>: 1 V1 layer: now `layer`\n")
 
 
-def test_write_changes_what_is_old_and_touches_nothing_else(old: Path) -> None:
+def test_write_changes_old_files_only(old: Path) -> None:
     today = old.parent / "today.prototxt"
     today.write_text("base_lr:1")
     done = call("--write", old, today)

@@ -69,7 +69,9 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
         ("a;b", "write one `host` or `host:ranks` per line"),
     ],
 )
-def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
+def test_the_hostfile_syntax_of_other_launchers_is_refused_with_the_one_of_hydra(
+    line: str, hint: str
+) -> None:
     with pytest.raises(InputError, match=r"^hostfile:1: .* is not a host; ") as caught:
         parse_hostfile(f"{line}\n", "hostfile")
     assert caught.value.hint.startswith(hint)

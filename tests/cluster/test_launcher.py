@@ -60,7 +60,7 @@ def test_mlsl_cores_keep_their_order() -> None:
     }
 
 
-def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
+def test_no_mlsl_server_or_core_is_invented() -> None:
     assert mlsl_environment(None, (64, 65)) == {"MLSL_SERVER_AFFINITY": "64,65"}
     assert mlsl_environment(4, ()) == {"MLSL_NUM_SERVERS": "4"}
 

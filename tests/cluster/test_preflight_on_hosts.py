@@ -404,7 +404,7 @@ WITH_IT = {"a Caffe root that one host does not see": {"launcher", "trainer", "p
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_thing_that_is_wrong_is_found_and_its_host_named(ground: Ground, case: str) -> None:
+def test_a_single_fault_is_found_and_its_host_named(ground: Ground, case: str) -> None:
     spoil, subject, mark, hosts, message = CASES[case]
     spoil(ground)
     code, found = ground.look()
@@ -415,7 +415,7 @@ def test_one_thing_that_is_wrong_is_found_and_its_host_named(ground: Ground, cas
     assert code == (1 if mark == "failed" else 0)
 
 
-def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
+def test_all_checks_pass_and_nothing_is_changed_anywhere(ground: Ground) -> None:
     def everything() -> list[tuple[str, int]]:
         seen = (path for path in ground.root.rglob("*") if path.name != "pid" and "cache" not in path.parts)
         return sorted((str(path), path.stat().st_mtime_ns) for path in seen)
@@ -435,7 +435,7 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
         assert ground.do(node, "sh", "-c", "ls -A /tmp") == ""
 
 
-def test_a_host_without_sshd_is_named_and_the_others_are_looked_at(ground: Ground) -> None:
+def test_a_host_without_sshd_is_named_and_the_others_are_checked(ground: Ground) -> None:
     ground.cluster.stop_sshd("node2")
     ground.spoilt.callback(ground.cluster.start_sshd, "node2")
     ground.replace("node3", ground.root / "bin/caffe", CAFFE)

@@ -130,7 +130,7 @@ def test_a_host_that_refuses_connections_is_silent_with_the_reason_until_it_answ
         assert until(lambda: pulses.silent(20.0) == ())
 
 
-def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(launch: str) -> None:
+def test_a_silent_host_delays_neither_the_others_nor_the_end(launch: str) -> None:
     mute = Doubtful("node2")
     mute.mute.set()
     try:
@@ -165,7 +165,7 @@ def test_what_is_neither_a_launch_nor_a_pulse_is_refused() -> None:
             parse_beat("node1", [record])
 
 
-def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None:
+def test_a_pulse_command_without_requests_ends_by_itself(launch: str) -> None:
     """As on a node behind a cut link, whose sshd keeps the command's input open."""
     with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
         assert until(lambda: "node1" in pulses.latest())

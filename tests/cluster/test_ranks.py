@@ -75,7 +75,7 @@ def pids(run: str) -> set[int]:
     return {process.pid for process in find_ranks(HOST, run)}
 
 
-def test_a_rank_is_found_with_its_command_as_it_is(run: str, start: Starter) -> None:
+def test_a_rank_is_found_with_its_exact_command(run: str, start: Starter) -> None:
     hostile = ["--solver=it's", "a\nb", "$(id)", "-n", "", "größe", "\udc80"]
     process = start(
         *("sh", "-c", "echo up; read x", *hostile),
@@ -143,7 +143,7 @@ def test_no_value_of_another_variable_looks_like_a_launch(run: str, start: Start
         ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "mpiexec.hydra", None),
     ],
 )
-def test_a_ranks_number_is_its_launchers(
+def test_the_number_of_a_rank_comes_from_its_launcher(
     run: str, start: Starter, tmp_path: Path, environment: dict[str, str], program: str, rank: int | None
 ) -> None:
     (tmp_path / program).symlink_to("/bin/sh")
@@ -287,7 +287,7 @@ def test_what_is_not_a_launch_is_refused(name: str) -> None:
         ["process 1 2 3 0 0 0123456789abcdef b%d", "end"],
     ],
 )
-def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[str]) -> None:
+def test_an_invalid_answer_is_an_error_that_names_the_host(records: list[str]) -> None:
     host = StandInHost("node7", answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match="node7: cannot parse the answer to `list`: "):
         find_ranks(host, "0" * 16)

@@ -60,13 +60,13 @@ RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf
         *(({name: "a"}, set()) for name in ("SLURM_JOB_NODELIST", "PE_HOSTFILE", "LSB_MCPU_HOSTS")),
     ],
 )
-def test_words_for_ssh_are_given_to_ssh_alone(environment: dict[str, str], expected: set[str]) -> None:
+def test_options_for_ssh_are_passed_to_ssh_only(environment: dict[str, str], expected: set[str]) -> None:
     given = ssh_environment(environment)
     assert given.pop("SSH_ASKPASS_REQUIRE") == "never"
     assert given == dict.fromkeys(expected, STRICT)
 
 
-def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> None:
+def test_ssh_options_of_the_user_come_after_ours_which_take_precedence() -> None:
     assert ssh_environment({MPICH: "-oForwardAgent=yes"})[MPICH] == f"{STRICT} -oForwardAgent=yes"
 
 
@@ -151,7 +151,7 @@ def test_every_text_of_a_recipe_is_refused_in_one_line_or_harmless_in_its_script
 
 
 @pytest.mark.parametrize("trainer", ["-x", "--help", ":"])
-def test_a_trainer_that_a_launcher_would_take_for_its_own_word_is_refused(trainer: str) -> None:
+def test_a_trainer_that_a_launcher_would_read_as_an_option_is_refused(trainer: str) -> None:
     text = RECIPE.replace("trainer: ./build/tools/caffe", f"trainer: '{trainer}'")
     with pytest.raises(RecipeError, match=rf"yaml:4: trainer: .*; write \./{trainer}"):
         parse_recipe(text, "recipe.yaml", Path())
@@ -283,7 +283,7 @@ def test_links_of_ours_are_followed_step_by_step_and_not_without_end(disk: Path)
     )
 
 
-def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> None:
+def test_a_hard_linked_file_loses_only_our_name(disk: Path) -> None:
     (disk / "lmdb").mkdir()
     (disk / "mine").write_bytes(b"records")
     os.link(disk / "mine", disk / "lmdb/data.mdb")

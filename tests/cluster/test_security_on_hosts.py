@@ -152,7 +152,7 @@ def test_a_key_that_is_refused_is_refused_by_name_and_nothing_is_written(
     assert {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.iterdir()} == before
 
 
-def test_a_shell_that_greets_and_a_name_server_that_is_silent_are_borne(
+def test_a_greeting_shell_and_a_silent_name_server_are_tolerated(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(1, UseDNS="yes", PrintMotd="yes", Banner="/etc/hosts")

@@ -177,7 +177,7 @@ def test_propagate_down_cuts_the_gradient() -> None:
         (dummy("x", 2) + 'layer { name: "y" type: "ReLU" bottom: "x" top: "y" param { } }', "1 params for 0"),
     ],
 )
-def test_a_net_that_cannot_be_names_its_file_and_layer(text: str, part: str) -> None:
+def test_an_impossible_net_is_reported_with_file_and_layer(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part) as caught:
         make(text)
     assert str(caught.value).startswith("net.prototxt: ")
@@ -327,7 +327,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
         (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO' of the net"),
     ],
 )
-def test_what_caffe_stops_at_or_torch_would_raise_is_refused_at_set_up(text: str, part: str) -> None:
+def test_errors_of_caffe_or_torch_are_found_at_set_up(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part) as caught:
         make(text)
     assert str(caught.value).startswith("net.prototxt: ")

@@ -171,7 +171,7 @@ def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path:
 
 
 @pytest.mark.parametrize("command", REVIEWS)
-def test_what_is_read_is_reviewed_or_refused(command: str, spoil: Spoil, tmp_path: Path) -> None:
+def test_prototxts_that_are_read_are_reviewed_or_refused(command: str, spoil: Spoil, tmp_path: Path) -> None:
     entry = COMMANDS[command]
     review: click.Command = getattr(import_module(entry.module), entry.attribute)
     path, whole = tmp_path / "spoilt.prototxt", tmp_path / "whole.prototxt"
@@ -192,7 +192,7 @@ def test_what_is_read_is_reviewed_or_refused(command: str, spoil: Spoil, tmp_pat
 @pytest.mark.parametrize(
     "path", sorted(ROOT.glob("prototxt/digits-local/*.prototxt")), ids=lambda path: path.name
 )
-def test_damaged_files_of_ours_are_read_or_refused(path: Path, spoil: Spoil) -> None:
+def test_damaged_files_of_our_own_formats_are_read_or_refused(path: Path, spoil: Spoil) -> None:
     for index in range(20):
         draw = random.Random(f"{path.name}{index}")
         outcome(read_prototxt, spoil(path.read_bytes(), draw))

@@ -156,7 +156,7 @@ def test_a_term_reaches_a_trainer_that_is_to_be_stopped(cluster: StandInCluster)
     assert not is_alive(cluster)
 
 
-def test_the_trainer_of_a_killed_run_is_stopped_all_the_same_and_its_phase_trained_again(
+def test_the_trainer_of_a_killed_run_is_still_stopped_and_its_phase_trained_again(
     cluster: StandInCluster,
 ) -> None:
     late = 'touch "$PLAY/begun"; until [[ -e $PLAY/end ]]; do sleep 0.05; done\n'
@@ -217,7 +217,7 @@ MAKES_MIDWAY = f"""[[ $* != *solver_init* ]] ||
 """
 
 
-def test_a_later_phase_starts_from_the_snapshot_on_the_way_of_another(branched: StandInCluster) -> None:
+def test_a_later_phase_starts_from_an_intermediate_snapshot_of_another(branched: StandInCluster) -> None:
     done = branched.run()
     assert done.returncode == 0, done.stderr
     assert [call.argv[-1] for call in branched.calls("mpiexec.hydra")][1] == f"--weights={MIDWAY}"
@@ -258,7 +258,9 @@ def test_a_needed_snapshot_that_is_gone_is_named(branched: StandInCluster, conte
     assert f"{MIDWAY}: missing or empty beside {INIT}" in branched.refused()
 
 
-def test_another_snapshot_on_the_way_trains_no_later_phase_silently(branched: StandInCluster) -> None:
+def test_another_intermediate_snapshot_does_not_silently_train_a_later_phase(
+    branched: StandInCluster,
+) -> None:
     assert branched.run().returncode == 0
     (branched.root / MIDWAY).write_text("of another training")
     assert f"{MIDWAY}: has changed since it was fetched" in branched.refused()

@@ -57,7 +57,7 @@ def test_a_phase_that_is_stopped_has_no_snapshots_past_its_stop() -> None:
 
 
 @pytest.mark.parametrize("weights", ["none", "given.caffemodel"])
-def test_an_iteration_of_what_is_not_a_phase_is_refused(weights: str) -> None:
+def test_an_iteration_of_an_unknown_phase_is_refused(weights: str) -> None:
     error = refuse(changed("weights_iter: 7638", f"weights: {weights}\n    weights_iter: 7638"))
     assert f"phase 'collapse' starts from '{weights}', not from an earlier phase; remove it" in str(error)
 

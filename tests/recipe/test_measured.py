@@ -21,14 +21,14 @@ from caffe_recipes.recipe.pace import (
 
 
 @pytest.mark.parametrize(("batch", "nodes", "seconds"), EPOCHS_V)
-def test_a_point_of_table_v_is_given_back(batch: int, nodes: int, seconds: float) -> None:
+def test_a_point_of_table_v_is_reproduced(batch: int, nodes: int, seconds: float) -> None:
     found = find_throughput(TABLE_V, nodes, batch)
     assert found.epoch_s == pytest.approx(seconds)
     assert (found.how, found.notes) == ("measured", ())
 
 
 @pytest.mark.parametrize(("batch", "sockets", "speed", "seconds"), EPOCHS_VI)
-def test_a_point_of_table_vi_is_given_back_at_half_as_many_nodes_as_sockets(
+def test_a_point_of_table_vi_is_reproduced_at_half_as_many_nodes_as_sockets(
     batch: int, sockets: int, speed: float, seconds: float
 ) -> None:
     found = find_throughput(TABLE_VI, sockets // 2, batch)

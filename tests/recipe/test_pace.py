@@ -50,18 +50,18 @@ def test_a_log_s_pace_is_the_images_between_two_lines_by_the_seconds_between_the
     assert (found.kind, found.source, found.notes) == ("log", "a.log", ())
 
 
-def test_what_passes_between_two_starts_counts_for_nothing(recipe: Recipe) -> None:
+def test_time_between_two_starts_does_not_count(recipe: Recipe) -> None:
     first = [loss(0, "10:00:00"), loss(40, "10:00:20")]
     again = [SOLVING, loss(40, "11:00:00"), loss(80, "11:00:20")]
     assert images_per_s(recipe, *first, *again) == pytest.approx(40 * 4096 / 20)
 
 
-def test_iterations_and_times_that_go_back_count_for_nothing(recipe: Recipe) -> None:
+def test_iterations_and_times_that_go_back_do_not_count(recipe: Recipe) -> None:
     lines = [loss(40, "23:59:40"), loss(80, "00:00:00"), loss(0, "00:01:00"), loss(40, "00:01:20")]
     assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
 
 
-def test_other_ranks_lines_are_not_looked_at(recipe: Recipe) -> None:
+def test_lines_of_other_ranks_are_ignored(recipe: Recipe) -> None:
     lines = [loss(0, "10:00:00"), loss(40, "10:00:05", rank=7), loss(40, "10:00:20")]
     assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
 
@@ -88,7 +88,7 @@ def test_the_phase_of_a_log_gives_its_images_per_iteration(recipe: Recipe) -> No
     assert found.notes == ()
 
 
-def test_where_it_matters_whose_log_it_is_the_guess_is_reported(recipe: Recipe) -> None:
+def test_if_the_recipe_of_a_log_matters_and_is_guessed_that_is_reported(recipe: Recipe) -> None:
     found = logged_pace(with_iter_size(recipe), [("x.log", [loss(0, "10:00:00"), loss(40, "10:00:20")])])
     assert found.notes == ("assumes that x.log is the log of phase init",)
 

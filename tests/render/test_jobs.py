@@ -130,7 +130,7 @@ def test_a_user_s_own_recipe_is_read_from_its_file(make_recipe: MakeRecipe) -> N
     assert '"$program" run "$recipe"' in there
 
 
-def test_nothing_of_the_machine_that_makes_them_is_in_them() -> None:
+def test_the_jobs_hold_nothing_of_the_generating_machine() -> None:
     for recipe in RECIPES.values():
         for text in render_jobs(recipe).values():
             assert str(Path(__file__).resolve().parents[2]) not in text

@@ -152,7 +152,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
         ),
     ],
 )
-def test_what_is_wrong_with_a_function_is_one_line(
+def test_a_mistake_in_a_function_is_one_line(
     make_recipe: MakeRecipe, tmp_path: Path, text: str, name: str, message: str
 ) -> None:
     with pytest.raises(CaffeRecipesError) as caught:

@@ -229,7 +229,7 @@ def test_servers_whose_cores_no_source_names_are_counted_alone() -> None:
     assert "MLSL_SERVER_AFFINITY" not in script
 
 
-def test_what_the_recipe_does_not_set_is_not_passed() -> None:
+def test_settings_that_the_recipe_leaves_unset_are_not_passed() -> None:
     script = render_run_script(load_recipe("digits-local"))
     for word in ("PSM2", "KMP_AFFINITY", "MLSL_"):
         assert word not in script

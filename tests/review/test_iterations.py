@@ -45,7 +45,7 @@ def test_a_given_batch_comes_first(solvers: list[str]) -> None:
         (0, (6400, None, None), "epochs need --batch"),
     ],
 )
-def test_all_that_is_missing_is_named(
+def test_everything_missing_is_named(
     solvers: list[str], files: int, known: tuple[int | None, int | None, int | None], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:

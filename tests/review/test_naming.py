@@ -86,12 +86,14 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
         ),
     ],
 )
-def test_what_names_nothing_is_reported_as_what_it_looks_like(here: Path, text: str, expected: str) -> None:
+def test_an_argument_that_names_nothing_is_reported_as_what_it_looks_like(
+    here: Path, text: str, expected: str
+) -> None:
     (here / "solver_b.pt").touch()
     assert str(nothing_named(text)).startswith(expected)
 
 
-def test_what_is_of_another_kind_is_reported_as_that(here: Path) -> None:
+def test_an_argument_of_another_kind_is_reported_as_that_kind(here: Path) -> None:
     with pytest.raises(InputError, match=r"\.: is a folder; give a net's file"):
         require_named(".", ["file"], "a net's file")
 

@@ -40,7 +40,7 @@ def test_a_net_counts_from_the_folder_that_its_path_and_the_solver_s_share(
 
 @pytest.mark.parametrize("given", ["net.prototxt", "own/net.prototxt"])
 @pytest.mark.parametrize("above", ["x", "x/caffe", "."])
-def test_a_net_of_somebody_else_s_further_up_is_not_meant(
+def test_an_unrelated_net_further_up_is_not_used(
     solver: Path, tmp_path: Path, given: str, above: str
 ) -> None:
     put(tmp_path / above / given)
@@ -77,7 +77,7 @@ def test_with_a_caffe_root_only_that_place_is_searched(solver: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("given", ["", "nul\0/x", "x" * 5000, "/", ".."])
-def test_no_path_is_too_odd(solver: Path, given: str) -> None:
+def test_unusual_paths_are_not_found_and_raise_nothing(solver: Path, given: str) -> None:
     assert find_at_path(solver, given, None) is None
     assert find_beside(solver, given) is None
 

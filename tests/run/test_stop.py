@@ -192,7 +192,7 @@ def branched(place: Place) -> Place:
     return place
 
 
-def test_a_phase_starts_from_the_snapshot_on_the_way_of_another(branched: Place) -> None:
+def test_a_phase_starts_from_an_intermediate_snapshot_of_another(branched: Place) -> None:
     state = branched.run()
     assert (branched.root / "trained.txt").read_text().splitlines() == [
         "init -",

@@ -30,7 +30,7 @@ def start_amid_both(chain: FaultyChain) -> Started:
     return run
 
 
-def test_a_run_killed_amid_both_continues_with_both_on_their_hosts(graph: FaultyChain) -> None:
+def test_a_run_killed_while_both_train_resumes_both_on_their_hosts(graph: FaultyChain) -> None:
     graph.behave(cyc1={"does": "waits", "at": 4}, side={"does": "waits", "at": 4})
     run = graph.start("--side-by-side")
     run.wait_until(lambda: all("Iteration 4, lr" in log(graph, phase) for phase in BOTH))

@@ -24,7 +24,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("fault", MESSAGES)
-def test_an_output_that_is_not_of_a_training_run_is_refused_and_trained_again(
+def test_a_training_that_went_wrong_is_refused_and_the_phase_trained_again(
     chain: FaultyChain, fault: str
 ) -> None:
     chain.behave(cyc1=fault)

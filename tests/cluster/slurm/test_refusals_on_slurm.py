@@ -36,7 +36,7 @@ def make_path(chain: SubmittedChain) -> Path:
     return folder
 
 
-def test_what_slurm_would_not_give_or_queue_for_ever_is_refused_in_one_line(
+def test_a_request_that_slurm_would_refuse_or_never_start_is_refused_in_one_line(
     make_chain: Callable[..., SubmittedChain],
 ) -> None:
     chain = make_chain(4)

@@ -166,7 +166,7 @@ def test_a_host_that_was_never_reached_submitted_nothing() -> None:
     assert "sbatch not found on its PATH" in answer.text
 
 
-def test_slurms_reason_against_a_job_is_reported_and_its_silence_is_none() -> None:
+def test_the_reason_of_slurm_against_a_job_is_reported_if_there_is_one() -> None:
     assert slurm_submit.try_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
     refusing = answering(1, "", "allocation failure: Requested node configuration is not available\n")
     reason = slurm_submit.try_submission(refusing, REQUEST)
@@ -176,7 +176,7 @@ def test_slurms_reason_against_a_job_is_reported_and_its_silence_is_none() -> No
         slurm_submit.try_submission(away, REQUEST)
 
 
-def test_a_submission_is_looked_for_by_its_name() -> None:
+def test_a_submission_is_looked_up_by_name() -> None:
     row = "7|7|PENDING|1|p|1:00|N/A|N/A|N/A||Priority|chain-1\n"
 
     def answer(argv: tuple[str, ...], _: bytes) -> Completed:

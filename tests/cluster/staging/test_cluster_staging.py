@@ -104,7 +104,7 @@ copy_with: ssh
 """
 
 
-def test_a_chain_that_a_node_cannot_join_gives_way_to_the_next_best_way(staging: Staging) -> None:
+def test_a_chain_that_a_node_cannot_join_falls_back_to_the_next_best_way(staging: Staging) -> None:
     """The profile decides that it is tried, and gives its ranks what they need here."""
     (staging.folder / "slow.yaml").write_text(SLOW)
     staging.environment = {"XDG_CACHE_HOME": str(staging.folder / "cache")}
@@ -189,7 +189,7 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
     ("how", "attack"),
     [("copy", "folder"), ("copy", "link"), ("chain", "link"), ("ssh", "dangling"), ("copy", "data")],
 )
-def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(
+def test_paths_occupied_by_another_user_are_refused_and_not_touched(
     staging: Staging, how: str, attack: str
 ) -> None:
     staging.on("node2", "mkdir -m 700 /tmp/victim; echo precious >/tmp/victim/data.mdb")
@@ -230,7 +230,7 @@ def test_a_half_copy_that_a_killed_staging_left_is_never_an_lmdb_and_is_replaced
     assert staging.on("node4", f"ls -A '{LMDB}'").split() == [".caffe-recipes-staged", "data.mdb"]
 
 
-def test_an_interrupt_leaves_nothing_half_done_and_no_process(staging: Staging) -> None:
+def test_an_interrupt_leaves_no_partial_copy_and_no_process(staging: Staging) -> None:
     staging.cluster.rate("40mbit")
     started = staging.start("--how", "chain")
     staging.half_way("node4")

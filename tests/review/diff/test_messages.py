@@ -420,7 +420,9 @@ SAME = [
 
 
 @pytest.mark.parametrize(("cls", "one", "other"), SAME)
-def test_two_ways_of_writing_one_thing_are_not_a_difference(cls: type[Message], one: str, other: str) -> None:
+def test_two_spellings_of_the_same_value_are_not_a_difference(
+    cls: type[Message], one: str, other: str
+) -> None:
     assert lines(one, other, cls) == lines(other, one, cls) == []
     assert fingerprint(parse_prototxt(one, cls)) == fingerprint(parse_prototxt(other, cls))
     assert lines(one, other, cls, defaults=True) != []
@@ -439,7 +441,7 @@ def test_two_ways_of_writing_one_thing_are_not_a_difference(cls: type[Message], 
          'train_net not set -> "a"'),
     ],
 )  # fmt: skip
-def test_two_ways_of_writing_two_things_show_what_differs(
+def test_differently_spelled_different_values_show_what_differs(
     cls: type[Message], one: str, other: str, line: str
 ) -> None:
     assert lines(one, other, cls) == [line]

@@ -336,7 +336,7 @@ def test_the_text_of_a_box_fits_in_it(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_even_a_tangled_net_is_drawn_without_anything_on_anything_else(seed: int) -> None:
+def test_even_a_tangled_net_is_drawn_without_overlaps(seed: int) -> None:
     net = LoadedNet("tangle", L.net("tangle", *tangle(seed)), pb.TRAIN, 0, ())
     layout, _ = lay_out(build_graph(net))
     test_every_layer_stands_in_one_box(net, layout)
@@ -527,7 +527,7 @@ def test_a_graph_is_drawn_as_png_and_pdf_to_the_same_bytes_each_time(kind: str, 
     assert pictures[0] == pictures[1]
 
 
-def test_the_png_has_the_svg_s_ground_and_colours_at_its_places(tmp_path: Path) -> None:
+def test_the_png_has_the_background_and_colours_of_the_svg(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(render_prototxt(L.net("$a_b", image(1, 3, 9, 9), conv("層", "data"))))
     net = read_net(str(path), SummaryOptions())

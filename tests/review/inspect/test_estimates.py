@@ -45,7 +45,7 @@ def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe
     assert kinds(recipe, SpeedInputs(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
 
 
-def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
+def test_the_source_chosen_for_the_recipe_s_own_shape_is_used_for_all() -> None:
     recipe = load_recipe("stampede2-448n-90ep")
     shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
     found = estimate_shapes(recipe, shapes, SpeedInputs())
@@ -142,12 +142,12 @@ def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
     assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
 
 
-def test_a_folder_that_is_named_like_a_log_is_none(tmp_path: Path, log: Path) -> None:
+def test_a_folder_named_like_a_log_is_not_a_log(tmp_path: Path, log: Path) -> None:
     (tmp_path / "old.log").mkdir()
     assert [path for path, _ in read_logs([tmp_path])] == [str(log)]
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no logs; give a run's folder or a log"):
         list(read_logs([tmp_path]))
     ((_, lines),) = read_logs([tmp_path / "none.log"])

@@ -152,7 +152,7 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
     ],
 )
-def test_what_cannot_be_drawn_gets_one_line_and_no_file(
+def test_a_schedule_that_cannot_be_drawn_gets_one_line_and_no_file(
     words: tuple[str, ...], message: str, call: Call, tmp_path: Path
 ) -> None:
     (tmp_path / "zero.prototxt").write_text('lr_policy: "fixed" max_iter: 5')

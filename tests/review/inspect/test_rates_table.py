@@ -92,7 +92,7 @@ def test_rates_have_the_fewest_digits_that_read_back() -> None:
         assert np.float32(f"{mantissa[:-1]}{e}{exponent}") != np.float32(text)
 
 
-def test_what_is_not_a_finite_number_is_written_plainly() -> None:
+def test_values_that_are_not_finite_are_written_plainly() -> None:
     lost = pb.SolverParameter(lr_policy="poly_cyc", power=2, base_lr=1, max_iter=3)
     assert [text for _, text in rate_rows(lost)] == ["nan", "inf", "inf"]
 

@@ -177,7 +177,7 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
         ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe or"),
     ],
 )
-def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, message: str) -> None:
+def test_a_file_without_a_schedule_is_described(write: Write, name: str, message: str) -> None:
     write("solver_b.pt", "base_lr: 1")
     with pytest.raises(InputError, match=re.escape(message)):
         load_schedules([name])

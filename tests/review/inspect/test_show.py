@@ -147,7 +147,7 @@ def test_a_stop_and_iter_size_count_in_epochs_images_and_the_last_rate() -> None
     assert [snapshot.iteration for snapshot in phase.snapshots] == [280]
 
 
-def test_accepted_findings_stand_there_with_their_reasons() -> None:
+def test_accepted_findings_are_shown_with_their_reasons() -> None:
     raw = yaml.safe_load(DIGITS)
     raw["accept"] = [{"finding": "some-id", "phase": "collapse", "reason": "as published"}]
     recipe = parse_recipe(yaml.safe_dump(raw), "a.yaml", Path())

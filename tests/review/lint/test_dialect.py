@@ -71,7 +71,7 @@ def test_the_other_caffes_lack_more_of_the_published_net(dialect: str, extra: se
 
 
 @pytest.mark.parametrize("name", ["digits-local", "stampede2-64n-72ep"])
-def test_what_we_generate_is_our_caffe_s(name: str) -> None:
+def test_generated_files_are_in_the_dialect_of_our_caffe(name: str) -> None:
     files = cr.generate(cr.load_recipe(name))
     texts = {path: text for path, text in files.items() if path.endswith(".prototxt")}
     assert texts

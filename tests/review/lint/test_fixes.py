@@ -61,7 +61,7 @@ def test_a_net_folder_a_comment_and_a_field_never_read_are_corrected_and_nothing
     }
 
 
-def test_what_is_fixed_is_found_no_more(folder: Path) -> None:
+def test_fixed_findings_are_no_longer_found(folder: Path) -> None:
     for name, text in fix(folder).items():
         (folder / name).write_text(text)
     found = {one.id for one in lint([str(folder)], LintOptions())}

@@ -33,7 +33,7 @@ def test_the_nets_are_of_many_kinds() -> None:
 
 
 @pytest.mark.parametrize("path", NETS, ids=lambda path: path.stem)
-def test_a_right_net_raises_no_alarm(path: Path) -> None:
+def test_a_correct_net_has_no_findings(path: Path) -> None:
     found = check_net(load_document(path, pb.NetParameter))
     assert sorted(finding.id for finding in found) == NOTES.get(path.stem, [])
     assert all(finding.severity == "note" for finding in found)

@@ -111,7 +111,7 @@ def test_a_run_whose_job_is_queued_again_is_waited_for(place: Place) -> None:
     assert any(line.startswith("runs/small-1: interrupted by SIGUSR1") for line in lines)
 
 
-def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
+def test_a_run_whose_job_ended_silently_is_reported_as_ended(place: Place) -> None:
     begin(place)
     with pytest.raises(RunFailed, match="on node7 has ended unexpectedly"):
         Watcher(place, ENDED).watch()
@@ -146,6 +146,6 @@ def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
     ]
 
 
-def test_without_run_and_job_it_is_bad_input(place: Place) -> None:
+def test_without_a_run_or_job_attach_is_bad_input(place: Place) -> None:
     with pytest.raises(InputError, match="no run or recipe is named 'large'"):
         Watcher(place).watch("large")

@@ -71,7 +71,7 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place:
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
 
 
-def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(look: NodeView) -> None:
+def test_files_kept_here_count_for_our_disk_if_caffe_writes_to_another(look: NodeView) -> None:
     away = elsewhere(look)
     assert [(one.subject, one.mark) for one in check_disk(away)] == [("disk", "ok"), ("disk here", "ok")]
     full = check_disk(away, room_at=lambda folder: 4096)
@@ -93,7 +93,7 @@ def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look
     assert counted(with_checkpoints(look), "disk") == pytest.approx(together + 12 * model, rel=0.01)
 
 
-def test_what_is_kept_already_needs_no_more_room_here(look: NodeView, place: Place) -> None:
+def test_files_already_kept_need_no_more_space(look: NodeView, place: Place) -> None:
     away = elsewhere(look)
     model = counted(away, "disk here") / 3
     fetched = place.root / away.plan.trainings[0].fetched

@@ -36,7 +36,7 @@ def test_a_program_is_found_with_its_version(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", ["Caffe", "ssh", "git"])
-def test_what_is_missing_comes_with_its_commands_and_the_line_that_installs_it(
+def test_a_missing_program_is_shown_with_its_commands_and_how_to_install_it(
     machine: Machine, name: str
 ) -> None:
     symptom = find(machine, name)

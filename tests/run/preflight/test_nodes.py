@@ -134,7 +134,7 @@ def test_cores_are_reported_by_sockets_where_the_kernel_does() -> None:
     assert (str(arm), arm.sockets, arm.socket_of) == ("2 cores", None, {})
 
 
-def test_what_befalls_a_jump_host_is_not_reported_as_the_hosts_own() -> None:
+def test_a_failure_of_a_jump_host_is_not_attributed_to_the_host() -> None:
     (own,) = as_findings("hosts", [as_problem("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
     (over,) = as_findings("hosts", [as_problem("c1", HostFailed("gate", "its host key is revoked"))])
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

@@ -40,7 +40,7 @@ def call(place: Place, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
+def test_all_checks_pass_and_nothing_on_disk_changes(place: Place) -> None:
     before = place.tree()
     code, stdout, stderr = call(place)
     assert (code, stderr) == (0, "")
@@ -142,7 +142,7 @@ def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
     assert stderr.startswith("Error: nowhere: ")
 
 
-def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
+def test_a_resumed_run_is_checked_where_it_is(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(Exception, match="cyc1"):
         place.run()
@@ -157,7 +157,7 @@ def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
     assert call(place, "--new")[0] == 0
 
 
-def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
+def test_ctrl_c_ends_all_trials(place: Place) -> None:
     script = (
         f"pwd -P >'{place.root}/where.part'; mv '{place.root}/where.part' '{place.root}/where'; sleep 600"
     )
@@ -196,7 +196,7 @@ def test_a_source_outside_the_root_may_be_named_relative_to_it(place: Place) -> 
     assert (code, stderr) == (0, ""), stdout
 
 
-def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
+def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     wait_until_trained(place)

@@ -132,7 +132,7 @@ def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: P
     assert not (place.root / "tried").exists()
 
 
-def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_not_variables() -> None:
+def test_rank_variables_are_removed_and_functions_are_not_treated_as_variables() -> None:
     given = {"PMI_SIZE": "2", "CAFFE_RECIPES_LAUNCH": "x", "BASH_FUNC_module%%": "() { :; }", "A": "$(b) 'c'"}
     assert render_environment(given).splitlines() == [
         "unset PMI_SIZE",

@@ -63,7 +63,9 @@ def test_another_partition_is_proposed_only_where_the_profile_has_one() -> None:
         ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
 )
-def test_what_the_profile_does_not_give_is_reported(partition: str | None, nodes: int, expected: str) -> None:
+def test_a_request_beyond_the_limits_of_the_profile_is_reported(
+    partition: str | None, nodes: int, expected: str
+) -> None:
     with pytest.raises(InputError) as caught:
         choose_partition(
             profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None

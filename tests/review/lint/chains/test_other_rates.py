@@ -40,7 +40,7 @@ def test_it_is_reported_where_the_rate_is_made(lint_solvers: LintSolvers) -> Non
         ({"solver_mode": "GPU"}, "nvcaffe"),
     ],
 )
-def test_what_the_dialect_does_not_make_so_is_judged(
+def test_rates_that_the_dialect_does_not_change_are_judged(
     lint_solvers: LintSolvers, solver: dict[str, str | None], dialect: str
 ) -> None:
     assert "rates-not-judged" not in ids(lint_solvers, {"a": solver}, dialect)

@@ -38,7 +38,7 @@ def test_an_evaluation_counts_each_image_once(
         assert Path(path).read_text().splitlines()[int(line) - 1] == f"  iterations: {iterations}"
 
 
-def test_what_to_write_covers_every_image(lint_recipe: LintRecipe) -> None:
+def test_the_suggested_values_cover_every_image(lint_recipe: LintRecipe) -> None:
     (found,) = [
         one
         for one in lint_recipe("stampede2-64n-72ep", lambda raw: raw["evaluation"].update(iterations=999))

@@ -121,7 +121,7 @@ def test_a_rate_that_nobody_trains_with_is_found(
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(128, 1), (320, 0)])
-def test_a_rate_that_its_large_batch_asks_for_is_not(
+def test_a_high_rate_that_suits_its_large_batch_is_accepted(
     lint_solvers: LintSolvers, ranks: int, count: int
 ) -> None:
     found = lint_solvers({"a": {"base_lr": 12}}, ranks=ranks)

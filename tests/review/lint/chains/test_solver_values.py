@@ -131,7 +131,7 @@ def test_a_type_of_another_caffe_is_left_to_its_dialect(lint_solvers: LintSolver
 
 
 @pytest.mark.parametrize("field", ["iter_size", "average_loss", "display", "snapshot"])
-def test_what_our_engine_refuses_is_found(lint_solvers: LintSolvers, field: str) -> None:
+def test_settings_that_our_engine_refuses_are_found(lint_solvers: LintSolvers, field: str) -> None:
     changes = {field: -1}
     assert _list_errors(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
     assert lint_solvers({"a": changes})

@@ -246,7 +246,7 @@ def test_fields_of_losses_without_effect_are_reported(param: str, field: str, ch
     assert check_text(TRAINED.replace('top: "loss"', 'top: "loss" loss_param { normalize: true }')) == {}
 
 
-def test_layers_alike_are_one_finding(check_text: CheckText) -> None:
+def test_equal_layers_are_one_finding(check_text: CheckText) -> None:
     found = check_text(TRAINED.replace('"xavier"', '"xavier" std: 0.1'))["field-unread"]
     assert found.what.startswith("inner_product_param.weight_filler.std in 2 layers (f1, f2) is never read")
     assert found.values == {"layers": 2}

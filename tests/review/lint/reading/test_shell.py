@@ -22,7 +22,7 @@ TRAIN = "mpirun -n 64 caffe train --solver="
         (f"for p in *; do\n echo $p\ndone | sort\n{TRAIN}$(ls)", 0, 4),
     ],
 )
-def test_what_only_a_shell_can_determine_is_reported_with_the_loop_or_function_around_it(
+def test_commands_that_only_a_shell_can_resolve_are_reported_with_their_loop_or_function(
     text: str, begins: int, line: int
 ) -> None:
     script = parse_script(text, "train.sh")
