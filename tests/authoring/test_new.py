@@ -324,7 +324,7 @@ def test_a_request_that_does_not_fit_is_refused_with_one_that_would(
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_refusal_suggests_fits() -> None:
+def test_the_request_that_a_refusal_suggests_is_accepted() -> None:
     make_new(RecipeRequest(IMAGENET, 4096, 9))
     make_new(RecipeRequest(IMAGENET, 4096, 21, collapse_epochs=15))
     with pytest.raises(InputError, match=r"use --epochs (\d+), or fewer") as raised:

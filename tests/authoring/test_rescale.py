@@ -365,7 +365,7 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     assert any(warning in note for note in made.notes)
 
 
-def test_what_differs_from_the_source_in_net_and_data_still_does_after_a_rescaling() -> None:
+def test_differences_in_net_and_data_from_the_source_are_kept_by_rescale() -> None:
     source = load_recipe("tf-256n-90ep")
     made = rescale(source, RescaleTarget(batch=8192)).recipe
     assert made.differences == source.differences[:3]

@@ -221,7 +221,7 @@ def test_the_published_accuracy_is_read() -> None:
     assert read_log(PUBLISHED.splitlines()).mean_outputs == means
 
 
-def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:
+def test_in_interleaved_logs_rank_0_counts_but_any_rank_may_fail() -> None:
     summary = read_log(
         [
             "[1] " + glog("solver.cpp:312", "Iteration 0, loss = 9"),

@@ -205,7 +205,7 @@ layer {
          "old.prototxt:2:2: is given as well as `type`; Caffe refuses both; keep `type`"),
     ],
 )  # fmt: skip
-def test_what_caffe_refuses_is_refused_with_its_place(text: str, error: str) -> None:
+def test_files_that_caffe_refuses_are_refused_with_the_position(text: str, error: str) -> None:
     with pytest.raises(PrototxtError) as caught:
         upgrade_text(text)
     assert str(caught.value) == error

@@ -100,7 +100,7 @@ def test_bad_text_gets_one_line_and_is_left_unchanged(command: tuple[str, ...], 
 @pytest.mark.parametrize(
     "command", [("lint",), ("summary",), ("diff", "good"), ("lr",), ("plot", "-o", "plot.svg")], ids=" ".join
 )
-def test_every_command_refuses_in_the_same_words(
+def test_every_command_refuses_with_the_same_message(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

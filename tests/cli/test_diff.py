@@ -282,7 +282,7 @@ def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> Non
     assert "train_val" not in output
 
 
-def test_a_recipe_s_name_goes_before_a_folder_of_that_name(here: Path) -> None:
+def test_a_recipe_name_takes_precedence_over_a_folder_of_that_name(here: Path) -> None:
     write(here / "digits-local", net=NET)
     assert call("digits-local", "digits-local") == (0, "no difference in meaning\n")
     assert call("./digits-local", "digits-local/") == (0, "no difference in meaning\n")
@@ -461,7 +461,7 @@ def test_a_file_of_a_revision_compares_with_a_file(repo: Path) -> None:
 
 
 @needs_git
-def test_a_file_goes_before_a_revision_of_its_name(repo: Path) -> None:
+def test_a_file_takes_precedence_over_a_revision_of_its_name(repo: Path) -> None:
     (repo / "main").write_text(NET)
     assert call("main", "nets/net.prototxt")[1] == "data: data_param.batch_size 32 -> 16\n"
 

@@ -107,7 +107,7 @@ def test_a_folder_without_prototxts_is_reported(tmp_path: Path) -> None:
     assert str(done.exception) == f"{tmp_path}: contains no prototxt files; name the files"
 
 
-def test_one_bad_file_of_several_leaves_all_as_they_are(ugly: Path) -> None:
+def test_one_bad_file_leaves_all_files_unchanged(ugly: Path) -> None:
     bad = ugly.parent / "bad.prototxt"
     bad.write_text("base_lr: 1\ngama: 2")
     done = call(ugly, bad)
@@ -148,7 +148,7 @@ def test_if_one_file_cannot_be_written_none_is(ugly: Path) -> None:
     assert sorted(ugly.parent.iterdir()) == [locked, ugly]
 
 
-def test_where_one_cannot_be_written_the_rest_stay_as_they_are(ugly: Path) -> None:
+def test_if_one_file_cannot_be_written_the_rest_are_unchanged(ugly: Path) -> None:
     second = ugly.parent / "b" / f"{'s' * 240}.prototxt"  # no temporary name of it fits
     second.parent.mkdir()
     second.write_text(UGLY)

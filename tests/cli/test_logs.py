@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_log_goes_to_standard_output_and_its_name_beside_it(root: Path) -> None:
+def test_the_log_goes_to_stdout_and_its_name_to_stderr(root: Path) -> None:
     done = call(root, "small", "--rank", "0")
     assert (done.returncode, done.stdout) == (0, "größe\n")
     assert done.stderr == "==> runs/small-1/logs/init-1.log <==\n"

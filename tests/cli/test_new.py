@@ -113,7 +113,7 @@ def test_values_that_are_not_numbers_are_refused(
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
+def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout

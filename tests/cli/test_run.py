@@ -163,7 +163,7 @@ def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_used(
     assert f"is used with {paths[planted]}, which belongs to user 54321, who can change its" in done.stderr
 
 
-def test_a_recipe_and_a_profile_that_have_names_are_not_looked_for_in_the_current_folder(
+def test_shipped_recipes_and_profiles_are_not_looked_up_in_the_current_folder(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "root").mkdir()

@@ -123,7 +123,7 @@ def test_output_for_programs_is_unchanged_byte_for_byte(folder: Path) -> None:
     assert text == b""
 
 
-def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
+def test_a_log_is_printable_on_a_terminal_and_raw_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     data = f"I0101 {EVIL}é\r\n".encode() + b"\xff\n"
@@ -142,7 +142,7 @@ def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
 @pytest.mark.parametrize(
     "words", ["fmt --diff", "fmt -", "upgrade", "upgrade --diff", "lint --fix --diff"], ids=str
 )
-def test_a_comment_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
+def test_a_comment_is_printable_on_a_terminal_and_raw_in_a_pipe(
     words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     evil = EVIL.replace("\r", "") + "é"

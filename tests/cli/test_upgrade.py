@@ -70,7 +70,7 @@ def test_check_and_diff_write_nothing(old: Path) -> None:
     assert call("--check", old).exit_code == 0
 
 
-def test_one_bad_file_of_several_leaves_all_as_they_are(old: Path) -> None:
+def test_one_bad_file_leaves_all_files_unchanged(old: Path) -> None:
     bad = old.parent / "bad.prototxt"
     bad.write_text("layers { }\nlayer { }")
     done = call("-w", old, bad)

@@ -44,7 +44,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     opened.close()
 
 
-def test_a_command_keeps_its_words_and_gives_its_code_and_both_streams(host: Host) -> None:
+def test_a_command_keeps_its_arguments_and_returns_its_exit_code_and_output(host: Host) -> None:
     done = host.run(["sh", "-c", 'echo "$0"; echo "$1" >&2; exit 7', 'it\'s $HOME "x"', "é\t*"])
     assert (done.returncode, done.stdout, done.stderr) == (7, 'it\'s $HOME "x"\n', "é\t*\n")
 

@@ -156,7 +156,7 @@ def test_this_machine_is_never_lost(launch: str) -> None:
         assert [silence.host for silence in pulses.silent(-1.0)] == ["node1"]
 
 
-def test_what_is_neither_a_launch_nor_a_pulse_is_refused() -> None:
+def test_invalid_launches_and_pulses_are_refused() -> None:
     with pytest.raises(ClusterError, match="is not the name of a run or launch"):
         PulseMonitor([], "x y")
     assert parse_beat("node1", ["rank 1 2 D 1500 4096"]) == (RankPulse(1, 2, "D", 1.5, 4096),)

@@ -224,7 +224,7 @@ def test_of_a_wrapper_and_its_child_the_child_is_the_trainer_and_of_a_fork_the_p
     assert (found and found.pid) == picked
 
 
-def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else_is_touched(
+def test_ending_kills_all_ranks_of_the_run_and_no_other_process(
     run: str, start: Starter, tmp_path: Path
 ) -> None:
     (tmp_path / "hydra_pmi_proxy").symlink_to("/bin/sh")
@@ -266,7 +266,7 @@ def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else
 @pytest.mark.parametrize(
     "name", ["", "0123456789abcde", "0123456789abcdef/", "0123456789abcdef/a b", "0123456789ABCDEF", "x\n"]
 )
-def test_what_is_not_a_launch_is_refused(name: str) -> None:
+def test_an_invalid_launch_is_refused(name: str) -> None:
     for act in (
         lambda: find_ranks(HOST, name),
         lambda: request_snapshot(HOST, name, "s"),

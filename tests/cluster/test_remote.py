@@ -87,7 +87,7 @@ def test_a_truncated_answer_is_not_accepted() -> None:
         call_to_end(StandInHost("n1", break_off), "watch", "names", "/", ".x")
 
 
-def test_what_is_refused_carries_host_place_and_hint() -> None:
+def test_a_refusal_carries_host_path_and_hint() -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, "refused is a link"))
     with pytest.raises(NodeRefusal) as caught:
         ask_node(host, "probe", "/tmp/a", hint="remove it")

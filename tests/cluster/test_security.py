@@ -82,7 +82,7 @@ def test_ssh_options_of_the_user_come_after_ours_which_take_precedence() -> None
     ids=["host", "ssh", "jump host", "Slurm's list", "hostfile"],
 )
 @pytest.mark.parametrize("name", [*HOSTILE, "-oProxyCommand=x", "a b", "a;b", "a@b", "", "a" * 300, "a:b/c"])
-def test_what_is_not_a_hosts_name_is_refused_in_one_line_wherever_one_is_read(
+def test_an_invalid_host_name_is_refused_in_one_line_wherever_one_is_read(
     read: Callable[[str, Path], object], means_more: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     if name not in means_more:
@@ -157,7 +157,7 @@ def test_a_trainer_that_a_launcher_would_read_as_an_option_is_refused(trainer: s
         parse_recipe(text, "recipe.yaml", Path())
 
 
-def test_a_trainer_of_a_plain_name_is_the_one_in_the_caffe_root_and_none_on_the_path(tmp_path: Path) -> None:
+def test_a_trainer_given_by_name_is_taken_from_the_caffe_root_and_not_from_path(tmp_path: Path) -> None:
     (tmp_path / "caffe").write_text("#!/bin/sh\n")
     (tmp_path / "caffe").chmod(0o755)
     assert find_caffe("caffe", tmp_path) == "./caffe"
@@ -189,9 +189,7 @@ def of_nobody(path: Path) -> None:
 @pytest.mark.parametrize(
     "attack", ["parent", "parent link", "folder", "data", "stamped folder", "our link to their link"]
 )
-def test_what_another_user_owns_on_the_way_to_an_lmdb_is_refused_and_not_touched(
-    attack: str, disk: Path
-) -> None:
+def test_folders_of_another_user_above_an_lmdb_are_refused_and_not_touched(attack: str, disk: Path) -> None:
     (disk / "victim" / "lmdb").mkdir(parents=True)
     lmdb = disk / "a" / "lmdb"
     if attack == "parent":
@@ -246,7 +244,7 @@ def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
 
 @pytest.mark.parametrize("name", ["data.mdb", STAMP])
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a fifo"])
-def test_what_is_not_a_file_is_neither_read_nor_waited_for_nor_replaced(
+def test_pipes_and_devices_are_neither_read_nor_waited_for_nor_replaced(
     name: str, kind: str, disk: Path
 ) -> None:
     lmdb = disk / "lmdb"

@@ -87,7 +87,7 @@ def test_files_travel_under_names_a_shell_would_read(cluster: Cluster, word: str
     host.close()
 
 
-def test_a_command_that_is_given_up_is_ended_with_all_its_children(cluster: Cluster) -> None:
+def test_a_command_that_times_out_is_killed_with_all_its_children(cluster: Cluster) -> None:
     host = SshHost("node1", cluster.ssh)
     with pytest.raises(ClusterError, match=r"node1: sh did not finish within"):
         host.run(["sh", "-c", 'trap "" TERM; sleep 600 & sleep 600'], timeout_s=0.5)
@@ -288,7 +288,7 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
         ("Ciphers aes256-ctr\nMACs hmac-sha2-512\nRevokedHostKeys none", ""),
     ],
 )
-def test_what_makes_ssh_stricter_makes_us_stricter_or_the_host_is_refused(
+def test_options_that_make_ssh_stricter_are_honoured_or_the_host_is_refused(
     cluster: Cluster, shared: Path, line: str, message: str
 ) -> None:
     folder = change_config(cluster, shared / "ssh", line.format(folder=shared / "ssh"))
@@ -445,7 +445,7 @@ def test_a_file_that_another_user_put_there_is_not_written_to(cluster: Cluster, 
 
 
 @pytest.mark.parametrize("kind", ["mkdir", "mkfifo"])
-def test_what_is_not_a_file_is_neither_fetched_nor_written_over(
+def test_a_path_that_is_not_a_file_is_neither_fetched_nor_overwritten(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     host = SshHost("node2", cluster.ssh)

@@ -384,7 +384,7 @@ def test_a_snapshot_that_cannot_be_written_is_a_failed_run(case: Path, run: Run,
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 0])
-def test_any_seed_will_do(case: Path, run: Run, change: Change, seed: int) -> None:
+def test_any_seed_is_accepted(case: Path, run: Run, change: Change, seed: int) -> None:
     change(case / "solver.prototxt", ("random_seed: 1", f"random_seed: {seed}"))
     assert run("train", "-solver", "solver.prototxt")[0] == 0
 

@@ -352,7 +352,7 @@ def test_a_loss_without_a_top_gets_one_that_counts_and_is_not_an_output() -> Non
     assert bare.outputs == []
 
 
-def test_a_layers_own_phase_goes_before_the_nets() -> None:
+def test_the_phase_of_a_layer_overrides_that_of_the_net() -> None:
     ones = dummy("x", 100, filler="value: 1")
     drop = 'layer {{ name: "d" type: "Dropout" bottom: "x" top: "y" {} }}'
     assert set(outputs(make(ones + drop.format("phase: TEST")))["y"]) == {1.0}
@@ -365,7 +365,7 @@ def test_a_layers_own_phase_goes_before_the_nets() -> None:
 
 
 @pytest.mark.parametrize(("own", "want"), [("", 2), ("batch_norm_param { stats_batch_size: 4 }", 2)])
-def test_a_nets_bn_stats_batch_size_goes_over_that_of_its_layers(own: str, want: int) -> None:
+def test_bn_stats_batch_size_of_the_net_overrides_that_of_its_layers(own: str, want: int) -> None:
     norm = f'layer {{ name: "n" type: "BatchNorm" bottom: "x" top: "y" {own} }}'
     net = make(f"bn_stats_batch_size: {want} " + dummy("x", 4, 3, 2, 2) + norm)
     net.forward()

@@ -236,7 +236,7 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     ]
 
 
-def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: StandInCluster) -> None:
+def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_interrupted(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
     first = small_cluster.start()
     small_cluster.wait_for(small_cluster.play / "training")
@@ -307,7 +307,7 @@ def test_a_snapshot_that_changed_in_transfer_is_not_accepted(
     assert f"{LOGS}/incoming/{INIT}: incomplete or damaged copy; check the disk" in failed(small_cluster)
 
 
-def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
+def test_training_is_refused_if_a_link_is_planted_under_the_name_of_a_snapshot(
     small_cluster: StandInCluster,
 ) -> None:
     victim = small_cluster.play / "victim"

@@ -256,7 +256,7 @@ def test_a_snapshot_that_differs_from_the_fetched_one_is_refused(
     assert small_cluster.run().returncode == 0
 
 
-def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
+def test_a_later_snapshot_with_missing_starting_weights_stops_before_training(
     small_cluster: StandInCluster,
 ) -> None:
     assert small_cluster.run().returncode == 0

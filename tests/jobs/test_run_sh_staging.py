@@ -55,7 +55,7 @@ def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
     assert message in bare.refused(LMDB_SOURCE="/no/such/folder")
 
 
-def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
+def test_nothing_is_copied_to_any_node_if_one_cannot_get_a_copy(bare: StandInCluster) -> None:
     shutil.rmtree(lmdb(bare, "c401-001"))
     bare.hook("ssh", "[[ $1 != c401-002 ]] || { echo caffe-recipes: absent 9 0 0; exit; }")
     assert "missing on c401-002, and not in LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)

@@ -185,7 +185,7 @@ def test_a_time_to_stop_may_begin_with_0(cluster: StandInCluster, grace_s: str) 
     assert not is_alive(cluster)
 
 
-def test_a_time_to_stop_that_nobody_checked_starts_no_trainer(cluster: StandInCluster) -> None:
+def test_an_unchecked_time_to_stop_starts_no_trainer(cluster: StandInCluster) -> None:
     chain = cluster.library / "chain.sh"
     chain.write_text(chain.read_text().replace("=~ ^[0-9]{1,6}$ ]] ||\n", "=~ . ]] ||\n"))
     cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
@@ -249,7 +249,7 @@ def test_a_needed_snapshot_that_cannot_be_fetched_leaves_the_phase_unfinished(
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_a_needed_snapshot_that_is_gone_is_named(branched: StandInCluster, content: str | None) -> None:
+def test_a_missing_needed_snapshot_is_named(branched: StandInCluster, content: str | None) -> None:
     assert branched.run().returncode == 0
     (branched.root / CYC1).unlink()
     (branched.root / MIDWAY).unlink()

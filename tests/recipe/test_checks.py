@@ -85,7 +85,7 @@ def test_two_snapshots_that_the_chain_keeps_never_share_a_name() -> None:
     assert what in str(refuse(one))
 
 
-def test_what_a_phase_needs_of_the_solver_block_is_inherited() -> None:
+def test_a_phase_inherits_the_fields_it_needs_from_the_solver_block() -> None:
     recipe = parse_recipe(BRANCHED, "mine.yaml", Path())
     assert [phase.snapshot_every_iter for phase in recipe.phases] == [402, 402]
     assert all(isinstance(phase, Phase) for phase in recipe.phases)

@@ -62,7 +62,7 @@ def line_of(needle: str) -> str:
     return f"mine.yaml:{FAMILY[: FAMILY.index(needle)].count(chr(10)) + 1}"
 
 
-def test_a_row_lies_over_the_base_mapping_by_mapping() -> None:
+def test_a_row_overrides_the_base_mapping_by_mapping() -> None:
     small, large = (parse_recipe(FAMILY, "mine.yaml", Path(), row) for row in ("ours-small", "ours-large"))
     assert (small.name, small.title, large.title) == ("ours-small", "One of ours", "The large one")
     assert (small.cluster.nodes, large.cluster.nodes, large.cluster.batch_per_rank) == (2, 8, 32)
@@ -162,7 +162,7 @@ def test_a_row_may_write_its_phases_itself() -> None:
     assert [phase.name for phase in parse_recipe(text, "mine.yaml", Path(), "ours-small").phases] == ["a"]
 
 
-def test_a_row_of_a_file_is_named_behind_its_path(tmp_path: Path) -> None:
+def test_a_row_of_a_file_is_named_after_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(FAMILY)
     recipe = load_recipe(f"{path}:ours-large")

@@ -101,7 +101,7 @@ def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str
         logged_pace(recipe, [("a.log", lines)])
 
 
-def test_the_source_s_rate_goes_before_that_of_a_node_and_before_its_minutes(recipe: Recipe) -> None:
+def test_the_reported_rate_takes_precedence_over_that_of_a_node_and_the_minutes(recipe: Recipe) -> None:
     found = reported_pace(recipe)
     assert found
     assert (found.images_per_s, found.source) == (6303, "the recipe's reported images/s")
@@ -138,7 +138,7 @@ def test_no_table_covers_another_net_or_machine(recipe: Recipe) -> None:
     assert measured_pace(unknown, None, KNL) is None
 
 
-def test_a_rate_goes_before_the_tables_and_those_before_minutes_unless_they_are_in_doubt() -> None:
+def test_a_rate_takes_precedence_over_the_tables_and_these_over_minutes() -> None:
     kinds: tuple[Kind, ...] = ("minutes", "measured", "reported", "given", "log")
     paces = [Pace(1, kind, "") for kind in kinds]
     assert [pace.kind for pace in order_paces(paces)] == ["log", "given", "reported", "measured", "minutes"]

@@ -188,7 +188,7 @@ def test_an_iteration_takes_no_more_images_than_exist() -> None:
     )
 
 
-def test_scientific_numbers_and_words_are_read_as_a_person_means_them() -> None:
+def test_scientific_numbers_and_words_are_read_as_intended() -> None:
     text = DIGITS.replace("weight_decay: 0.002", "weight_decay: 5e-4").replace(
         "title: The", "title: no: ' ", 0
     )

@@ -74,7 +74,7 @@ def test_the_chain_asks_for_the_recipe_s_machine_and_its_time() -> None:
     assert "STOP_GRACE_S" not in text
 
 
-def test_a_tensorflow_run_beside_phases_has_a_job_of_its_own_and_the_time_of_its_own_speed() -> None:
+def test_a_tensorflow_run_beside_phases_has_its_own_job_and_time() -> None:
     recipe = load_recipe("tf-256n-90ep")
     text = render_jobs(recipe)["jobs/tf-256n-90ep/tf_train.sbatch"]
     found = directives(text)
@@ -102,7 +102,7 @@ def test_without_a_known_speed_the_partition_s_time_holds() -> None:
             assert "export STOP_GRACE_S=${STOP_GRACE_S:-60} #" in text
 
 
-def test_one_file_for_any_phase_asks_for_the_longest_one_s_time_and_submit_sh_for_each_one_s_own() -> None:
+def test_phase_sbatch_requests_the_longest_time_and_submit_sh_that_of_each_phase() -> None:
     recipe = RECIPES["stampede2-64n-72ep"]
     files = {path.rpartition("/")[2]: text for path, text in render_jobs(recipe).items()}
     assert files.keys() == {"chain.sbatch", "phase.sbatch", "submit.sh"}

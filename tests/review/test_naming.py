@@ -98,7 +98,7 @@ def test_an_argument_of_another_kind_is_reported_as_that_kind(here: Path) -> Non
         require_named(".", ["file"], "a net's file")
 
 
-def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
+def test_only_a_recipe_is_recognised_as_one(here: Path) -> None:
     assert recipe_named("digits-local") == "digits-local"
     assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
     with pytest.raises(InputError, match=r"solver_a\.pt: no such file"):
@@ -123,7 +123,7 @@ def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> N
     assert "No such file or directory, a link to gone.prototxt" in str(nothing_named(name))
 
 
-def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
+def test_a_net_of_a_row_of_a_family_is_named_after_the_row(here: Path) -> None:
     (here / "family.yaml").write_text("# ours\nfamily: a\n")
     named = find_named("family.yaml:row:train_val")
     assert named is not None

@@ -63,7 +63,9 @@ def test_a_net_is_found_from_here_and_from_the_folder_next_above(solver: Path, t
     assert find_at_path(solver, "nets/n.prototxt", None) == above
 
 
-def test_a_bare_name_is_the_file_beside_the_solver_before_any_here(solver: Path, tmp_path: Path) -> None:
+def test_a_bare_name_is_looked_up_beside_the_solver_before_the_current_folder(
+    solver: Path, tmp_path: Path
+) -> None:
     put(tmp_path / "elsewhere" / "net.prototxt")
     assert find_at_path(solver, "net.prototxt", None) == Path("net.prototxt")
     beside = put(solver.parent / "net.prototxt")

@@ -30,7 +30,7 @@ class Distant(LocalHost):
         return replace(done, stdout=f"{argv[4]} {self.ranks}{others}" if self.ranks else others)
 
 
-def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_path: Path) -> None:
+def test_a_host_with_running_ranks_is_not_cleaned_but_the_others_are(tmp_path: Path) -> None:
     recipe = load_recipe("digits-local")
     lmdb = str(tmp_path / "node/lmdb")
     data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update={"lmdb": lmdb})})

@@ -55,7 +55,7 @@ def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
     assert "--new" not in str(caught.value)
 
 
-def test_where_a_lost_snapshot_may_still_lie_is_named(place: Place) -> None:
+def test_a_possible_location_of_a_lost_snapshot_is_named(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(RunFailed):
         place.run()

@@ -174,7 +174,7 @@ def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, 
     assert values(round_trip(recipe)) == values(recipe)
 
 
-def test_what_only_a_builder_takes_is_refused_of_a_recipe_still(tmp_path: Path) -> None:
+def test_builder_options_without_a_builder_are_refused_in_a_recipe(tmp_path: Path) -> None:
     path = write_recipe(tmp_path, {"prototxt": "my_net.prototxt", "zero_init": "none"})
     with pytest.raises(CaffeRecipesError, match="zero_init: only builders use it"):
         load_recipe(path)

@@ -325,7 +325,7 @@ def test_a_state_that_was_handed_out_does_not_change() -> None:
     assert kept[-1].hosts == () and kept[-1].kept == () and kept[-1].spent == {"init": 3.0}
 
 
-def test_a_checkpoint_that_is_reported_twice_drops_none() -> None:
+def test_a_checkpoint_reported_twice_drops_no_other() -> None:
     state = fold(checkpointed(10), checkpointed(20), checkpointed(20))
     assert [each.iteration for each in state.checkpoints["init"]] == [10, 20]
     again = fold(checkpointed(10), checkpointed(20), checkpointed(10))
@@ -350,7 +350,7 @@ def test_a_remark_or_an_event_of_a_later_version_changes_nothing() -> None:
     assert fold(launched, remark, ("foreseen", {"by": 1})) == fold(launched)
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     later = ("launched", {**LAUNCH, "colour": "blue"})
     assert fold(later) == fold(("launched", LAUNCH))
 

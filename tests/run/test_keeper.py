@@ -95,7 +95,7 @@ def make(place: Place) -> Iterator[Callable[..., Launch]]:
         run.journal.close()
 
 
-def test_what_is_snapshotted_on_the_way_is_kept_once_and_the_last_is_none(
+def test_intermediate_snapshots_are_kept_once_as_checkpoints_but_not_the_last(
     make: Callable[[Policy], Launch],
 ) -> None:
     launch = make(Policy(checkpoint_every=2))

@@ -99,7 +99,7 @@ def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
 
-def test_where_no_whole_copy_is_left_nothing_is_trained_from_a_damaged_one(place: Place) -> None:
+def test_without_an_intact_copy_nothing_is_trained_from_a_damaged_snapshot(place: Place) -> None:
     place.behave(cyc1="waits")
     run = place.start("--on-failure", "retry")
     wait_until_trained(place, "cyc1")

@@ -69,7 +69,7 @@ def test_a_phase_is_stopped_and_finished_once_the_snapshot_of_its_last_iteration
     assert table[4].split()[:3] == ["all", "18", "9.00"]
 
 
-def test_what_was_stopped_beyond_its_phase_left_its_last_snapshot_where_it_lies(stopped: Place) -> None:
+def test_a_trainer_stopped_too_late_leaves_its_last_snapshot_in_place(stopped: Place) -> None:
     stopped.run()
     log = (stopped.root / "runs/small-1/logs/init-1.log").read_text()
     assert "Optimization stopped early" in log
@@ -221,7 +221,7 @@ def test_a_phase_without_the_snapshot_that_a_later_one_needs_is_not_finished(bra
     assert branched.trained() == ["init", "init", "cyc1", "last"]
 
 
-def test_an_old_snapshot_is_not_taken_for_one_that_a_later_phase_needs(branched: Place) -> None:
+def test_an_old_snapshot_is_not_mistaken_for_one_that_a_later_phase_needs(branched: Place) -> None:
     branched.run()
     branched.behave(init="never-snapshots")
     with pytest.raises(RunFailed, match="the snapshot is an old file"):

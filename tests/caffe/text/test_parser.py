@@ -286,5 +286,5 @@ def test_syntax_that_every_protobuf_reads_is_not_reported() -> None:
     assert parse_document(text, "net.prototxt", S).newer_forms == ()
 
 
-def test_of_a_thousand_newer_forms_a_hundred_are_kept() -> None:
+def test_at_most_a_hundred_uses_of_newer_syntax_are_kept() -> None:
     assert len(parse_document("test_iter: [] " * 1000, "", S).newer_forms) == 100

@@ -33,7 +33,7 @@ def test_a_pipe_is_read_to_its_end_however_slowly_it_comes(tmp_path: Path) -> No
         assert read_bytes(pipe, 1) == b"a"
 
 
-def test_what_was_written_before_the_other_end_closed_is_read() -> None:
+def test_text_written_before_the_pipe_closed_is_read() -> None:
     reader, writer = os.pipe()
     os.write(writer, b"all of it")
     os.close(writer)

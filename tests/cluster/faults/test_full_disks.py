@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 MakeChain = Callable[..., FaultyChain]
 
 
-def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_nothing_of_it(
+def test_a_full_tmp_during_a_snapshot_fails_the_phase_and_keeps_no_partial_file(
     make_chain: MakeChain,
 ) -> None:
     chain = make_chain(tmp="64m")

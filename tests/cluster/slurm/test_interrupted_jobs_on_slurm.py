@@ -17,7 +17,7 @@ AWAY_S = 30.0
 HOLD = "until test -e '{root}/release'; do sleep 0.05; done"
 
 
-def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_within_the_phase(
+def test_a_job_at_its_time_limit_keeps_a_snapshot_is_requeued_and_resumes_the_phase(
     chain: SubmittedChain,
 ) -> None:
     job_id = chain.submit_amid("cyc1", "--time", "3", stays_at=6)  # it is warned a minute before the end

@@ -177,7 +177,7 @@ def test_a_time_limit_ends_a_job_and_is_reported(site: Site) -> None:
     assert describe_state(job).startswith("was terminated at its time limit of 1 min; submit again")
 
 
-def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_over(site: Site) -> None:
+def test_a_signal_reaches_only_the_script_and_an_ended_job_is_ignored(site: Site) -> None:
     script = "trap 'echo told; exit 0' USR1; touch up; while :; do sleep 0.1; done"
     job_id = site.submit(script)
     site.slurm.wait_for(job_id, State.RUNNING)

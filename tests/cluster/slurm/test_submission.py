@@ -94,7 +94,7 @@ def test_hostile_strings_stay_one_word_each(text: str) -> None:
         Request("chain.sbatch", "chain", time_s=0),
     ],
 )
-def test_what_would_be_read_as_something_else_is_refused_before_anything_is_run(request_: Request) -> None:
+def test_ambiguous_settings_are_refused_before_anything_is_run(request_: Request) -> None:
     host = answering(0, "7\n")
     with pytest.raises(ClusterError):
         submit(host, request_)
@@ -127,7 +127,7 @@ def test_a_number_alone_on_its_line_is_a_job(stdout: str) -> None:
         ),
     ],
 )
-def test_what_slurm_refuses_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
+def test_a_refusal_of_slurm_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
     assert submit(answering(code, "", stderr), REQUEST) == Refused(text)
 
 

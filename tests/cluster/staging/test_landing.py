@@ -64,7 +64,7 @@ def test_a_previous_attempt_is_continued(folder: Path, pool: ThreadPoolExecutor,
 
 
 @pytest.mark.parametrize("where", [0, BLOCK_BYTES, len(CONTENT) - 1])
-def test_one_wrong_byte_anywhere_is_found_and_nothing_is_named(
+def test_a_single_wrong_byte_is_found_and_the_file_gets_no_final_name(
     folder: Path, pool: ThreadPoolExecutor, tmp_path: Path, where: int
 ) -> None:
     wrong = bytearray(CONTENT)

@@ -176,7 +176,7 @@ def test_a_block_that_caffe_asks_for_is_distinguished_from_its_absence(
     assert a != b
 
 
-def test_batch_norms_that_start_at_zero_no_more_are_reported() -> None:
+def test_batch_norms_that_no_longer_start_at_zero_are_reported() -> None:
     zero = "scale_param { bias_term: true filler { value: 0 } }"
     assert lines(zero, "scale_param { bias_term: true }", pb.LayerParameter) == [
         "scale_param.filler { value: 0 } -> not set (starts at 1)"

@@ -407,7 +407,7 @@ def test_in_place_layers_are_lines_of_the_box_that_they_work_on(tmp_path: Path) 
     ]
 
 
-def test_what_was_read_before_an_in_place_layer_keeps_a_box_of_its_own(tmp_path: Path) -> None:
+def test_a_layer_read_before_an_in_place_layer_keeps_its_own_box(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     layers = [image(1, 3, 9, 9), conv("a", "data"), conv("b", "a"), L.relu("relu", "a"), conv("c", "a")]
     path.write_text(render_prototxt(L.net("n", *layers)))

@@ -39,7 +39,9 @@ def kinds(recipe: Recipe, known: SpeedInputs) -> list[str]:
     return [found.pace.kind, *(other.kind for other in found.others)]
 
 
-def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe: Recipe, log: Path) -> None:
+def test_the_user_s_log_takes_precedence_over_the_source_and_that_over_the_tables(
+    recipe: Recipe, log: Path
+) -> None:
     known = SpeedInputs((log,), 7000, load_profile("stampede2-skx"))
     assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
     assert kinds(recipe, SpeedInputs(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
@@ -76,7 +78,7 @@ def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
 
 
-def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(recipe: Recipe) -> None:
+def test_a_measured_machine_takes_precedence_over_one_with_the_same_nodes(recipe: Recipe) -> None:
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("marenostrum4")))
     assert (found.pace.kind, found.pace.source) == ("measured", "the paper's Table VI")
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
@@ -232,7 +234,7 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
     assert rises == [f"note: with 16 images per node, {faster}"]
 
 
-def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() -> None:
+def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
     shapes = [Shape(1, 2, 32), Shape(2, 2, 32)]
     text = render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, SpeedInputs(images_per_s=100)))
     assert "efficiency" not in text

@@ -182,7 +182,7 @@ def test_a_solver_whose_rate_cannot_be_computed_is_one_line(text: str, message: 
     assert done.output == ""
 
 
-def test_a_bad_solver_behind_a_good_one_leaves_no_half_table(write: Write) -> None:
+def test_a_bad_solver_after_a_good_one_prints_no_partial_table(write: Write) -> None:
     done = call(write("a.prototxt", LINE), write("b.prototxt", "max_iter: 1"))
     assert isinstance(done.exception, PrototxtError)
     assert done.output == ""

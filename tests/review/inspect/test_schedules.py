@@ -188,7 +188,7 @@ def test_the_solvers_of_a_recipe_are_not_a_file() -> None:
         load_chain(["digits-local"])
 
 
-def test_a_recipe_s_name_goes_before_a_folder_of_that_name(write: Write) -> None:
+def test_a_recipe_name_takes_precedence_over_a_folder_of_that_name(write: Write) -> None:
     write("digits-local/solver.prototxt", "base_lr: 1")
     assert load_schedules(["digits-local"])[0].name == "digits-local"
     with pytest.raises(InputError, match=r"\./digits-local: is a folder"):

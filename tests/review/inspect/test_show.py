@@ -104,7 +104,7 @@ def test_a_long_source_continues_below_itself() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_what_is_random_about_an_image_is_reported_of_each_phase() -> None:
+def test_the_random_augmentation_of_each_phase_is_shown() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     augmentations = [
         summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")

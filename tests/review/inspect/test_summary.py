@@ -487,7 +487,9 @@ def test_a_folder_stands_for_its_only_net_or_lists_its_nets(tmp_path: Path) -> N
         assert str(caught.value) == message
 
 
-def test_a_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_takes_precedence_over_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "digits-local").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load_net("digits-local").path == "digits-local:train_val"

@@ -28,7 +28,7 @@ def check_file(path: Path, dialect: str) -> list[Finding]:
 
 
 @needs_authors
-def test_the_authors_own_caffe_takes_all_their_files_without_a_word() -> None:
+def test_the_authors_own_caffe_accepts_all_their_files_without_findings() -> None:
     files = sorted(AUTHORS.rglob("*.prototxt"))
     assert len(files) == 11
     assert [check_file(path, "surfsara") for path in files] == [[]] * 11

@@ -73,12 +73,12 @@ def test_each_of_alike_layers_is_fixed(folder: Path) -> None:
     assert IDLE_LINE not in fix(folder)["net.prototxt"]
 
 
-def test_each_value_of_a_list_is_taken_out(folder: Path) -> None:
+def test_each_value_of_a_list_is_removed(folder: Path) -> None:
     (folder / "solver.prototxt").write_text(f"{SOLVER}stepvalue: 10\nstepvalue: 20\n")
     assert "stepvalue" not in fix(folder)["solver.prototxt"]
 
 
-def test_a_comment_beside_a_field_that_is_taken_out_stays(folder: Path) -> None:
+def test_a_comment_beside_a_removed_field_is_kept(folder: Path) -> None:
     beside = f"{IDLE_LINE[:-1]}  # why\n"
     net = (NET + CONV.replace("NAME", "c")).replace(IDLE_LINE, beside)
     (folder / "net.prototxt").write_text(net)

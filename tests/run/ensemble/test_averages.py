@@ -79,7 +79,7 @@ def test_many_images_are_counted_as_few_are() -> None:
     assert found == Accuracy(float((ranks == 0).sum()) / 9000, float((ranks < 5).sum()) / 9000)
 
 
-def test_of_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
+def test_among_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
     assert ranks_of(np.zeros((2, 3)), labels_of(2, 0)).tolist() == [0, 2]
 
 

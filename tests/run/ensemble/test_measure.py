@@ -266,7 +266,7 @@ def test_the_table_and_the_json_agree(root: Path) -> None:
     assert values["reported"] == {"members": ["left", "right"]}
 
 
-def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) -> None:
+def test_the_reported_ensemble_accuracy_is_shown_beside_ours(root: Path) -> None:
     found, _ = measure(root, members=("trunk", "left"))
     found = replace(found, reported=Reported(top1_percent=77.5))
     lines = render_ensemble(found, "data/test_lmdb").splitlines()

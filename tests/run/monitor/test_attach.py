@@ -288,7 +288,7 @@ def test_a_remark_of_a_run_is_shown_and_does_not_count_as_resuming(place: Place)
     ]
 
 
-def test_of_a_long_log_the_end_is_read(place: Place) -> None:
+def test_the_end_of_a_long_log_is_read(place: Place) -> None:
     noise = "[0] " + "x" * 4091 + "\n"
     folder = make_run(place, started(), launched(), log=noise * 600 + LOG)
     with closing(Journal(folder / "journal.jsonl")) as held:

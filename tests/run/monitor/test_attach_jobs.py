@@ -117,7 +117,7 @@ def test_a_run_whose_job_ended_silently_is_reported_as_ended(place: Place) -> No
         Watcher(place, ENDED).watch()
 
 
-def test_a_scheduler_that_goes_away_is_reported_with_what_was_known_last(place: Place) -> None:
+def test_an_unreachable_scheduler_is_reported_with_the_last_known_state(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(None), watcher.see(RUNS), lambda: begin(place), lambda: end(place)]
     lines = watcher.watch()

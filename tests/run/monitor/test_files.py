@@ -154,7 +154,7 @@ def test_no_log_is_opened_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_host_sends_no_more_of_a_file_than_is_read_here(
+def test_a_host_sends_no_more_of_a_file_than_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: RunFiles
 ) -> None:
     monkeypatch.setenv(LIMITS_VARIABLE, "journal-bytes=1000")

@@ -183,7 +183,7 @@ def test_the_time_that_the_trainer_of_a_killed_run_ran_on_counts_as_elapsed(
     assert elapsed(place) == expected
 
 
-def test_a_run_whose_process_is_gone_is_stopped_and_gives_the_command_that_resumes_it(place: Place) -> None:
+def test_a_run_whose_process_died_is_stopped_and_shows_the_command_to_resume_it(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), log=LOG)
     (status,) = StatusViewer(place).all(no_slurm)
     assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)

@@ -160,7 +160,7 @@ def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: F
     assert expected in found[0].message
 
 
-def test_so_many_files_of_others_that_not_all_are_checked_are_a_problem_of_their_own(look: NodeView) -> None:
+def test_too_many_files_of_others_to_check_are_a_separate_problem(look: NodeView) -> None:
     stray = Stray("more", "mallory", f"{look.setting.root}/tmp/small_init_iter_*")
     (found,) = check_snapshots(changed(look, strays=(stray,)))
     what = "over 100 of these files are not yours, one of them of user mallory, and the rest are not checked"

@@ -89,7 +89,7 @@ def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, {}, None)
 
 
-def test_ranks_are_reported_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
+def test_ranks_are_reported_once_each_and_launchers_are_not_ranks(tmp_path: Path) -> None:
     launch, other = f"{secrets.token_hex(8)}/init-1", f"{secrets.token_hex(8)}/last-2"
     mpiexec = tmp_path / "mpiexec"
     mpiexec.symlink_to(shutil.which("sleep") or "")

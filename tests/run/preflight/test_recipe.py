@@ -124,7 +124,7 @@ def test_a_phase_that_resumes_starts_from_its_checkpoint(place: Place) -> None:
     assert [one.message for one in check_start(view)] == ["the checkpoint at 4 of init"]
 
 
-def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> None:
+def test_an_lmdb_with_another_number_of_records_is_a_warning(place: Place) -> None:
     place.edit("images: 128", "images: 129")
     place.edit("images: 16,", "images: 1600,")
     found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), open_host)

@@ -85,7 +85,7 @@ def test_a_trial_is_judged_by_its_log(attempt: Attempt, expected: str | None) ->
     assert seen is None if expected is None else re.search(expected, seen or "")
 
 
-def test_one_process_that_knows_of_no_other_ranks_is_started_in_a_folder_of_its_own(
+def test_a_trial_is_one_process_without_other_ranks_in_its_own_folder(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PMI_RANK": "1", "SLURM_PROCID": "1", "MINE": "it's $(mine)\n"}.items():

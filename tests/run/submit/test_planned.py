@@ -59,7 +59,7 @@ def test_options_of_sbatch_s_are_handed_on_and_counted(desk: Desk) -> None:
     assert request.partition == "long"
 
 
-def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk: Desk) -> None:
+def test_nodes_excluded_by_the_user_are_excluded_together_with_failed_ones(desk: Desk) -> None:
     planned = plan_submission(load_recipe(desk.recipe), desk.options(sbatch_options=("-xn[7-8],n2",)))
     request = build_request(planned, planned.steps[0], "3fa210", None, ("n3", "n2"))
     assert request.exclude == ("n3", "n2", "n7", "n8")

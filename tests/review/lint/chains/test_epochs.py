@@ -86,7 +86,7 @@ def test_the_comment_of_each_step_is_checked_against_it(lint_solvers: LintSolver
     assert found.what == "stepvalue[1] 800 is 1.6 epochs, but the comment says 1.5"
 
 
-def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: LintSolvers) -> None:
+def test_the_arithmetic_in_a_comment_takes_precedence_over_options(lint_solvers: LintSolvers) -> None:
     found = lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, images=32_000, ranks=20)
     assert [one.id for one in found] == ["global-batch"]
 

@@ -94,7 +94,7 @@ def test_a_batch_norm_has_several_images(lint_recipe: LintRecipe, each: int, cou
     assert all("BatchNorms with one image per rank" in one.what for one in alone)
 
 
-def test_a_flag_that_our_programs_do_not_know_is_warned_of(lint_recipe: LintRecipe) -> None:
+def test_a_flag_unknown_to_our_programs_is_a_warning(lint_recipe: LintRecipe) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["tensorflow"]["flags"] = {"save_checkpoint_steps": 100, "deterministic": True, "verbosity": 1}
         raw["tensorflow"]["evaluation"]["flags"] = {"seed": 2, "wandb": "on"}

@@ -304,7 +304,7 @@ def test_a_filler_that_caffe_stops_at_is_found(check_text: CheckText, layer: str
     assert field in ("type", "sparse")
 
 
-def test_a_sparse_deconvolution_is_held_against_its_inputs_not_its_outputs(check_text: CheckText) -> None:
+def test_the_sparsity_of_a_deconvolution_is_compared_with_its_inputs(check_text: CheckText) -> None:
     layer = CONV_FILLER.format('"gaussian" std: 1 sparse: 3').replace("Convolution", "Deconvolution")
     assert "filler-misfit" not in check_text(net(layer))
 
