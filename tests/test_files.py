@@ -49,7 +49,7 @@ def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
 
 
 def give_access(folder: Path, user: int) -> None:
-    """Let a user write in a folder by an access control list; skip the test where there are none."""
+    """Let a user write in a folder by an access control list; skip the test where these are unsupported."""
     entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
     rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
     try:

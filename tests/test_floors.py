@@ -120,7 +120,7 @@ def test_committed_jobs_stay_small_enough_to_review() -> None:
     assert sum(lines.values()) <= 1_800
 
 
-# Names that say nothing to a reader; what JSON calls so stands in strings.
+# Names that say nothing to a reader; JSON keys of these names are strings.
 RIDDLES = {
     *("said", "told", "Told", "says", "spoken", "complained", "hearing", "Hearing"),
     *("Eye", "Eyes", "Means", "Made", "insist", "mend", "go_on", "goes_on", "otherwise"),

@@ -20,7 +20,7 @@ from tests.hostile_files import ATTACKS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What of its error tells the bound that an attack runs into; of others, that it is refused or costs little.
+# The part of an error that names the bound an attack runs into; others are refused or cost little.
 BOUNDS = {
     "yaml: aliases of aliases": "yaml-values",
     "yaml: aliases of aliases as a key": "yaml-values",

@@ -1,4 +1,4 @@
-"""A folder of solvers and nets becomes a recipe that makes them again; what cannot is told by its field."""
+"""A folder of solvers and nets becomes a recipe that regenerates them; fields that cannot are named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLISHED = ROOT.parent / "shared" / "reference" / "surfsara"
 COMMITTED = ["stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local"]
 
 
-# A file, what of it is replaced, by what, and what is said of it.
+# A file, the text replaced in it, the new text, and the expected message.
 REFUSED = [
     (
         "solver_cyc1",
@@ -130,7 +130,7 @@ def generated(made: NewRecipe, home: Path) -> dict[str, Message]:
 
 
 def settings_of(phase: Phase) -> dict[str, Any]:
-    """Give what a solver's file, and the script, say of a phase."""
+    """Return the fields of a phase in its solver file and in the script."""
     kept = phase.model_dump(exclude={"comment", "reported"})
     return kept | {"snapshot": phase.snapshot_every_iter}
 
@@ -163,7 +163,7 @@ def test_regenerating_the_published_folders_gives_equal_messages(name: str, tmp_
         theirs["solver_main.prototxt"] = theirs.pop("solver.prototxt")
         collapse = theirs["solver_collapse.prototxt"]
         assert isinstance(collapse, pb.SolverParameter)
-        # The slip that is mended, and told.
+        # The mistake that is corrected, and reported.
         collapse.net = collapse.net.replace("resnet_50_448nodes", "resnet50_448nodes")
     made = adopt(PUBLISHED / name, AdoptOptions(), home=tmp_path)
     assert generated(made, tmp_path) == theirs

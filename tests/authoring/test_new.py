@@ -1,4 +1,4 @@
-"""A new recipe follows the paper's rules, goes on at every join, and has nothing that lint warns of."""
+"""A new recipe follows the paper's rules, its rates are continuous at joins, and lint has no warnings."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_whatever_fits_continues_at_every_join_for_so_many_epochs(wish: RecipeRe
 
 
 def lint_made(made: NewRecipe, folder: Path) -> list[str]:
-    """Return what lint says of a new recipe, but for BatchNorms of one image, if that was wished."""
+    """Return the findings of lint in a new recipe, except for BatchNorms of one image if requested."""
     is_alone = made.recipe.cluster.batch_per_rank == 1
     return [one for one in lint(made.text, folder) if not (is_alone and one.startswith("batch-norm-alone: "))]
 

@@ -1,4 +1,4 @@
-"""What `new` is not told it reads from the net and the LMDBs; what nothing says it asks for."""
+"""`new` reads missing options from the net and the LMDBs, and asks for those that it cannot find."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_fewer_classes_than_the_labels_need_are_refused(
     other = write_lmdb(tmp_path / "other", classes=6)
     assert refused(test_lmdb=other).startswith(f"--classes: 4 classes, but {other} has labels up to 5; ")
     assert make(NewOptions(20, net="resnet_small", classes=9, **lmdbs), tmp_path).net.classes == 9
-    # Of many records only some are read; they say what is too few, not how many there are.
+    # Of many records only some are read: they show which classes are too few, not how many there are.
     monkeypatch.setattr(new_options, "_MOST_SCANNED", 100)
     monkeypatch.setattr(new_options, "_SAMPLED", 7)
     assert refused(classes=1) == message.replace("2 classes", "1 class")

@@ -1,4 +1,4 @@
-"""Damaged pages are found before LMDB follows them, and whole ones are never taken for damaged."""
+"""Damaged pages are found before LMDB follows them, and intact ones are never reported as damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from caffe_recipes.errors import DataError
 
 _PAGE_BYTES = 4096
 
-# Prints a line for each LMDB; a process that LMDB ends prints no more.
+# Prints a line for each LMDB; a process that LMDB aborts stops printing.
 _READ_ALL = """
 import sys
 from caffe_recipes.caffe.datums import open_datums

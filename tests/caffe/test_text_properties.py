@@ -145,7 +145,7 @@ def bits(message: Message) -> bytes:
 
 
 def comments_in(text: str) -> Counter[str]:
-    """Count the comments that say something."""
+    """Count the comments that are not empty."""
     found = (match["comment"] for match in TOKEN.finditer(text))
     return Counter(comment[1:].strip() for comment in found if comment and comment[1:].strip())
 

@@ -1,4 +1,4 @@
-"""What is no prototxt: one line that says where and what, exit 2, no traceback, no hang, little memory."""
+"""Files that are not prototxts: one line with position and reason, exit 2, no hang, little memory."""
 
 from __future__ import annotations
 

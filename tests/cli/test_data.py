@@ -180,7 +180,7 @@ def test_a_list_is_read_beneath_its_root_by_several_workers(tmp_path: Path) -> N
 
 def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images")
-    (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
+    (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # libpng would warn
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
     what = "is not an image that OpenCV can decode, or is truncated"

@@ -1,4 +1,4 @@
-"""`caffe-recipes diff`: what it takes, what it says, how it exits, and as git's driver."""
+"""`caffe-recipes diff`: its arguments, output and exit codes, and its use as git's driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`caffe-recipes generate`: what it writes, what it says, and that `--check` writes nothing."""
+"""`caffe-recipes generate`: what it writes and prints, and that `--check` writes nothing."""
 
 from __future__ import annotations
 

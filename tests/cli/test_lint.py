@@ -1,4 +1,4 @@
-"""`caffe-recipes lint`: what it prints, and with what it exits."""
+"""`caffe-recipes lint`: its output and exit codes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TAKE_PROTOTXTS = ["plot", "lr", "lint", "diff", "fmt", "upgrade", "summary"]
 
 
 def complete(line: str, cwd: Path) -> list[str]:
-    """What bash is told for the last word of a line."""
+    """Return what bash gets as completions of the last word of a line."""
     words = line.split(" ")
     environment = {
         **os.environ,

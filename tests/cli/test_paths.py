@@ -15,7 +15,7 @@ from caffe_recipes.errors import InputError
 
 MESSAGE = r"'{}' is not a (path|name|run); is a variable unset\?"
 
-# The text that commands take and that is not a path, and what is read with checks of its own.
+# Arguments that are text and not paths, and those that have checks of their own.
 NO_PATHS = {
     "--account",
     "--constraint",

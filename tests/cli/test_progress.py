@@ -1,4 +1,4 @@
-"""How far a build is: told seldom, and by the pace of this build alone."""
+"""The progress of a build: reported rarely, and by the rate of this build alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`caffe-recipes upgrade`: where the text goes, what is said, and that all files are written or none."""
+"""`caffe-recipes upgrade`: where the text goes, what is printed, and that all files are written or none."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ result=$(head -n 1 hostfile)
 scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
 """  # noqa: E501
 
-# Keeps when it was called, with what and among which variables; drops -PSM2, which no hydra of today knows.
+# Records when it was called, with which arguments and variables; drops -PSM2, which no hydra of today knows.
 _NOTE = r"""#!/bin/sh
 read -r now _ </proc/uptime
 {{
@@ -78,7 +78,7 @@ exec {program} "$@"
 
 @dataclass(frozen=True)
 class Call:
-    """A program that was called: when, by the machine's clock, with what, and among which variables."""
+    """A call of a program: its time, by the machine's clock, its arguments and its environment."""
 
     at_s: float
     argv: tuple[str, ...]

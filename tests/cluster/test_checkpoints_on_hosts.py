@@ -61,7 +61,7 @@ class Phase:
     training: Training
 
     def call(self, host: str, *words: str) -> str:
-        """Run a command in the Caffe root; return what it says."""
+        """Run a command in the Caffe root; return its output."""
         run = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.root), *words]
         done = self.cluster.run(host, run, env={**MPI, "OMP_NUM_THREADS": "1"})
         return done.stdout + done.stderr

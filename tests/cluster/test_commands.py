@@ -133,12 +133,12 @@ def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes
 
 @pytest.fixture
 def length(tmp_path: Path) -> str:
-    """How long this test's command sleeps: a number by which nobody else's is mistaken for it."""
+    """How long this test's command sleeps: a number that identifies it among other sleeps."""
     return f"4242.{os.getpid()}{tmp_path.stat().st_ino}"
 
 
 def alive(name: str) -> int | None:
-    """Return the number of a process whose argv holds `name`, if one lives; the kernel says so."""
+    """Return the pid of a live process whose argv holds `name`, if there is one, from /proc."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and name.encode() in (entry / "cmdline").read_bytes().split(b"\0"):

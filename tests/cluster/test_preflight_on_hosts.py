@@ -201,7 +201,7 @@ def weights_of(net: pb.NetParameter) -> bytes:
 
 @pytest.fixture
 def ground(cluster: Cluster, shared: Path) -> Iterator[Ground]:
-    """Give a root whose path no shell may read as anything else; what is spoilt is mended behind the test."""
+    """Give a root whose path is full of shell metacharacters; what a test breaks is repaired after it."""
     made = Ground(cluster, shared / "caffe's $(touch hacked) root")
     made.furnish()
     with made.spoilt:
@@ -259,7 +259,7 @@ def fewer_cores(ground: Ground) -> None:
 
 def room_for_the_lmdb_alone(ground: Ground) -> None:
     size = (ground.root / "data/train_lmdb/data.mdb").stat().st_size
-    # And for the files of a trial, which may be there when the room is looked at.
+    # And for the files of a trial, which may exist when the free space is read.
     ground.resize_tmp("node1", -(-size // 4096) * 4096 + 65536)
 
 
@@ -288,7 +288,7 @@ def other_launch(ground: Ground) -> None:
         ground.spoilt.callback(process.communicate)  # which ends its input
 
 
-# What is wrong; the subject of its finding, the mark, the hosts it names, and what it says.
+# What is wrong; the subject of its finding, its mark, hosts and message.
 CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     "an unknown host key": (
         lambda on: on.known_hosts(unknown_key), "hosts", "failed", ["node3"],

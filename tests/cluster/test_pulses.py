@@ -23,7 +23,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 
 @dataclass(frozen=True)
 class Doubtful(LocalHost):
-    """A node, played by this machine, which can be told to refuse, or to answer nobody."""
+    """A node, imitated by this machine, which can refuse connections or answer nothing."""
 
     name: str = "node1"
     is_local: bool = False
@@ -61,7 +61,7 @@ def start(launch: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def commands(launch: str) -> list[int]:
-    """Return the processes that hear this launch's pulse, on the nodes' side."""
+    """Return the node-side processes that send this launch's pulses."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -26,7 +26,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 from tests.stand_in_host import StandInHost, answer_call
 
 HOST = LocalHost("here")
-# Says that it is there, then that it has got a signal.
+# Prints that it is up, then that it has received a signal.
 SIGNAL_REPORTER = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGHUP, lambda *_: print('snapshot', flush=True))\n"
@@ -38,7 +38,7 @@ Starter = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def run() -> str:
-    """A run that no other test, and nobody else, has processes of."""
+    """A run of which only this test has processes."""
     return secrets.token_hex(8)
 
 

@@ -1,4 +1,4 @@
-"""Functions of ours on hosts: what they answer is told from all else that a host prints."""
+"""Our functions on hosts: their answers are distinguished from other output of a host."""
 
 from __future__ import annotations
 

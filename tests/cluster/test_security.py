@@ -116,7 +116,7 @@ def texts_in(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 def full_recipe() -> dict[str, Any]:
-    """Return a recipe that says every text it can."""
+    """Return a recipe that sets every text field it can."""
     recipe: dict[str, Any] = yaml.safe_load(RECIPE)
     recipe["data"]["train"]["source"] = "examples/train_lmdb"
     recipe["phases"] = recipe["phases"][:2]

@@ -1,4 +1,4 @@
-"""Nobody is asked, no key is added, no agent forwarded, no string read by a shell: on hosts of their own."""
+"""No prompt, no key added, no agent forwarded, no string read by a shell: on separate hosts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_host_that_would_ask_fails_at_once_in_one_line_and_the_terminal_is_not
     ours, terminal = pty.openpty()
     os.write(ours, b"secret\n")
     with configured(cluster, "", cluster.ssh / "known_hosts", key if locked else None):
-        # A terminal of its own: whatever opens /dev/tty gets it.
+        # A separate terminal, which any process that opens /dev/tty gets.
         argv = ["setsid", "--ctty", "--wait", "timeout", "30", *CLEAN, "--hostfile", str(hostfile)]
         pipe = subprocess.PIPE
         process = cluster.popen("head", argv, stdin=terminal, stdout=pipe, stderr=pipe, text=True)
@@ -307,7 +307,7 @@ def test_run_sh_takes_nothing_and_writes_through_nothing_that_another_user_has_p
 
 def test_another_user_can_hold_no_lock_of_run_sh(cluster: Cluster, scripted: tuple[Path, str]) -> None:
     root, script = scripted
-    for _ in range(2):  # before the second, whoever is to hold them tries to
+    for _ in range(2):  # before the second one, the other user tries to hold them
         done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         staged = f"{LMDB}/.caffe-recipes-lock/lock"

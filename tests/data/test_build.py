@@ -27,7 +27,7 @@ SQUARE = Settings(resize_height_px=16, resize_width_px=24)
 
 
 def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, bytes]]:
-    """Do what convert_imageset's source says, in the plainest way: its records."""
+    """Return the records of convert_imageset, reimplemented plainly from its source."""
     made = []
     for index, line in enumerate(listed.read_text().splitlines()):
         name, label = line.split()

@@ -1,4 +1,4 @@
-"""Builds that do not come to their end: what is left, what is said, and how they go on."""
+"""Builds that are cut off: what is left, what is reported, and how they resume."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_damaged_pages_of_an_unfinished_build_are_named_rather_than_read(
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     file = tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb"
     data = file.read_bytes()
-    file.write_bytes(data[:8192] + bytes(len(data) - 8192))  # the two pages that tell where all is are whole
+    file.write_bytes(data[:8192] + bytes(len(data) - 8192))  # the two meta pages are intact
     with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged \(page \d .*; remove it, and build"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True)
     assert names(tmp_path) == [".lmdb.partial", "images"]

@@ -152,7 +152,7 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
         "    convert(data, 'a.jpg', 0, Settings(256, 256))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
-    # In a process of its own, for what this one has freed before matters. An image's pixels have 138 pages.
+    # In a separate process, because memory freed by this one matters. An image's pixels have 138 pages.
     argv = [sys.executable, "-c", call, str(tmp_path / "a.jpg")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 20

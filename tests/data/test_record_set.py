@@ -1,4 +1,4 @@
-"""Files of TFRecords are held against the manifest beside them: how many records, and how many bytes."""
+"""TFRecord files are compared with the manifest beside them: the numbers of records and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes that convert images hear of a Ctrl-C, which is their parent's."""
+"""The processes that convert images ignore Ctrl-C, which is for their parent."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def signal_once_handled(number: signal.Signals) -> None:
 
 
 def only_line(log: str) -> str:
-    """Give the one line that is no log; there must be exactly one, and no traceback."""
+    """Return the one line that is not a log line; there must be exactly one, and no traceback."""
     lines = [line for line in log.splitlines() if line.startswith("caffe-torch")]
     assert len(lines) == 1, log[-2000:]
     assert "Traceback" not in log

@@ -48,7 +48,7 @@ world.raise_if_any_failed(None)
 line = json.dumps([sorted(opened), value.tolist(), world.entropy]) + "\\n"
 os.write(1, line.encode())  # at once: hydra mixes the ranks' pieces
 """
-# One rank says why, and aborts; the other waits for it in MPI.
+# One rank prints why, and aborts; the other waits for it in MPI.
 ABORT = """
 import os, sys
 from mpi4py import MPI

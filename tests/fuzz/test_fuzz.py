@@ -121,7 +121,7 @@ def read_recipe(path: Path | str) -> None:
 
 
 def outcome(read: Callable[[Any], None], given: Any) -> str:  # noqa: ANN401 - what `read` takes
-    """Say whether a file was read or refused, on one line, and in time; every other exception is a defect."""
+    """Return whether a file was read or refused in one line and in time; any other exception is a defect."""
     start = time.process_time()
     try:
         read(given)

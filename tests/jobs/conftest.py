@@ -51,7 +51,7 @@ finish() {
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 finish "$@"
 """
-# What ssh and scp are told besides.
+# The other options of ssh and scp.
 STRICT = ("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oUpdateHostKeys=no", "-oForwardAgent=no")
 CAFFE = r"""#!/bin/bash
 printf "%s\0" "$@" >"$PLAY/test.argv"
@@ -208,7 +208,7 @@ def zero_separated(path: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def published_cluster(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
-    """All 64 nodes and five phases, after a run; only to be looked at."""
+    """All 64 nodes and five phases, after a run; read-only."""
     cluster = StandInCluster(tmp_path_factory.mktemp("published"), load_recipe("stampede2-64n-72ep"))
     done = cluster.run()
     assert done.returncode == 0, done.stderr

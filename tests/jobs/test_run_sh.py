@@ -1,4 +1,4 @@
-"""run.sh of the 64-node recipe calls what was published, and goes on where it was."""
+"""run.sh of the 64-node recipe makes the published calls, and resumes where it was."""
 
 from __future__ import annotations
 

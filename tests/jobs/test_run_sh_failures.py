@@ -20,7 +20,7 @@ INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 LOGS = "logs/stampede2-64n-72ep"
 AT_WORK = "script.lock: another run.sh or caffe-recipes run is running; wait for it or stop it"
-# An mpiexec that trains until it is told to end.
+# An mpiexec that trains until it gets a signal.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
 sleep 3600 &
 touch "$PLAY/training"

@@ -1,4 +1,4 @@
-"""run.sh stops a phase whose schedule goes on, and keeps the snapshots on the way that others need."""
+"""run.sh stops a phase before its schedule ends, and keeps the intermediate snapshots that others need."""
 
 from __future__ import annotations
 

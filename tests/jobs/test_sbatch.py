@@ -1,4 +1,4 @@
-"""What a recipe's Slurm job has run, and with what."""
+"""What a recipe's Slurm job runs, and with which arguments."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_slurm_s_warning_waits_until_the_run_can_take_it(play: Play) -> None:
     assert play.end(process) == (0, "taken\n", "")
 
 
-# The run as a script of an earlier version has it: it stops in order, keeps a snapshot, and ends with 138.
+# A run as a script of an earlier version expects it: it stops cleanly, keeps a snapshot, and exits with 138.
 STOPS = r"""
 trap 'mkdir -p runs/digits-local-1/snapshots; touch runs/digits-local-1/snapshots/init_iter_3.caffemodel
       exit 138' USR1

@@ -1,4 +1,4 @@
-"""Families: rows over a base, each value at its own line, and what is wrong told with it."""
+"""Families: rows over a base; mistakes are reported at the line of their value."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ DIFFERENCES: dict[str, dict[str, tuple[float, float]]] = {
     "paper-t9-32768-1024n": {"epochs": (100, 102.3)},
     "paper-f4-4096-120ep": {"epochs": (120, 139.0)},
 }
-# What is no number, no number of the run's, or less than 1 % apart: by family and by recipe, the keys.
+# Keys, by family and by recipe, that are not numbers, not of the run, or less than 1 % apart.
 CAFFE_CANNOT = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
 OTHERS = {
     "paper-marenostrum4": ["data.test.shorter_side_px", "cluster.batch_per_rank"],

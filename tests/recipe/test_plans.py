@@ -1,4 +1,4 @@
-"""Schedules become phases whose rates meet, and which say what of them is derived."""
+"""Schedules become phases with continuous rates, which record what is derived."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ DIGESTED = [name for name in shipped_recipes() if name not in COMMITTED]
 
 
 def net_key(recipe: Recipe, net: str) -> str:
-    """Say what tells one of the families' nets from the others."""
+    """Return what distinguishes one of the families' nets from the others."""
     return f"{net}, {recipe.cluster.batch_per_rank} images of {recipe.data.train.lmdb}"
 
 

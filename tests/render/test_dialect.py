@@ -1,4 +1,4 @@
-"""Recipes for another Caffe, judged whole: the files that it takes, and the parts that it has not."""
+"""Recipes for another Caffe: the files that it accepts, and the parts that it lacks."""
 
 from __future__ import annotations
 

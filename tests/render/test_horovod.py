@@ -265,7 +265,7 @@ def test_caffe_follows_the_named_program_where_it_can() -> None:
     assert list(transform.mean_value) == pytest.approx(means)
     assert transform.scale == pytest.approx(3 / 255 / (0.229 + 0.224 + 0.225), rel=1e-4)
     (classifier,) = (layer for layer in net.layer if layer.type == "InnerProduct")
-    # A parameter that is not mentioned decays as the solver says.
+    # A parameter that is not mentioned has the solver's weight decay.
     assert [param.decay_mult for param in classifier.param] in ([], [1, 1])
     for layer in net.layer:
         if layer.type == "Scale":

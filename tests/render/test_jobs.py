@@ -24,7 +24,7 @@ RECIPES = {
 
 
 def directives(text: str) -> dict[str, str]:
-    """Return what sbatch reads: its lines up to the first that is no comment."""
+    """Return what sbatch reads: the lines up to the first that is not a comment."""
     head = text.partition("\n\n")[0]
     lines = re.findall(r"^#SBATCH (.*)$", head, re.MULTILINE)
     assert text.count("\n#SBATCH") == len(lines)

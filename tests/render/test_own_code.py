@@ -28,7 +28,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a recipe's folder whose module says when it is run, and has a helper."""
+    """Return a recipe's folder whose module records that it is run, and has a helper."""
     (tmp_path / "nets.py").write_text(
         "from pathlib import Path\nimport helper\nPath(__file__).with_name('ran').touch()\n"
         "def own(net):\n    return helper.made + net\n"

@@ -1,4 +1,4 @@
-"""Nets of the user's own: only their data layers change, and whatever is wrong with them is one line."""
+"""Nets of the user's own: only their data layers change, and any mistake in them is one line."""
 
 from __future__ import annotations
 

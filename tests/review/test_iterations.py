@@ -1,4 +1,4 @@
-"""Epochs of an iteration: from what the user says, and the nets beside the solvers' files."""
+"""Epochs per iteration: from the options of the user, and the nets beside the solver files."""
 
 from __future__ import annotations
 

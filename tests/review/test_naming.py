@@ -1,4 +1,4 @@
-"""What a word names: recipes before folders and files of their name, and what to say of nothing."""
+"""What an argument names: recipes before folders and files of that name; and errors about unknown ones."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_argument_of_another_kind_is_reported_as_that_kind(here: Path) -> Non
 
 def test_only_a_recipe_is_recognised_as_one(here: Path) -> None:
     assert recipe_named("digits-local") == "digits-local"
-    assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
+    assert recipe_named("unknown") == "unknown"  # load_recipe lists the existing ones
     with pytest.raises(InputError, match=r"solver_a\.pt: no such file"):
         recipe_named("solver_a.pt")
     with pytest.raises(InputError, match="is a folder; give a recipe's name, or the path of its YAML"):

@@ -71,7 +71,7 @@ def _listen_to_signals() -> None:
 
 @dataclass
 class Place:
-    """A Caffe root, and what runs in it have said."""
+    """A Caffe root, and the output of the runs in it."""
 
     root: Path
     output: io.StringIO = field(default_factory=io.StringIO)
@@ -142,7 +142,7 @@ class Place:
         }
 
     def processes(self, named: str = "") -> list[int]:
-        """Whatever still runs in this root, or those of it with this word in their name."""
+        """The processes still running in this root, or those of them with this word in their name."""
         found = []
         for entry in Path("/proc").iterdir():
             try:  # A process may end between any two of these

@@ -109,7 +109,7 @@ def train(flags: dict[str, str]) -> int:
     if behaviour == "ignores-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Hydra kills all where a signal ends one: nobody goes on before everybody ignores it.
+        # Hydra kills all ranks if a signal ends one: no rank continues before all ignore it.
         wait_for(Path("rank1")) if leads else Path("rank1").touch()
     if not leads:
         if behaviour == "dies":
@@ -118,7 +118,7 @@ def train(flags: dict[str, str]) -> int:
         return 0
     with Path("trained.txt").open("a") as trained:
         trained.write(f"{name} {flags.get('weights', '-')}\n")
-    if behaviour == "no-step":  # what hydra's srun says before it ends, unnoticed by hydra
+    if behaviour == "no-step":  # what hydra's srun prints before it ends, unnoticed by hydra
         os.write(
             2, b"srun: error: Unable to confirm allocation for job 12: Unable to contact slurm controller\n"
         )

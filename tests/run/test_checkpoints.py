@@ -45,7 +45,7 @@ random_seed: 1
 class Root:
     """A Caffe root where a phase of six iterations has been trained, with a snapshot after every two.
 
-    Two iterations are an epoch: whoever resumes reads from the first record on.
+    Two iterations are an epoch: a resumed training reads from the first record on.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Taking an LMDB away where nobody reads it."""
+"""Removing a staged LMDB that no process reads."""
 
 from __future__ import annotations
 

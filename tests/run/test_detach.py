@@ -25,7 +25,7 @@ def process_of(output: str) -> int:
 
 
 def wait_for_end(place: Place) -> None:
-    """Wait for the end of a run that is nobody's child."""
+    """Wait for the end of a run that is not a child of this process."""
     deadline = time.monotonic() + 600
     while place.processes():
         assert time.monotonic() < deadline

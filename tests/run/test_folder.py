@@ -1,4 +1,4 @@
-"""A run's frozen recipe: whatever a recipe says, every command reads it back as it was."""
+"""The frozen recipe of a run: every command reads back any recipe unchanged."""
 
 from __future__ import annotations
 

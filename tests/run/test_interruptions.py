@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wait_until_trained(place: Place, phase: str) -> None:
-    """Wait for the phase's trainer to say its last before it waits for the file `release`."""
+    """Wait for the last output of the phase's trainer before it waits for the file `release`."""
     log = place.root / f"runs/small-1/logs/{phase}-1.log"
     deadline = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():

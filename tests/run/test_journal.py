@@ -247,7 +247,7 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
 
 
 class FullDisk:
-    """A file on a disk that takes a part of the next write, and then nothing until there is room."""
+    """A file on a disk that accepts a part of the next write, and then nothing until space is freed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.is_full = file, True
@@ -337,10 +337,10 @@ def test_launches_that_did_not_finish_their_phase_are_counted() -> None:
     failed = ("failed", {"phase": "init", "reason": "x", "seconds": 2.5})
     state = fold(launched, failed, launched, ("interrupted", {"signal": "SIGINT", "seconds": 4.0}))
     assert state.spent == {"init": 6.5}
-    # What has trained to its end is judged, and counted, by whoever goes on.
+    # A training that has ended is judged, and counted, by the run that resumes.
     trained = ("interrupted", {"signal": "SIGINT", "trained": True, "seconds": 4.0})
     assert fold(launched, trained).spent == {}
-    # Journals of earlier versions do not say it.
+    # Journals of earlier versions do not have it.
     assert fold(launched, ("failed", {"phase": "init", "reason": "x"})).spent == {}
 
 

@@ -1,4 +1,4 @@
-"""Folders below the Caffe root in which anybody can put programs or journals: nothing there is used."""
+"""World-writable folders below the Caffe root: nothing in them is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made before the first phase, and looked at before every launch; with the stand-in for caffe."""
+"""What is prepared before the first phase, and checked before every launch; with the stand-in for caffe."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def wait_until_trained(place: Place, phase: str) -> None:
-    """Wait for the phase's trainer to say its last before it waits for the file `release`."""
+    """Wait for the last output of the phase's trainer before it waits for the file `release`."""
     log = place.root / f"runs/small-1/logs/{phase}-1.log"
     wait_until(lambda: log.exists() and "Iteration 4, lr" in log.read_text())
 

@@ -98,7 +98,7 @@ def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
 
 
 def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
-    """Return a run, what it says, and its journal."""
+    """Return a run, its messages, and its journal."""
     messages: list[str] = []
     journal: list[dict[str, Any]] = []
     reporter = Reporter()

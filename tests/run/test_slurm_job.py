@@ -106,7 +106,7 @@ def test_without_an_answer_from_slurm_the_state_is_unknown() -> None:
 
 
 class EarlierJob:
-    """Answers of Slurm's on an earlier job, in order, the last again and again; a pause takes its time."""
+    """Slurm's answers about an earlier job, in order, the last one repeated; pauses advance the clock."""
 
     def __init__(self, *answers: State | ClusterError) -> None:
         self.answers, self.messages, self.waited_s = list(answers), list[str](), 0.0
@@ -176,7 +176,7 @@ def test_launches_on_other_hosts_by_this_start_or_outside_jobs_are_refused(here:
 
 
 def leave_launch(place: Place, left: Launch) -> None:
-    """Leave a run whose phase `init` was launched elsewhere, and of whose end nothing tells."""
+    """Leave a run whose phase `init` was launched elsewhere, with an unknown outcome."""
     place.behave(init="ends-early")
     place.call()
     journal = place.root / "runs/small-1/journal.jsonl"
@@ -305,7 +305,7 @@ REPORT_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; e
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
-    """Put a stand-in for scontrol on PATH that does what is said; return its calls so far."""
+    """Put a stand-in for scontrol on PATH that runs a script; return its calls so far."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 

@@ -1,4 +1,4 @@
-"""What a run's staging works with: rates, launcher and names, of the profile where it says something."""
+"""The settings of a run's staging: rates, launcher and names, from the profile if it sets them."""
 
 from __future__ import annotations
 

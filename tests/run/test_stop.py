@@ -24,7 +24,7 @@ KEPT = "runs/small-1/snapshots"
 
 @pytest.fixture
 def stopped(place: Place) -> Place:
-    """Let the first phase's schedule go on beyond the phase."""
+    """Let the first phase's schedule continue beyond the phase."""
     place.edit("max_iter: 8", STOPPED)
     return place
 

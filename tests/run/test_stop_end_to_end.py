@@ -32,7 +32,7 @@ FEW = {
 
 
 def write_short_recipe(root: Path, phases_of: dict[str, dict[str, int]] = FEW) -> Path:
-    """Write some phases of the digits, of a few iterations each, whose rates go on for minutes."""
+    """Write some phases of the digits, of a few iterations each, whose schedules would take minutes."""
     text = resources.files("caffe_recipes").joinpath("recipes/digits-local.yaml").read_text("utf-8")
     recipe = yaml.safe_load(text)
     phases = {phase["name"]: phase for phase in recipe["phases"]}

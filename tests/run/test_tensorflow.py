@@ -1,4 +1,4 @@
-"""What TensorFlow's programs are started with, and what their logs and files say; none is started."""
+"""The command lines of TensorFlow's programs, and reading their logs and files; none is started."""
 
 from __future__ import annotations
 

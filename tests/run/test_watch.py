@@ -52,7 +52,7 @@ def test_a_growing_log_is_read_a_whole_line_at_a_time(tmp_path: Path) -> None:
 
 
 def peak_bytes(read: Callable[[], object]) -> int:
-    """Return the most memory that Python's objects take at a time meanwhile."""
+    """Return the peak memory of Python's objects meanwhile."""
     tracemalloc.start()
     try:
         read()

@@ -1,4 +1,4 @@
-"""The watchdog on a clock of its own: which silence is trouble, and whose it is."""
+"""The watchdog with a simulated clock: which silence is a failure, and which host it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from caffe_recipes.run.trainer_log import (
 
 @dataclass
 class Scene:
-    """A log that grows, hosts that are heard or not, and the time."""
+    """A growing log, hosts that send pulses or not, and the time."""
 
     log: Path
     now: float = 0.0
@@ -136,7 +136,7 @@ def test_a_limit_of_the_users_is_the_limit(scene: Scene) -> None:
 
 
 def pass_time_with_warnings(scene: Scene, dog: Watchdog, tail: LogTail, seconds: int) -> Trouble | None:
-    """Let time pass in which the log only says the same again each second."""
+    """Let time pass while the log only repeats the same line each second."""
     trouble = None
     for second in range(seconds):
         scene.warn(f"Waiting for data, {second} times")

@@ -68,7 +68,7 @@ def wait_until(process: subprocess.Popen[str], place: Place, condition: Callable
 
 
 def start_amid_both(place: Place, *words: str) -> subprocess.Popen[str]:
-    """Return when the main line and the branch train at once; both go on when there is a file `release`."""
+    """Return once the main line and the branch both train; they continue once a file `release` exists."""
     place.behave(**BOTH)
     process = start(place, "--side-by-side", *words)
     wait_until(process, place, lambda: all(AMID in log(place, phase) for phase in BOTH))

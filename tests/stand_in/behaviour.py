@@ -47,12 +47,12 @@ class Behaviour:
     faults: tuple[Fault, ...]
 
     def has(self, does: str, iteration: int | None = None) -> bool:
-        """Tell whether rank 0 does that, and at that very iteration if one is given."""
+        """Return whether rank 0 does that, and at that very iteration if one is given."""
         found = [fault for fault in self.faults if fault.does == does and fault.rank == 0]
         return any(iteration in (None, fault.at) for fault in found)
 
     def has_begun(self, does: str, iteration: int) -> bool:
-        """Tell whether that has begun by an iteration."""
+        """Return whether that has begun by an iteration."""
         return any(fault.does == does and fault.at <= iteration for fault in self.faults)
 
     def of_ranks(self) -> dict[int, str]:

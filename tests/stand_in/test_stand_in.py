@@ -113,7 +113,7 @@ def test_signals_affect_the_stand_in_as_they_do_caffe(
         output += process.stdout.readline()
     process.send_signal(number)
     if ends != "dies":
-        time.sleep(0.05)  # no event tells that a signal was noted
+        time.sleep(0.05)  # no event reports that a signal was noted
     (root / "release").touch()
     output += process.communicate(timeout=60)[0]
     summary = summary_of(output)

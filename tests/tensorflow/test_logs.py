@@ -1,4 +1,4 @@
-"""The log of an evaluation by TensorFlow: its result, and nothing that it does not say."""
+"""The log of an evaluation by TensorFlow: its result, and nothing that it does not contain."""
 
 from __future__ import annotations
 

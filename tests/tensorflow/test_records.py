@@ -1,4 +1,4 @@
-"""TFRecord files, byte by byte, and what is said of damaged ones."""
+"""TFRecord files, byte by byte, and errors about damaged ones."""
 
 from __future__ import annotations
 

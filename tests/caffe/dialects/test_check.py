@@ -1,4 +1,4 @@
-"""What another Caffe takes otherwise: fields, values, words, lists and numbers, each at its place."""
+"""What another Caffe reads differently: fields, values, words, lists and numbers, each with its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comments stay with what they stand by."""
+"""Comments stay with the field they belong to."""
 
 from textwrap import dedent
 from typing import Any

@@ -1,4 +1,4 @@
-"""A short chain in a Caffe root that all hosts of a cluster see, whose trainer does what it is told to."""
+"""A short chain in a Caffe root that all hosts of a cluster see, whose trainer fails on command."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Started:
     output: Path
 
     def read_output(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self.output.read_text()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -87,12 +87,12 @@ class Started:
         try:
             self.process.wait(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self.kill(signal.SIGABRT)  # for Python to say what each thread is at
+            self.kill(signal.SIGABRT)  # for Python to print the stack of each thread
             self.process.wait()
             raise AssertionError(f"it does not end:\n{self.read_output()[-4000:]}") from None
 
     def finish(self, code: int = 0) -> str:
-        """Wait for its end, which is `code`; return what it has said; the last line is the error's."""
+        """Wait until it exits with `code`; return its output, whose last line is the error."""
         self.wait_until_ended()
         ended = self.process.returncode
         assert ended == code, f"{ended}, not {code}:\n{self.read_output()[-4000:]}"
@@ -149,18 +149,18 @@ class FaultyChain:
         return Started(process, output)
 
     def start_amid(self, phase: str, *words: str) -> Started:
-        """Begin, and return when a phase stands at iteration 4; it goes on when there is a file `release`."""
+        """Start, and return once a phase waits at iteration 4; it continues once a file `release` exists."""
         self.behave(**{phase: {"does": "waits", "at": 4}})
         run = self.start(*words)
         run.wait_until(lambda: "Iteration 4, lr" in self.log(phase))
         return run
 
     def release(self) -> None:
-        """Let what waits go on."""
+        """Let a waiting phase continue."""
         (self.root / "release").touch()
 
     def run(self, *words: str, code: int = 0) -> str:
-        """Run to the end, which is `code`; return what was said."""
+        """Run until it exits with `code`; return its output."""
         return self.start(*words).finish(code)
 
     def proxies(self) -> list[str]:
@@ -201,7 +201,7 @@ class FaultyChain:
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all_on(self, host: str) -> None:
-        """Kill all that hydra and ssh have left on a host which nobody could reach for a while."""
+        """Kill the processes that hydra and ssh have left on a host that was unreachable for a while."""
         for pid in _processes_of(self.cluster.pids[host]):
             argv = Path(f"/proc/{pid}/cmdline")
             with suppress(OSError):
@@ -220,7 +220,7 @@ class FaultyChain:
         Path(f"/proc/{self.cluster.pids[host]}/root/tmp/full").unlink()
 
     def has_event(self, event: str, phase: str | None = None) -> bool:
-        """Tell whether the journal holds an event."""
+        """Return whether the journal holds an event."""
         return any(entry["event"] == event and phase in (None, entry.get("phase")) for entry in self.events())
 
     def events(self) -> list[dict[str, object]]:
@@ -230,7 +230,7 @@ class FaultyChain:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def log(self, phase: str, attempt: int = 1) -> str:
-        """Return what the trainer of a phase has said so far."""
+        """Return the log of the trainer of a phase so far."""
         path = self.run_folder / f"logs/{phase}-{attempt}.log"
         return path.read_text() if path.exists() else ""
 
@@ -294,7 +294,7 @@ def _listen_to_signals() -> None:
 
 
 def _is_listener(cmdline: bytes) -> bool:
-    """Tell sshd itself, which may have put another name before its own, from what serves a login."""
+    """Return whether this is sshd itself, which may prefix its name, and not one that serves a login."""
     return cmdline.removeprefix(b"sshd: ").startswith(b"/usr/sbin/sshd")
 
 

@@ -19,7 +19,7 @@ MESSAGES = {
     "ignored": "Caffe ignored layer 'conv1'",
     "early": "it ended after iteration 2 of 8",
     "dies": "Check failed: rank 0 is to die",
-    "killed": "after iteration 2 of 8",  # whom hydra names depends on whose end it hears of first
+    "killed": "after iteration 2 of 8",  # hydra names the rank whose end it sees first
 }
 
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class NoCluster(Exception):
-    """No cluster can be made here; one line says why."""
+    """No cluster can be created here; one line gives the reason."""
 
 
 def why_not() -> str | None:
@@ -105,7 +105,7 @@ class Cluster:
         timeout_s: float = 120,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; an AssertionError shows what it said if it fails."""
+        """Run a command on a host to its end; an AssertionError shows its output if it fails."""
         done = subprocess.run(
             self._enter(host, *argv),
             input=stdin,
@@ -164,7 +164,7 @@ class Cluster:
                 subprocess.run(enter(*qdisc, *shape), check=rate is not None, stderr=subprocess.DEVNULL)
 
     def stop_sshd(self, host: str) -> None:
-        """Stop a host's sshd from accepting; sessions that stand go on."""
+        """Stop a host's sshd from accepting; established sessions continue."""
         self.run(
             host,
             ["sh", "-c", "kill $(cat /run/sshd.pid) && while test -e /run/sshd.pid; do sleep 0.01; done"],

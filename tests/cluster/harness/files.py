@@ -29,7 +29,7 @@ _SSHD_OPTIONS = {
 
 
 def sweep() -> None:
-    """Remove the folders of clusters whose keepers were killed: nobody holds their locks."""
+    """Remove the folders of clusters whose keepers were killed: their locks are free."""
     for folder in _BASE.glob(f"{_PREFIX}*"):
         try:
             with (folder / "lock").open() as lock:

@@ -33,7 +33,7 @@ class SubmittedChain(FaultyChain):
         self.call("generate", "recipe.yaml")
 
     def call(self, *words: str, code: int = 0, **variables: str) -> str:
-        """Call caffe-recipes; return what it says once it has ended with `code`."""
+        """Call caffe-recipes; return its output once it has exited with `code`."""
         return self.start_call(*words, **variables).finish(code)
 
     def start_call(self, *words: str, **variables: str) -> Started:
@@ -50,7 +50,7 @@ class SubmittedChain(FaultyChain):
     def submit_amid(self, phase: str, *words: str, stays_at: int | None = None) -> int:
         """Submit, and return the last job's number when a phase stands at iteration 4, until `release`.
 
-        Once released it gets no further than `stays_at`, until there is a file `doomsday`.
+        Once released it gets no further than `stays_at`, until a file `doomsday` exists.
         """
         behaviour: list[dict[str, object]] = [{"does": "waits", "at": 4}]
         if stays_at is not None:
@@ -100,7 +100,7 @@ class SubmittedChain(FaultyChain):
             time.sleep(0.05)
 
     def job_output(self) -> str:
-        """Return what the jobs' scripts, and runs, have said so far."""
+        """Return the output of the job scripts and runs so far."""
         return "\n".join(path.read_text() for path in sorted((self.root / "runs").glob("*.out"), key=_age))
 
     def launched(self) -> list[str]:

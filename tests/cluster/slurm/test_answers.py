@@ -1,4 +1,4 @@
-"""Answers written from documentation, as recorded/README.txt says; also what Debian's Slurm cannot."""
+"""Answers written from documentation (see recorded/README.txt), also where Debian's Slurm lacks a feature."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
     cluster = make_cluster(2)
     with Slurm.up(cluster) as slurm:
         site = Site(slurm, cluster.shared / tmp_path.name)
-        # node1 runs the script: it tells the end
+        # node1 runs the script, and so reports the end
         job_id = site.submit("exec sleep 600", nodes=2, options=["--no-requeue"])
         slurm.wait_for(job_id, State.RUNNING)
         cluster.crash("node2")

@@ -14,7 +14,7 @@ from tests.cluster.slurm.submitted_chain import COMMAND, SubmittedChain
 
 pytestmark = pytest.mark.cluster
 
-# Takes a job, and has its caller hear of that only when there is a file `go`.
+# Accepts a job, but returns to its caller only once a file `go` exists.
 SLOW_SBATCH = """\
 #!/bin/sh
 case $* in *--test-only*|--version) exec /usr/bin/sbatch "$@" ;; esac

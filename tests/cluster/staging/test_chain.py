@@ -95,7 +95,7 @@ def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: Wo
 
 
 def test_a_chain_that_does_not_start_falls_back_to_the_next_best_way(world: World) -> None:
-    """Where it is not what was asked for; why is said once, and it is not tried again."""
+    """The chain was not requested explicitly; the reason is printed once, and it is not tried again."""
     world = through(world, "exec /none/python")
     messages: list[str] = []
     placed = stage_lmdb(

@@ -271,7 +271,7 @@ def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_stage
 ) -> None:
     cluster = make_cluster(4)
     staging = Staging(cluster, cluster.shared)
-    if how == "copy":  # from a shared file system that is no host's: it stalls half way
+    if how == "copy":  # from a shared file system that belongs to no host: it stalls half way
         stalls = '#!/bin/sh\nhead -c 9000000 "$2" >"$3"; exec sleep 600\n'
         cluster.replace("node3", "/usr/bin/cp", stalls)
     cluster.rate("40mbit")

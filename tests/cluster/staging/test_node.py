@@ -1,4 +1,4 @@
-"""What `node.sh` does, against what Python says of the same files."""
+"""What `node.sh` does, compared with Python's view of the same files."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CLASSES = (
     pb.LayerParameter,
     pb.TransformationParameter,
     pb.MultiPhaseSolverParameter,
-    # What says more in some places than in others.
+    # Values that mean more in some places than in others.
     pb.ConcatParameter,
     pb.ConvolutionParameter,
     pb.LossParameter,

@@ -1,4 +1,4 @@
-"""Which speed an estimate takes, what it reads, and what it says."""
+"""Which speed an estimate uses, what it reads, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe on a page: what `show` says of each phase, as text and as values."""
+"""A recipe on a page: what `show` prints about each phase, as text and as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts of nets that papers have published, and what a summary says of phases, inputs and sharing."""
+"""The published counts of nets, and how a summary treats phases, inputs and sharing."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_wrong_folder_becomes_the_one_that_exists_from_the_caffe_root(
     root = folder.parents[1]
     wrong = SOLVER.replace("models/old", "wrong/dir")
     (folder / "solver.prototxt").write_text(wrong)
-    assert "wrong/dir/net.prototxt" in fix(folder)["solver.prototxt"]  # nothing says where the root is
+    assert "wrong/dir/net.prototxt" in fix(folder)["solver.prototxt"]  # the Caffe root is unknown
     if not is_given:
         monkeypatch.chdir(root)
     fixed = fix(folder, root if is_given else None)["solver.prototxt"]

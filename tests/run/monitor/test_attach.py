@@ -37,7 +37,7 @@ FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.
 
 
 class Watcher:
-    """Watches as attach does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+    """Watches as attach does; its clock advances when it pauses, and `meanwhile` is called then."""
 
     def __init__(self, place: Place, connect: Callable[[str], Host] = LocalHost) -> None:
         self.place, self.output, self.now_s = place, io.StringIO(), 0.0
@@ -47,7 +47,7 @@ class Watcher:
         self.until = time.monotonic() + 600
 
     def watch(self, run: str = "small", on: str | None = None, *, once: bool = False) -> str:
-        """Attach, and return what that has said."""
+        """Attach, and return its output."""
         ticks = itertools.count(0, 60)  # each line of progress is due
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: next(ticks))
         env = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)

@@ -29,7 +29,7 @@ ENDED = Job(12, "small-a", State.TIMEOUT)
 
 
 class Watcher:
-    """Watches as attach does; its clock goes when it pauses, and of `meanwhile` one thing happens then."""
+    """Watches as attach does; its clock advances when it pauses, and the next `meanwhile` is called then."""
 
     def __init__(self, place: Place, job: Job | None = WAITS) -> None:
         self.place, self.job = place, job

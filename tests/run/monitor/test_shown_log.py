@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads as `logs` does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+    """Reads as `logs` does; its clock advances when it pauses, and the next `meanwhile` is called then."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.now_s = place, 0.0

@@ -65,7 +65,7 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place:
     there = changed(look, sizes={lmdb_path(look.setting): (lmdb, True)})
     assert marks(with_room(there, snapshots)) == ["ok"]
     assert marks(with_room(there, snapshots - 4096)) == ["failed"]
-    # A phase that is finished writes no more.
+    # A finished phase writes no further snapshots.
     finish = Finish("init", "runs/small-1/snapshots/small_init_iter_8.caffemodel", "", 1.0, None, None)
     state = RunState(finished={"init": finish})
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
@@ -128,7 +128,7 @@ def with_checkpoints(look: NodeView) -> NodeView:
 
 
 def counted(look: NodeView, subject: str) -> float:
-    """Return the bytes of snapshots that a row says it counts on, three digits of them."""
+    """Return the bytes that a row reserves for snapshots, to three digits."""
     message = next(one.message for one in check_disk(look) if one.subject == subject)
     found = re.search(r"for ([\d.]+) (k|M)B of snapshots", message)
     assert found, message

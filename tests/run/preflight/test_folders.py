@@ -1,4 +1,4 @@
-"""Where a run is to write on this machine: looked at before anything is made."""
+"""Where a run will write on this machine: checked before anything is created."""
 
 from __future__ import annotations
 

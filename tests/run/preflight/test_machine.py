@@ -45,7 +45,7 @@ def look(place: Place) -> NodeView:
 
 
 def changed(look: NodeView, **values: object) -> NodeView:
-    """Change what n2 says of itself."""
+    """Change the facts of n2."""
     return replace(look, facts={**look.facts, "n2": replace(look.facts["n2"], **values)})  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) ->
 
 
 def test_a_tmp_smaller_than_in_the_profile_is_a_warning(look: NodeView) -> None:
-    assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not tell
+    assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not report it
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
     mark, hosts, message = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
     assert (mark, hosts) == ("warn", ("n2",))

@@ -1,4 +1,4 @@
-"""What a node says of itself: asked here, by the same sh that a node runs, and read from answers."""
+"""The facts of a node: probed here with the same shell code that a node runs, and read from answers."""
 
 from __future__ import annotations
 

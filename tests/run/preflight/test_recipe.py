@@ -227,7 +227,7 @@ def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
 
 
 def tried(place: Place, *words: str) -> set[str]:
-    """Say why launcher and trainer are not tried."""
+    """Return why launcher and trainer are not tried."""
     rows = {one["subject"]: one for one in json.loads(call(place, "--json", *words)[1])}
     found = [rows[subject] for subject in ("launcher", "trainer")]
     assert {one["mark"] for one in found} == {"warn"}
@@ -235,7 +235,7 @@ def tried(place: Place, *words: str) -> set[str]:
 
 
 def wait_until_trained(place: Place) -> None:
-    """Wait for the first phase to say its last before it waits for the file `release`."""
+    """Wait for the last output of the first phase before it waits for the file `release`."""
     log = place.root / "runs/small-1/logs/init-1.log"
     until = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():

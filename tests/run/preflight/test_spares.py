@@ -1,4 +1,4 @@
-"""Spares: looked at as the hosts are, named where they are unfit, and left out then."""
+"""Spares: checked like the hosts; unfit ones are named and left out."""
 
 from __future__ import annotations
 

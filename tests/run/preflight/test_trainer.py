@@ -1,4 +1,4 @@
-"""The trial of a Caffe: what it is given, and what is said of how it ends."""
+"""The trial of a Caffe: what it is given, and how its end is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phase against phase: what a later one has otherwise than the one before."""
+"""Phase against phase: what a later one changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule on blobs and names: a wrong net, and its mended twin."""
+"""Each rule on blobs and names: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 

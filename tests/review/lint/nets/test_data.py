@@ -1,4 +1,4 @@
-"""Each rule on data layers and their transforms: a wrong net, and its mended twin."""
+"""Each rule on data layers and their transforms: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 

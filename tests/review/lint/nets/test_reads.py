@@ -1,4 +1,4 @@
-"""Each rule on what is never read, where weights start, and what Caffe refuses: wrong, and mended."""
+"""Each rule on what is never read, where weights start, and what Caffe refuses: wrong, and fixed."""
 
 from __future__ import annotations
 

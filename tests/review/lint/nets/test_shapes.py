@@ -1,4 +1,4 @@
-"""Each rule on shapes and shared weights: a wrong net, and its mended twin."""
+"""Each rule on shapes and shared weights: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 

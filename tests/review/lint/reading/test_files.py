@@ -1,4 +1,4 @@
-"""Files as a chain: names, several solvers in one, each alone, what a command says of them."""
+"""Files as a chain: their names, several solvers in one file, single files, and commands that use them."""
 
 from __future__ import annotations
 

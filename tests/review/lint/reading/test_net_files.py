@@ -1,4 +1,4 @@
-"""Where a solver's net is sought, and what its path says."""
+"""Where a solver's net is looked up, and what its path implies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts, READMEs and logs: what their commands say, slips and all."""
+"""Scripts, READMEs and logs: reading their commands, mistakes included."""
 
 from __future__ import annotations
 
