@@ -53,7 +53,7 @@ def rates(recipe: Recipe) -> list[list[float]]:
 
 
 def lint(text: str, folder: Path) -> list[str]:
-    """Give what lint warns of in a recipe's file, and what it accepts."""
+    """Return lint's warnings about a recipe file, and the findings that it accepts."""
     file = folder / "new.yaml"
     file.write_text(text)
     found = lint_recipe(str(file), "surfsara")
@@ -89,7 +89,7 @@ def lint_made(made: NewRecipe, folder: Path) -> list[str]:
     return [one for one in lint(made.text, folder) if not (is_alone and one.startswith("batch-norm-alone: "))]
 
 
-# The whole range holds many wishes that are refused, as the test above has it.
+# Many requests in the whole range are refused, as tested above.
 @settings(
     max_examples=25,
     deadline=None,
@@ -254,7 +254,7 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     assert (recipe.name, recipe.net.name) == (f"resnet{depth}-4096-40ep", f"ResNet-{depth}")
     assert recipe.net.builder == f"resnet{depth}"
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
-    # What is known of epochs is known of ResNet-50 alone.
+    # The known numbers of epochs are those of ResNet-50 only.
     short = make_new(RecipeRequest(IMAGENET, 4096, 30, net=resnet, profile=profile)).notes
     net = f"ResNet-{depth}"
     warnings = [f"warning: the rules and known accuracies are for ResNet-50; {net} may need other settings"]

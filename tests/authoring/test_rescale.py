@@ -1,4 +1,4 @@
-"""A recipe rescaled is the same by the rules; lint finds nothing that its source had not."""
+"""A rescaled recipe follows the same rules; lint finds nothing that its source did not have."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lint(text: str, folder: Path) -> list[Finding]:
 
 
 def joins(recipe: Recipe) -> list[tuple[float, float]]:
-    """Give the last rate of what each phase starts from, and the phase's first."""
+    """Return, per phase, the last rate of the phase it starts from and its own first rate."""
     pairs = []
     for phase in recipe.phases:
         start = recipe.starts_from(phase)

@@ -31,7 +31,7 @@ def build(path: Path, datums: list[pb.Datum]) -> Path:
 
 
 def build_raw(path: Path, records: dict[bytes, bytes]) -> Path:
-    """Write an LMDB that holds anything at all."""
+    """Write an LMDB with arbitrary records."""
     with (
         lmdb.open(str(path), lock=False, map_size=1 << 24) as environment,
         environment.begin(write=True) as transaction,

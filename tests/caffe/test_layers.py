@@ -1,4 +1,4 @@
-"""Layer builders: one call is one layer, and a slip is named."""
+"""Layer builders: one call is one layer, and a mistake is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages from plain values: what fits a field, and what is refused by name."""
+"""Messages from plain values: what fits a field, and what is refused with the name of the field."""
 
 from __future__ import annotations
 

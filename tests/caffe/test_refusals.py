@@ -1,4 +1,4 @@
-"""What Caffe stops at in one layer, from the checks in its sources."""
+"""Settings of one layer that stop Caffe, from the checks in its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell completes: names of recipes that ship, and the files that a command reads."""
+"""Shell completion: names of shipped recipes, and the files that a command reads."""
 
 from __future__ import annotations
 

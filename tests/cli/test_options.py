@@ -1,4 +1,4 @@
-"""What commands share: those that review run a recipe's code once it is allowed, by those that train."""
+"""Options shared by commands: review commands run a recipe's code once a training command has allowed it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def all_paths() -> list[tuple[str, click.Command, click.Parameter]]:
-    """Give every parameter that takes text which is none of NO_PATHS, so that a new one is asked after."""
+    """Return every text parameter that is not in NO_PATHS, so that a new one must be classified."""
     return [
         (name, command, param)
         for name, command in all_commands()

@@ -1,4 +1,4 @@
-"""What commands print for people holds nothing that a terminal obeys; what programs read stays as it is."""
+"""Output for people holds no terminal control sequences; output for programs is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ layer {{ name: "{0}" type: "{0}" bottom: "{1}" top: "x" }}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, of files whose text and names a terminal would obey."""
+    """Return the current folder, with files whose text and names hold terminal control sequences."""
     monkeypatch.chdir(tmp_path)
     evil = "".join(f"\\{byte:03o}" for byte in EVIL.encode())
     (tmp_path / "net.prototxt").write_text(NET.format(evil, evil).partition('layer {{ name: "x')[0])
@@ -195,7 +195,7 @@ def test_no_name_becomes_a_workflow_command_in_a_job_log(folder: Path, target: s
 
 
 def test_commands_print_for_people_through_one_function() -> None:
-    """All else that is printed is JSON, CSV or bytes."""
+    """All other output is JSON, CSV or bytes."""
     for lazy in COMMANDS.values():
         path = ROOT / f"{lazy.module.replace('.', '/')}.py"
         for node in ast.walk(ast.parse(path.read_text())):

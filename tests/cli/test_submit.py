@@ -26,7 +26,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def commands(shown: str) -> list[list[str]]:
-    """Return the words of the commands that a dry run shows, behind its lines for people."""
+    """Return the arguments of the commands that a dry run shows after its lines for people."""
     lines = shown.replace("\\\n", "").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
 

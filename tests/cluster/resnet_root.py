@@ -1,4 +1,4 @@
-"""A Caffe root for the 64-node recipe as it ships: a stand-in for Caffe, and a launcher that takes notes."""
+"""A Caffe root for the 64-node recipe as it ships: a stand-in Caffe, and a launcher that records calls."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of a phase: its host, the variables it got, when it ended."""
+    """A rank of a phase: its host, its environment, and when it ended."""
 
     host: str
     environment: Mapping[str, str]
@@ -95,10 +95,10 @@ class Rank:
 
 
 class ResNetRoot:
-    """A Caffe root that all hosts of a cluster see; nothing of it lies in their /tmp yet."""
+    """A Caffe root that all hosts of a cluster see; none of it is in their /tmp yet."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        """Furnish a folder, which must not be there."""
+        """Fill a new folder, which must not exist."""
         self.cluster, self.folder = cluster, folder
         self.run_folder = folder / "runs" / f"{RECIPE}-1"
         self.source = folder / "source" / "ilsvrc12_train_lmdb"

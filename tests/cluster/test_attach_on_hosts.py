@@ -1,4 +1,4 @@
-"""A run that lives on the head: started there by ssh, and watched by ssh."""
+"""A run on the head, started and watched by ssh."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_command_may_print_what_looks_like_nothing_or_a_lot() -> None:
 
 
 class EndlessWire:
-    """What a hostile host sends: `head`, then `piece` for ever, on both streams; it counts what was read."""
+    """A hostile host: sends `head`, then `piece` forever, on both streams; counts what was read."""
 
     def __init__(self, head: bytes, piece: bytes) -> None:
         self.head, self.piece, self.errors = head, piece, head

@@ -1,4 +1,4 @@
-"""The hosts that the other cluster tests stand on."""
+"""The hosts that the other cluster tests use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files on hosts where others may write beside them; /tmp is stood in for by a folder of mode 1777."""
+"""Files on hosts where others may write beside them; a folder of mode 1777 replaces /tmp."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files
 
 @dataclass(frozen=True)
 class RecordingHost(LocalHost):
-    """This machine, without the files in `unseen`; `asked` are the verbs of what it was asked."""
+    """This machine, without the files in `unseen`; `asked` holds the verbs of its commands."""
 
     unseen: tuple[str, ...] = ()
     asked: list[str] = field(default_factory=list)

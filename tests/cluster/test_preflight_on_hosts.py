@@ -1,4 +1,4 @@
-"""`caffe-recipes preflight` on four hosts, one thing wrong at a time: each is found, its host named."""
+"""`caffe-recipes preflight` on four hosts, one fault at a time: each is found and its host named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ phases:
   - {name: last, net: train_val, base_lr: 0.01, lr_policy: fixed, max_iter: 4,
      snapshot_prefix: /tmp/looked_last}
 """
-# What Caffe does of a trial, and nothing else: it knows some policies.
+# Only the part of Caffe that a trial needs: it knows some policies.
 CAFFE = r"""#!/bin/sh
 while read -r key value; do
     case $key in lr_policy:) policy=$value ;; esac
@@ -81,7 +81,7 @@ exec /usr/bin/mpiexec.hydra "$@"
 
 @dataclass
 class Ground:
-    """A Caffe root that all hosts see, in which all is well until something is spoilt."""
+    """A Caffe root that all hosts see, in which all checks pass until a test breaks something."""
 
     cluster: Cluster
     root: Path
@@ -115,7 +115,7 @@ class Ground:
         (self.root / path).chmod(0o755)
 
     def launcher(self, order: str) -> None:
-        """Have the launcher place ranks by the hostfile as a command turns it."""
+        """Have the launcher place ranks by a hostfile that a command has changed."""
         self.programs.mkdir(exist_ok=True)
         self.write("../mpi/mpiexec.hydra", SHIM.replace("ORDER", order))
 
@@ -125,12 +125,12 @@ class Ground:
         self.write("recipe.yaml", text.replace(before, after))
 
     def replace(self, host: str, path: str | Path, text: str) -> None:
-        """Put other text in a file's place on one host."""
+        """Replace the text of a file on one host."""
         self.cluster.replace(host, str(path), text)
         self.spoilt.callback(self.cluster.restore, host, str(path))
 
     def hide(self, host: str, folder: str) -> None:
-        """Have one host see an empty folder in a folder's place."""
+        """Have one host see an empty folder instead of a folder."""
         empty = self.root / "empty"
         empty.mkdir(exist_ok=True)
         hidden = str((self.root / folder).resolve())
@@ -152,7 +152,7 @@ class Ground:
         self.do(host, "sh", "-c", script, "sh", str(data), left, tail)
 
     def known_hosts(self, change: Callable[[list[str]], list[str]]) -> None:
-        """Change what we know of the hosts' keys."""
+        """Change our known_hosts."""
         path = self.cluster.ssh / "known_hosts"
         before = path.read_text()
         self.spoilt.callback(path.write_text, before)
@@ -399,7 +399,7 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
         "snapshots", "failed", ["node1"], r"iter_4\.solverstate: belongs to user nobody",
     ),
 }  # fmt: skip
-# What cannot be well then.
+# Checks that cannot pass then.
 WITH_IT = {"a Caffe root that one host does not see": {"launcher", "trainer", "prototxts", "starts from"}}
 
 

@@ -1,4 +1,4 @@
-"""Launchers' own words on ranks that signals have ended, as they were seen."""
+"""Messages of launchers about ranks that signals have killed, as recorded."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_a_snapshot_is_requested_from_the_innermost_trainer_of_rank_0_only(
     assert request_snapshot(HOST, f"{run}/init-1", "--solver=another") == "absent"
     assert request_snapshot(HOST, f"{run}/init-3", solver) == "absent"
     (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
-    for wrong in (["0"], [str(started + 1)]):  # its number, come round again
+    for wrong in (["0"], [str(started + 1)]):  # its pid, reused
         assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
     end_ranks([HOST], run, launcher=True)
     assert rank_0.communicate()[0] == ""

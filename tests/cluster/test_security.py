@@ -1,4 +1,4 @@
-"""What keeps a run from asking, trusting and leaking; on this machine alone."""
+"""What keeps a run from prompting, trusting and leaking; on this machine only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play anoth
 
 METACHARACTERS = "a'b\"$(touch hacked)`touch hacked`; touch hacked & | * ~ {x,y} \\ !x #é"
 HOSTILE = (METACHARACTERS, "-x", "--help", "a\nb", "a\0b", "a\x1b[2J", "$(touch hacked)\n", "é")
-# What a script does with its recipe's texts, but for starting anything.
+# What a script does with its recipe's texts, except starting anything.
 CALLED = """
 exec() { :; }; check_phase() { :; }; place_phase() { :; }
 train solver.prototxt "$LMDB"; test_model net 1 model; pass check; pass place

@@ -433,7 +433,7 @@ def test_code_that_another_user_changed_is_not_run(project: Path) -> None:
 
 
 def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:
-    """Find no trace of a string that a shell has read, and take away what was trained."""
+    """Assert that no shell has expanded a string, and remove what was trained."""
     hacked = [str(path) for path in shared.rglob("hacked")]
     for name in cluster.pids:
         look = 'for folder in / /tmp "$HOME"; do ls -d "$folder/hacked"; done 2>/dev/null; true'

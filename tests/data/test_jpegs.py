@@ -1,4 +1,4 @@
-"""A JPEG's header: as OpenCV's decoder sees it, and nothing of what is none."""
+"""The header of a JPEG as OpenCV's decoder sees it; other files have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest beside an LMDB may hold anything: what is not of its types is not a manifest."""
+"""The manifest beside an LMDB may hold anything: a file with values of other types is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: flags, exit codes, and what bad input gets."""
+"""The command line: flags, exit codes, and errors about bad input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Change = Callable[..., None]
 
 
 def signal_once_handled(number: signal.Signals) -> None:
-    """Signal this process once the training has taken the signal over."""
+    """Signal this process once the training has installed its handler."""
     while signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
         time.sleep(0.01)
     os.kill(os.getpid(), number)

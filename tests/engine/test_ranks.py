@@ -21,7 +21,7 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 Change = Callable[..., None]
 BIN = Path(sys.executable).parent
 
-# What a rank opens to others, between its start and the first tensor, without a pickle.
+# Prints what a rank listens on between its start and the first tensor, without a pickle.
 RENDEZVOUS = """
 import json, os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Ten thousand spoilt files: each is read, or refused with an error of ours; none takes long."""
+"""Ten thousand damaged files: each is read, or refused with an error of ours; none takes long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run.sh of digits-local for real: mpiexec.hydra and caffe-torch train the chain on this machine."""
+"""run.sh of digits-local with real programs: mpiexec.hydra and caffe-torch train the chain here."""
 
 from __future__ import annotations
 

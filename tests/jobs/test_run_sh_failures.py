@@ -1,4 +1,4 @@
-"""A phase counts only when its snapshot was written by this run and has come over whole."""
+"""A phase counts only if its snapshot was written by this run and has been copied completely."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_connection_that_breaks_after_training_loses_no_phase(small_cluster: S
     assert "solver_init" in (small_cluster.root / INIT).read_text()
 
 
-# What comes out of ssh beside, or in place of, the answer.
+# Output of ssh in addition to, or instead of, the answer.
 CHATTER = {
     "greets": 'printf "Welcome"',
     "greets after": 'finish "$@"; printf "Bye\\nstamp: soon\\n"; exit 0',
@@ -279,7 +279,7 @@ def test_nobody_else_can_open_its_locks_to_hold_them(small_cluster: StandInClust
     assert (logs / "init.log").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-# A disk that changes a file right after it got its name.
+# A disk that changes a file right after it was renamed.
 DAMAGES = """#!/bin/bash
 PATH=${PATH#*:}
 mv "$@" || exit

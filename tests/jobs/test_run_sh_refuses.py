@@ -91,7 +91,7 @@ def test_a_file_of_the_recipe_that_anybody_can_write_is_neither_read_nor_replace
 
 @pytest.fixture
 def cluster_with_weights(tmp_path: Path) -> Iterator[tuple[StandInCluster, Path]]:
-    """Give a cluster of one phase that starts from weights, which a colleague has put outside /tmp."""
+    """Give a cluster of one phase that starts from weights which a colleague has put outside /tmp."""
     with tempfile.TemporaryDirectory(dir="/var") as folder:
         weights = Path(folder) / "initial.caffemodel"
         weights.write_text("weights of a colleague")

@@ -146,7 +146,7 @@ def test_an_answer_of_a_host_is_shown_as_printable_text(bare: StandInCluster) ->
     assert " on c401-001: ]0;owned[2Jby the host; ask its owner" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
-# What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
+# What others can put at the path of a copy, its part or its stamp, in a shared /tmp.
 PLANTED = ["data.mdb.part", ".data.mdb.part-0", "data.mdb", STAMP, f"{STAMP}.part", LOCKS]
 
 

@@ -16,7 +16,7 @@ INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 MIDWAY = "resnet_50_64nodes_init_iter_3900.caffemodel"
 
-# An mpiexec whose Caffe trains init on beyond its snapshot, until SIGINT.
+# An mpiexec whose Caffe continues to train init after its snapshot, until SIGINT.
 TRAINS_ON = r"""
 say() { echo "[0] I1120 11:49:33.77 6374 solver.cpp:436] $1" >&2; }
 begin() { say "Snapshotting to binary proto file /tmp/resnet_50_64nodes_init_iter_$1.caffemodel"; }
@@ -201,7 +201,7 @@ def test_a_time_to_stop_that_is_not_a_number_is_refused(cluster: StandInCluster)
 
 @pytest.fixture
 def branched(tmp_path: Path) -> StandInCluster:
-    """Two phases, of which the second starts from a snapshot on the way of the first."""
+    """Two phases; the second starts from an intermediate snapshot of the first."""
     recipe = load_recipe("stampede2-64n-72ep")
     init, cyc1, *_ = recipe.phases
     init = init.model_copy(update={"snapshot": 3900})

@@ -1,4 +1,4 @@
-"""How long a chain takes: its parts, and what a batch system is asked for."""
+"""How long a chain takes: its parts, and the time requested from a batch system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe costs: the parts of its time, node-hours and traffic."""
+"""The cost of a recipe: the parts of its time, node-hours and traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe as a graph: where its branches end, and what a model has gone through."""
+"""A recipe as a graph: where its branches end, and which phases a model has passed."""
 
 from __future__ import annotations
 

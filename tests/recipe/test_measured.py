@@ -1,4 +1,4 @@
-"""Tables V and VI, and what is read between and beyond their points."""
+"""Tables V and VI, with interpolation and extrapolation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe: sound, and met by the recipes that ship as editors will hold them to it."""
+"""The JSON schema of a recipe is sound, and shipped recipes match it as editors check it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_of(value: object, name: str) -> bool:
 
 
 def mistakes(value: Any, rule: dict[str, Any], at: str) -> Iterator[str]:  # noqa: ANN401 - any YAML
-    """Hold a value against the parts of JSON Schema that a recipe's schema uses."""
+    """Validate a value with the parts of JSON Schema that a recipe's schema uses."""
     if "if" in rule:
         branch = "else" if list(mistakes(value, rule["if"], at)) else "then"
         yield from mistakes(value, rule[branch], at)

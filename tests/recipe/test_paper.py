@@ -1,4 +1,4 @@
-"""The sources' runs against what they print: what each recipe makes, and every difference, explained."""
+"""The runs of the sources: what each recipe computes compared with the print, every difference explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source does not state is marked in the files that hold it."""
+"""Values that a source does not state are marked in the files that hold them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""generate(recipe): one dictionary of texts, the same anywhere, and nothing is touched to make it."""
+"""generate(recipe): one dictionary of texts, the same anywhere, without side effects."""
 
 from __future__ import annotations
 

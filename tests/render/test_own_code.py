@@ -1,4 +1,4 @@
-"""Code beside a recipe runs by consent alone, and as it was when that was given."""
+"""Code beside a recipe runs only with consent, and only as it was when consent was given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play anoth
 
 @pytest.fixture(autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder that consent is recorded in."""
+    """Return an empty folder for the consent record."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder

@@ -1,4 +1,4 @@
-"""Writing generated files: what differs and nothing else, wholly or not at all."""
+"""Writing generated files: only those that differ, all or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file a solver means by its net's path, and which files in folders further up it does not."""
+"""Which file the net path of a solver refers to, and which files in folders further up it does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(path: Path) -> Path:
 
 @pytest.fixture
 def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a solver far below a folder, and stand elsewhere."""
+    """Put a solver far below a folder, with another current folder."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return put(tmp_path / "x" / "caffe" / "models" / "a" / "b" / "solver.prototxt")

@@ -1,4 +1,4 @@
-"""A stand-in for the `caffe` program that trains nothing, for what no real one can be made to do when asked.
+"""A stand-in for the `caffe` program that trains nothing, for faults that a real one does not show on demand.
 
 `behaviour.json` in the working directory says how each phase goes, by the solver's name; without a word a
 phase goes well. Its log, its files and its silence are the real one's.

@@ -15,7 +15,7 @@ from caffe_recipes.run.plan import plan_files
 
 HERE = socket.gethostname()
 Event = tuple[str, dict[str, object]]
-# No process has this number.
+# No process has this pid.
 NO_PID = 2**22 + 1
 # The images are 64 an iteration; the log begins at 2023-11-20 11:49:33.
 LOG = """\

@@ -1,4 +1,4 @@
-"""What is planned to train beside the main line, and where; nothing is trained."""
+"""Which phases are planned beside the main line, and on which hosts; nothing is trained."""
 
 from __future__ import annotations
 

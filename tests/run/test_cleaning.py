@@ -17,7 +17,7 @@ from caffe_recipes.run.staging import clean_recipe
 
 @dataclass(frozen=True)
 class Distant(LocalHost):
-    """This machine, as one of the cluster's; `ranks` are what is at work there."""
+    """This machine, as one of the cluster; `ranks` are running there."""
 
     is_local: bool = False
     ranks: str = ""

@@ -1,4 +1,4 @@
-"""A trainer in a container's image. The real Apptainer cannot run here: a stand-in takes its words."""
+"""A trainer in a container image. The real Apptainer cannot run here: a stand-in accepts its arguments."""
 
 from __future__ import annotations
 

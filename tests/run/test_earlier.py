@@ -1,4 +1,4 @@
-"""What the version before has written, kept in `earlier/`: a run, its journal, its jobs, a staged LMDB."""
+"""Files of an earlier version, kept in `earlier/`: a run, its journal, its jobs, a staged LMDB."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INIT = "runs/small-1/snapshots/small_init_iter_8.caffemodel"
 
 @pytest.fixture
 def begun(place: Place) -> Place:
-    """A Caffe root with a run of the version before, interrupted in its second phase."""
+    """A Caffe root with a run of an earlier version, interrupted in its second phase."""
     shutil.copytree(EARLIER / "small-1", place.root / "runs/small-1")
     return place
 

@@ -1,4 +1,4 @@
-"""A run that is finished, asked for again."""
+"""A finished run that is run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no journal opened for writing, as on a disk that is read-only."""
+    """Prevent journals from being opened for writing, as on a read-only disk."""
     opened = os.open
 
     def refuse(path: str, flags: int, mode: int = 0o777) -> int:

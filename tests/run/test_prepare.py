@@ -60,7 +60,7 @@ def wait_until_trained(place: Place, phase: str) -> None:
 
 
 def kill_ranks(place: Place) -> None:
-    """Kill what trains, and not the run."""
+    """Kill the trainers, but not the run."""
     for pid in place.processes():
         with suppress(OSError):
             if b"/fake_caffe.py\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes():

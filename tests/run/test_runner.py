@@ -346,7 +346,7 @@ def test_a_given_caffemodel_starts_the_chain(place: Place) -> None:
 
 
 class OutputThatEdits(io.StringIO):
-    """The output of a run whose user gives the net another shape as soon as `cyc1` trains."""
+    """The output of a run whose user changes the shape of the net as soon as `cyc1` trains."""
 
     net: Path
 

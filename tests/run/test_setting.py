@@ -1,4 +1,4 @@
-"""Where a run's hosts come from, and what its launcher is given of them."""
+"""Where a run's hosts come from, and which its launcher gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-# Slurm's srun as far as it is called here: it notes its words, and has hydra start the ranks.
+# Slurm's srun as far as it is needed here: it records its arguments, and has hydra start the ranks.
 _SRUN = """#!/bin/sh
 echo "$*" >>"${{0%/*}}/srun.log"
 while :; do

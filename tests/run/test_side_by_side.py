@@ -1,4 +1,4 @@
-"""Branches trained beside the main line: at the same time, and with the same end as one after another."""
+"""Branches trained at the same time as the main line, with the same result as one after another."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_one_of_two_trainers_left_by_a_killed_run_may_have_died(
             if f"solver_{dies}.prototxt".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
     second = start(graph, *words)
-    if words or dies == "cyc1":  # else the branch is gone on with behind the main line
+    if words or dies == "cyc1":  # else the branch is continued after the main line
         wait_until(second, graph, lambda: AMID in log(graph, dies, attempt=2))
     (graph.root / "release").touch()
     finish(second, graph)

@@ -1,4 +1,4 @@
-"""A run in Slurm jobs: what was launched in one that is over is gone on with in the next, on other nodes."""
+"""A run in Slurm jobs: what a job has launched is resumed by the next one, on other nodes."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:
-    """One that gives no answer for so many questions, and then has just been started for some."""
+    """A Slurm that gives no answer to some queries, and then answers others as if just started."""
 
     def __init__(self, away: float, young: int = 0) -> None:
         self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0

@@ -1,4 +1,4 @@
-"""Fetching from a host whose /tmp others share, into a run's folder; and looking into what has come."""
+"""Fetching from a host whose /tmp others share into a run's folder, and verifying the result."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_inside_a_job_of_ibrun_hydra_starts_the_chain_since_it_can_start_one_ran
 
 
 class Unreached:
-    """Hosts that are asked for, and cannot be reached."""
+    """Unreachable hosts, which record the connection attempts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Phases that are stopped short of max_iter, and phases that start from a snapshot on the way of another."""
+"""Phases that stop before max_iter, and phases that start from an intermediate snapshot of another."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ BRANCH = "name: last, weights: init, weights_iter: 4,"
 
 @pytest.fixture
 def branched(place: Place) -> Place:
-    """Let the last phase start from a snapshot on the way of the first."""
+    """Let the last phase start from an intermediate snapshot of the first."""
     place.edit("max_iter: 8", "max_iter: 8, snapshot: 4")
     place.edit("name: last,", BRANCH)
     return place

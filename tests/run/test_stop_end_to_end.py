@@ -1,4 +1,4 @@
-"""The digits for Intel's Caffe, for real: poly stopped where poly_cyc ends trains the same models."""
+"""The digits for Intel's Caffe with real programs: poly stopped where poly_cyc ends trains equal models."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def call(root: Path, *argv: str) -> str:
 
 
 def kill_in_cyc1(root: Path, log: Path) -> None:
-    """Begin the chain for Intel's Caffe, and kill the run, and it alone, once its second phase has logged.
+    """Start the chain for Intel's Caffe, and kill only the run once its second phase has logged.
 
     The log is there before the trainer: killed between the two, the run rightly launches the phase again.
     """

@@ -204,7 +204,7 @@ def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, 
     assert found is None if expected is None else expected in (found or "")
 
 
-# What the trial asks of the libraries, with flags as absl reads them.
+# What the trial needs from the libraries, with flags as absl reads them.
 LIBRARIES = {
     "horovod/__init__.py": "__version__ = '0.28.1'",
     "horovod/tensorflow.py": "def mpi_built():\n    return True",

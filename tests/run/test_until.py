@@ -1,4 +1,4 @@
-"""A run that is to stop after a phase of its chain, as each job of a chain that is split into jobs."""
+"""A run that stops after a phase of its chain, like each job of a chain that is split into jobs."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def watch(scene: Scene, stall_s: float | None = None) -> tuple[Watchdog, LogTail
 
 
 def pass_time(scene: Scene, dog: Watchdog, tail: LogTail, seconds: float) -> Trouble | None:
-    """Let time pass without a line, looking every second; return what is seen at the end."""
+    """Let time pass without a new line, polling every second; return the last result."""
     trouble = dog.look(tail)
     for _ in range(round(seconds)):
         scene.now += 1
@@ -72,7 +72,7 @@ def pass_time(scene: Scene, dog: Watchdog, tail: LogTail, seconds: float) -> Tro
 
 
 def train(scene: Scene, dog: Watchdog, tail: LogTail, *, displays: int = 3, every_s: float = 10.0) -> None:
-    """Let some iterations pass in peace."""
+    """Let some iterations pass undisturbed."""
     for _ in range(displays):
         scene.display()
         tail.read()

@@ -1,4 +1,4 @@
-"""A run whose one branch trains beside its main line, as a process that may be signalled and killed."""
+"""A run whose branch trains beside its main line, as a process that may be signalled and killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = {"cyc1": "waits", "side": "waits"}
 
 
 def make_graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Let `side` branch off the first phase; there is a spare, whose name is node2."""
+    """Let `side` branch off the first phase; node2 is a spare."""
     place.edit(LAST, SIDE + LAST.replace("name: last,", "name: last, weights: cyc1,"))
     place_ssh(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")

@@ -35,7 +35,7 @@ def rules(text: str, dialect: str) -> list[tuple[str, str]]:
 
 
 CASES = [
-    # text, rule, field, who takes it as SURFsara's Caffe takes it
+    # text, rule, field, dialects that read it as SURFsara's Caffe does
     ("warmup_iter: 5", "dialect-field", "warmup_iter", {"surfsara", "intel"}),
     ("rampup_interval: 5", "dialect-field", "rampup_interval", {"nvcaffe"}),
     ("lr_iter: 5", "dialect-field", "lr_iter", {"surfsara"}),

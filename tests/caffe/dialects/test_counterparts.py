@@ -1,4 +1,4 @@
-"""Every counterpart answers what its dialect lacks, with words that the dialect has."""
+"""Every counterpart replaces something that its dialect lacks by fields that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema of all Caffes: it reads what any of them reads, and hands over to ours what ours has."""
+"""The schema of all Caffes: it reads what any of them reads, and converts what our Caffe has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parser takes and refuses: as protobuf's C++ parser, which Caffe reads with."""
+"""What the parser accepts and refuses: the same as protobuf's C++ parser, which Caffe uses."""
 
 import importlib.util
 import json
@@ -228,7 +228,7 @@ def test_a_string_that_is_not_utf8_is_refused_on_one_line(text: str) -> None:
 
 
 def test_an_escape_with_a_capital_x_is_refused_naming_the_small_one() -> None:
-    """Of all protobufs only the newest takes it."""
+    """Only the newest protobuf accepts it."""
     with pytest.raises(PrototxtError, match=r"1:6: 'net' contains the invalid escape \\X4a; write \\x4a$"):
         parse_prototxt(r"net: '\X4a'", S)
 

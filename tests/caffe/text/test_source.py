@@ -1,4 +1,4 @@
-"""Files, pipes and what is neither."""
+"""Reading files, pipes and other paths."""
 
 from __future__ import annotations
 

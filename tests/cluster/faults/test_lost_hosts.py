@@ -1,4 +1,4 @@
-"""Hosts that die: named, their peers ended, and gone on with when they are back, or without them."""
+"""Hosts that die are named, their peers stopped, and the run resumes once they are back, or without them."""
 
 from __future__ import annotations
 

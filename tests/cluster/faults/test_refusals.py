@@ -1,4 +1,4 @@
-"""What a run refuses before it has started anything anywhere."""
+"""What a run refuses before it has started any process."""
 
 from __future__ import annotations
 

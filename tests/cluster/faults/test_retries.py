@@ -1,4 +1,4 @@
-"""Failed launches tried again by policy."""
+"""Failed launches are retried by policy."""
 
 from __future__ import annotations
 

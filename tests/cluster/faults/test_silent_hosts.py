@@ -1,4 +1,4 @@
-"""Links that go silent and ranks that stand still, which no launcher notices: named, and ended everywhere."""
+"""Silent links and stuck ranks, which no launcher notices, are named, and the launch stopped everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that Caffe ends in good order, and that are none: each is refused by name, and trained again."""
+"""Failed trainings that Caffe ends with success: each is refused by name, and trained again."""
 
 from __future__ import annotations
 

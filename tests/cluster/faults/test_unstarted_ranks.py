@@ -1,4 +1,4 @@
-"""Hosts on which the launcher can start nothing, though we reach them: named in a minute, replaced."""
+"""Hosts that we reach but where the launcher can start nothing: named within a minute, and replaced."""
 
 from __future__ import annotations
 

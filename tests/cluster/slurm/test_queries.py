@@ -1,4 +1,4 @@
-"""What is asked of Slurm, and what is made of its answers; those of accounting are on recorded ones."""
+"""Queries to Slurm and how its answers are read; accounting is tested on recorded answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AWAY = Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controll
 
 
 class Answers:
-    """What each of Slurm's commands answers; `asked` holds what they were asked."""
+    """The answers of Slurm's commands; `asked` holds the commands that were called."""
 
     def __init__(self, **answers: Completed | Callable[[tuple[str, ...]], Completed]) -> None:
         self.answers = {

@@ -1,4 +1,4 @@
-"""Chains that break: ranks of this machine, each in the folder of its host."""
+"""Chains that break: ranks on this machine, each in the folder of its host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging on hosts of their own, by the command that users call, on the head."""
+"""Staging on separate hosts, with the command that users call, on the head."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Staging:
         )
 
     def kill(self, signal: str) -> None:
-        """Send a signal to what `start` started."""
+        """Send a signal to the process that `start` started."""
         self.cluster.run("head", ["kill", "-s", signal, (self.folder / "pid").read_text().strip()])
 
     def whole_on(self) -> list[str]:
@@ -105,7 +105,7 @@ copy_with: ssh
 
 
 def test_a_chain_that_a_node_cannot_join_falls_back_to_the_next_best_way(staging: Staging) -> None:
-    """The profile decides that it is tried, and gives its ranks what they need here."""
+    """The profile enables it, and gives its ranks the environment that they need here."""
     (staging.folder / "slow.yaml").write_text(SLOW)
     staging.environment = {"XDG_CACHE_HOME": str(staging.folder / "cache")}
     profile = ["--profile", str(staging.folder / "slow.yaml")]

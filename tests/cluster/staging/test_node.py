@@ -271,7 +271,7 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 def call(shell: list[str], text: str, *words: str, cwd: Path) -> list[str]:
     """Call functions of `node.sh` by themselves; return the lines that they print."""
     script = resources.files("caffe_recipes.cluster").joinpath("sh/node.sh")
-    # A script is read with the words of who reads it: without any it only defines its functions.
+    # A sourced script sees our arguments: without any it only defines its functions.
     read = 'path=$1; shift; . "$0"; target=$path folder=$path; set -- "$path"; trust_owner_of .'
     argv = [*shell, "-c", f"{read}; {text}", str(script), *words]
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A set of files: each host gets its own, verified one by one, and nothing of anybody else's is touched."""
+"""A set of files: each host gets its own, verified one by one, and files of others are not touched."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SetHost(FolderHost):
         return Path(f"{self.folder}{FOLDER}")
 
     def names(self) -> list[str]:
-        """Return the files that are there, and none of our stamps."""
+        """Return the existing files, without our stamps."""
         found = self.records.iterdir() if self.records.exists() else ()
         return sorted(path.name for path in found if "caffe-recipes" not in path.name)
 

@@ -1,4 +1,4 @@
-"""A set of files staged on hosts of their own, by the command that users call; a spare replaces a host."""
+"""A set of files staged on separate hosts with the command that users call; a spare replaces a host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 FOLDER = "/tmp/a/train"
 NODES, FILES = 3, 9
 NAMES = [f"train-{number:05d}-of-{FILES:05d}" for number in range(FILES)]
-# The training program's own look at the files of a group, on the host.
+# The training program's own check of the files of a group, on the host.
 LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])

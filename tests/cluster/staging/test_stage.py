@@ -33,7 +33,7 @@ SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(4))
 
 @dataclass(frozen=True)
 class Asked(FolderHost):
-    """A host that keeps what it is asked; of `hashing` the digest is known once it has taken the source."""
+    """A host that records its commands; with `hashing` the digest is known once it has the source."""
 
     verbs: list[str] = field(default_factory=list)
     hashing: Future[str] | None = None

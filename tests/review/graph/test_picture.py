@@ -1,4 +1,4 @@
-"""The picture of a graph: what is in it, that nothing lies on anything else, and that it is sound SVG."""
+"""The picture of a graph: its contents, no overlaps, and valid SVG."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def long() -> Layers:
 
 
 def scattered() -> Layers:
-    """Give layers that hang on others of several columns, and one that hangs on nothing."""
+    """Return layers that read others in several columns, and one that reads nothing."""
     layers = long()
     return [
         *layers,
@@ -184,7 +184,7 @@ NETS = {
 
 
 def tangle(seed: int) -> Layers:
-    """Give a net whose layers read whatever was made before them, as no person would draw it."""
+    """Return a net whose layers read arbitrary earlier ones, as no person would design it."""
     random = Random(seed)
     layers = [L.layer(f"in{index}", "Input", (), f"in{index}", shape={"dim": [2, 4]}) for index in range(2)]
     blobs = [layer.top[0] for layer in layers]

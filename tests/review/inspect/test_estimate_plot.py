@@ -1,4 +1,4 @@
-"""Pictures of sweeps: what is in them, and that they are the same anywhere."""
+"""Pictures of sweeps: their contents, and that they are the same anywhere."""
 
 from __future__ import annotations
 

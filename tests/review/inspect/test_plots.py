@@ -1,4 +1,4 @@
-"""Pictures of schedules: what is in them, that they are the same anywhere, and what is refused."""
+"""Pictures of schedules: their contents, that they are the same anywhere, and what is refused."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_file_s_format_is_known_by_its_ending() -> None:
 
 
 def touching(figure: Figure) -> list[str]:
-    """What each text inside an axes touches: a line, a marker, the frame, or another text."""
+    """Return what each text inside an axes touches: a line, a marker, the frame, or another text."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     found = []

@@ -1,4 +1,4 @@
-"""Schedules: stretches over the age of the model, from recipes and from anybody's solvers."""
+"""Schedules: stretches over the age of the model, from recipes and from any solvers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def call(*words: str | Path) -> Result:
 
 
 def rows_of(text: str, heading: str) -> list[list[str]]:
-    """The words of a table's rows, found by its first heading and another."""
+    """Return the words of the rows of a table, found by its first heading and another one."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("phase") and heading in line)
     end = lines.index("", first) if "" in lines[first:] else len(lines)

@@ -1,4 +1,4 @@
-"""What a sweep's words mean, and which are refused."""
+"""The meaning of the words of a sweep, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lint --dialect`: what another Caffe would not take, as findings with their places."""
+"""`lint --dialect`: what another Caffe would not accept, as findings with their positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lint --fix`: what is mechanical is corrected in place, and all else stays byte for byte."""
+"""`lint --fix`: mechanical mistakes are corrected in place, and all else stays byte for byte."""
 
 from __future__ import annotations
 

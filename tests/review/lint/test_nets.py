@@ -18,7 +18,7 @@ from caffe_recipes.review.lint.rules import RULES, SEVERITIES
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 NETS = sorted((Path(__file__).parent / "zoo").glob("*.prototxt"))
 
-# What is right about these nets and yet to be known.
+# Notes about these nets, which are correct.
 NOTES = {
     "autoencoder": ["layer-name-twice", "train-unshuffled"],
     "fcn": ["no-fillers"],

@@ -1,4 +1,4 @@
-"""The arithmetic of ensembles, against what can be counted by hand."""
+"""The arithmetic of ensembles, against results counted by hand."""
 
 from __future__ import annotations
 

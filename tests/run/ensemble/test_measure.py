@@ -121,7 +121,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep digests where no other test does."""
+    """Cache digests in a folder that no other test uses."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
     return made
 

@@ -62,7 +62,7 @@ class Watcher:
 
 
 def make_run(place: Place, *events: Event, log: str = "") -> Path:
-    """Write a run that no process has carried on, as far as these events."""
+    """Write a run without a process, up to these events."""
     folder, recipe = place.root / "runs" / "small-1", load_recipe(place.recipe)
     folder.parent.mkdir()
     journal = create_run(folder, recipe, {}, lambda: 1_700_000_000.0)

@@ -1,4 +1,4 @@
-"""Watching a run that a job of Slurm's carries on, or is to."""
+"""Watching a run that a Slurm job carries out, or will."""
 
 from __future__ import annotations
 

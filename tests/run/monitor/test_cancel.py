@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Canceller:
-    """Cancels as the command does; what is to happen while it waits happens at its first pause."""
+    """Cancels as the command does; what a test schedules happens at its first pause."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.slurm = root, FakeSlurm()

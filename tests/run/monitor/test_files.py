@@ -1,4 +1,4 @@
-"""What attach reads, here and by a host's own sh: both give the same."""
+"""What attach reads, here and through a host's shell: both give the same."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_without_a_job_there_is_no_output_to_show(place: Place) -> None:
 
 
 def submit_phases(place: Place, *phases: str) -> dict[str, Path]:
-    """Submit a job a phase, numbered from 12 on; return where each writes."""
+    """Submit one job per phase, numbered from 12 on; return the output file of each."""
     journal = SubmissionJournal(submissions_path(place.root, "small"))
     outputs = {phase: place.root / "runs" / f"{phase}.out" for phase in phases}
     for number, (phase, output) in enumerate(outputs.items(), 12):

@@ -1,4 +1,4 @@
-"""The first host's disk: room for all that is still to come, and who may write under our names."""
+"""The first host's disk: space for what is still to be written, and who may write at our paths."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place:
     )  # fmt: skip
     snapshots = needed - lmdb
     assert snapshots > 0
-    # Of another disk it takes nothing, nor where it lies already.
+    # It needs no space on another disk, nor where it already exists.
     assert marks(with_room(look, snapshots, lmdb_disk="2")) == ["ok"]
     there = changed(look, sizes={lmdb_path(look.setting): (lmdb, True)})
     assert marks(with_room(there, snapshots)) == ["ok"]

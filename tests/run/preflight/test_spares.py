@@ -38,13 +38,13 @@ def look(place: Place) -> NodeView:
 
 
 def spare(name: str, change: Change = str) -> StandInHost:
-    """Return a machine that is as this one is, but for its name and what is changed of its answers."""
+    """Return a machine like this one, except for its name and changes to its answers."""
 
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         running = LocalHost().start(argv, 60)
         done = running.finish(60, stdin)
         output = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
-        # What other tests use of this machine is theirs.
+        # Memory and ranks of other tests on this machine do not matter.
         output = re.sub(
             r"^\S+: (memory MemAvailable.*|rank \d+ \d+ [0-9a-f]{16}/.*)\n", "", output, flags=re.M
         )

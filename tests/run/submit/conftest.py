@@ -18,7 +18,7 @@ from tests.run.submit.fake_slurm import FakeSlurm
 
 @dataclass
 class Desk:
-    """Where somebody submits."""
+    """A user's place to submit from."""
 
     root: Path
     slurm: FakeSlurm = field(default_factory=FakeSlurm)

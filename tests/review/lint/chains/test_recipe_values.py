@@ -1,4 +1,4 @@
-"""What a recipe states of its test images, its digits and its cores."""
+"""What a recipe states about its test images, its digits and its cores."""
 
 from __future__ import annotations
 

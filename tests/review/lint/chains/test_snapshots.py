@@ -1,4 +1,4 @@
-"""Snapshots: written at all, not written over, and found by the phase that starts from them."""
+"""Snapshots: written at all, not overwritten, and found by the phase that starts from them."""
 
 from __future__ import annotations
 

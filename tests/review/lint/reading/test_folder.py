@@ -1,4 +1,4 @@
-"""A folder of somebody else's: which solvers it holds, and in which order they seem to be trained."""
+"""A folder of another author: which solvers it holds, and the order in which they are probably trained."""
 
 from __future__ import annotations
 
