@@ -1,4 +1,4 @@
-"""What all tests stand on."""
+"""Fixtures and checks for all tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Undo what nohup, or a shell's `&`, has us ignore: programs under test would ignore it, too."""
+    """Restore signals that nohup, or a shell's `&`, has us ignore: programs under test would, too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -21,7 +21,7 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a test on hosts that `make test-cluster` would not find, and that would so never run."""
+    """Refuse a test on hosts that `make test-cluster` would not find, and that would thus never run."""
     if item.get_closest_marker("cluster") and not item.nodeid.startswith("tests/cluster/"):
         raise pytest.UsageError(f"{item.nodeid}: tests marked `cluster` belong in tests/cluster")
 

@@ -264,7 +264,7 @@ def _checked_records(name: str, manifest: str = "", example: Callable[[], bytes]
 
 
 def _in(name: str, look: Callable[[Path], object]) -> Attack:
-    """Look at a folder of which a file is a link to /dev/zero, as a repository may hold one."""
+    """Read a folder that holds a link to /dev/zero, as a repository may."""
 
     def attack(folder: Path) -> object:
         path = folder / name
@@ -463,7 +463,7 @@ def _give_up(number: int, frame: object) -> None:
 
 
 def main(folder: Path) -> None:
-    """Read all, or those named; print {name: [what became of it, seconds, bytes of the files]}."""
+    """Read all, or those named; print {name: [outcome, seconds, bytes of the files]}."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     found = {}
     signal.signal(signal.SIGALRM, _give_up)

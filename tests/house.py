@@ -1,4 +1,4 @@
-"""Measure the package: `make house` prints the table, and tests/test_floors.py holds its ceilings."""
+"""Measure the package: `make house` prints the table, and tests/test_floors.py enforces its limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Module:
 
 @dataclass(frozen=True)
 class House:
-    """The modules of a checkout, and what is counted of them."""
+    """The modules of a checkout, and their measurements."""
 
     root: Path
     modules: Mapping[str, Module]

@@ -14,7 +14,7 @@ OF_CAFFE = [
     if "\ntrainer: tensorflow\n" not in one.file.read_text("utf-8")
 ]
 _MAKEFILE = (Path(__file__).parent.parent / "Makefile").read_text()
-# What `make generate` writes; of the others there are digests.
+# What `make generate` writes; the others have digests.
 COMMITTED = _MAKEFILE.partition("\nRECIPES := ")[2].partition("\n")[0].split()
 
 

@@ -14,7 +14,7 @@ Answer = Callable[[tuple[str, ...], bytes], Completed]
 
 
 def answer_nothing(argv: tuple[str, ...], stdin: bytes) -> Completed:
-    """Succeed silently, whatever the command."""
+    """Succeed silently for any command."""
     return Completed(0, "", "")
 
 
@@ -25,7 +25,7 @@ def answer_call(argv: Sequence[str], *records: str) -> Completed:
 
 @dataclass
 class StandInHost:
-    """A host that does as it is told: `asked` holds each command's argv and input, in order.
+    """A host with canned answers: `asked` holds each command's argv and input, in order.
 
     While `fault` is set, everything raises it, as a host does that cannot be reached.
     """

@@ -78,7 +78,7 @@ def find_read_words(source: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_nothing_decides_by_reading_the_words_of_an_error(path: Path) -> None:
+def test_no_code_decides_by_the_text_of_an_error(path: Path) -> None:
     assert list(find_read_words(path.read_text())) == []
 
 
@@ -94,7 +94,7 @@ def test_nothing_decides_by_reading_the_words_of_an_error(path: Path) -> None:
         "x = re.match('no room', error.what)",
     ],
 )
-def test_reading_the_words_of_an_error_is_found(body: str) -> None:
+def test_code_that_reads_the_text_of_an_error_is_found(body: str) -> None:
     source = f"try: act()\nexcept InputError as error:\n    {body}\n"
     assert list(find_read_words(source))
 
@@ -127,12 +127,12 @@ def test_an_error_that_is_reworded_keeps_its_class_and_fields() -> None:
         HostFailed("node1", "is down").reworded(what="is down (and 2 more hosts failed)"),
     ],
 )
-def test_an_error_survives_a_way_between_processes(error: Exception) -> None:
+def test_an_error_survives_pickling_and_copying(error: Exception) -> None:
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
 
 
-def test_what_befalls_a_host_is_not_bad_input_and_has_its_exit_code() -> None:
+def test_a_failure_of_a_host_is_not_bad_input_and_has_its_own_exit_code() -> None:
     error = HostFailed("node1", "is down")
     assert not isinstance(error, InputError)
     assert isinstance(error, ClusterError)

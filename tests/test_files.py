@@ -49,7 +49,7 @@ def plant(link: Path, to: Path, owner: int = STRANGER) -> Path:
 
 
 def give_access(folder: Path, user: int) -> None:
-    """Let a user write in a folder by an access control list; skip the test where there are none."""
+    """Let a user write in a folder by an access control list; skip the test where these are unsupported."""
     entries = ((1, 7, -1), (2, 7, user), (4, 0, -1), (0x10, 7, -1), (0x20, 0, -1))
     rights = b"".join(struct.pack("<HHI", *entry[:2], entry[2] & 0xFFFFFFFF) for entry in entries)
     try:
@@ -64,7 +64,7 @@ def test_files_are_written_or_replaced(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old": b"new", "other": b"1"}
 
 
-def test_where_one_cannot_be_written_none_is_and_it_is_named(tmp_path: Path) -> None:
+def test_if_one_file_cannot_be_written_none_is_and_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     with pytest.raises(FileNotFoundError) as caught:
         write_whole({tmp_path / "old": b"new", tmp_path / "none" / "x": b"1"})
@@ -93,7 +93,7 @@ def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
 
 
-def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
+def test_unwritable_files_are_found_before_writing(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     for name in ("old", "new"):
         check_replaceable(tmp_path / name)
@@ -105,7 +105,7 @@ def test_what_could_not_be_written_is_known_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anything")
-def test_a_folder_that_may_not_be_written_to_is_known_before(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_found_before_writing(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
         check_replaceable(tmp_path / "new")
@@ -140,7 +140,7 @@ def test_a_script_may_be_run_by_whoever_may_read_it(tmp_path: Path) -> None:
     assert script.stat().st_mode & 0o777 == 0o750
 
 
-def test_what_lies_beside_is_hidden_in_the_same_folder_and_not_to_be_guessed() -> None:
+def test_the_temporary_file_is_hidden_in_the_same_folder_and_unpredictable() -> None:
     beside = name_beside(Path("a/b"))
     assert beside.parent == Path("a")
     assert beside.name.startswith(".b.")
@@ -287,7 +287,7 @@ def test_a_group_may_write_where_only_it_has_files_and_not_among_everybodys(
             write_whole({shared / "project" / "file": b"new"})
 
 
-def test_whom_an_access_control_list_names_may_write_as_a_group_does(tmp_path: Path, shared: Path) -> None:
+def test_users_in_an_access_control_list_count_like_a_group(tmp_path: Path, shared: Path) -> None:
     for folder in (tmp_path / "own", shared / "own"):
         folder.mkdir(mode=0o700)
         assert not is_changed_by_group(folder)
@@ -354,7 +354,7 @@ def test_a_diff_marks_missing_files_and_missing_line_feeds() -> None:
     assert render_unified("n", "a\x0cb\n", "a\x0cb\n") == ""
 
 
-def test_a_lock_is_one_holders_and_free_again_after_it(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder_and_is_free_afterwards(tmp_path: Path) -> None:
     busy = RuntimeError("busy")
     with lock(tmp_path / "lock", busy):
         with pytest.raises(RuntimeError, match="busy"), lock(tmp_path / "lock", busy):
@@ -386,7 +386,7 @@ def test_a_lock_of_another_user_is_refused_where_its_owner_could_hold_it(
 
 
 @pytest.mark.parametrize("make", [os.pipe, lambda: tuple(end.detach() for end in socket.socketpair())])
-def test_what_was_written_to_a_pipe_is_waited_for_until_it_is_read(
+def test_writing_to_a_pipe_waits_until_it_is_read(
     make: Callable[[], tuple[int, int]],
 ) -> None:
     out, into = make()
@@ -421,7 +421,7 @@ def test_a_file_and_a_pipe_without_a_reader_are_not_waited_for(tmp_path: Path) -
     os.close(into)
 
 
-def test_room_is_reserved_behind_a_file_and_given_back(tmp_path: Path) -> None:
+def test_space_is_reserved_after_a_file_and_released(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"line\n")
     assert not reserve(log, 1 << 20)

@@ -20,7 +20,7 @@ from tests.hostile_files import ATTACKS
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What of its error tells the bound that an attack runs into; of others, that it is refused or costs little.
+# The part of an error that names the bound an attack runs into; others are refused or cost little.
 BOUNDS = {
     "yaml: aliases of aliases": "yaml-values",
     "yaml: aliases of aliases as a key": "yaml-values",
@@ -117,7 +117,7 @@ def test_each_hostile_file_is_refused_within_its_bound(tmp_path: Path) -> None:
     assert {name: text for name, text in became.items() if BOUNDS[name] not in text or "\n" in text} == {}
 
 
-def test_each_attack_is_looked_at() -> None:
+def test_each_attack_has_a_test() -> None:
     assert set(BOUNDS) == set(ATTACKS)
 
 
@@ -161,7 +161,7 @@ def test_a_bound_is_raised_by_an_option(tmp_path: Path, monkeypatch: pytest.Monk
         (f"yaml-depth={'9' * 30}", "positive integer"),
     ],
 )
-def test_a_bound_that_is_none_is_refused(text: str, what: str) -> None:
+def test_an_invalid_bound_is_refused(text: str, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         parse_limits(text)
     done = CliRunner().invoke(commands, ["--limit", text, "recipes"])

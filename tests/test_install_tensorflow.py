@@ -97,7 +97,9 @@ def test_why_it_builds_again_is_reported(checkout: Checkout) -> None:
         ("mpicxx", "MPI's headers (Debian: libmpich-dev)"),
     ],
 )
-def test_what_is_missing_is_named_and_nothing_is_built(checkout: Checkout, name: str, missing: str) -> None:
+def test_missing_requirements_are_named_and_nothing_is_built(
+    checkout: Checkout, name: str, missing: str
+) -> None:
     (checkout.bin / name).unlink()
     done = checkout.install()
     assert done.returncode == 2
@@ -106,7 +108,7 @@ def test_what_is_missing_is_named_and_nothing_is_built(checkout: Checkout, name:
     assert not (checkout.folder / ".venv-tf").exists()
 
 
-def test_all_that_is_missing_is_named_at_once(checkout: Checkout) -> None:
+def test_all_missing_requirements_are_named_at_once(checkout: Checkout) -> None:
     for name in ("python3.11", "g++", "make", "mpicxx"):
         (checkout.bin / name).unlink()
     done = checkout.install()

@@ -27,7 +27,7 @@ def test_a_time_has_a_unit_that_fits(seconds: float, text: str) -> None:
     assert write_time(seconds) == text
 
 
-def test_what_is_longer_than_any_unit_is_in_the_largest() -> None:
+def test_times_longer_than_any_unit_use_the_largest() -> None:
     assert unit_of(1e6 * YEAR_S).name == "years"
 
 

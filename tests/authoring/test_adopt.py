@@ -1,4 +1,4 @@
-"""A folder of solvers and nets becomes a recipe that makes them again; what cannot is told by its field."""
+"""A folder of solvers and nets becomes a recipe that regenerates them; fields that cannot are named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLISHED = ROOT.parent / "shared" / "reference" / "surfsara"
 COMMITTED = ["stampede2-64n-72ep", "stampede2-448n-90ep", "digits-local"]
 
 
-# A file, what of it is replaced, by what, and what is said of it.
+# A file, the text replaced in it, the new text, and the expected message.
 REFUSED = [
     (
         "solver_cyc1",
@@ -130,7 +130,7 @@ def generated(made: NewRecipe, home: Path) -> dict[str, Message]:
 
 
 def settings_of(phase: Phase) -> dict[str, Any]:
-    """Give what a solver's file, and the script, say of a phase."""
+    """Return the fields of a phase in its solver file and in the script."""
     kept = phase.model_dump(exclude={"comment", "reported"})
     return kept | {"snapshot": phase.snapshot_every_iter}
 
@@ -157,13 +157,13 @@ def change(file: Path, before: str, after: str) -> None:
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not beside this checkout")
 @pytest.mark.parametrize("name", ["resnet50_custom_lr", "resnet50_448nodes"])
-def test_the_published_folders_are_generated_again_equal_as_messages(name: str, tmp_path: Path) -> None:
+def test_regenerating_the_published_folders_gives_equal_messages(name: str, tmp_path: Path) -> None:
     theirs = messages(PUBLISHED / name)
     if name == "resnet50_448nodes":
         theirs["solver_main.prototxt"] = theirs.pop("solver.prototxt")
         collapse = theirs["solver_collapse.prototxt"]
         assert isinstance(collapse, pb.SolverParameter)
-        # The slip that is mended, and told.
+        # The mistake that is corrected, and reported.
         collapse.net = collapse.net.replace("resnet_50_448nodes", "resnet50_448nodes")
     made = adopt(PUBLISHED / name, AdoptOptions(), home=tmp_path)
     assert generated(made, tmp_path) == theirs
@@ -183,7 +183,7 @@ def test_a_start_within_a_phase_is_found_by_the_rates_and_a_wrong_folder_is_repo
 
 
 @pytest.mark.parametrize("name", COMMITTED)
-def test_what_a_recipe_generated_becomes_that_recipe_again(name: str) -> None:
+def test_files_generated_from_a_recipe_are_adopted_as_that_recipe(name: str) -> None:
     script = ROOT / "jobs" / name / "run.sh"
     made = adopt(
         ROOT / "prototxt" / name, AdoptOptions(images=load_recipe(name).data.train.images), script=script
@@ -250,7 +250,7 @@ def test_nets_named_without_a_folder_are_written_with_the_current_one(small: Pat
     assert made.recipe.prototxt_dir == "."
 
 
-def test_a_net_s_file_of_another_ending_is_refused(small: Path) -> None:
+def test_a_net_file_with_another_extension_is_refused(small: Path) -> None:
     for path in small.glob("solver*"):
         path.write_text(path.read_text().replace("train_val.prototxt", "train_val.pt"))
     (small / "train_val.prototxt").rename(small / "train_val.pt")
@@ -366,9 +366,7 @@ def write_zoo_solver(
 
 
 @pytest.mark.parametrize("shape", ZOO)
-def test_the_transformations_of_the_zoo_are_generated_again_equal_as_messages(
-    shape: str, tmp_path: Path
-) -> None:
+def test_the_transformations_of_the_zoo_are_regenerated_as_equal_messages(shape: str, tmp_path: Path) -> None:
     folder, (train, test, more) = tmp_path / "zoo", ZOO[shape]
     write_zoo_net(folder, train, test)
     write_zoo_solver(folder, "solver", more=more)
@@ -385,7 +383,7 @@ def test_the_transformations_of_the_zoo_are_generated_again_equal_as_messages(
     )
 
 
-def test_images_of_public_sets_are_guessed_by_the_name_of_their_lmdb(tmp_path: Path) -> None:
+def test_the_images_of_public_data_sets_are_guessed_from_the_name_of_the_lmdb(tmp_path: Path) -> None:
     write_zoo_net(tmp_path / "zoo")
     write_zoo_solver(tmp_path / "zoo", "solver")
     made = adopt(tmp_path / "zoo", AdoptOptions(), home=tmp_path)
@@ -489,7 +487,7 @@ def test_ranks_that_do_not_fill_whole_nodes_are_refused(small: Path) -> None:
         adopt(small, AdoptOptions(images=1438, ranks=7, ranks_per_node=2))
 
 
-def test_ranks_that_the_comments_contradict_are_warned_of(small: Path) -> None:
+def test_ranks_that_contradict_the_comments_are_a_warning(small: Path) -> None:
     message = "warning: the comments say 64 images per iteration, which is 2 ranks x 32; 3 ranks give 96"
     assert message in adopt(small, AdoptOptions(ranks=3)).notes
     assert not [note for note in adopt(small, AdoptOptions(ranks=2)).notes if note.startswith("warning:")]

@@ -1,4 +1,4 @@
-"""A new recipe follows the paper's rules, goes on at every join, and has nothing that lint warns of."""
+"""A new recipe follows the paper's rules, its rates are continuous at joins, and lint has no warnings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rates(recipe: Recipe) -> list[list[float]]:
 
 
 def lint(text: str, folder: Path) -> list[str]:
-    """Give what lint warns of in a recipe's file, and what it accepts."""
+    """Return lint's warnings about a recipe file, and the findings that it accepts."""
     file = folder / "new.yaml"
     file.write_text(text)
     found = lint_recipe(str(file), "surfsara")
@@ -84,12 +84,12 @@ def test_whatever_fits_continues_at_every_join_for_so_many_epochs(wish: RecipeRe
 
 
 def lint_made(made: NewRecipe, folder: Path) -> list[str]:
-    """Return what lint says of a new recipe, but for BatchNorms of one image, if that was wished."""
+    """Return the findings of lint in a new recipe, except for BatchNorms of one image if requested."""
     is_alone = made.recipe.cluster.batch_per_rank == 1
     return [one for one in lint(made.text, folder) if not (is_alone and one.startswith("batch-norm-alone: "))]
 
 
-# The whole range holds many wishes that are refused, as the test above has it.
+# Many requests in the whole range are refused, as tested above.
 @settings(
     max_examples=25,
     deadline=None,
@@ -119,9 +119,7 @@ def test_lint_finds_nothing_above_a_note(wish: RecipeRequest, tmp_path: Path) ->
         RecipeRequest(3, 2, 40, cycles=1),
     ],
 )
-def test_lint_finds_nothing_above_a_note_in_what_people_would_ask_for(
-    wish: RecipeRequest, tmp_path: Path
-) -> None:
+def test_lint_finds_nothing_above_a_note_for_common_requests(wish: RecipeRequest, tmp_path: Path) -> None:
     made = make_new(wish)
     assert lint_made(made, tmp_path) == []
 
@@ -196,7 +194,7 @@ def test_no_warm_up_leads_to_the_rate_where_it_would_begin_and_that_is_reported(
     assert "# Each rise is a separate phase" in cyclic
 
 
-def test_the_cost_of_warm_ups_of_their_own_is_reported() -> None:
+def test_the_cost_of_separate_warm_ups_is_reported() -> None:
     text = make_new(RecipeRequest(IMAGENET, 8192, 90)).text.replace("\n# ", " ")
     assert "the momentum history is 0 at the start of each of 2 phases" in text
 
@@ -211,7 +209,7 @@ def test_caffe_torch_shows_a_loss_at_least_twenty_times_in_a_phase() -> None:
     assert {phase.display for phase in fast.phases} == {40}
 
 
-def test_what_is_known_to_be_lost_is_warned_of() -> None:
+def test_a_known_loss_of_accuracy_is_a_warning() -> None:
     knl = load_profile("stampede2-knl")
     assert make_new(RecipeRequest(IMAGENET, 8192, 90, profile=knl)).notes == ()
     large, short = make_new(RecipeRequest(IMAGENET, 32_768, 50, profile=knl)).notes
@@ -256,7 +254,7 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
     assert (recipe.name, recipe.net.name) == (f"resnet{depth}-4096-40ep", f"ResNet-{depth}")
     assert recipe.net.builder == f"resnet{depth}"
     assert recipe.title.startswith(f"ResNet-{depth}, batch 4,096 of")
-    # What is known of epochs is known of ResNet-50 alone.
+    # The known numbers of epochs are those of ResNet-50 only.
     short = make_new(RecipeRequest(IMAGENET, 4096, 30, net=resnet, profile=profile)).notes
     net = f"ResNet-{depth}"
     warnings = [f"warning: the rules and known accuracies are for ResNet-50; {net} may need other settings"]
@@ -318,13 +316,15 @@ def test_a_recipe_of_a_depth_trains_that_net(depth: int) -> None:
         (RecipeRequest(IMAGENET, 4096, 90, lmdb=""), "lmdb: must not be empty"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(wish: RecipeRequest, message: str) -> None:
+def test_a_request_that_does_not_fit_is_refused_with_one_that_would(
+    wish: RecipeRequest, message: str
+) -> None:
     with pytest.raises(InputError, match=message) as raised:
         make_new(wish)
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_refusal_suggests_fits() -> None:
+def test_the_request_that_a_refusal_suggests_is_accepted() -> None:
     make_new(RecipeRequest(IMAGENET, 4096, 9))
     make_new(RecipeRequest(IMAGENET, 4096, 21, collapse_epochs=15))
     with pytest.raises(InputError, match=r"use --epochs (\d+), or fewer") as raised:
@@ -342,7 +342,7 @@ def test_the_most_classes_make_no_blob_that_is_too_large(depth: int, tmp_path: P
     assert not [line for line in lint(text, tmp_path) if line.startswith("blob-too-large")]
 
 
-def test_what_run_sh_will_not_hold_of_a_profile_is_reported() -> None:
+def test_profile_settings_that_run_sh_ignores_are_reported() -> None:
     profile = load_profile("stampede2-skx")
     launcher = profile.launcher.model_copy(update={"environment": {"FI_PROVIDER": "tcp"}})
     ours = profile.model_copy(update={"launcher": launcher, "modules": ("intel/18",)})

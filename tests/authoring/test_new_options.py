@@ -1,4 +1,4 @@
-"""What `new` is not told it reads from the net and the LMDBs; what nothing says it asks for."""
+"""`new` reads missing options from the net and the LMDBs, and asks for those that it cannot find."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_prototxt_keeps_its_own_transformation_and_classes(lmdbs: dict[str, An
     assert build_net(recipe, "train_val").layer[0].data_param.source == lmdbs["lmdb"]
 
 
-def test_a_mean_file_of_other_images_is_pointed_out(lmdbs: dict[str, Any], tmp_path: Path) -> None:
+def test_a_mean_file_of_other_images_is_a_warning(lmdbs: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "own.prototxt"
     file.write_text(NET.replace("mean_value: 3", "mean_file: 'imagenet_mean.binaryproto'") % (20, 4))
     made = make_new(make_request(NewOptions(20, net=str(file), **lmdbs), tmp_path), tmp_path)
@@ -122,7 +122,7 @@ def test_missing_options_are_asked_for(
     assert str(caught.value).endswith(message)
 
 
-def test_a_folder_without_an_lmdb_is_not_taken_for_one_on_another_machine(
+def test_a_folder_without_an_lmdb_is_not_mistaken_for_one_on_another_machine(
     lmdbs: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -195,7 +195,7 @@ def test_fewer_classes_than_the_labels_need_are_refused(
     other = write_lmdb(tmp_path / "other", classes=6)
     assert refused(test_lmdb=other).startswith(f"--classes: 4 classes, but {other} has labels up to 5; ")
     assert make(NewOptions(20, net="resnet_small", classes=9, **lmdbs), tmp_path).net.classes == 9
-    # Of many records only some are read; they say what is too few, not how many there are.
+    # Of many records only some are read: they show which classes are too few, not how many there are.
     monkeypatch.setattr(new_options, "_MOST_SCANNED", 100)
     monkeypatch.setattr(new_options, "_SAMPLED", 7)
     assert refused(classes=1) == message.replace("2 classes", "1 class")

@@ -1,4 +1,4 @@
-"""A recipe rescaled is the same by the rules; lint finds nothing that its source had not."""
+"""A rescaled recipe follows the same rules; lint finds nothing that its source did not have."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lint(text: str, folder: Path) -> list[Finding]:
 
 
 def joins(recipe: Recipe) -> list[tuple[float, float]]:
-    """Give the last rate of what each phase starts from, and the phase's first."""
+    """Return, per phase, the last rate of the phase it starts from and its own first rate."""
     pairs = []
     for phase in recipe.phases:
         start = recipe.starts_from(phase)
@@ -236,7 +236,7 @@ def test_the_epochs_that_a_refusal_suggests_are_enough(name: str) -> None:
 
 
 @pytest.mark.parametrize("smooth", [False, True])
-def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) -> None:
+def test_collapses_and_cycles_that_become_too_short_are_warnings(smooth: bool) -> None:
     made = rescale(load_recipe("paper-f4-4096-120ep"), RescaleTarget(epochs=60, smooth=smooth))
     assert [note for note in made.notes if "shortest" in note] == [
         "warning: the shortest collapse is now 1.46 epochs instead of 3; the paper uses 3 to 10 "
@@ -253,7 +253,7 @@ def test_collapses_and_cycles_that_become_too_short_are_warned_of(smooth: bool) 
 
 
 @pytest.mark.parametrize("smooth", [False, True])
-def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: bool) -> None:
+def test_collapses_cycles_and_rises_that_become_too_long_are_warnings(smooth: bool) -> None:
     made = rescale(load_recipe(SMALL), RescaleTarget(epochs=300, smooth=smooth))
     messages = [note.partition(" instead of ")[0] for note in made.notes if "longest" in note]
     assert messages == [
@@ -267,7 +267,7 @@ def test_collapses_cycles_and_rises_that_become_too_long_are_warned_of(smooth: b
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("name", ["paper-f4-4096-120ep", LARGE, SMALL, "digits-cyclic"])
-def test_parts_that_keep_their_length_are_not_warned_of(name: str, smooth: bool) -> None:
+def test_parts_that_keep_their_length_give_no_warning(name: str, smooth: bool) -> None:
     source = load_recipe(name)
     made = rescale(source, RescaleTarget(batch=2 * source.cluster.global_batch, smooth=smooth))
     assert not [note for note in made.notes if "shortest" in note or "longest" in note]
@@ -307,7 +307,7 @@ def test_an_ensemble_keeps_its_members_and_not_what_is_reported_of_them(smooth: 
     assert recipe.ensemble == Ensemble(members=("c2", "c3", "c4", "c5", "c6"))
 
 
-def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
+def test_a_rescaled_row_of_a_family_has_its_own_nets() -> None:
     row = load_recipe("paper-t2-8192-256n")
     recipe = rescale(row, RescaleTarget(batch_per_rank=16)).recipe
     assert row.nets_dir is not None
@@ -328,7 +328,7 @@ def test_a_row_of_a_family_rescaled_has_nets_of_its_own() -> None:
         ),
     ],
 )
-def test_a_name_that_would_take_a_place_of_the_source_is_refused(name: str, own: str, place: str) -> None:
+def test_a_name_that_would_overwrite_files_of_the_source_is_refused(name: str, own: str, place: str) -> None:
     with pytest.raises(
         CaffeRecipesError, match=f"--name: '{own}' and '{name}' would both use {place}; give anot"
     ):
@@ -365,7 +365,7 @@ def test_a_run_of_tensorflow_is_rescaled_by_its_source_s_arithmetic() -> None:
     assert any(warning in note for note in made.notes)
 
 
-def test_what_differs_from_the_source_in_net_and_data_still_does_after_a_rescaling() -> None:
+def test_differences_in_net_and_data_from_the_source_are_kept_by_rescale() -> None:
     source = load_recipe("tf-256n-90ep")
     made = rescale(source, RescaleTarget(batch=8192)).recipe
     assert made.differences == source.differences[:3]

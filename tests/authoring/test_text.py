@@ -54,7 +54,7 @@ def test_a_recipe_that_ships_reads_back_from_its_values(name: str) -> None:
     assert again.model_dump(exclude={"solver"}) == recipe.model_dump(exclude={"solver"})
 
 
-def test_what_phases_share_stands_once_and_defaults_nowhere() -> None:
+def test_shared_fields_are_written_once_and_defaults_never() -> None:
     written = write_recipe(load_recipe("stampede2-64n-72ep"), {})
     assert written.count("momentum: 0.9") == 1
     assert written.count("weight_decay:") == 2

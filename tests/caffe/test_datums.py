@@ -31,7 +31,7 @@ def build(path: Path, datums: list[pb.Datum]) -> Path:
 
 
 def build_raw(path: Path, records: dict[bytes, bytes]) -> Path:
-    """Write an LMDB that holds anything at all."""
+    """Write an LMDB with arbitrary records."""
     with (
         lmdb.open(str(path), lock=False, map_size=1 << 24) as environment,
         environment.begin(write=True) as transaction,
@@ -147,7 +147,7 @@ def not_an_lmdb(folder: Path) -> Iterator[tuple[Path, str]]:
         yield folder / f"cut{part}", "is truncated"
 
 
-def test_what_is_not_an_lmdb_is_named_for_what_it_is_and_left_alone(tmp_path: Path) -> None:
+def test_a_path_that_is_not_an_lmdb_is_described_and_left_alone(tmp_path: Path) -> None:
     for path, what in not_an_lmdb(tmp_path):
         before = names(path) if path.name[0] != "x" and path.is_dir() else None
         with pytest.raises(DataError, match=what) as caught:
@@ -252,7 +252,7 @@ def test_writing_grows_with_what_is_written(tmp_path: Path) -> None:
         assert len(read[1_499].data) == 50_000
 
 
-def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     def broken() -> Iterator[tuple[str, pb.Datum]]:
         yield "a", raw(0)
         raise KeyError("lost")
@@ -290,7 +290,7 @@ def test_no_lmdb_is_written_to_a_folder_of_another_user_or_through_a_link_of_the
     assert not list((shared / "theirs").iterdir())
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         write_datums(tmp_path / "file" / "lmdb", [("x", raw(0))])

@@ -49,7 +49,7 @@ def test_words_are_known_to() -> None:
     assert solver_type_dialects("SAG") == ("nvcaffe",)
 
 
-def test_what_is_missing_or_changed_is_ours_and_what_is_added_is_not() -> None:
+def test_missing_or_changed_fields_are_ours_and_added_ones_are_not() -> None:
     for dialect in load_dialects().values():
         for owner, names in dialect.missing.items():
             assert all("surfsara" in field_dialects(owner, name) for name in names or ())

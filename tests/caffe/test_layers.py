@@ -1,4 +1,4 @@
-"""Layer builders: one call is one layer, and a slip is named."""
+"""Layer builders: one call is one layer, and a mistake is reported."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("built", "text"), CASES, ids=[built.name for built, _ in CASES])
-def test_a_call_builds_the_layer_that_a_person_would_write(built: pb.LayerParameter, text: str) -> None:
+def test_a_call_builds_the_layer_that_a_user_would_write(built: pb.LayerParameter, text: str) -> None:
     assert built == parse_prototxt(text, pb.LayerParameter)
 
 
@@ -97,7 +97,7 @@ def test_a_call_builds_the_layer_that_a_person_would_write(built: pb.LayerParame
         (lambda: L.relu("r", 5), "layer 'r': bottom: invalid value 5; expected text"),  # type: ignore[arg-type]
     ],
 )
-def test_a_slip_names_the_layer_and_the_field(build: Callable[[], object], message: str) -> None:
+def test_a_mistake_is_reported_with_layer_and_field(build: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         build()
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Damaged pages are found before LMDB follows them, and whole ones are never taken for damaged."""
+"""Damaged pages are found before LMDB follows them, and intact ones are never reported as damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from caffe_recipes.errors import DataError
 
 _PAGE_BYTES = 4096
 
-# Prints a line for each LMDB; a process that LMDB ends prints no more.
+# Prints a line for each LMDB; a process that LMDB aborts stops printing.
 _READ_ALL = """
 import sys
 from caffe_recipes.caffe.datums import open_datums
@@ -84,7 +84,7 @@ def test_records_that_were_removed_and_a_compact_copy_are_read(tmp_path: Path) -
             assert [datum.label for _, datum in datums] == list(range(0, 3000, 7))
 
 
-def test_a_copy_that_was_cut_off_after_its_room_was_made_is_damaged(tmp_path: Path) -> None:
+def test_a_truncated_copy_in_a_preallocated_file_is_damaged(tmp_path: Path) -> None:
     def cut(data: bytearray) -> None:
         whole = len(data) * 9 // 10
         data[whole:] = bytes(len(data) - whole)

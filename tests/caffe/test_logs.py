@@ -131,7 +131,7 @@ def test_losses_and_rates_that_are_not_finite_are_read(text: str) -> None:
         assert math.isnan(value) if "nan" in text else value == float(text)
 
 
-def test_a_time_may_bear_its_year() -> None:
+def test_a_time_may_include_the_year() -> None:
     text = "Optimization Done."
     new = parse_line(glog("solver.cpp:443", text, "20261120 11:49:33.581089"), year=1999)
     old = parse_line(glog("solver.cpp:443", text, "1120 11:49:33.581089"), year=2026)
@@ -186,7 +186,7 @@ LOGS = ["p1_lenet/train"] + [
 
 @needs_reference
 @pytest.mark.parametrize("name", LOGS)
-def test_a_whole_log_gives_every_expected_value(name: str) -> None:
+def test_a_complete_log_gives_every_expected_value(name: str) -> None:
     path = REFERENCE / "parity" / f"{name}.log"
     expected = expected_rows(path.parent, path.stem)
     assert expected
@@ -195,7 +195,7 @@ def test_a_whole_log_gives_every_expected_value(name: str) -> None:
 
 
 @needs_reference
-def test_a_whole_log_gives_what_was_started_from_and_written() -> None:
+def test_a_complete_log_gives_the_starting_weights_and_the_snapshots() -> None:
     folder = REFERENCE / "parity" / "p2_miniresnet"
     lines = (folder / "train_b.log").read_text().splitlines()
     summary = read_log(lines)
@@ -221,7 +221,7 @@ def test_the_published_accuracy_is_read() -> None:
     assert read_log(PUBLISHED.splitlines()).mean_outputs == means
 
 
-def test_of_interleaved_ranks_the_first_counts_and_any_may_die() -> None:
+def test_in_interleaved_logs_rank_0_counts_but_any_rank_may_fail() -> None:
     summary = read_log(
         [
             "[1] " + glog("solver.cpp:312", "Iteration 0, loss = 9"),

@@ -1,4 +1,4 @@
-"""Messages from plain values: what fits a field, and what is refused by name."""
+"""Messages from plain values: what fits a field, and what is refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_values_of_every_kind_reach_their_fields() -> None:
     )
 
 
-def test_one_value_will_do_for_a_repeated_field() -> None:
+def test_a_single_value_is_accepted_for_a_repeated_field() -> None:
     assert build_message(pb.ConvolutionParameter, "c", {"kernel_size": 3}).kernel_size == [3]
     assert len(build_message(pb.LayerParameter, "l", {"param": {"lr_mult": 0}}).param) == 1
 

@@ -57,7 +57,7 @@ def field_entry(field: descriptor_pb2.FieldDescriptorProto) -> dict[str, Any]:
 
 
 def digest_of(schema: dict[str, Any]) -> str:
-    """Hash messages and enums whatever the order of the fields."""
+    """Hash messages and enums independently of the order of the fields."""
     by_number = {
         name: {**entry, "fields": sorted(entry["fields"], key=lambda field: int(field["number"]))}
         for name, entry in schema["messages"].items()

@@ -91,7 +91,7 @@ def test_a_comment_keeps_bytes_that_are_not_utf8(tmp_path: Path, content: bytes)
     assert encode_prototxt(format_prototxt(read_prototxt(path), pb.SolverParameter)) == content
 
 
-def test_what_is_not_a_readable_file_is_refused_with_one_line(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(PrototxtError, match=r"missing: cannot be read: No such file or directory; check"):
         load_prototxt(tmp_path / "missing", pb.NetParameter)
     with pytest.raises(PrototxtError, match=r"cannot be read: Is a directory; check the path$"):

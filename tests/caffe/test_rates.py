@@ -63,7 +63,7 @@ def test_warm_up_rises_in_a_line_and_its_iterations_count_for_the_policy() -> No
     assert rates == pytest.approx([0.05, 0.06, 0.07, 0.08, 0.09, 0.01], rel=1e-6)
 
 
-def test_where_caffe_divides_by_nothing_the_rate_is_not_a_number() -> None:
+def test_where_caffe_divides_by_zero_the_rate_is_nan() -> None:
     lost = solver(lr_policy="poly_cyc", power=2)
     assert math.isnan(lr_at(lost, 0))
     assert math.isinf(lr_at(lost, 1))
@@ -105,7 +105,7 @@ def test_equal_step_values_are_taken_in_one_iteration() -> None:
         ({"lr_policy": "exp", "gamma": 1e30}, "is inf at iteration 99"),
     ],
 )
-def test_a_schedule_that_caffe_would_train_with_in_silence_is_named(
+def test_a_wrong_schedule_that_caffe_would_accept_silently_is_reported(
     fields: dict[str, object], part: str
 ) -> None:
     (finding,) = check_rates(solver(**fields))
@@ -117,11 +117,11 @@ def test_a_missing_base_lr_is_named() -> None:
     assert (fault.kind, str(fault)) == ("no base_lr", "base_lr is missing: the rate would be 0")
 
 
-def test_sound_schedules_have_no_findings() -> None:
+def test_correct_schedules_have_no_findings() -> None:
     assert check_rates(solver(lr_policy="poly_cyc", power=2, lr_iter=100)) == []
     assert check_rates(solver(lr_policy="fixed", base_lr=0)) == []
     assert check_rates(solver(lr_policy="plateau", gamma=0.1, plateau_winsize=[5])) == []
 
 
-def test_a_run_of_no_iterations_asks_for_no_rate() -> None:
+def test_a_run_of_zero_iterations_computes_no_rate() -> None:
     assert check_rates(solver(lr_policy="poly", power=1, max_iter=0)) == []

@@ -1,4 +1,4 @@
-"""What Caffe stops at in one layer, from the checks in its sources."""
+"""Settings of one layer that stop Caffe, from the checks in its sources."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def pool(text: str) -> str:
         ('type: "Data" data_param { batch_size: 4294967295 }', "value-overflows"),
     ],
 )
-def test_what_caffe_stops_at_is_refused(text: str, rule: str) -> None:
+def test_nets_that_stop_caffe_are_refused(text: str, rule: str) -> None:
     assert rules(text) == [rule]
 
 
@@ -89,7 +89,7 @@ def test_what_caffe_stops_at_is_refused(text: str, rule: str) -> None:
         'type: "DummyData" top: "a" dummy_data_param { num: 1 channels: 2 height: 3 width: 4 }',
     ],
 )
-def test_what_caffe_runs_is_not(text: str) -> None:
+def test_nets_that_caffe_runs_are_accepted(text: str) -> None:
     assert rules(text) == []
 
 

@@ -479,7 +479,7 @@ def test_the_old_layers_format_is_refused() -> None:
         ([], 'type: "DummyData" dummy_data_param { shape { dim: 2 dim: 0 } }'),
     ],
 )
-def test_what_the_set_up_of_a_layer_checks_of_its_bottoms_is_a_misfit(
+def test_bottoms_that_fail_the_set_up_of_a_layer_are_a_misfit(
     bottoms: list[tuple[int, ...]], layer: str
 ) -> None:
     dims = [" ".join(f"dim: {dim}" for dim in shape) for shape in bottoms]

@@ -145,7 +145,7 @@ def bits(message: Message) -> bytes:
 
 
 def comments_in(text: str) -> Counter[str]:
-    """Count the comments that say something."""
+    """Count the comments that are not empty."""
     found = (match["comment"] for match in TOKEN.finditer(text))
     return Counter(comment[1:].strip() for comment in found if comment and comment[1:].strip())
 
@@ -182,7 +182,7 @@ def single_fields(cls: type[Message]) -> Iterator[Message]:
 @pytest.mark.parametrize("name", CLASSES)
 @few_examples
 @given(st.data())
-def test_what_we_write_of_any_message_is_read_by_protobuf_and_by_us(name: str, data: st.DataObject) -> None:
+def test_any_message_that_we_write_is_read_back_by_protobuf_and_by_us(name: str, data: st.DataObject) -> None:
     message = data.draw(messages(st.just(name)))
     text = render_prototxt(message)
     assert bits(text_format.Parse(text, type(message)())) == bits(message)
@@ -200,7 +200,7 @@ def test_every_field_takes_its_extreme_values(cls: type[Message]) -> None:
 
 @examples
 @given(messages(st.sampled_from(sorted(CLASSES))), st.sampled_from(STYLES))
-def test_what_protobuf_writes_is_read(message: Message, style: dict[str, Any]) -> None:
+def test_text_written_by_protobuf_is_read(message: Message, style: dict[str, Any]) -> None:
     text = text_format.MessageToString(message, **style)
     assert bits(parse_prototxt(text, type(message))) == bits(message)
 

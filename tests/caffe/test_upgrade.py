@@ -205,13 +205,13 @@ layer {
          "old.prototxt:2:2: is given as well as `type`; Caffe refuses both; keep `type`"),
     ],
 )  # fmt: skip
-def test_what_caffe_refuses_is_refused_with_its_place(text: str, error: str) -> None:
+def test_files_that_caffe_refuses_are_refused_with_the_position(text: str, error: str) -> None:
     with pytest.raises(PrototxtError) as caught:
         upgrade_text(text)
     assert str(caught.value) == error
 
 
-def test_what_is_neither_a_net_nor_a_solver_comes_back_unchanged() -> None:
+def test_a_message_that_is_neither_a_net_nor_a_solver_is_returned_unchanged() -> None:
     assert upgrade_text('item { name: "cat" } # mine') == 'item { name: "cat" } # mine\n'
 
 

@@ -134,7 +134,7 @@ def test_a_history_has_a_blob_or_two_for_each_parameter(times: int) -> None:
     ]
 
 
-def test_what_of_a_solverstate_does_not_fit_is_named() -> None:
+def test_parts_of_a_solverstate_that_do_not_fit_are_named() -> None:
     state = whole_state()
     state.history[0].CopyFrom(blob(3, 4))
     state.history[1].data[2] = float("nan")
@@ -160,7 +160,7 @@ def test_a_parameter_that_layers_share_has_one_history() -> None:
     assert check_solverstate(whole_state(), shared, at_most_iter=5) == []
 
 
-def test_of_a_net_whose_shapes_are_not_known_the_values_are_looked_at() -> None:
+def test_for_a_net_of_unknown_shapes_the_values_are_checked() -> None:
     odd = pb.NetParameter(layer=[pb.LayerParameter(name="x", type="Unheard")], name="odd")
     state = whole_state()
     assert check_solverstate(state, odd, at_most_iter=5) == []
@@ -247,9 +247,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path, load: Callable[
 
 
 @pytest.mark.parametrize("load", [load_weights, load_solverstate])
-def test_what_would_never_end_or_never_fit_is_not_read(
-    tmp_path: Path, load: Callable[[Path], object]
-) -> None:
+def test_endless_or_oversized_files_are_not_read(tmp_path: Path, load: Callable[[Path], object]) -> None:
     os.mkfifo(tmp_path / "fifo")
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(1 << 40)
@@ -258,7 +256,7 @@ def test_what_would_never_end_or_never_fit_is_not_read(
             load(path)
 
 
-def test_every_cut_of_a_snapshot_is_refused_or_found_out(tmp_path: Path) -> None:
+def test_every_truncation_of_a_snapshot_is_refused_or_detected(tmp_path: Path) -> None:
     whole = tiny_weights().SerializeToString()
     path = tmp_path / "w.caffemodel"
     cuts_that_parse = 0
@@ -330,7 +328,7 @@ def test_misfits_are_named() -> None:
     assert check_weights(weights, NET) == ["layer 'ip' has 1 blobs, but the net needs 2"]
 
 
-def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_save_keeps_the_previous_file(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="cannot be written"):
         save_message(tiny_weights(), tmp_path / "no" / "folder.caffemodel")
     (tmp_path / "taken").mkdir()

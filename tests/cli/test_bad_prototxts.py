@@ -1,4 +1,4 @@
-"""What is no prototxt: one line that says where and what, exit 2, no traceback, no hang, little memory."""
+"""Files that are not prototxts: one line with position and reason, exit 2, no hang, little memory."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_text_gets_one_line_and_is_left_unchanged(command: tuple[str, ...], tmp_path: Path) -> None:
     for name, (content, message) in BAD.items():
         path = tmp_path / f"{name}.prototxt"
         path.write_bytes(content)
@@ -100,7 +100,7 @@ def test_bad_text_gets_one_line_and_stays_as_it_is(command: tuple[str, ...], tmp
 @pytest.mark.parametrize(
     "command", [("lint",), ("summary",), ("diff", "good"), ("lr",), ("plot", "-o", "plot.svg")], ids=" ".join
 )
-def test_every_command_refuses_in_the_same_words(
+def test_every_command_refuses_with_the_same_message(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,9 @@ def test_every_command_refuses_in_the_same_words(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_what_is_not_a_file_is_refused_and_never_waited_for(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_without_waiting(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     pipe = tmp_path / "pipe.prototxt"
     os.mkfifo(pipe)
     for path, message in (

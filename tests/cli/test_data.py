@@ -55,7 +55,7 @@ def test_check_reports_records_labels_and_sizes(tmp_path: Path) -> None:
     assert "3 images of 1 x 2 x 2\n" in out
 
 
-def test_a_label_outside_the_classes_fails_the_check_in_one_line_behind_what_was_seen(tmp_path: Path) -> None:
+def test_a_label_outside_the_classes_fails_the_check_in_one_line_after_the_report(tmp_path: Path) -> None:
     path = write(tmp_path)
     code, out, err = call("check", path, "--classes", "3")
     what = "record '00000001_1' has label 3, which is not one of the 3 classes 0 to 2, and 1 more like it"
@@ -79,7 +79,7 @@ def test_check_draws_a_sheet_and_prints_json(tmp_path: Path) -> None:
     assert "nodir/s.png: its folder does not exist" in err
 
 
-def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at(tmp_path: Path) -> None:
+def test_an_unwritable_sheet_is_reported_before_the_lmdb_is_read(tmp_path: Path) -> None:
     path = write(tmp_path)
     (tmp_path / "folder.png").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
@@ -90,7 +90,7 @@ def test_a_sheet_that_could_not_be_written_is_known_before_the_lmdb_is_looked_at
         assert err.endswith("; give another path\n")
 
 
-def test_a_sheet_is_drawn_of_what_is_whole(tmp_path: Path) -> None:
+def test_a_sheet_is_drawn_of_the_undamaged_images(tmp_path: Path) -> None:
     path = write(tmp_path)
     with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"00000001_1", b"\xff\xff")
@@ -115,7 +115,7 @@ def test_an_unsorted_order_can_be_demanded(tmp_path: Path) -> None:
     assert "bad: the records are not shuffled: sorted by class" in out
 
 
-def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
+def test_a_path_that_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
     assert call("check", tmp_path)[0] == 2
 
 
@@ -180,7 +180,7 @@ def test_a_list_is_read_beneath_its_root_by_several_workers(tmp_path: Path) -> N
 
 def test_bad_images_are_skipped_on_request(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "images")
-    (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # of which libpng would speak
+    (folder / "b/1.jpg").write_bytes((folder / "b/2.png").read_bytes()[:-20])  # libpng would warn
     words = ("build", "--images", folder, "--out", tmp_path / "lmdb", "--workers", "1")
     code, out, err = call(*words)
     what = "is not an image that OpenCV can decode, or is truncated"
@@ -244,7 +244,7 @@ def test_a_gif_of_a_folder_stops_the_build_and_other_files_are_counted(tmp_path:
         (["digits"], "Give either 'digits' or --images"),
     ],
 )
-def test_what_contradicts_itself_is_bad_input_and_writes_nothing(
+def test_contradictory_options_are_bad_input_and_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

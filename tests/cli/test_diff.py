@@ -1,4 +1,4 @@
-"""`caffe-recipes diff`: what it takes, what it says, how it exits, and as git's driver."""
+"""`caffe-recipes diff`: its arguments, output and exit codes, and its use as git's driver."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_pipe_in_a_folder_is_not_waited_for(here: Path) -> None:
         os.close(writer)
 
 
-def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(unreadable: Path, here: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_not_treated_as_empty(unreadable: Path, here: Path) -> None:
     write(here / "other", net=NET)
     code, output = call(unreadable, here / "other")
     assert (code, "cannot be read: Permission denied" in output) == (2, True)
@@ -192,7 +192,7 @@ def test_each_phase_of_a_solver_of_several_shows_its_rate(here: Path) -> None:
     assert rate["params_pair[1]"]["start"]["new"] == 1
 
 
-def test_a_net_beside_that_is_too_large_or_broken_is_named(here: Path) -> None:
+def test_a_net_next_to_the_solver_that_is_too_large_or_broken_is_named(here: Path) -> None:
     write(here, a=SOLVER, b=SOLVER.replace("100", "200"), net=NET + "#" * 400)
     words = ["a.prototxt", "b.prototxt", "--images", "6400", "--ranks", "2"]
     code, output = call(*words, "--max-bytes", "300")
@@ -282,7 +282,7 @@ def test_recipes_show_what_they_generate_and_their_own_values(here: Path) -> Non
     assert "train_val" not in output
 
 
-def test_a_recipe_s_name_goes_before_a_folder_of_that_name(here: Path) -> None:
+def test_a_recipe_name_takes_precedence_over_a_folder_of_that_name(here: Path) -> None:
     write(here / "digits-local", net=NET)
     assert call("digits-local", "digits-local") == (0, "no difference in meaning\n")
     assert call("./digits-local", "digits-local/") == (0, "no difference in meaning\n")
@@ -333,7 +333,9 @@ def test_two_revisions_compare_without_a_checkout(repo: Path) -> None:
 
 
 @needs_git
-def test_paths_limit_revisions_from_where_one_stands(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_limit_revisions_relative_to_the_current_folder(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only = "nets/net.prototxt:\n  data: data_param.batch_size 32 -> 16\n"
     assert call("HEAD~1", "HEAD", "--", "nets/net.prototxt") == (1, only)
     assert call("HEAD~1", "HEAD", "nets/net.prototxt") == (1, only)
@@ -459,7 +461,7 @@ def test_a_file_of_a_revision_compares_with_a_file(repo: Path) -> None:
 
 
 @needs_git
-def test_a_file_goes_before_a_revision_of_its_name(repo: Path) -> None:
+def test_a_file_takes_precedence_over_a_revision_of_its_name(repo: Path) -> None:
     (repo / "main").write_text(NET)
     assert call("main", "nets/net.prototxt")[1] == "data: data_param.batch_size 32 -> 16\n"
 
@@ -530,13 +532,13 @@ def test_git_diff_continues_at_a_path_that_is_not_merged(driven: Path) -> None:
 
 
 @needs_git
-def test_the_driver_s_words_may_look_like_options(driven: Path) -> None:
+def test_the_arguments_of_the_driver_may_look_like_options(driven: Path) -> None:
     (driven / "--json.prototxt").write_text(NET)
     git("add", ".")
     assert git("diff", "--cached", "--", "--json.prototxt").startswith("diff --json.prototxt\nadded\n")
 
 
-def test_words_that_git_never_gives_are_refused() -> None:
+def test_arguments_that_git_never_passes_are_refused() -> None:
     code, output = call("--git", "a", "b")
     assert (code, "git passes 7 or 9 arguments, not 2" in output) == (2, True)
 
@@ -635,7 +637,7 @@ def test_other_yaml_is_compared_only_if_it_is_named(repo: Path) -> None:
 
 
 @needs_git
-def test_a_repository_cannot_have_a_program_started(repo: Path, tmp_path: Path) -> None:
+def test_a_repository_cannot_make_us_start_a_program(repo: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\nexit 1\n")
     trap.chmod(0o755)
@@ -659,7 +661,7 @@ def test_a_repository_cannot_have_a_program_started(repo: Path, tmp_path: Path) 
 
 
 @needs_git
-def test_a_tracked_folder_that_is_a_bare_repository_is_none(
+def test_a_tracked_folder_is_not_treated_as_a_bare_repository(
     repo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git("clone", "-q", "--bare", ".", "planted")
@@ -724,7 +726,7 @@ def test_files_of_a_revision_that_are_one_object_count_each(repo: Path, size: st
         ("exec sleep 3600", "git rev-parse: did not end within 1 s"),
     ],
 )
-def test_a_git_that_does_not_end_is_ended(
+def test_a_git_that_does_not_finish_is_killed(
     here: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     (here / "git").write_text(f"#!/bin/sh\n{script}\n")

@@ -36,7 +36,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (("small", "--members", "init,cyc1"), "prototxt/small/train_val.prototxt: cannot be read"),
     ],
 )
-def test_what_cannot_be_averaged_gets_one_line_and_exit_2(
+def test_members_that_cannot_be_averaged_get_one_line_and_exit_2(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "small.yaml").write_text(RECIPE)

@@ -94,7 +94,7 @@ def test_a_folder_stands_for_the_prototxts_below_it(tmp_path: Path) -> None:
     assert (hidden.read_text(), other.read_text()) == ("name:'n'", "name:'n'")
 
 
-def test_a_folder_that_cannot_be_read_is_not_passed_over(unreadable: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_not_skipped(unreadable: Path) -> None:
     (unreadable / "n.prototxt").write_text(UGLY)
     done = call("--check", unreadable)
     assert str(done.exception).startswith(f"{unreadable / 'closed'}: cannot be read: Permission denied")
@@ -107,7 +107,7 @@ def test_a_folder_without_prototxts_is_reported(tmp_path: Path) -> None:
     assert str(done.exception) == f"{tmp_path}: contains no prototxt files; name the files"
 
 
-def test_one_bad_file_of_several_leaves_all_as_they_are(ugly: Path) -> None:
+def test_one_bad_file_leaves_all_files_unchanged(ugly: Path) -> None:
     bad = ugly.parent / "bad.prototxt"
     bad.write_text("base_lr: 1\ngama: 2")
     done = call(ugly, bad)
@@ -138,7 +138,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_a_link(ugly: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_where_a_file_cannot_be_written_none_is(ugly: Path) -> None:
+def test_if_one_file_cannot_be_written_none_is(ugly: Path) -> None:
     locked = ugly.parent / "locked.prototxt"
     locked.write_text(UGLY)
     locked.chmod(0o444)
@@ -148,7 +148,7 @@ def test_where_a_file_cannot_be_written_none_is(ugly: Path) -> None:
     assert sorted(ugly.parent.iterdir()) == [locked, ugly]
 
 
-def test_where_one_cannot_be_written_the_rest_stay_as_they_are(ugly: Path) -> None:
+def test_if_one_file_cannot_be_written_the_rest_are_unchanged(ugly: Path) -> None:
     second = ugly.parent / "b" / f"{'s' * 240}.prototxt"  # no temporary name of it fits
     second.parent.mkdir()
     second.write_text(UGLY)
@@ -158,7 +158,7 @@ def test_where_one_cannot_be_written_the_rest_stay_as_they_are(ugly: Path) -> No
     assert sorted(path.name for path in ugly.parent.iterdir()) == ["b", "solver.prototxt"]
 
 
-def test_what_caffe_reads_in_other_words_stays_the_same_message(tmp_path: Path) -> None:
+def test_reformatting_keeps_the_message_that_caffe_reads(tmp_path: Path) -> None:
     text = (
         "layer < name: 'a' \"b\" convolution_param: { pad: [1, 0x2], engine: 1; axis: -1 } > , name: 't\\x41'"
     )

@@ -1,4 +1,4 @@
-"""`caffe-recipes generate`: what it writes, what it says, and that `--check` writes nothing."""
+"""`caffe-recipes generate`: what it writes and prints, and that `--check` writes nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_several_files_written_by_hand_are_counted(tmp_path: Path) -> None:
     assert set(state_of(tmp_path).values()) == {"mine"}
 
 
-def test_check_is_silent_but_for_a_count_where_nothing_differs(tmp_path: Path) -> None:
+def test_check_prints_only_a_count_if_nothing_differs(tmp_path: Path) -> None:
     call("digits-local", "--out", tmp_path)
     done = call("--check", "digits-local", "--out", tmp_path)
     assert (done.exit_code, done.output) == (0, f"{len(FILES)} files are up to date\n")
@@ -100,7 +100,7 @@ def test_check_prints_a_diff_fails_and_writes_nothing(tmp_path: Path) -> None:
     assert state_of(tmp_path) == before
 
 
-def test_a_phase_s_new_name_leaves_a_file_that_both_commands_point_at(tmp_path: Path) -> None:
+def test_renaming_a_phase_leaves_a_stale_file_that_both_commands_report(tmp_path: Path) -> None:
     text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     recipe = tmp_path / "renamed.yaml"
     recipe.write_text(text.replace("name: cyc1", "name: second"))
@@ -115,7 +115,7 @@ def test_a_phase_s_new_name_leaves_a_file_that_both_commands_point_at(tmp_path: 
     assert call("--check", recipe, "--out", tmp_path).exit_code == 0
 
 
-def test_a_job_of_an_earlier_version_is_pointed_at(tmp_path: Path) -> None:
+def test_a_job_file_of_an_earlier_version_is_reported(tmp_path: Path) -> None:
     call("digits-local", "--out", tmp_path)
     earlier = tmp_path / "jobs/digits-local/phase-2-cyc1.sbatch"
     earlier.write_text(
@@ -176,7 +176,7 @@ def test_check_sees_a_change_in_another_dialect_s_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("check", [[], ["--check"]])
 @pytest.mark.parametrize(("dialect", "parts"), [("bvlc", 11), ("nvcaffe", 12)])
-def test_what_has_no_equivalent_is_listed_and_nothing_is_written(
+def test_settings_without_an_equivalent_are_listed_and_nothing_is_written(
     tmp_path: Path, dialect: str, parts: int, check: list[str]
 ) -> None:
     done = call("digits-local", "--dialect", dialect, "--out", tmp_path / "out", *check)
@@ -206,7 +206,7 @@ def test_an_unknown_dialect_is_refused_with_all(tmp_path: Path) -> None:
     assert "'surfsara', 'intel', 'bvlc', 'nvcaffe'" in done.output
 
 
-def test_a_copy_that_is_still_called_like_the_recipe_beside_it_writes_nothing(tmp_path: Path) -> None:
+def test_a_copy_with_the_same_name_as_the_recipe_next_to_it_writes_nothing(tmp_path: Path) -> None:
     text = resources.files("caffe_recipes").joinpath("recipes", "digits-local.yaml").read_text()
     pics, copy = tmp_path / "pics.yaml", tmp_path / "e3.yaml"
     copy.write_text(text.replace("digits-local", "pics"))
@@ -232,9 +232,7 @@ def test_the_help_names_each_folder_that_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--overwrite",)])
-def test_what_a_run_under_way_reads_is_not_changed_beneath_it(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_files_that_an_active_run_reads_are_not_changed(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     call("digits-local", "--out", tmp_path)
     (tmp_path / SOLVER).write_text(FILES[SOLVER] + "# edited\n")
     lock = RecipeLock(tmp_path, "digits-local")
@@ -269,7 +267,7 @@ def test_a_net_that_another_recipe_s_run_shares_is_not_changed(
     assert call("second.yaml").exit_code == 0
 
 
-def test_beside_a_run_files_that_it_does_not_read_are_written(tmp_path: Path) -> None:
+def test_files_that_an_active_run_does_not_read_are_written(tmp_path: Path) -> None:
     call("digits-local", "--out", tmp_path)
     script = tmp_path / "jobs/digits-local/run.sh"
     script.write_text(script.read_text() + "# edited\n")

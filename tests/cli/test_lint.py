@@ -1,4 +1,4 @@
-"""`caffe-recipes lint`: what it prints, and with what it exits."""
+"""`caffe-recipes lint`: its output and exit codes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_json_is_an_array(solver: Path) -> None:
     }  # fmt: skip
 
 
-def test_alone_leaves_out_what_only_a_whole_chain_has(solver: Path) -> None:
+def test_alone_omits_the_checks_of_a_whole_chain(solver: Path) -> None:
     assert call("--alone", solver).returncode == 0
 
 

@@ -25,19 +25,19 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_log_goes_to_standard_output_and_its_name_beside_it(root: Path) -> None:
+def test_the_log_goes_to_stdout_and_its_name_to_stderr(root: Path) -> None:
     done = call(root, "small", "--rank", "0")
     assert (done.returncode, done.stdout) == (0, "größe\n")
     assert done.stderr == "==> runs/small-1/logs/init-1.log <==\n"
 
 
-def test_what_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
+def test_a_log_that_cannot_be_read_is_one_line_and_exit_2(root: Path) -> None:
     done = call(root, "smal")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Error: runs: no run or recipe is named 'smal'; did you mean 'small-1'?\n"
 
 
-def test_a_name_like_no_other_gets_the_latest_runs(root: Path) -> None:
+def test_an_unknown_name_gets_the_latest_runs(root: Path) -> None:
     for number in (9, 10):
         shutil.copytree(root / "runs/small-1", root / f"runs/other-{number}")
     done = call(root, "x")

@@ -29,7 +29,7 @@ def call(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_of_the_table_is_there(name: str) -> None:
+def test_every_command_of_the_table_exists(name: str) -> None:
     lazy = COMMANDS[name]
     assert isinstance(getattr(import_module(lazy.module), lazy.attribute), click.Command)
 
@@ -135,7 +135,7 @@ def test_an_error_is_one_line_whatever_is_in_the_name(tmp_path: Path) -> None:
     assert line.startswith(r"Error: a\nb\x1b[31m.yaml: cannot be read: No such file or directory")
 
 
-def test_a_reader_that_has_gone_is_not_an_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

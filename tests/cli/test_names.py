@@ -1,4 +1,4 @@
-"""What a shell completes: names of recipes that ship, and the files that a command reads."""
+"""Shell completion: names of shipped recipes, and the files that a command reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TAKE_PROTOTXTS = ["plot", "lr", "lint", "diff", "fmt", "upgrade", "summary"]
 
 
 def complete(line: str, cwd: Path) -> list[str]:
-    """What bash is told for the last word of a line."""
+    """Return what bash gets as completions of the last word of a line."""
     words = line.split(" ")
     environment = {
         **os.environ,
@@ -59,7 +59,7 @@ def test_a_prototxt_is_completed(command: str, tmp_path: Path) -> None:
     assert complete(f"caffe-recipes {command} ne", tmp_path) == ["plain,net.prototxt"]
 
 
-def test_what_reads_prototxts_alone_is_offered_no_recipes(tmp_path: Path) -> None:
+def test_commands_that_read_only_prototxts_complete_no_recipes(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").touch()
     assert complete("caffe-recipes lr ", tmp_path) == ["plain,net.prototxt"]
     assert complete("caffe-recipes lr dig", tmp_path) == ["file,dig"]
@@ -76,13 +76,13 @@ def test_runs_are_completed_by_their_names(tmp_path: Path) -> None:
     assert complete("caffe-recipes attach sm", tmp_path / "root") == ["plain,small-1", "plain,small-2"]
 
 
-def test_so_is_a_recipe_that_was_submitted_and_has_no_run(tmp_path: Path) -> None:
+def test_a_submitted_recipe_without_a_run_is_completed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / f"small{SUFFIX}").touch()
     assert complete("caffe-recipes status sm", tmp_path) == ["plain,small"]
 
 
-def test_all_that_ship_are_offered_and_the_folder_s_recipes(tmp_path: Path) -> None:
+def test_shipped_recipes_and_those_in_the_folder_are_completed(tmp_path: Path) -> None:
     for name in ("mine.yaml", "notes.txt", "net.prototxt"):
         (tmp_path / name).touch()
     (tmp_path / "folder.yaml").mkdir()
@@ -99,7 +99,7 @@ def test_files_are_completed_in_the_folder_that_was_typed(tmp_path: Path) -> Non
     assert complete("caffe-recipes show none/a", tmp_path) == ["file,none/a"]
 
 
-def test_what_was_given_is_not_offered_again(tmp_path: Path) -> None:
+def test_arguments_already_given_are_not_completed_again(tmp_path: Path) -> None:
     found = complete("caffe-recipes show digits-local ", tmp_path)
     assert "plain,digits-local" not in found
     assert "plain,stampede2-64n-72ep" in found
@@ -120,7 +120,7 @@ def test_completing_neither_reads_recipes_nor_imports_what_draws_them(tmp_path: 
     assert done.stdout == "[]\n"
 
 
-def test_a_folder_that_may_not_be_read_offers_no_files(tmp_path: Path) -> None:
+def test_a_folder_without_read_permission_completes_no_files(tmp_path: Path) -> None:
     assert Name("x")._files(str(tmp_path / "none" / "x")) == []
 
 

@@ -30,7 +30,7 @@ def words_of(options: dict[str, str]) -> list[str]:
     return [word for pair in options.items() for word in pair]
 
 
-def test_a_recipe_is_written_that_lint_has_nothing_against(tmp_path: Path) -> None:
+def test_the_written_recipe_passes_lint(tmp_path: Path) -> None:
     done = run(
         "new",
         *words_of(WHOLE),
@@ -57,7 +57,7 @@ def test_jobs_of_a_recipe_look_for_the_file_that_it_was_written_to(tmp_path: Pat
     assert "recipe=mine.yaml program=" in (tmp_path / "jobs/mine/chain.sbatch").read_text()
 
 
-def test_a_name_that_is_not_the_files_is_warned_of(tmp_path: Path) -> None:
+def test_a_name_that_differs_from_the_file_is_a_warning(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE), *MACHINE, "--out", "a.yaml", "--name", "b", cwd=tmp_path)
     message = "warning: a.yaml: its jobs look for b.yaml; rename the file or the recipe\n"
     assert (done.returncode, done.stderr) == (0, message)
@@ -104,14 +104,16 @@ def test_counts_may_have_commas_between_their_thousands(tmp_path: Path) -> None:
         ({"--images": "9" * 5000}, "Error: Invalid value for '--images': '9999"),
     ],
 )
-def test_what_is_not_a_number_is_refused(changed: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_values_that_are_not_numbers_are_refused(
+    changed: dict[str, str], message: str, tmp_path: Path
+) -> None:
     done = run("new", *words_of(WHOLE | changed), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(message)
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_file_the_recipe_is_printed_and_warnings_are_beside(tmp_path: Path) -> None:
+def test_without_a_file_the_recipe_is_printed_and_warnings_go_to_stderr(tmp_path: Path) -> None:
     done = run("new", *words_of(WHOLE | {"--epochs": "30"}), "--name", "mine", cwd=tmp_path)
     assert done.returncode == 0
     assert "\nname: mine\n" in done.stdout

@@ -14,7 +14,7 @@ SECONDS = Seconds(min=0)
 
 @pytest.mark.parametrize("kind", [WHOLE, COUNT, NUMBER, SECONDS], ids=["whole", "count", "number", "seconds"])
 @pytest.mark.parametrize("text", ["6_0", "６０", "٦", "1_000", "", "x", "0x10", "1,0", "9" * 5000])
-def test_what_only_python_reads_is_refused(kind: Kind, text: str) -> None:
+def test_numbers_that_only_python_reads_are_refused(kind: Kind, text: str) -> None:
     with pytest.raises(click.BadParameter) as caught:
         kind.convert(text, None, None)
     assert "\n" not in caught.value.message
@@ -35,12 +35,12 @@ def test_what_only_python_reads_is_refused(kind: Kind, text: str) -> None:
         (SECONDS, "1.5", 1.5),
     ],
 )
-def test_what_people_write_is_read(kind: Kind, text: str, value: float) -> None:
+def test_numbers_as_people_write_them_are_read(kind: Kind, text: str, value: float) -> None:
     assert kind.convert(text, None, None) == value
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1e400", "-1"])
-def test_a_time_passes(text: str) -> None:
+def test_a_time_is_accepted(text: str) -> None:
     with pytest.raises(click.BadParameter):
         SECONDS.convert(text, None, None)
 

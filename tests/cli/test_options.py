@@ -1,4 +1,4 @@
-"""What commands share: those that review run a recipe's code once it is allowed, by those that train."""
+"""Options shared by commands: review commands run a recipe's code once a training command has allowed it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_command_that_reviews_runs_code_that_is_allowed_until_it_changes(
 
 @pytest.mark.parametrize("words", [["run", "mine.yaml"], ["submit", "mine.yaml"]])
 def test_run_and_submit_count_as_consent(folder: Path, words: list[str]) -> None:
-    call(*words)  # each fails behind it: there is neither Caffe nor Slurm
+    call(*words)  # each fails afterwards: neither Caffe nor Slurm is installed
     assert ran(folder)
     assert "not allowed" not in str(call("summary", "mine.yaml").exception)
 

@@ -15,7 +15,7 @@ from caffe_recipes.errors import InputError
 
 MESSAGE = r"'{}' is not a (path|name|run); is a variable unset\?"
 
-# The text that commands take and that is not a path, and what is read with checks of its own.
+# Arguments that are text and not paths, and those that have checks of their own.
 NO_PATHS = {
     "--account",
     "--constraint",
@@ -48,7 +48,7 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def all_paths() -> list[tuple[str, click.Command, click.Parameter]]:
-    """Give every parameter that takes text which is none of NO_PATHS, so that a new one is asked after."""
+    """Return every text parameter that is not in NO_PATHS, so that a new one must be classified."""
     return [
         (name, command, param)
         for name, command in all_commands()

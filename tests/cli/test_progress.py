@@ -1,4 +1,4 @@
-"""How far a build is: told seldom, and by the pace of this build alone."""
+"""The progress of a build: reported rarely, and by the rate of this build alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_progress_is_reported_every_ten_seconds_by_this_build_s_pace(
     ]
 
 
-def test_what_is_left_is_seconds_at_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_shown_in_seconds_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     progress = BuildProgress(lambda: now[0])
     for second, done in ((0, 0), (10, 100), (20, 910)):

@@ -25,7 +25,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_recipe_is_written_and_what_is_other_is_reported(tmp_path: Path) -> None:
+def test_the_recipe_is_written_and_the_differences_are_reported(tmp_path: Path) -> None:
     done = run("rescale", RECIPE, "--batch", "8192", "--smooth", "--out", "a.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote a.yaml\n")
     assert done.stderr.splitlines() == [

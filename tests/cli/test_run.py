@@ -45,7 +45,7 @@ def call(folder: Path, *words: str, command: str = "run") -> subprocess.Complete
         ),
     ],
 )
-def test_what_cannot_be_run_is_one_line_exit_2_and_leaves_nothing(
+def test_a_recipe_that_cannot_run_is_one_line_exit_2_and_leaves_nothing(
     tmp_path: Path, words: list[str], message: str
 ) -> None:
     done = call(tmp_path, *words)
@@ -140,7 +140,7 @@ def test_nothing_is_run_in_a_root_where_another_user_can_put_programs(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
 @pytest.mark.parametrize("planted", ["recipe", "hostfile", "profile"])
-def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_obeyed(
+def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_used(
     tmp_path: Path, planted: str
 ) -> None:
     shared, root = tmp_path / "shared", tmp_path / "root"
@@ -163,7 +163,7 @@ def test_no_recipe_hostfile_or_profile_that_another_user_can_change_is_obeyed(
     assert f"is used with {paths[planted]}, which belongs to user 54321, who can change its" in done.stderr
 
 
-def test_a_recipe_and_a_profile_that_have_names_are_not_looked_for_in_the_current_folder(
+def test_shipped_recipes_and_profiles_are_not_looked_up_in_the_current_folder(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "root").mkdir()

@@ -22,7 +22,7 @@ def test_doctor_prints_a_row_for_each_need() -> None:
         assert f" {name} " in done.output
 
 
-def test_doctor_of_a_command_fails_where_that_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_for_a_command_fails_if_the_command_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     done = CliRunner().invoke(commands, ["doctor", "submit"])
     assert done.exit_code == 1

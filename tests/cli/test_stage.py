@@ -56,7 +56,7 @@ def place() -> Iterator[Place]:
         yield Place(Path(name))
 
 
-def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Place) -> None:
+def test_a_host_that_was_not_cleaned_is_named_and_the_command_fails(place: Place) -> None:
     assert place.call("--how", "copy").returncode == 0
     place.lmdb.chmod(0o777)
     done = place.call("--clean")
@@ -68,7 +68,7 @@ def test_a_host_that_was_not_cleaned_is_named_and_the_end_is_a_failure(place: Pl
     assert (place.lmdb / "data.mdb").read_bytes() == CONTENT
 
 
-def test_what_is_not_ours_is_left_and_that_is_not_a_failure(place: Place) -> None:
+def test_files_that_are_not_ours_are_kept_without_a_failure(place: Place) -> None:
     place.lmdb.mkdir(parents=True)
     (place.lmdb / "data.mdb").write_bytes(CONTENT)
     done = place.call("--clean")
@@ -96,7 +96,7 @@ def test_nothing_is_cleaned_under_a_run_of_the_recipe(place: Place, lock: str, w
     assert place.call("--clean").returncode == 0
 
 
-def test_what_a_process_of_the_host_reads_is_not_cleaned(place: Place) -> None:
+def test_files_that_a_process_on_the_host_reads_are_not_cleaned(place: Place) -> None:
     assert place.call("--how", "copy").returncode == 0
     with (place.lmdb / "data.mdb").open("rb"):
         done = place.call("--clean")
@@ -125,7 +125,7 @@ def test_a_user_who_is_not_root_stages_and_cleans(place: Place, how: str) -> Non
     assert [path.name for path in (place.folder / "node").iterdir()] == ["cache"]
 
 
-def test_the_way_that_was_called_sftp_is_still_taken_by_that_name(place: Place) -> None:
+def test_the_former_name_sftp_of_a_way_is_still_accepted(place: Place) -> None:
     done = place.call("--how", "sftp")
     assert (done.returncode, done.stderr) == (0, "")
     assert next(line for line in done.stdout.splitlines() if "<- chosen" in line).split()[0] == "ssh"
@@ -133,7 +133,7 @@ def test_the_way_that_was_called_sftp_is_still_taken_by_that_name(place: Place) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_what_root_has_staged_is_neither_replaced_nor_cleaned_by_another(place: Place) -> None:
+def test_files_staged_by_root_are_neither_replaced_nor_cleaned_by_others(place: Place) -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv is not installed")
     assert place.call("--how", "copy").returncode == 0

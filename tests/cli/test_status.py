@@ -39,7 +39,7 @@ def test_each_run_is_a_line(root: Path) -> None:
     assert first.endswith("  loss3/top-1: 75.00 % (reported: 76.3 %)")
 
 
-def test_of_one_run_all_is_reported(root: Path) -> None:
+def test_a_single_run_is_reported_in_detail(root: Path) -> None:
     done = call(root, "small-1")
     assert done.stdout.splitlines() == [
         "small-1",

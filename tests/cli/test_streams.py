@@ -1,4 +1,4 @@
-"""What commands print for people holds nothing that a terminal obeys; what programs read stays as it is."""
+"""Output for people holds no terminal control sequences; output for programs is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ layer {{ name: "{0}" type: "{0}" bottom: "{1}" top: "x" }}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, of files whose text and names a terminal would obey."""
+    """Return the current folder, with files whose text and names hold terminal control sequences."""
     monkeypatch.chdir(tmp_path)
     evil = "".join(f"\\{byte:03o}" for byte in EVIL.encode())
     (tmp_path / "net.prototxt").write_text(NET.format(evil, evil).partition('layer {{ name: "x')[0])
@@ -72,7 +72,7 @@ def is_clean(text: str) -> bool:
     ],
     ids=lambda words: " ".join(words).encode("unicode_escape").decode(),
 )
-def test_nothing_that_a_terminal_obeys_is_printed(words: list[str]) -> None:
+def test_no_terminal_control_sequence_is_printed(words: list[str]) -> None:
     done = call(*words)
     assert is_clean(done.stdout)
     assert is_clean(done.stderr)
@@ -103,7 +103,7 @@ def test_an_error_is_one_printable_line(
 
 
 @pytest.mark.parametrize("words", [["summary", "good.prototxt"], ["lint", "net.prototxt"]])
-def test_in_json_is_nothing_that_a_terminal_obeys_and_the_same_names(words: list[str]) -> None:
+def test_json_holds_the_same_names_without_terminal_control_sequences(words: list[str]) -> None:
     found = call(words[0], "--json", *words[1:]).stdout
     assert is_clean(found.replace("\x7f", ""))  # which terminals ignore
     assert EVIL in strings_of(json.loads(found))
@@ -116,14 +116,14 @@ def strings_of(value: object) -> str:
     return "".join(map(strings_of, value)) if isinstance(value, list) else str(value)
 
 
-def test_what_programs_read_stays_byte_for_byte(folder: Path) -> None:
+def test_output_for_programs_is_unchanged_byte_for_byte(folder: Path) -> None:
     assert json.loads(call("summary", "--json", "good.prototxt").stdout)["layers"][1]["name"] == EVIL
     assert EVIL.encode()[-3:] in call("summary", "--csv", "good.prototxt").stdout_bytes
     text = call("fmt", "-").stdout_bytes  # empty input
     assert text == b""
 
 
-def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
+def test_a_log_is_printable_on_a_terminal_and_raw_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     data = f"I0101 {EVIL}é\r\n".encode() + b"\xff\n"
@@ -142,7 +142,7 @@ def test_a_log_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
 @pytest.mark.parametrize(
     "words", ["fmt --diff", "fmt -", "upgrade", "upgrade --diff", "lint --fix --diff"], ids=str
 )
-def test_a_comment_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
+def test_a_comment_is_printable_on_a_terminal_and_raw_in_a_pipe(
     words: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     evil = EVIL.replace("\r", "") + "é"
@@ -161,7 +161,7 @@ def test_a_comment_is_shown_on_a_terminal_as_printable_text_and_else_as_it_is(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_run_s_own_words_are_printable(is_terminal: bool) -> None:
+def test_the_lines_of_a_run_are_printable(is_terminal: bool) -> None:
     file = io.StringIO()
     console = SafeConsole(file=file, force_terminal=is_terminal, soft_wrap=True, highlight=False, width=200)
     Reporter(console).say(EVIL)
@@ -180,7 +180,7 @@ def test_paint_colours_text_whose_own_colours_do_not_count(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("target", [".", "::add-mask::a.prototxt", "::add-mask::##[group]b"])
-def test_no_name_is_a_command_that_the_log_of_a_job_obeys(folder: Path, target: str) -> None:
+def test_no_name_becomes_a_workflow_command_in_a_job_log(folder: Path, target: str) -> None:
     text = 'net: "##[group]x" base_lr: 1 lr_policy: "##[group]fixed" max_iter: 1'
     for name in ("::add-mask::a.prototxt", "::add-mask::##[group]b/x.prototxt"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -195,7 +195,7 @@ def test_no_name_is_a_command_that_the_log_of_a_job_obeys(folder: Path, target: 
 
 
 def test_commands_print_for_people_through_one_function() -> None:
-    """All else that is printed is JSON, CSV or bytes."""
+    """All other output is JSON, CSV or bytes."""
     for lazy in COMMANDS.values():
         path = ROOT / f"{lazy.module.replace('.', '/')}.py"
         for node in ast.walk(ast.parse(path.read_text())):

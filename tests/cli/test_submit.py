@@ -26,7 +26,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def commands(shown: str) -> list[list[str]]:
-    """Return the words of the commands that a dry run shows, behind its lines for people."""
+    """Return the arguments of the commands that a dry run shows after its lines for people."""
     lines = shown.replace("\\\n", "").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("sbatch ", "env "))]
 
@@ -189,9 +189,7 @@ def test_a_recipe_for_another_caffe_is_submitted_by_its_own_scripts(root: Path) 
     assert commands(done.stdout)[0][-1] == "jobs/small-intel/chain.sbatch"
 
 
-def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sbatch_environment_variables_count_as_options(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PARTITION", "long"), ("ACCOUNT", "physics"), ("TIMELIMIT", "90")):
         monkeypatch.setenv(f"SBATCH_{name}", value)
     (words,) = commands(call(root, "small.yaml", "--dry-run", "--account", "mine").stdout)
@@ -222,7 +220,7 @@ def test_what_the_user_has_set_for_sbatch_counts_as_if_it_were_given(
         (["digits-locl"], "Error: unknown recipe 'digits-locl'; did you mean 'digits-local'?"),
     ],
 )
-def test_what_cannot_be_submitted_is_one_line_exit_2_and_leaves_nothing(
+def test_a_recipe_that_cannot_be_submitted_is_one_line_exit_2_and_leaves_nothing(
     root: Path, words: list[str], message: str
 ) -> None:
     before = sorted(root.rglob("*"))

@@ -121,7 +121,7 @@ def test_columns_limits_the_lines_of_a_pipe_too(monkeypatch: pytest.MonkeyPatch)
     assert max(map(len, summary(RESNET50).stdout.splitlines())) <= 80
 
 
-def test_a_graph_that_cannot_be_drawn_leaves_the_old_one(net: Path) -> None:
+def test_a_graph_that_cannot_be_drawn_keeps_the_old_one(net: Path) -> None:
     graph = net.with_name("out.svg")
     graph.write_text("old")
     net.write_text(NET.replace("kernel_size: 3", "kernel_size: 11"))

@@ -84,7 +84,7 @@ def test_what_needs_solvers_or_nets_refuses_a_recipe_of_tensorflow(
         CliRunner().invoke(getattr(module, attribute), words, catch_exceptions=False)
 
 
-def test_another_caffe_has_nothing_to_train_of_it() -> None:
+def test_another_dialect_of_a_tensorflow_recipe_is_refused() -> None:
     words = ["tf-digits-local", "--dialect", "intel"]
     with pytest.raises(RecipeError, match="trainer: TensorFlow trains this recipe, not a Caffe"):
         CliRunner().invoke(show, words, catch_exceptions=False)

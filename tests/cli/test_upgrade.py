@@ -1,4 +1,4 @@
-"""`caffe-recipes upgrade`: where the text goes, what is said, and that all files are written or none."""
+"""`caffe-recipes upgrade`: where the text goes, what is printed, and that all files are written or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_file_goes_to_standard_output_and_what_changed_to_standard_error(old
     assert (done.stdout, done.stderr) == (NEW, "<stdin>: 1 V1 layer: now `layer`\n")
 
 
-def test_write_changes_what_is_old_and_touches_nothing_else(old: Path) -> None:
+def test_write_changes_old_files_only(old: Path) -> None:
     today = old.parent / "today.prototxt"
     today.write_text("base_lr:1")
     done = call("--write", old, today)
@@ -70,7 +70,7 @@ def test_check_and_diff_write_nothing(old: Path) -> None:
     assert call("--check", old).exit_code == 0
 
 
-def test_one_bad_file_of_several_leaves_all_as_they_are(old: Path) -> None:
+def test_one_bad_file_leaves_all_files_unchanged(old: Path) -> None:
     bad = old.parent / "bad.prototxt"
     bad.write_text("layers { }\nlayer { }")
     done = call("-w", old, bad)

@@ -76,7 +76,7 @@ class _Session(paramiko.ServerInterface):
         return True
 
     def _run(self, channel: paramiko.Channel, command: bytes) -> None:
-        """Run a command as sshd does: bytes flow as they come, and its input ends when the client says so."""
+        """Run a command as sshd does: bytes flow as they come, and its input ends when the client ends it."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, shell=True, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
         assert process.stdin is not None
@@ -181,7 +181,7 @@ def _standing_cluster() -> Iterator[Cluster]:
 def cluster(_standing_cluster: Cluster) -> Iterator[Cluster]:
     """Give a head and four nodes that the tests of a module share; our sockets are the head's.
 
-    A test may cut links and limit them; all is mended behind it. It may leave no process on any host.
+    A test may cut and limit links; they are restored after it. It may leave no process on any host.
     """
     with _standing_cluster.inside("head"):
         yield _standing_cluster

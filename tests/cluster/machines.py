@@ -1,4 +1,4 @@
-"""What /proc says on machines that these hosts stand in for: `cluster.replace` puts it there."""
+"""The contents of /proc on the machines that these hosts imitate; `cluster.replace` puts them there."""
 
 from __future__ import annotations
 

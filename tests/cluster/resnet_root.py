@@ -1,4 +1,4 @@
-"""A Caffe root for the 64-node recipe as it ships: a stand-in for Caffe, and a launcher that takes notes."""
+"""A Caffe root for the 64-node recipe as it ships: a stand-in Caffe, and a launcher that records calls."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ result=$(head -n 1 hostfile)
 scp $result:/tmp/resnet_50_64nodes_cyc_collapse_iter_1560.caffemodel .
 """  # noqa: E501
 
-# Keeps when it was called, with what and among which variables; drops -PSM2, which no hydra of today knows.
+# Records when it was called, with which arguments and variables; drops -PSM2, which no hydra of today knows.
 _NOTE = r"""#!/bin/sh
 read -r now _ </proc/uptime
 {{
@@ -78,7 +78,7 @@ exec {program} "$@"
 
 @dataclass(frozen=True)
 class Call:
-    """A program that was called: when, by the machine's clock, with what, and among which variables."""
+    """A call of a program: its time, by the machine's clock, its arguments and its environment."""
 
     at_s: float
     argv: tuple[str, ...]
@@ -87,7 +87,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank of a phase: its host, the variables it got, when it ended."""
+    """A rank of a phase: its host, its environment, and when it ended."""
 
     host: str
     environment: Mapping[str, str]
@@ -95,10 +95,10 @@ class Rank:
 
 
 class ResNetRoot:
-    """A Caffe root that all hosts of a cluster see; nothing of it lies in their /tmp yet."""
+    """A Caffe root that all hosts of a cluster see; none of it is in their /tmp yet."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        """Furnish a folder, which must not be there."""
+        """Fill a new folder, which must not exist."""
         self.cluster, self.folder = cluster, folder
         self.run_folder = folder / "runs" / f"{RECIPE}-1"
         self.source = folder / "source" / "ilsvrc12_train_lmdb"

@@ -1,4 +1,4 @@
-"""A run that lives on the head: started there by ssh, and watched by ssh."""
+"""A run on the head, started and watched by ssh."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_by_ssh(cluster: Cluster, root: Path) -> subprocess.Popen[str]:
 
 
 def lose_logins(cluster: Cluster, host: str) -> None:
-    """Let nobody log in on a host, and kill what serves those who are."""
+    """Refuse new logins on a host, and kill the processes of existing ones."""
     cluster.stop_sshd(host)
     namespace = Path(f"/proc/{cluster.pids[host]}/ns/pid").readlink()
     for entry in Path("/proc").iterdir():

@@ -39,7 +39,7 @@ MODEL, STATE = "/tmp/it's a run_iter_2.caffemodel", "/tmp/it's a run_iter_2.solv
 
 
 class RecordingHost(SshHost):
-    """A node that remembers the verbs of what it was asked."""
+    """A node that records the verbs of its commands."""
 
     def __init__(self, name: str, ssh_folder: Path) -> None:
         super().__init__(name, ssh_folder)
@@ -61,7 +61,7 @@ class Phase:
     training: Training
 
     def call(self, host: str, *words: str) -> str:
-        """Run a command in the Caffe root; return what it says."""
+        """Run a command in the Caffe root; return its output."""
         run = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.root), *words]
         done = self.cluster.run(host, run, env={**MPI, "OMP_NUM_THREADS": "1"})
         return done.stdout + done.stderr
@@ -71,7 +71,7 @@ class Phase:
         return self.caffe.fetch_checkpoint(self.hosts[0], self.root, files, self.training, STATE, folder)
 
     def files(self, host: str) -> str:
-        """Return what lies in a node's /tmp, with mode and owner."""
+        """Return the files in a node's /tmp, with mode and owner."""
         script = 'cd /tmp && stat -c "%n %a %u" -- it* .caffe-recipes* 2>/dev/null'
         return self.cluster.run(host, ["sh", "-c", script], check=False).stdout
 

@@ -26,7 +26,7 @@ words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(words, max_size=5))
-def test_any_words_arrive_as_they_are(given_words: list[str]) -> None:
+def test_any_arguments_arrive_unchanged(given_words: list[str]) -> None:
     done = subprocess.run(
         ["sh", "-c", quote_command(["printf", "<%s>", *given_words])], capture_output=True, check=True
     )
@@ -34,7 +34,7 @@ def test_any_words_arrive_as_they_are(given_words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_what_a_login_shell_is_given_means_the_same_to_each(shell: str) -> None:
+def test_every_login_shell_reads_the_command_line_the_same_way(shell: str) -> None:
     hostile = ["it's", "!x", "$(id)", "`id`", "a\nb", "\\", '"', "*", "~", "-n", ""]
     done = subprocess.run(
         [shell, "-c", quote_command(["printf", "<%s>", *hostile])], capture_output=True, text=True, check=True
@@ -59,7 +59,7 @@ def test_a_command_may_print_what_looks_like_nothing_or_a_lot() -> None:
 
 
 class EndlessWire:
-    """What a hostile host sends: `head`, then `piece` for ever, on both streams; it counts what was read."""
+    """A hostile host: sends `head`, then `piece` forever, on both streams; counts what was read."""
 
     def __init__(self, head: bytes, piece: bytes) -> None:
         self.head, self.piece, self.errors = head, piece, head
@@ -92,7 +92,7 @@ class EndlessWire:
 
 
 @pytest.mark.parametrize("piece", [b"x", b"mark 1", b"x" * (1 << 16)])
-def test_a_login_shell_that_never_ends_its_greeting_is_given_up(piece: bytes) -> None:
+def test_a_login_shell_with_an_endless_greeting_times_out(piece: bytes) -> None:
     wire = EndlessWire(b"Welcome\n", piece)
     with pytest.raises(ClusterError, match=r"^evil: its login shell printed over 1,000,000 bytes before ls"):
         Running("evil", ["ls"], "mark", wire).finish(600)
@@ -133,12 +133,12 @@ def test_a_copy_is_no_longer_than_its_host_announced(tmp_path: Path, head: bytes
 
 @pytest.fixture
 def length(tmp_path: Path) -> str:
-    """How long this test's command sleeps: a number by which nobody else's is mistaken for it."""
+    """How long this test's command sleeps: a number that identifies it among other sleeps."""
     return f"4242.{os.getpid()}{tmp_path.stat().st_ino}"
 
 
 def alive(name: str) -> int | None:
-    """Return the number of a process whose argv holds `name`, if one lives; the kernel says so."""
+    """Return the pid of a live process whose argv holds `name`, if there is one, from /proc."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and name.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
@@ -170,7 +170,7 @@ def test_stopping_ends_the_children_too_even_those_that_ignore_sigterm(length: s
     assert gone(length)
 
 
-def test_leaving_the_block_ends_a_command(length: str) -> None:
+def test_leaving_the_context_ends_a_command(length: str) -> None:
     with HOST.start(["sh", "-c", f"echo up; exec sleep {length}"]) as command:
         assert command.read() == b"up\n"
     assert gone(length)
@@ -205,7 +205,7 @@ def test_a_command_ends_when_we_are_killed(length: str) -> None:
     assert gone(length)
 
 
-def test_quick_commands_leave_no_guard_behind() -> None:
+def test_quick_commands_leave_no_watchdog_behind() -> None:
     marks = []
     for _ in range(50):
         with HOST.start(["true"]) as command:
@@ -216,7 +216,7 @@ def test_quick_commands_leave_no_guard_behind() -> None:
     assert all(gone(mark) for mark in marks)
 
 
-def test_output_comes_as_it_is_written() -> None:
+def test_output_arrives_as_it_is_written() -> None:
     with HOST.start(["sh", "-c", "echo one; read x; echo $x"]) as command:
         assert command.read() == b"one\n"
         command.send(b"two\n")
@@ -224,7 +224,7 @@ def test_output_comes_as_it_is_written() -> None:
         assert command.wait() == 0
 
 
-def test_a_command_whose_connection_went_before_its_shell_came_does_not_run(tmp_path: Path) -> None:
+def test_a_command_whose_connection_broke_before_the_shell_started_does_not_run(tmp_path: Path) -> None:
     _, argv = supervise(["touch", str(tmp_path / "ran")], None)
     late = 'echo $$ >"$0/pid"; while ! test -e "$0/gone"; do sleep 0.05; done; exec "$@" >"$0/said" 2>&1'
     start = 'late=$1; shift; sh -c "$late" "$0" "$@" & while ! test -s "$0/pid"; do sleep 0.02; done'

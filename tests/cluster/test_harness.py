@@ -1,4 +1,4 @@
-"""The hosts that the other cluster tests stand on."""
+"""The hosts that the other cluster tests use."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_clusters_side_by_side_do_not_see_each_other(make_cluster: Callable[...,
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_cluster_goes_with_the_process_that_made_it_however_that_ends(number: signal.Signals) -> None:
+def test_a_cluster_ends_with_the_process_that_created_it(number: signal.Signals) -> None:
     process, folder, pids = start_worker()
     os.kill(process.pid, number)
     process.wait()

@@ -39,7 +39,9 @@ def test_hosts_come_in_order_without_comments_blank_lines_and_rank_counts() -> N
         ("a" * 10_000 + "!\n", "hostfile:1: 'aaaa"),
     ],
 )
-def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, message: str) -> None:
+def test_lines_that_hydra_would_crash_on_or_misread_are_refused_with_their_number(
+    text: str, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(message)
@@ -69,7 +71,9 @@ def test_what_hydra_would_crash_on_or_misread_is_named_with_its_line(text: str, 
         ("a;b", "write one `host` or `host:ranks` per line"),
     ],
 )
-def test_what_other_programs_read_is_refused_with_what_hydra_reads(line: str, hint: str) -> None:
+def test_the_hostfile_syntax_of_other_launchers_is_refused_with_the_one_of_hydra(
+    line: str, hint: str
+) -> None:
     with pytest.raises(InputError, match=r"^hostfile:1: .* is not a host; ") as caught:
         parse_hostfile(f"{line}\n", "hostfile")
     assert caught.value.hint.startswith(hint)
@@ -138,7 +142,7 @@ def test_a_folded_line_stands_for_its_hosts_and_the_first_holds_rank_0() -> None
         ("n[1-99999999]\n", "hostfile:1: 'n[1-99999999]' names more than 100,000 hosts"),
     ],
 )
-def test_what_is_wrong_in_a_folded_line_is_named_with_its_line(text: str, message: str) -> None:
+def test_a_mistake_in_a_folded_line_is_reported_with_its_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_hostfile(text, "hostfile")
     assert str(caught.value).startswith(message)

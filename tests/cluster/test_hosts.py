@@ -44,7 +44,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
     opened.close()
 
 
-def test_a_command_keeps_its_words_and_gives_its_code_and_both_streams(host: Host) -> None:
+def test_a_command_keeps_its_arguments_and_returns_its_exit_code_and_output(host: Host) -> None:
     done = host.run(["sh", "-c", 'echo "$0"; echo "$1" >&2; exit 7', 'it\'s $HOME "x"', "é\t*"])
     assert (done.returncode, done.stdout, done.stderr) == (7, 'it\'s $HOME "x"\n', "é\t*\n")
 
@@ -87,18 +87,18 @@ def test_a_link_has_the_size_of_what_it_leads_to_and_no_stamp(host: Host, tmp_pa
         own_file_stamp(host, str(tmp_path / "link"), tmp_path)
 
 
-def test_a_command_that_does_not_end_is_given_up(host: Host) -> None:
+def test_a_command_that_does_not_end_times_out(host: Host) -> None:
     with pytest.raises(ClusterError, match="sleep did not finish within"):
         host.run(["sleep", "2"], timeout_s=0.2)
 
 
-def test_more_complaints_than_a_channel_holds_do_not_block(host: Host) -> None:
+def test_more_stderr_than_a_channel_holds_does_not_block(host: Host) -> None:
     done = host.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"], timeout_s=10)
     assert done.stdout == "done\n"
     assert 900_000 < len(done.stderr) <= 1_000_000  # of standard error only the beginning is kept
 
 
-def test_what_a_shell_prints_at_login_is_not_an_answer(ssh_server: SshServer, tmp_path: Path) -> None:
+def test_output_of_a_login_shell_is_not_part_of_the_answer(ssh_server: SshServer, tmp_path: Path) -> None:
     ssh_server.greeting = b"Welcome to node1\n\n"
     (tmp_path / "file").write_bytes(b"12345")
     host = SshHost("node1", tmp_path / "ssh")
@@ -154,7 +154,7 @@ def test_a_key_that_the_host_does_not_accept_is_one_line(ssh_server: SshServer, 
     assert re.search(tried, str(caught.value))
 
 
-def test_a_host_that_nobody_answers_on_is_one_line(tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     (tmp_path / "config").write_text(f"Host node1\n  HostName 127.0.0.1\n  Port {port}\n")
@@ -179,7 +179,7 @@ def test_paramiko_is_not_imported_until_a_host_is_reached_by_ssh() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_copy_is_private_and_replaces_a_link_whatever_lay_there(host: Host, tmp_path: Path) -> None:
+def test_a_copy_is_private_and_replaces_a_link(host: Host, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "target").write_text("theirs")
     for name in ("put", "fetched"):
@@ -194,7 +194,7 @@ def test_a_copy_is_private_and_replaces_a_link_whatever_lay_there(host: Host, tm
     assert not [*tmp_path.glob("*.part"), *tmp_path.glob("put?*")]
 
 
-def test_a_copy_that_fails_leaves_what_was_there(host: Host, tmp_path: Path) -> None:
+def test_a_failed_copy_keeps_the_previous_file(host: Host, tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
     with pytest.raises(ClusterError, match="none"):
         host.fetch(str(tmp_path / "none"), tmp_path / "old")
@@ -213,7 +213,7 @@ def test_a_program_that_is_missing_is_named_on_every_host(host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "", "$(id)", "a\nb"])
-def test_what_is_not_a_hosts_name_is_refused(name: str) -> None:
+def test_an_invalid_host_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="is not a host name"):
         open_host(name)
 
@@ -231,9 +231,7 @@ def test_from_a_server_with_several_keys_the_known_one_is_requested(
     host.close()
 
 
-def test_a_host_that_is_still_being_reached_is_let_go_of_at_once(
-    ssh_server: SshServer, tmp_path: Path
-) -> None:
+def test_a_host_that_is_still_connecting_is_dropped_at_once(ssh_server: SshServer, tmp_path: Path) -> None:
     ssh_server.hang_ups = 1000
     host = SshHost("node1", tmp_path / "ssh", patience_s=60)
     failed: list[ClusterError] = []

@@ -65,7 +65,7 @@ def test_a_certificate_authority_vouches_for_no_plain_key() -> None:
     assert judge(line("*", KEY, "@cert-authority"), "node1")[0] == "unknown"
 
 
-def test_lines_that_are_none_are_passed_over() -> None:
+def test_invalid_lines_are_skipped() -> None:
     text = "\n#x y z\nnode1\nnode1 ssh-rsa\nnode1 ssh-rsa !!!\n|1|x|y ssh-rsa AAAA\n|1|x ssh-rsa AAAA\n"
     assert keys_for_host(parse_known_hosts(text, "known"), "node2") == ()
 
@@ -105,7 +105,7 @@ def test_a_key_in_the_file_of_revoked_ones_is_revoked(tmp_path: Path, is_krl: bo
     assert not is_revoked(base64.b64decode(good.split()[1]), revoked)
 
 
-def test_a_file_of_revoked_keys_that_cannot_be_read_believes_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_revoked_keys_refuses_every_host(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         is_revoked(KEY, tmp_path / "gone")
     (tmp_path / "krl").write_bytes(b"SSHKRL\n\0cut")

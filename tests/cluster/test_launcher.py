@@ -60,7 +60,7 @@ def test_mlsl_cores_keep_their_order() -> None:
     }
 
 
-def test_no_server_and_no_core_of_mlsl_is_made_up() -> None:
+def test_no_mlsl_server_or_core_is_invented() -> None:
     assert mlsl_environment(None, (64, 65)) == {"MLSL_SERVER_AFFINITY": "64,65"}
     assert mlsl_environment(4, ()) == {"MLSL_NUM_SERVERS": "4"}
 
@@ -120,7 +120,7 @@ def test_modules_are_loaded_before_the_launcher_and_nothing_is_read_by_the_shell
     assert not (tmp_path / "oops").exists()
 
 
-def test_what_the_profile_sets_wins_over_a_login_and_its_modules(tmp_path: Path) -> None:
+def test_settings_of_the_profile_override_a_login_and_its_modules(tmp_path: Path) -> None:
     (tmp_path / ".bash_profile").write_text("module() { export FABRIC=theirs OTHER=theirs; }; FABRIC=login\n")
     launch = RankLaunch("srun", environment={"FABRIC": "a 'b'"}, modules=("intel",), path="/usr/bin:/bin")
     done = subprocess.run(

@@ -57,7 +57,7 @@ def test_a_node_list_keeps_its_order_and_what_it_names_twice(text: str, hosts: s
         (f"a[1-{MAX_HOSTS}],b", "names more than 100,000 hosts"),
     ],
 )
-def test_what_is_not_a_node_list_is_refused_in_one_line(text: str, what: str) -> None:
+def test_an_invalid_node_list_is_refused_in_one_line(text: str, what: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_nodelist(text, "nodes")
     assert what in str(caught.value)
@@ -107,7 +107,7 @@ def test_the_hosts_of_a_slurm_job_come_from_its_environment() -> None:
         slurm_hosts({"SLURM_JOB_NODELIST": "a["})
 
 
-def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
+def test_a_name_that_looks_like_an_option_is_not_a_host_name() -> None:
     bad = ["-l", "-oProxyCommand=x", "", ".", "a-", "a b", "a\n", "a;b", "a$b", "ä", "a" * 300]
     assert not any(is_host_name(name) for name in bad)
     parts = itertools.product(["a", "1a"], ["", ".", "-", "_", ".-"], "b2")
@@ -115,7 +115,7 @@ def test_a_name_that_a_program_would_take_for_an_option_is_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["0", "007", "0.0.0.0", "0.0", "1234"])
-def test_what_a_resolver_takes_for_an_address_that_nobody_means_is_not_a_name(name: str) -> None:
+def test_text_that_resolves_to_an_unintended_address_is_not_a_host_name(name: str) -> None:
     assert not is_host_name(name)
     with pytest.raises(InputError, match=f"^nodes: '{name}' is not a host; a host name cannot be a number"):
         parse_nodelist(name, "nodes")

@@ -54,7 +54,7 @@ def test_all_hosts_are_contacted_in_parallel_up_to_a_limit() -> None:
     assert most == 3
 
 
-def test_a_host_that_takes_too_long_is_let_go_and_named() -> None:
+def test_a_host_that_takes_too_long_is_dropped_and_named() -> None:
     hosts = [LocalHost("quick"), LocalHost("slow")]
     started = time.monotonic()
     freed = threading.Event()
@@ -76,7 +76,7 @@ def test_a_host_that_waits_for_its_turn_is_not_late() -> None:
     assert all(answer.error is None for answer in answers)
 
 
-def test_a_mistake_of_ours_is_not_a_hosts_answer() -> None:
+def test_a_programming_error_is_not_reported_as_an_answer_of_a_host() -> None:
     with pytest.raises(ZeroDivisionError):
         ask_all(make(2), lambda host: 1 // 0, 5)
 
@@ -85,7 +85,7 @@ def test_no_hosts_give_no_answers() -> None:
     assert ask_all([], lambda host: host.connect(), 5) == ()
 
 
-def test_what_fails_is_reported_by_host_and_so_is_who_is_late() -> None:
+def test_failures_and_timeouts_are_reported_by_host() -> None:
     hosts = make(3)
     hosts[1].fault = HostFailed("n1", "is gone", "wait")
     freed = threading.Event()
@@ -109,7 +109,7 @@ print("done", flush=True)
 """
 
 
-def test_who_waits_for_a_dead_host_does_not_hold_up_the_end_of_the_program() -> None:
+def test_waiting_for_a_dead_host_does_not_delay_the_end_of_the_program() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WAITS_FOR_A_DEAD_HOST],
         cwd=Path(__file__).parents[2],  # from where the tests are imported

@@ -1,4 +1,4 @@
-"""Files on hosts where others may write beside them; /tmp is stood in for by a folder of mode 1777."""
+"""Files on hosts where others may write beside them; a folder of mode 1777 replaces /tmp."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files
 
 @dataclass(frozen=True)
 class RecordingHost(LocalHost):
-    """This machine, without the files in `unseen`; `asked` are the verbs of what it was asked."""
+    """This machine, without the files in `unseen`; `asked` holds the verbs of its commands."""
 
     unseen: tuple[str, ...] = ()
     asked: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ def test_a_file_is_placed_whole_and_private_under_any_name(place: Place, name: s
     assert placed.stat().st_nlink == 1
 
 
-def test_what_is_there_and_right_is_not_sent_again(place: Place) -> None:
+def test_an_existing_correct_file_is_not_sent_again(place: Place) -> None:
     host = RecordingHost("n1")
     placed = place.place(host=host)
     before = placed.stat()
@@ -139,7 +139,7 @@ def test_what_is_there_and_right_is_not_sent_again(place: Place) -> None:
     assert (now.st_ino, now.st_mtime_ns, now.st_mode) == (before.st_ino, before.st_mtime_ns, before.st_mode)
 
 
-def test_a_file_of_ours_that_is_another_is_replaced_in_one_step(place: Place) -> None:
+def test_a_different_file_of_ours_is_replaced_atomically(place: Place) -> None:
     (place.tmp / "f").write_bytes(DATA[:-1] + b"?")
     held = (place.tmp / "f").open("rb")
     assert place.place().read_bytes() == DATA
@@ -225,7 +225,7 @@ def test_a_copy_that_is_stopped_leaves_nothing(place: Place) -> None:
     assert list(place.tmp.iterdir()) == []
 
 
-def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: Path) -> None:
+def test_a_file_is_placed_the_same_way_over_ssh(place: Place, ssh_server: SshServer, tmp_path: Path) -> None:
     class BlindHost(SshHost):
         def start(self, argv: Sequence[str], limit_s: float | None = None) -> Running:
             return super().start(["/nowhere" if word == str(place.kept) else word for word in argv], limit_s)
@@ -242,7 +242,7 @@ def test_over_ssh_it_is_the_same(place: Place, ssh_server: SshServer, tmp_path: 
         host.close()
 
 
-def test_what_a_killed_copy_has_left_goes_and_what_others_left_stays(place: Place) -> None:
+def test_the_remains_of_a_killed_copy_are_removed_and_those_of_others_kept(place: Place) -> None:
     stem = f".caffe-recipes-n1-{hashlib.sha256(str(place.tmp / 'f').encode()).hexdigest()[:12]}-"
     (place.tmp / f"{stem}0badf00d").write_bytes(b"half")
     other = place.tmp / stem.replace("n1", "n2")
@@ -262,14 +262,14 @@ def test_a_file_that_changed_in_transit_is_not_placed(place: Place) -> None:
     assert list(place.tmp.iterdir()) == []
 
 
-def test_no_room_is_reported_before_anything_is_written(place: Place) -> None:
+def test_a_lack_of_space_is_reported_before_anything_is_written(place: Place) -> None:
     host = StandInHost("n2", answer=lambda argv, _: answer_call(argv, "absent 99999 0"))
     with pytest.raises(ClusterError, match="n2:/tmp/a: not enough space: 99,999 bytes free, 102,400 needed"):
         place_files([host], place.root, [PlacedFile(place.kept, "/tmp/a/f", SHA256)])
     assert [argv[5] for argv, _ in host.asked] == ["file-probe"]
 
 
-def test_a_disk_that_fills_up_meanwhile_is_named_and_left_clean(place: Place) -> None:
+def test_a_disk_that_fills_up_during_the_copy_is_named_and_left_clean(place: Place) -> None:
     @dataclass
     class FullHost(StandInHost):
         def put(self, path: Path, to: str) -> None:
@@ -378,7 +378,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @needs_root
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_somebody_else_made_is_named_and_left_as_it_is(place: Place, attack: str) -> None:
+def test_files_made_by_somebody_else_are_named_and_kept(place: Place, attack: str) -> None:
     make, what = ATTACKS[attack]
     target = place.tmp / "f"
     make(target)
@@ -412,7 +412,7 @@ def test_no_file_is_placed_in_a_folder_that_another_user_can_replace(place: Plac
     assert list(place.root.iterdir()) == [place.kept]
 
 
-def test_nothing_is_put_where_anybody_can_exchange_it(place: Place) -> None:
+def test_nothing_is_put_where_anybody_can_replace_it(place: Place) -> None:
     place.tmp.chmod(0o777)
     with pytest.raises(ClusterError, match=f"n1:.*: is under {place.tmp}, which can be changed by anybody"):
         place.place()
@@ -434,7 +434,7 @@ def test_folders_of_a_project_may_be_another_users_where_only_he_could_put_them(
     assert (project / "root/tmp/f").read_bytes() == DATA
 
 
-def test_only_what_still_is_what_was_placed_is_dropped(place: Place) -> None:
+def test_only_unchanged_placed_files_are_removed(place: Place) -> None:
     same, changed = place.place("same"), place.place("changed")
     changed.write_bytes(b"since")
     gone = (str(place.tmp / "gone"), SHA256)

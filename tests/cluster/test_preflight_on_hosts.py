@@ -1,4 +1,4 @@
-"""`caffe-recipes preflight` on four hosts, one thing wrong at a time: each is found, its host named."""
+"""`caffe-recipes preflight` on four hosts, one fault at a time: each is found and its host named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ phases:
   - {name: last, net: train_val, base_lr: 0.01, lr_policy: fixed, max_iter: 4,
      snapshot_prefix: /tmp/looked_last}
 """
-# What Caffe does of a trial, and nothing else: it knows some policies.
+# Only the part of Caffe that a trial needs: it knows some policies.
 CAFFE = r"""#!/bin/sh
 while read -r key value; do
     case $key in lr_policy:) policy=$value ;; esac
@@ -81,7 +81,7 @@ exec /usr/bin/mpiexec.hydra "$@"
 
 @dataclass
 class Ground:
-    """A Caffe root that all hosts see, in which all is well until something is spoilt."""
+    """A Caffe root that all hosts see, in which all checks pass until a test breaks something."""
 
     cluster: Cluster
     root: Path
@@ -115,7 +115,7 @@ class Ground:
         (self.root / path).chmod(0o755)
 
     def launcher(self, order: str) -> None:
-        """Have the launcher place ranks by the hostfile as a command turns it."""
+        """Have the launcher place ranks by a hostfile that a command has changed."""
         self.programs.mkdir(exist_ok=True)
         self.write("../mpi/mpiexec.hydra", SHIM.replace("ORDER", order))
 
@@ -125,12 +125,12 @@ class Ground:
         self.write("recipe.yaml", text.replace(before, after))
 
     def replace(self, host: str, path: str | Path, text: str) -> None:
-        """Put other text in a file's place on one host."""
+        """Replace the text of a file on one host."""
         self.cluster.replace(host, str(path), text)
         self.spoilt.callback(self.cluster.restore, host, str(path))
 
     def hide(self, host: str, folder: str) -> None:
-        """Have one host see an empty folder in a folder's place."""
+        """Have one host see an empty folder instead of a folder."""
         empty = self.root / "empty"
         empty.mkdir(exist_ok=True)
         hidden = str((self.root / folder).resolve())
@@ -152,7 +152,7 @@ class Ground:
         self.do(host, "sh", "-c", script, "sh", str(data), left, tail)
 
     def known_hosts(self, change: Callable[[list[str]], list[str]]) -> None:
-        """Change what we know of the hosts' keys."""
+        """Change our known_hosts."""
         path = self.cluster.ssh / "known_hosts"
         before = path.read_text()
         self.spoilt.callback(path.write_text, before)
@@ -201,7 +201,7 @@ def weights_of(net: pb.NetParameter) -> bytes:
 
 @pytest.fixture
 def ground(cluster: Cluster, shared: Path) -> Iterator[Ground]:
-    """Give a root whose path no shell may read as anything else; what is spoilt is mended behind the test."""
+    """Give a root whose path is full of shell metacharacters; what a test breaks is repaired after it."""
     made = Ground(cluster, shared / "caffe's $(touch hacked) root")
     made.furnish()
     with made.spoilt:
@@ -259,7 +259,7 @@ def fewer_cores(ground: Ground) -> None:
 
 def room_for_the_lmdb_alone(ground: Ground) -> None:
     size = (ground.root / "data/train_lmdb/data.mdb").stat().st_size
-    # And for the files of a trial, which may be there when the room is looked at.
+    # And for the files of a trial, which may exist when the free space is read.
     ground.resize_tmp("node1", -(-size // 4096) * 4096 + 65536)
 
 
@@ -288,7 +288,7 @@ def other_launch(ground: Ground) -> None:
         ground.spoilt.callback(process.communicate)  # which ends its input
 
 
-# What is wrong; the subject of its finding, the mark, the hosts it names, and what it says.
+# What is wrong; the subject of its finding, its mark, hosts and message.
 CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
     "an unknown host key": (
         lambda on: on.known_hosts(unknown_key), "hosts", "failed", ["node3"],
@@ -399,12 +399,12 @@ CASES: dict[str, tuple[Spoil, str, str, list[str], str]] = {
         "snapshots", "failed", ["node1"], r"iter_4\.solverstate: belongs to user nobody",
     ),
 }  # fmt: skip
-# What cannot be well then.
+# Checks that cannot pass then.
 WITH_IT = {"a Caffe root that one host does not see": {"launcher", "trainer", "prototxts", "starts from"}}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_thing_that_is_wrong_is_found_and_its_host_named(ground: Ground, case: str) -> None:
+def test_a_single_fault_is_found_and_its_host_named(ground: Ground, case: str) -> None:
     spoil, subject, mark, hosts, message = CASES[case]
     spoil(ground)
     code, found = ground.look()
@@ -415,7 +415,7 @@ def test_one_thing_that_is_wrong_is_found_and_its_host_named(ground: Ground, cas
     assert code == (1 if mark == "failed" else 0)
 
 
-def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
+def test_all_checks_pass_and_nothing_is_changed_anywhere(ground: Ground) -> None:
     def everything() -> list[tuple[str, int]]:
         seen = (path for path in ground.root.rglob("*") if path.name != "pid" and "cache" not in path.parts)
         return sorted((str(path), path.stat().st_mtime_ns) for path in seen)
@@ -435,7 +435,7 @@ def test_all_is_well_and_nothing_is_changed_anywhere(ground: Ground) -> None:
         assert ground.do(node, "sh", "-c", "ls -A /tmp") == ""
 
 
-def test_a_host_without_sshd_is_named_and_the_others_are_looked_at(ground: Ground) -> None:
+def test_a_host_without_sshd_is_named_and_the_others_are_checked(ground: Ground) -> None:
     ground.cluster.stop_sshd("node2")
     ground.spoilt.callback(ground.cluster.start_sshd, "node2")
     ground.replace("node3", ground.root / "bin/caffe", CAFFE)

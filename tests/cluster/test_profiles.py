@@ -24,7 +24,7 @@ from caffe_recipes.errors import InputError
 NAMES = ["intel-mpi", "local", "marenostrum4", "mpich", "slurm", "stampede2-knl", "stampede2-skx", "vlab"]
 
 
-def test_what_ships_is_read_and_called_as_its_file() -> None:
+def test_every_shipped_profile_is_named_after_its_file() -> None:
     assert list(shipped_profiles()) == NAMES
     assert [load_profile(name).name for name in NAMES] == NAMES
 
@@ -79,7 +79,7 @@ def test_only_the_machine_with_intel_mpi_of_2018_is_given_psm2() -> None:
     assert [name for name in NAMES if "-PSM2" in load_profile(name).launcher.options] == ["stampede2-skx"]
 
 
-def test_what_no_source_states_is_left_open() -> None:
+def test_facts_without_a_source_are_left_unset() -> None:
     assert [name for name in NAMES if load_profile(name).rates.link_gb_per_s] == ["stampede2-skx"]
     assert not any(load_profile(name).modules or load_profile(name).caffe_root for name in NAMES)
     knl = load_profile("stampede2-knl")
@@ -186,7 +186,7 @@ def test_a_users_file_is_read_and_an_unknown_name_is_met_with_the_nearest(tmp_pa
         load_profile(path)
 
 
-def test_what_a_site_wants_of_a_job_and_its_image_are_values() -> None:
+def test_the_job_settings_and_the_image_of_a_site_are_values() -> None:
     profile = parse_profile(
         "name: a\ntitle: b\n"
         "slurm: {partition: skx, account: A-1, constraint: 'x|y', options: [--x], requires: [account]}\n"

@@ -1,6 +1,6 @@
 """The authors' command lines, driven through on 64 hosts by run.sh and by `caffe-recipes run`.
 
-128 ranks, a real hydra behind a shim that takes notes and drops -PSM2, and a stand-in for Caffe.
+128 ranks, a real hydra behind a shim that records its calls and drops -PSM2, and a stand-in for Caffe.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def published(program: str) -> list[Call]:
 
 
 def check_ranks(root: ResNetRoot, environment: Mapping[str, str]) -> None:
-    """Every rank of every phase had its place and its variables."""
+    """Assert that every rank of every phase had its host and its variables."""
     for phase in PHASES:
         ranks = root.ranks(phase)
         assert [rank.host for rank in ranks] == [HOSTS[number // 2] for number in range(128)]

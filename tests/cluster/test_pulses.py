@@ -23,7 +23,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 
 @dataclass(frozen=True)
 class Doubtful(LocalHost):
-    """A node, played by this machine, which can be told to refuse, or to answer nobody."""
+    """A node, imitated by this machine, which can refuse connections or answer nothing."""
 
     name: str = "node1"
     is_local: bool = False
@@ -61,7 +61,7 @@ def start(launch: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def commands(launch: str) -> list[int]:
-    """Return the processes that hear this launch's pulse, on the nodes' side."""
+    """Return the node-side processes that send this launch's pulses."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -130,7 +130,7 @@ def test_a_host_that_refuses_connections_is_silent_with_the_reason_until_it_answ
         assert until(lambda: pulses.silent(20.0) == ())
 
 
-def test_a_host_that_answers_nothing_holds_up_neither_the_others_nor_the_end(launch: str) -> None:
+def test_a_silent_host_delays_neither_the_others_nor_the_end(launch: str) -> None:
     mute = Doubtful("node2")
     mute.mute.set()
     try:
@@ -156,7 +156,7 @@ def test_this_machine_is_never_lost(launch: str) -> None:
         assert [silence.host for silence in pulses.silent(-1.0)] == ["node1"]
 
 
-def test_what_is_neither_a_launch_nor_a_pulse_is_refused() -> None:
+def test_invalid_launches_and_pulses_are_refused() -> None:
     with pytest.raises(ClusterError, match="is not the name of a run or launch"):
         PulseMonitor([], "x y")
     assert parse_beat("node1", ["rank 1 2 D 1500 4096"]) == (RankPulse(1, 2, "D", 1.5, 4096),)
@@ -165,7 +165,7 @@ def test_what_is_neither_a_launch_nor_a_pulse_is_refused() -> None:
             parse_beat("node1", [record])
 
 
-def test_a_command_that_nobody_asks_any_more_ends_by_itself(launch: str) -> None:
+def test_a_pulse_command_without_requests_ends_by_itself(launch: str) -> None:
     """As on a node behind a cut link, whose sshd keeps the command's input open."""
     with PulseMonitor([Doubtful()], launch, every_s=0.05) as pulses:
         assert until(lambda: "node1" in pulses.latest())

@@ -1,4 +1,4 @@
-"""Launchers' own words on ranks that signals have ended, as they were seen."""
+"""Messages of launchers about ranks that signals have killed, as recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_intel_s_hydra_names_the_rank_too() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 255, 256, 0])
-def test_a_rank_that_has_exited_of_its_own_was_not_ended(code: int) -> None:
+def test_a_rank_that_exited_on_its_own_is_not_reported_as_killed(code: int) -> None:
     assert cause_of(*hydra(code)) == ""
 
 
@@ -56,7 +56,7 @@ def test_the_first_host_that_is_named_is_the_cause() -> None:
     assert cause_of(*hydra(9), AT.replace("2", "7"), "=   EXIT CODE: 11") == KILLED
 
 
-def test_srun_s_word_names_the_host_and_what_ended_the_rank() -> None:
+def test_a_message_of_srun_names_the_host_and_what_ended_the_rank() -> None:
     assert (
         cause_of("srun: error: node2: task 3: Killed", "srun: error: node1: tasks 0-1: Terminated")
         == KILLED_3

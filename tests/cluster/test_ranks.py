@@ -26,7 +26,7 @@ from caffe_recipes.errors import ClusterError, HostFailed
 from tests.stand_in_host import StandInHost, answer_call
 
 HOST = LocalHost("here")
-# Says that it is there, then that it has got a signal.
+# Prints that it is up, then that it has received a signal.
 SIGNAL_REPORTER = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGHUP, lambda *_: print('snapshot', flush=True))\n"
@@ -38,7 +38,7 @@ Starter = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def run() -> str:
-    """A run that no other test, and nobody else, has processes of."""
+    """A run of which only this test has processes."""
     return secrets.token_hex(8)
 
 
@@ -75,7 +75,7 @@ def pids(run: str) -> set[int]:
     return {process.pid for process in find_ranks(HOST, run)}
 
 
-def test_a_rank_is_found_with_its_command_as_it_is(run: str, start: Starter) -> None:
+def test_a_rank_is_found_with_its_exact_command(run: str, start: Starter) -> None:
     hostile = ["--solver=it's", "a\nb", "$(id)", "-n", "", "größe", "\udc80"]
     process = start(
         *("sh", "-c", "echo up; read x", *hostile),
@@ -143,7 +143,7 @@ def test_no_value_of_another_variable_looks_like_a_launch(run: str, start: Start
         ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "mpiexec.hydra", None),
     ],
 )
-def test_a_ranks_number_is_its_launchers(
+def test_the_number_of_a_rank_comes_from_its_launcher(
     run: str, start: Starter, tmp_path: Path, environment: dict[str, str], program: str, rank: int | None
 ) -> None:
     (tmp_path / program).symlink_to("/bin/sh")
@@ -181,7 +181,7 @@ def test_a_snapshot_is_requested_from_the_innermost_trainer_of_rank_0_only(
     assert request_snapshot(HOST, f"{run}/init-1", "--solver=another") == "absent"
     assert request_snapshot(HOST, f"{run}/init-3", solver) == "absent"
     (started,) = (found.started for found in find_ranks(HOST, run) if found.pid == inner)
-    for wrong in (["0"], [str(started + 1)]):  # its number, come round again
+    for wrong in (["0"], [str(started + 1)]):  # its pid, reused
         assert call(HOST, "ranks", "snapshot", f"{run}/init-1", str(inner), *wrong) == ["absent"]
     end_ranks([HOST], run, launcher=True)
     assert rank_0.communicate()[0] == ""
@@ -224,7 +224,7 @@ def test_of_a_wrapper_and_its_child_the_child_is_the_trainer_and_of_a_fork_the_p
     assert (found and found.pid) == picked
 
 
-def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else_is_touched(
+def test_ending_kills_all_ranks_of_the_run_and_no_other_process(
     run: str, start: Starter, tmp_path: Path
 ) -> None:
     (tmp_path / "hydra_pmi_proxy").symlink_to("/bin/sh")
@@ -266,7 +266,7 @@ def test_ending_leaves_none_of_the_runs_ranks_whatever_they_ignore_and_none_else
 @pytest.mark.parametrize(
     "name", ["", "0123456789abcde", "0123456789abcdef/", "0123456789abcdef/a b", "0123456789ABCDEF", "x\n"]
 )
-def test_what_is_not_a_launch_is_refused(name: str) -> None:
+def test_an_invalid_launch_is_refused(name: str) -> None:
     for act in (
         lambda: find_ranks(HOST, name),
         lambda: request_snapshot(HOST, name, "s"),
@@ -287,7 +287,7 @@ def test_what_is_not_a_launch_is_refused(name: str) -> None:
         ["process 1 2 3 0 0 0123456789abcdef b%d", "end"],
     ],
 )
-def test_an_answer_that_is_none_is_an_error_that_names_the_host(records: list[str]) -> None:
+def test_an_invalid_answer_is_an_error_that_names_the_host(records: list[str]) -> None:
     host = StandInHost("node7", answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match="node7: cannot parse the answer to `list`: "):
         find_ranks(host, "0" * 16)

@@ -182,6 +182,6 @@ def test_pulses_resume_after_cut_links_and_restarts_of_sshd(
 
 
 def end_sessions(cluster: Cluster, host: str) -> None:
-    """Break all of a host's connections, as an sshd that is killed does."""
+    """Break all connections of a host, as a killed sshd does."""
     each = "read -r name <$at/comm; case $name in sshd*) kill -s KILL ${at#/proc/} ;; esac"
     cluster.run(host, ["sh", "-c", f"for at in /proc/[0-9]*; do {each}; done"], check=False)

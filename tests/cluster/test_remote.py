@@ -1,4 +1,4 @@
-"""Functions of ours on hosts: what they answer is told from all else that a host prints."""
+"""Our functions on hosts: their answers are distinguished from other output of a host."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_program_is_posix_shell_without_findings(name: Program) -> None:
     assert done.stdout == ""
 
 
-def test_what_a_host_prints_besides_is_not_of_the_answer() -> None:
+def test_other_output_of_a_host_is_not_part_of_the_answer() -> None:
     class Greeting(LocalHost):
         def run(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Completed:
             done = super().run(argv, timeout_s)
@@ -79,7 +79,7 @@ def test_an_answer_that_cannot_be_read_names_host_and_function(answer: Completed
         call(StandInHost("n1", lambda argv, stdin: answer), "ranks", "list", LAUNCH)
 
 
-def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
+def test_a_truncated_answer_is_not_accepted() -> None:
     def break_off(argv: tuple[str, ...], stdin: bytes) -> Completed:
         return Completed(0, f"{argv[4]} name YQ==\n{argv[4]} en", "")
 
@@ -87,7 +87,7 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
         call_to_end(StandInHost("n1", break_off), "watch", "names", "/", ".x")
 
 
-def test_what_is_refused_carries_host_place_and_hint() -> None:
+def test_a_refusal_carries_host_path_and_hint() -> None:
     host = StandInHost("n1", lambda argv, stdin: answer_call(argv, "refused is a link"))
     with pytest.raises(NodeRefusal) as caught:
         ask_node(host, "probe", "/tmp/a", hint="remove it")
@@ -133,7 +133,7 @@ def test_a_broken_conversation_reports_how_it_ended() -> None:
             subprocess.run(["sleep", "0.3"], check=True)
 
 
-def test_a_conversation_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_with_an_endless_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAFFE_RECIPES_LIMITS", "answer-bytes=200000")
     with Conversation(LocalHost("evil"), "ranks", "beat", LAUNCH, "30") as conversation:
         monkeypatch.setattr(conversation._command, "read", lambda: b"x")

@@ -1,4 +1,4 @@
-"""`caffe-recipes run --profile` on hosts of their own, with a stand-in for Caffe."""
+"""`caffe-recipes run --profile` on separate hosts, with a stand-in for Caffe."""
 
 from __future__ import annotations
 

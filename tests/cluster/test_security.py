@@ -1,4 +1,4 @@
-"""What keeps a run from asking, trusting and leaking; on this machine alone."""
+"""What keeps a run from prompting, trusting and leaking; on this machine only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play anoth
 
 METACHARACTERS = "a'b\"$(touch hacked)`touch hacked`; touch hacked & | * ~ {x,y} \\ !x #é"
 HOSTILE = (METACHARACTERS, "-x", "--help", "a\nb", "a\0b", "a\x1b[2J", "$(touch hacked)\n", "é")
-# What a script does with its recipe's texts, but for starting anything.
+# What a script does with its recipe's texts, except starting anything.
 CALLED = """
 exec() { :; }; check_phase() { :; }; place_phase() { :; }
 train solver.prototxt "$LMDB"; test_model net 1 model; pass check; pass place
@@ -60,13 +60,13 @@ RECIPE = (ROOT / "caffe_recipes/recipes/stampede2-64n-72ep.yaml").read_text("utf
         *(({name: "a"}, set()) for name in ("SLURM_JOB_NODELIST", "PE_HOSTFILE", "LSB_MCPU_HOSTS")),
     ],
 )
-def test_words_for_ssh_are_given_to_ssh_alone(environment: dict[str, str], expected: set[str]) -> None:
+def test_options_for_ssh_are_passed_to_ssh_only(environment: dict[str, str], expected: set[str]) -> None:
     given = ssh_environment(environment)
     assert given.pop("SSH_ASKPASS_REQUIRE") == "never"
     assert given == dict.fromkeys(expected, STRICT)
 
 
-def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> None:
+def test_ssh_options_of_the_user_come_after_ours_which_take_precedence() -> None:
     assert ssh_environment({MPICH: "-oForwardAgent=yes"})[MPICH] == f"{STRICT} -oForwardAgent=yes"
 
 
@@ -82,7 +82,7 @@ def test_the_users_own_words_come_behind_ours_of_which_ssh_takes_the_first() -> 
     ids=["host", "ssh", "jump host", "Slurm's list", "hostfile"],
 )
 @pytest.mark.parametrize("name", [*HOSTILE, "-oProxyCommand=x", "a b", "a;b", "a@b", "", "a" * 300, "a:b/c"])
-def test_what_is_not_a_hosts_name_is_refused_in_one_line_wherever_one_is_read(
+def test_an_invalid_host_name_is_refused_in_one_line_wherever_one_is_read(
     read: Callable[[str, Path], object], means_more: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     if name not in means_more:
@@ -116,7 +116,7 @@ def texts_in(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 
 
 def full_recipe() -> dict[str, Any]:
-    """Return a recipe that says every text it can."""
+    """Return a recipe that sets every text field it can."""
     recipe: dict[str, Any] = yaml.safe_load(RECIPE)
     recipe["data"]["train"]["source"] = "examples/train_lmdb"
     recipe["phases"] = recipe["phases"][:2]
@@ -151,13 +151,13 @@ def test_every_text_of_a_recipe_is_refused_in_one_line_or_harmless_in_its_script
 
 
 @pytest.mark.parametrize("trainer", ["-x", "--help", ":"])
-def test_a_trainer_that_a_launcher_would_take_for_its_own_word_is_refused(trainer: str) -> None:
+def test_a_trainer_that_a_launcher_would_read_as_an_option_is_refused(trainer: str) -> None:
     text = RECIPE.replace("trainer: ./build/tools/caffe", f"trainer: '{trainer}'")
     with pytest.raises(RecipeError, match=rf"yaml:4: trainer: .*; write \./{trainer}"):
         parse_recipe(text, "recipe.yaml", Path())
 
 
-def test_a_trainer_of_a_plain_name_is_the_one_in_the_caffe_root_and_none_on_the_path(tmp_path: Path) -> None:
+def test_a_trainer_given_by_name_is_taken_from_the_caffe_root_and_not_from_path(tmp_path: Path) -> None:
     (tmp_path / "caffe").write_text("#!/bin/sh\n")
     (tmp_path / "caffe").chmod(0o755)
     assert find_caffe("caffe", tmp_path) == "./caffe"
@@ -189,9 +189,7 @@ def of_nobody(path: Path) -> None:
 @pytest.mark.parametrize(
     "attack", ["parent", "parent link", "folder", "data", "stamped folder", "our link to their link"]
 )
-def test_what_another_user_owns_on_the_way_to_an_lmdb_is_refused_and_not_touched(
-    attack: str, disk: Path
-) -> None:
+def test_folders_of_another_user_above_an_lmdb_are_refused_and_not_touched(attack: str, disk: Path) -> None:
     (disk / "victim" / "lmdb").mkdir(parents=True)
     lmdb = disk / "a" / "lmdb"
     if attack == "parent":
@@ -246,7 +244,7 @@ def test_a_colleague_s_dataset_is_read_where_only_its_owner_can_write() -> None:
 
 @pytest.mark.parametrize("name", ["data.mdb", STAMP])
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a fifo"])
-def test_what_is_not_a_file_is_neither_read_nor_waited_for_nor_replaced(
+def test_pipes_and_devices_are_neither_read_nor_waited_for_nor_replaced(
     name: str, kind: str, disk: Path
 ) -> None:
     lmdb = disk / "lmdb"
@@ -283,7 +281,7 @@ def test_links_of_ours_are_followed_step_by_step_and_not_without_end(disk: Path)
     )
 
 
-def test_a_file_that_has_another_name_elsewhere_loses_only_ours(disk: Path) -> None:
+def test_a_hard_linked_file_loses_only_our_name(disk: Path) -> None:
     (disk / "lmdb").mkdir()
     (disk / "mine").write_bytes(b"records")
     os.link(disk / "mine", disk / "lmdb/data.mdb")

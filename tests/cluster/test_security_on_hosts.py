@@ -1,4 +1,4 @@
-"""Nobody is asked, no key is added, no agent forwarded, no string read by a shell: on hosts of their own."""
+"""No prompt, no key added, no agent forwarded, no string read by a shell: on separate hosts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_host_that_would_ask_fails_at_once_in_one_line_and_the_terminal_is_not
     ours, terminal = pty.openpty()
     os.write(ours, b"secret\n")
     with configured(cluster, "", cluster.ssh / "known_hosts", key if locked else None):
-        # A terminal of its own: whatever opens /dev/tty gets it.
+        # A separate terminal, which any process that opens /dev/tty gets.
         argv = ["setsid", "--ctty", "--wait", "timeout", "30", *CLEAN, "--hostfile", str(hostfile)]
         pipe = subprocess.PIPE
         process = cluster.popen("head", argv, stdin=terminal, stdout=pipe, stderr=pipe, text=True)
@@ -152,7 +152,7 @@ def test_a_key_that_is_refused_is_refused_by_name_and_nothing_is_written(
     assert {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.iterdir()} == before
 
 
-def test_a_shell_that_greets_and_a_name_server_that_is_silent_are_borne(
+def test_a_greeting_shell_and_a_silent_name_server_are_tolerated(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(1, UseDNS="yes", PrintMotd="yes", Banner="/etc/hosts")
@@ -307,7 +307,7 @@ def test_run_sh_takes_nothing_and_writes_through_nothing_that_another_user_has_p
 
 def test_another_user_can_hold_no_lock_of_run_sh(cluster: Cluster, scripted: tuple[Path, str]) -> None:
     root, script = scripted
-    for _ in range(2):  # before the second, whoever is to hold them tries to
+    for _ in range(2):  # before the second one, the other user tries to hold them
         done = cluster.run("head", ["env", "-C", str(root), "bash", script], check=False)
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
         staged = f"{LMDB}/.caffe-recipes-lock/lock"
@@ -433,7 +433,7 @@ def test_code_that_another_user_changed_is_not_run(project: Path) -> None:
 
 
 def assert_nothing_ran(cluster: Cluster, shared: Path) -> None:
-    """Find no trace of a string that a shell has read, and take away what was trained."""
+    """Assert that no shell has expanded a string, and remove what was trained."""
     hacked = [str(path) for path in shared.rglob("hacked")]
     for name in cluster.pids:
         look = 'for folder in / /tmp "$HOME"; do ls -d "$folder/hacked"; done 2>/dev/null; true'

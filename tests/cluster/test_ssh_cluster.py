@@ -87,7 +87,7 @@ def test_files_travel_under_names_a_shell_would_read(cluster: Cluster, word: str
     host.close()
 
 
-def test_a_command_that_is_given_up_is_ended_with_all_its_children(cluster: Cluster) -> None:
+def test_a_command_that_times_out_is_killed_with_all_its_children(cluster: Cluster) -> None:
     host = SshHost("node1", cluster.ssh)
     with pytest.raises(ClusterError, match=r"node1: sh did not finish within"):
         host.run(["sh", "-c", 'trap "" TERM; sleep 600 & sleep 600'], timeout_s=0.5)
@@ -134,7 +134,7 @@ def test_input_and_output_flow_while_a_command_runs(cluster: Cluster) -> None:
     host.close()
 
 
-def test_a_silent_link_is_noticed_within_three_signs_of_life(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_silent_link_is_noticed_within_three_keepalives(cluster: Cluster, tmp_path: Path) -> None:
     folder = change_config(cluster, tmp_path / "ssh", "Host *\n  ServerAliveInterval 1")
     host = SshHost("node1", folder, patience_s=0)
     command = host.start(["sleep", "600"], limit_s=1)
@@ -150,7 +150,7 @@ def test_a_silent_link_is_noticed_within_three_signs_of_life(cluster: Cluster, t
     assert cluster.leftovers(within_s=10) == {}  # the host itself ends it, after limit_s and a little
 
 
-def test_an_sshd_of_one_session_a_connection_is_worked_with(make_cluster: Callable[..., Cluster]) -> None:
+def test_an_sshd_with_one_session_per_connection_works(make_cluster: Callable[..., Cluster]) -> None:
     cluster = make_cluster(1, MaxSessions="1")
     host = SshHost("node1", cluster.ssh)
     with host.start(["cat"]) as waiting:
@@ -288,7 +288,7 @@ def test_hashed_names_wildcards_aliases_and_revoked_keys_are_read_as_ssh_does(
         ("Ciphers aes256-ctr\nMACs hmac-sha2-512\nRevokedHostKeys none", ""),
     ],
 )
-def test_what_makes_ssh_stricter_makes_us_stricter_or_the_host_is_refused(
+def test_options_that_make_ssh_stricter_are_honoured_or_the_host_is_refused(
     cluster: Cluster, shared: Path, line: str, message: str
 ) -> None:
     folder = change_config(cluster, shared / "ssh", line.format(folder=shared / "ssh"))
@@ -309,7 +309,7 @@ def test_what_makes_ssh_stricter_makes_us_stricter_or_the_host_is_refused(
         host.close()
 
 
-def test_jump_hosts_are_gone_over_in_order_and_logged_in_to_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_jump_hosts_are_used_in_order_with_one_login_each(cluster: Cluster, tmp_path: Path) -> None:
     folder = change_config(cluster, tmp_path / "ssh", "Host node3 node4\n  ProxyJump node1,root@node2:22")
     hosts = [SshHost(name, folder) for name in ("node3", "node4")]
 
@@ -411,7 +411,7 @@ def test_a_link_in_a_files_place_is_replaced_not_written_through(cluster: Cluste
     host.close()
 
 
-def test_a_user_who_is_not_root_gets_commands_files_and_ends_as_well(
+def test_commands_and_transfers_work_for_a_user_other_than_root(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(1, AuthorizedKeysFile="/tmp/keys")
@@ -445,7 +445,7 @@ def test_a_file_that_another_user_put_there_is_not_written_to(cluster: Cluster, 
 
 
 @pytest.mark.parametrize("kind", ["mkdir", "mkfifo"])
-def test_what_is_not_a_file_is_neither_fetched_nor_written_over(
+def test_a_path_that_is_not_a_file_is_neither_fetched_nor_overwritten(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     host = SshHost("node2", cluster.ssh)

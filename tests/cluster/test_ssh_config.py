@@ -91,7 +91,7 @@ def test_hosts_are_read_as_ssh_reads_them(name: str, folder: Path) -> None:
     assert [str(path) for path in ours.known_hosts[-1:]] == ssh["globalknownhostsfile"][0].split()
 
 
-def test_without_a_config_a_host_is_what_it_is_called(tmp_path: Path) -> None:
+def test_without_a_config_a_host_is_reached_by_its_name(tmp_path: Path) -> None:
     options = load_ssh_options("node1", tmp_path)
     assert (options.host, options.port, options.jumps, options.proxy_command) == ("node1", 22, (), None)
     assert options.known_hosts[0] == tmp_path / "known_hosts"
@@ -164,7 +164,7 @@ def test_a_list_of_algorithms_allows_what_it_allows_in_ssh(
     assert load_ssh_options("node2", tmp_path).algorithms == ()
 
 
-def test_what_makes_a_connection_stricter_is_read(tmp_path: Path) -> None:
+def test_options_that_make_a_connection_stricter_are_honoured(tmp_path: Path) -> None:
     lines = ("MACs a", "KexAlgorithms a", "HostKeyAlgorithms a", "PubkeyAcceptedKeyTypes a")
     (tmp_path / "config").write_text("\n".join([*lines, "RevokedHostKeys /etc/gone", "RequiredRSASize 3072"]))
     options = load_ssh_options("node1", tmp_path)

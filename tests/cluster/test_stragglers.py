@@ -62,7 +62,7 @@ def test_a_job_that_is_suspended_as_a_whole_has_no_certain_straggler() -> None:
 
 
 @pytest.mark.parametrize("states", ["RRRRTT", "RDRDRD", "TTTRRR", "RRRR--", "---RRR", "RRRRRZ"])
-def test_what_passes_or_has_only_begun_is_not_a_straggler(states: str) -> None:
+def test_a_rank_that_advances_or_has_just_started_is_not_a_straggler(states: str) -> None:
     assert find_straggler(all_hosts(c=beats("c", states=states, first_rank=2))) is None
 
 
@@ -74,7 +74,7 @@ def test_the_last_rank_that_continues_is_named() -> None:
     assert find_straggler(histories) == Straggler("d", 3, "only rank 3 continues; the others have ended")
 
 
-def test_ranks_that_all_wait_for_their_disks_or_all_end_hold_nobody_up() -> None:
+def test_ranks_that_all_wait_for_disks_or_all_end_are_no_stragglers() -> None:
     for states in ("RRRDDD", "RRR---"):
         waiting = {host: beats(host, states=states, first_rank=i) for i, host in enumerate(HOSTS)}
         assert find_straggler(waiting) is None

@@ -37,7 +37,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return str(output)
 
 
-def test_two_hosts_train_each_on_files_of_its_own(cluster: Cluster, shared: Path) -> None:
+def test_two_hosts_each_train_on_their_own_files(cluster: Cluster, shared: Path) -> None:
     made = TensorFlowRoot(cluster, shared / f"tf-{shared.name}", steps=40)
     (made.root / "hostfile").write_text("node1\nnode2\n")
     output = finish(start(made))

@@ -19,7 +19,7 @@ from caffe_recipes.data.convert import Settings
 from caffe_recipes.data.images import load_list
 
 CALL = "from caffe_recipes.cli.main import main; main()"
-# A file that may grow no further stands for a disk that is full.
+# A file with a size limit imitates a full disk.
 FULL = (
     "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22));" + CALL
@@ -47,7 +47,7 @@ class Link:
 def pack(
     files: Mapping[str, bytes | Link] | Iterable[tuple[str, bytes | Link]], kind: int = tarfile.GNU_FORMAT
 ) -> bytes:
-    """Make a tar; of pairs, a name may stand in it twice."""
+    """Make a tar; from pairs, so that a name may occur twice."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=kind) as tar:
         for name, what in files.items() if isinstance(files, Mapping) else files:

@@ -44,7 +44,7 @@ def contents(found: Pictures) -> list[tuple[str, int, bytes]]:
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_a_tar_of_class_tars_is_read_where_it_lies_with_sorted_synsets_as_labels(
+def test_a_tar_of_class_tars_is_read_in_place_with_sorted_synsets_as_labels(
     tmp_path: Path, kind: int
 ) -> None:
     found = load_archive(write(tmp_path, train_tar(kind)))
@@ -54,7 +54,7 @@ def test_a_tar_of_class_tars_is_read_where_it_lies_with_sorted_synsets_as_labels
     assert [path.name for path in tmp_path.iterdir()] == ["images.tar"]
 
 
-def test_a_tar_of_class_folders_is_read_alike(tmp_path: Path) -> None:
+def test_a_tar_of_class_folders_is_read_in_place_too(tmp_path: Path) -> None:
     plain = load_archive(write(tmp_path, pack({f"./{name}": data for name, data in IMAGES.items()})))
     assert contents(plain) == contents(load_archive(write(tmp_path, train_tar(), "other.tar")))
 
@@ -131,7 +131,7 @@ def test_a_header_that_is_damaged_is_not_an_end(tmp_path: Path) -> None:
         load_archive(write(tmp_path, bytes(whole)))
 
 
-def test_what_is_not_an_archive_of_images_is_reported_for_what_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_of_images_is_described(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is gzip-compressed; decompress it"):
         load_archive(write(tmp_path, gzip.compress(train_tar())))
     with pytest.raises(DataError, match="is not a complete tar"):
@@ -142,14 +142,14 @@ def test_what_is_not_an_archive_of_images_is_reported_for_what_it_is(tmp_path: P
         load_archive(tmp_path / "none.tar")
 
 
-def test_members_that_are_not_images_are_left_out_and_reported(tmp_path: Path) -> None:
+def test_members_that_are_not_images_are_skipped_and_reported(tmp_path: Path) -> None:
     inner = pack({"1.gif": b"GIF8", "._1.jpg": b"x"})
     found = load_archive(write(tmp_path, pack({"readme.txt": b"hello", "n01.tar": inner})))
     assert [picture.name for picture in found.pictures] == ["n01/1.gif"]
     assert found.ignored == ("n01/._1.jpg", "readme.txt")
 
 
-def test_an_archive_is_known_by_its_name_or_what_is_in_it(tmp_path: Path) -> None:
+def test_an_archive_is_recognised_by_its_name_or_its_contents(tmp_path: Path) -> None:
     assert is_archive(write(tmp_path, train_tar(), "images"))
     assert is_archive(write(tmp_path, b"", "x.tar"))
     assert not is_archive(write(tmp_path, b"a.jpg 1\n", "list"))
@@ -163,7 +163,7 @@ def test_a_tar_whose_classes_are_a_level_deeper_is_refused(tmp_path: Path) -> No
         load_archive(archive)
 
 
-def test_an_image_that_is_a_link_out_of_the_tar_is_refused_by_name_and_other_links_are_reported(
+def test_an_image_that_links_out_of_the_tar_is_refused_and_other_links_are_reported(
     tmp_path: Path,
 ) -> None:
     files: dict[str, bytes | Link] = {"n01/a.jpg": b"a", "n01/notes": Link("gone"), "n02/b.jpg": b"b"}

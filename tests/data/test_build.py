@@ -27,7 +27,7 @@ SQUARE = Settings(resize_height_px=16, resize_width_px=24)
 
 
 def convert_imageset(listed: Path, settings: Settings) -> list[tuple[bytes, bytes]]:
-    """Do what convert_imageset's source says, in the plainest way: its records."""
+    """Return the records of convert_imageset, reimplemented plainly from its source."""
     made = []
     for index, line in enumerate(listed.read_text().splitlines()):
         name, label = line.split()
@@ -178,9 +178,7 @@ def test_a_finished_build_is_kept_and_another_refused(listed: Path, tmp_path: Pa
     assert names(tmp_path) == ["images", "lmdb"]
 
 
-def test_an_image_that_does_not_decode_is_named_and_nothing_stands_under_the_name(
-    listed: Path, tmp_path: Path
-) -> None:
+def test_an_image_that_does_not_decode_is_named_and_no_lmdb_is_left(listed: Path, tmp_path: Path) -> None:
     bad = listed.parent / "a/4.JPEG"
     whole = bad.read_bytes()
     bad.write_bytes(whole[:500])
@@ -203,7 +201,7 @@ def test_a_build_that_fails_at_its_first_image_leaves_nothing(listed: Path, tmp_
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bad_images_can_be_left_out_and_their_numbers_with_them(
+def test_bad_images_can_be_skipped_together_with_their_numbers(
     listed: Path, tmp_path: Path, workers: int
 ) -> None:
     for name in ("a/0.jpg", "b/5.png", "b/9.jpg"):
@@ -244,7 +242,7 @@ def test_only_one_process_builds_at_a_time(listed: Path, tmp_path: Path) -> None
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
 
 
-def test_a_place_that_cannot_be_written_is_one_line(listed: Path, tmp_path: Path) -> None:
+def test_an_unwritable_output_path_is_one_line(listed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file/lmdb: cannot be written: Not a directory"):
         build_lmdb(plan_of(listed), tmp_path / "file" / "lmdb")

@@ -1,4 +1,4 @@
-"""Builds that do not come to their end: what is left, what is said, and how they go on."""
+"""Builds that are cut off: what is left, what is reported, and how they resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.data.conftest import CALL, FULL, names, plan_of, records, write_image
 SQUARE = Settings(resize_height_px=16, resize_width_px=24)
 
 
-def test_what_another_plan_began_is_not_continued(listed: Path, tmp_path: Path) -> None:
+def test_a_build_begun_by_another_plan_is_not_resumed(listed: Path, tmp_path: Path) -> None:
     (listed.parent / "a/4.JPEG").write_bytes(b"bad")
     with pytest.raises(DataError, match="--skip-bad"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
@@ -37,7 +37,7 @@ def test_what_another_plan_began_is_not_continued(listed: Path, tmp_path: Path) 
         build_lmdb(plan_of(listed, SQUARE), tmp_path / "lmdb")
 
 
-def test_what_another_plan_began_is_started_over_where_it_has_no_records(
+def test_a_build_begun_by_another_plan_is_restarted_if_it_has_no_records(
     listed: Path, tmp_path: Path
 ) -> None:
     partial = tmp_path / ".lmdb.partial"
@@ -104,13 +104,13 @@ def test_damaged_pages_of_an_unfinished_build_are_named_rather_than_read(
         build_lmdb(plan_of(listed), tmp_path / "lmdb")
     file = tmp_path / ".lmdb.partial" / "lmdb" / "data.mdb"
     data = file.read_bytes()
-    file.write_bytes(data[:8192] + bytes(len(data) - 8192))  # the two pages that tell where all is are whole
+    file.write_bytes(data[:8192] + bytes(len(data) - 8192))  # the two meta pages are intact
     with pytest.raises(DataError, match=r"\.lmdb\.partial: is damaged \(page \d .*; remove it, and build"):
         build_lmdb(plan_of(listed), tmp_path / "lmdb", skip_bad=True)
     assert names(tmp_path) == [".lmdb.partial", "images"]
 
 
-def test_so_is_a_disk_that_is_full_only_for_the_manifest(
+def test_a_disk_too_full_for_the_manifest_is_a_failed_run_that_can_continue(
     listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(out: Path, manifest: BuildManifest) -> None:
@@ -209,7 +209,7 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_build_continues_and_becomes_what_an_undisturbed_one_is(
+def test_a_killed_build_resumes_to_the_same_result_as_an_undisturbed_one(
     tmp_path: Path, workers: int
 ) -> None:
     listed = write_images(tmp_path / "images", 12)

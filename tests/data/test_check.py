@@ -33,7 +33,7 @@ def problems(seen: LmdbReport) -> list[str]:
     return [str(problem) for problem in seen.problems]
 
 
-def test_a_good_lmdb_is_counted_and_nothing_is_wrong(listed: Path, tmp_path: Path) -> None:
+def test_a_good_lmdb_is_counted_without_problems(listed: Path, tmp_path: Path) -> None:
     build_lmdb(plan_of(listed, Settings(16, 24)), tmp_path / "lmdb")
     seen = check_lmdb(tmp_path / "lmdb", 3)
     assert (seen.count, seen.encoded, seen.decoded, seen.problems) == (10, 10, 10, ())
@@ -73,7 +73,7 @@ def test_a_huge_label_is_counted_like_any(tmp_path: Path) -> None:
     assert (seen.missing_labels, seen.first_missing_label) == (2**31 - 2, 1)
 
 
-def test_images_are_decoded_many_at_a_time_and_none_is_left(tmp_path: Path) -> None:
+def test_images_are_decoded_in_batches_without_missing_any(tmp_path: Path) -> None:
     datums = [image(0, data=b"<html>" if index % 50 == 7 else None) for index in range(150)]
     seen = check_lmdb(write(tmp_path / "lmdb", *datums), decode=None)
     assert (seen.decoded, seen.shapes) == (147, {(3, 30, 40): 147})
@@ -125,7 +125,7 @@ def test_means_are_those_of_all_pixels_in_bgr_and_grey_counts_for_each(tmp_path:
     assert check_lmdb(write(tmp_path / "raw", raw)).channel_means == (2, 6, 10)
 
 
-def test_the_size_that_compaction_gives_is_the_one_it_gives(tmp_path: Path) -> None:
+def test_the_estimated_size_after_compaction_is_exact(tmp_path: Path) -> None:
     path = write(tmp_path / "lmdb", *(image(0, data=bytes(9000)) for _ in range(300)))
     with lmdb.open(str(path), lock=False, map_size=1 << 26) as environment:
         for index in range(0, 300, 2):
@@ -140,7 +140,7 @@ def test_the_size_that_compaction_gives_is_the_one_it_gives(tmp_path: Path) -> N
     assert seen.compact_bytes == compact
 
 
-def test_a_built_lmdb_is_as_good_as_compact(tmp_path: Path) -> None:
+def test_a_built_lmdb_is_nearly_compact(tmp_path: Path) -> None:
     listed = write_images(tmp_path / "images", 20)
     listed.write_text(listed.read_text() * 150)
     build_lmdb(plan_of(listed), tmp_path / "lmdb")
@@ -149,7 +149,7 @@ def test_a_built_lmdb_is_as_good_as_compact(tmp_path: Path) -> None:
     assert seen.size_bytes <= 1.01 * seen.compact_bytes
 
 
-def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> None:
+def test_records_are_compared_with_the_manifest(listed: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("two", 2)):
         build_lmdb(plan_of(listed, seed=seed), tmp_path / name)
     (tmp_path / "one" / "data.mdb").write_bytes((tmp_path / "two" / "data.mdb").read_bytes())
@@ -163,7 +163,9 @@ def test_records_are_held_against_the_manifest(listed: Path, tmp_path: Path) -> 
     assert problems(check_lmdb(tmp_path / "one")) == ["holds 1 records, but its manifest says 10"]
 
 
-def test_records_that_are_not_those_built_are_to_be_copied_again(listed: Path, tmp_path: Path) -> None:
+def test_records_that_differ_from_those_built_are_reported_with_the_advice_to_copy(
+    listed: Path, tmp_path: Path
+) -> None:
     build_lmdb(plan_of(listed, Settings(encode_type="png")), tmp_path / "lmdb")
     data = (tmp_path / "lmdb" / "data.mdb").read_bytes()
     (tmp_path / "lmdb" / "data.mdb").write_bytes(data.replace(b"IDAT", b"IDAX"))
@@ -211,7 +213,7 @@ def test_the_printed_report_is_complete(tmp_path: Path) -> None:
     assert found["problems"][0]["records"] == 1
 
 
-def test_many_sizes_classes_and_channels_are_summed_up(tmp_path: Path) -> None:
+def test_many_sizes_classes_and_channels_are_summarised(tmp_path: Path) -> None:
     grey = bytes(cv2.imencode(".png", noise(9, 9)[:, :, 0])[1])
     datums = [image(label, data=encode(".png", 10 + label, 20)) for label in range(30)]
     text = render_text(check_lmdb(write(tmp_path / "lmdb", *datums, image(0, data=grey))))
@@ -268,7 +270,7 @@ def test_a_contact_sheet_shows_the_others_where_a_record_is_not_a_datum(tmp_path
     assert (beneath[:, :, 2] - beneath[:, :, 0] > 100).any()  # red
 
 
-def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
+def test_a_path_that_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such LMDB"):
         check_lmdb(tmp_path / "none")
     path = write(tmp_path / "lmdb", image(0))
@@ -277,7 +279,7 @@ def test_what_is_not_an_lmdb_is_bad_input(tmp_path: Path) -> None:
         check_lmdb(path)
 
 
-def test_more_than_one_is_counted() -> None:
+def test_repeated_problems_are_counted() -> None:
     assert str(Problem("x")) == "x"
     assert str(Problem("x", 1001)) == "x, and 1,000 more like it"
 

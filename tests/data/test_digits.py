@@ -146,13 +146,13 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="digits_train_lmdb: cannot be written"):
         build_digits(tmp_path / "file")
 
 
-def test_a_full_disk_is_a_failed_run_of_which_nothing_is_left(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_failed_run_that_leaves_nothing(tmp_path: Path) -> None:
     words = ["data", "build", "digits", "--out", str(tmp_path / "digits")]
     full = FULL.replace("2**22", "2**16")
     done = subprocess.run([sys.executable, "-c", full, *words], capture_output=True, text=True, check=False)

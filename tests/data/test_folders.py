@@ -34,7 +34,7 @@ def test_a_gif_is_an_image_of_its_class(tmp_path: Path) -> None:
     assert [picture.name for picture in load_folder(folder).pictures] == ["a/1.jpg", "a/2.gif", "a/3.GIF"]
 
 
-def test_what_is_not_an_image_is_left_out_and_of_class_folders_reported(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_skipped_and_reported_in_class_folders(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "a/notes.txt", "a/._1.jpg", ".git/x.jpg", "readme.md", ".loose.jpg")
     found = load_folder(folder)
     assert [picture.name for picture in found.pictures] == ["a/1.jpg"]
@@ -97,7 +97,7 @@ def test_one_folder_of_images_in_each_class_is_part_of_the_class(tmp_path: Path)
     assert found.classes == ("n01", "n02")
 
 
-def test_a_link_to_no_image_is_named_rather_than_passed_over(tmp_path: Path) -> None:
+def test_a_broken_link_to_an_image_is_named_rather_than_skipped(tmp_path: Path) -> None:
     folder = write(tmp_path, "a/1.jpg", "b/1.jpg")
     (folder / "a/2.jpg").symlink_to("nowhere.jpg")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""imagenet_to_gcs.py makes TFRecords of raw images, by the flags of the source."""
+"""imagenet_to_gcs.py makes TFRecords from raw images, with the flags of the source."""
 
 from __future__ import annotations
 

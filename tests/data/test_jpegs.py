@@ -1,4 +1,4 @@
-"""A JPEG's header: as OpenCV's decoder sees it, and nothing of what is none."""
+"""The header of a JPEG as OpenCV's decoder sees it; other files have none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_shape_of_a_jpeg_is_read(channels: int, settings: tuple[int, ...]) -
     assert jpeg_shape(encode(channels, *settings)) == (channels, 7, 9)
 
 
-def test_segments_and_padding_before_the_frame_are_passed_over() -> None:
+def test_segments_and_padding_before_the_frame_are_skipped() -> None:
     data = encode(3)
     exif = b"\xff\xff\xff\xe1\x00\x0aExif\x00\x00\xff\xc0"
     assert jpeg_shape(data[:2] + exif + data[2:]) == (3, 7, 9)
@@ -31,7 +31,7 @@ def test_segments_and_padding_before_the_frame_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xd9", b"\xff\xd8\xff\xe0"]
 )
-def test_what_is_not_a_jpeg_has_no_shape(data: bytes) -> None:
+def test_a_file_that_is_not_a_jpeg_has_no_shape(data: bytes) -> None:
     assert jpeg_shape(data) is None
 
 

@@ -89,7 +89,7 @@ def test_classes_are_read_from_lines_synset_words_or_a_manifest(tmp_path: Path) 
         ("x.json", "[]", "contains no class names"),
     ],
 )
-def test_a_list_of_classes_that_is_none_is_refused(tmp_path: Path, name: str, text: str, what: str) -> None:
+def test_an_invalid_list_of_classes_is_refused(tmp_path: Path, name: str, text: str, what: str) -> None:
     with pytest.raises(DataError, match=what):
         load_classes(write(tmp_path, text, name))
 

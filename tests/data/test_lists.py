@@ -69,7 +69,7 @@ def test_blanks_in_paths_empty_lines_carriage_returns_and_any_bytes_are_read(tmp
         ("x" * 600 + ".jpg 1\n", ":1", "has over 502 bytes, the limit of an LMDB key"),
     ],
 )
-def test_what_is_wrong_with_a_list_is_one_line_with_its_number(
+def test_a_mistake_in_a_list_is_one_line_with_its_line_number(
     tmp_path: Path, text: str, where: str, what: str
 ) -> None:
     (tmp_path / "folder").mkdir()

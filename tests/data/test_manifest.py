@@ -1,4 +1,4 @@
-"""The manifest beside an LMDB may hold anything: what is not of its types is not a manifest."""
+"""The manifest beside an LMDB may hold anything: a file with values of other types is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_value_of_another_type_is_bad_input(lmdb: Path, key: str, value: objec
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "[" * 100_000])
-def test_what_is_not_an_object_is_bad_input(lmdb: Path, text: str) -> None:
+def test_a_manifest_that_is_not_an_object_is_bad_input(lmdb: Path, text: str) -> None:
     manifest_path(lmdb).write_text(text)
     with pytest.raises(DataError, match="is not a manifest of an LMDB"):
         load_manifest(lmdb)

@@ -32,7 +32,9 @@ def test_an_image_that_its_type_cannot_hold_is_refused_rather_than_left_empty() 
         convert(encode(".png", 1, 3000), "a.jpg", 0, Settings(shorter_side_px=30))
 
 
-def test_an_image_that_no_datum_holds_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_too_large_for_a_datum_is_refused_before_it_is_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     long = encode(".png", 8, 3000)
     with pytest.raises(ValueError, match=r"15000 x 5625000 pixels are more than can be decoded"):
         convert(long, "a.png", 0, Settings(shorter_side_px=15_000))
@@ -110,7 +112,7 @@ def test_grey_is_one_channel_and_a_coloured_file_is_not_kept_for_it() -> None:
     "settings", [Settings(), RAW, PNG, Settings(is_gray=True), Settings(check_size=True)]
 )
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_what_does_not_decode_is_refused_a_file_truncated_among_it(settings: Settings, suffix: str) -> None:
+def test_undecodable_and_truncated_images_are_refused(settings: Settings, suffix: str) -> None:
     whole = encode(suffix, 60, 80)
     for data in (whole[: len(whole) // 2], whole[:-20], whole[:10], b"<html>", b"\0" * 100):
         with pytest.raises(ValueError, match="is not an image that OpenCV can decode, or is truncated"):
@@ -120,7 +122,7 @@ def test_what_does_not_decode_is_refused_a_file_truncated_among_it(settings: Set
 
 
 @pytest.mark.parametrize("settings", [Settings(), RAW, PNG])
-def test_a_gif_is_refused_which_no_trainer_reads_though_our_opencv_does(settings: Settings) -> None:
+def test_a_gif_is_refused_because_no_trainer_reads_it(settings: Settings) -> None:
     with pytest.raises(ValueError, match="is a GIF, which Caffe's OpenCV cannot read"):
         convert(by_pillow("P", "GIF"), "x.gif", 0, settings)
 
@@ -150,7 +152,7 @@ def test_images_one_after_the_other_are_converted_in_the_same_memory(tmp_path: P
         "    convert(data, 'a.jpg', 0, Settings(256, 256))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
-    # In a process of its own, for what this one has freed before matters. An image's pixels have 138 pages.
+    # In a separate process, because memory freed by this one matters. An image's pixels have 138 pages.
     argv = [sys.executable, "-c", call, str(tmp_path / "a.jpg")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 20
@@ -186,5 +188,7 @@ def test_an_image_of_more_than_bytes_is_never_kept() -> None:
         ("", False, False),
     ],
 )
-def test_grey_is_written_only_as_what_stays_grey(suffix: str, in_colour: bool, in_grey: bool) -> None:
+def test_grey_images_are_written_only_in_formats_that_keep_them_grey(
+    suffix: str, in_colour: bool, in_grey: bool
+) -> None:
     assert (can_encode(suffix, is_gray=False), can_encode(suffix, is_gray=True)) == (in_colour, in_grey)

@@ -1,4 +1,4 @@
-"""Files of TFRecords are held against the manifest beside them: how many records, and how many bytes."""
+"""TFRecord files are compared with the manifest beside them: the numbers of records and bytes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_manifest_is_found_from_within(records: Path, monkeypatch: pytest.Mo
     assert records_manifest_path(Path("..")) == records_manifest_path(records)
 
 
-def test_a_bad_label_asks_for_what_they_were_made_of_to_be_fixed(records: Path) -> None:
+def test_a_bad_label_is_reported_with_the_advice_to_fix_the_source(records: Path) -> None:
     assert check_records(records, 4).hint == "fix the source images, and create the records again"
 
 
@@ -109,7 +109,7 @@ def test_the_manifest_has_the_size_and_the_digest_of_each_file(records: Path) ->
     assert made.digests == tuple(map(digest_of, files))
 
 
-def test_a_manifest_without_sizes_and_digests_is_one(lmdb: Path, records: Path) -> None:
+def test_a_manifest_without_sizes_and_digests_is_accepted(lmdb: Path, records: Path) -> None:
     path = records_manifest_path(records)
     known = json.loads(path.read_text())
     del known["sizes_bytes"], known["digests"]
@@ -133,7 +133,9 @@ def test_a_manifest_without_sizes_and_digests_is_one(lmdb: Path, records: Path) 
         ("strange", 1),
     ],
 )
-def test_what_is_not_a_manifest_is_bad_input(lmdb: Path, records: Path, key: str, value: object) -> None:
+def test_a_file_that_is_not_a_manifest_is_bad_input(
+    lmdb: Path, records: Path, key: str, value: object
+) -> None:
     path = records_manifest_path(records)
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(DataError, match="is not a manifest of TFRecords; remove it, or create the"):

@@ -55,7 +55,7 @@ def test_a_small_shuffle_buffer_and_a_half_sorted_file_are_partly_shuffled() -> 
         assert measure_shuffledness(labels).verdict == "partly shuffled"
 
 
-def test_classes_that_take_turns_serve_training_as_a_shuffled_order_does() -> None:
+def test_classes_that_alternate_count_as_shuffled() -> None:
     assert measure_shuffledness([index % CLASSES for index in range(5000)]).verdict == "shuffled"
 
 
@@ -89,7 +89,7 @@ LONG_TAIL = [label for label in range(50) for _ in range(400 // (label + 1))]
     ],
     ids=["two classes", "few records", "few of each", "one large", "long tail"],
 )
-def test_no_random_order_of_a_thousand_is_taken_for_another(labels: list[int]) -> None:
+def test_none_of_a_thousand_random_orders_is_misjudged(labels: list[int]) -> None:
     verdicts = {measure_shuffledness(shuffled(labels, seed)).verdict for seed in range(1000)}
     assert verdicts == {"shuffled"}
 
@@ -105,7 +105,7 @@ def test_no_random_order_of_a_thousand_is_taken_for_another(labels: list[int]) -
         (list(range(50)), "too few records to judge"),
     ],
 )
-def test_what_cannot_be_determined_is_not_reported(labels: list[int], verdict: str) -> None:
+def test_an_order_that_cannot_be_determined_is_not_reported(labels: list[int], verdict: str) -> None:
     assert measure_shuffledness(labels).verdict == verdict
 
 

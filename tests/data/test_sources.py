@@ -10,7 +10,7 @@ from caffe_recipes.data.images import Picture, Pictures
 from caffe_recipes.errors import DataError, InputError
 
 
-def test_a_pipe_is_refused_before_anything_of_it_is_read(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "list")
     with pytest.raises(DataError, match="list: is a pipe or a device; write the list to a regular file"):
         load_pictures(tmp_path / "list")

@@ -138,7 +138,7 @@ def test_a_seed_gives_the_same_bytes_and_another_other_ones(lmdb: Path) -> None:
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_what_was_cut_off_continues_and_becomes_the_same(lmdb: Path) -> None:
+def test_an_interrupted_build_resumes_to_the_same_bytes(lmdb: Path) -> None:
     whole, _ = make(lmdb, "whole")
     out = lmdb.parent / "records"
 
@@ -207,7 +207,7 @@ def test_more_files_than_records_are_refused(lmdb: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", "raw", "grey"])
-def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
+def test_images_of_other_types_become_jpegs(tmp_path: Path, suffix: str) -> None:
     pixels = np.full((16, 24, 1 if suffix == "grey" else 3), 90, np.uint8)
     pixels[:, 12:] = 200
     if suffix == ".png":
@@ -240,7 +240,7 @@ def test_other_images_become_jpegs(tmp_path: Path, suffix: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_record_that_cannot_become_one_is_named_and_nothing_is_left(
+def test_a_record_that_cannot_be_converted_is_named_and_nothing_is_left(
     tmp_path: Path, bad: pb.Datum, message: str
 ) -> None:
     write_datums(tmp_path / "lmdb", [("good.jpg", datum(1, 0)), ("bad.jpg", bad)])
@@ -274,7 +274,7 @@ def test_a_class_is_named_by_any_bytes_as_its_folder_is(tmp_path: Path) -> None:
     assert [one["image/class/synset"] for one in examples(tmp_path / "out")] == [(b"caf\xe9",)]
 
 
-def test_what_is_wrong_with_records_is_reported_once_and_counted(tmp_path: Path) -> None:
+def test_problems_of_records_are_reported_once_and_counted(tmp_path: Path) -> None:
     good: dict[str, bytes | int] = {
         "image/encoded": jpeg(0),
         "image/class/label": 1,

@@ -1,4 +1,4 @@
-"""What the processes that convert images hear of a Ctrl-C, which is their parent's."""
+"""The processes that convert images ignore Ctrl-C, which is for their parent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_worker_ignores_ctrl_c_from_its_start_but_its_parent_does_not(tmp_path
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_workers_have_one_thread_each_and_are_gone_with_their_work(
+def test_workers_have_one_thread_each_and_end_with_their_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)

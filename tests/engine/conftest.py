@@ -44,7 +44,7 @@ random_seed: 1
 
 @pytest.fixture(autouse=True)
 def one_thread_and_own_signals() -> Iterator[None]:
-    """Give the process back the signal handlers that a training takes."""
+    """Restore the signal handlers that a training replaces."""
     torch.set_num_threads(1)
     before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGHUP)]
     yield
@@ -114,7 +114,7 @@ def images() -> Callable[..., None]:
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with an LMDB of 10 records, a net and a solver, and go there."""
+    """Make a folder with an LMDB of 10 records, a net and a solver, and change into it."""
     write_raw(tmp_path / "lmdb", [0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
     (tmp_path / "net.prototxt").write_text(NET)
     (tmp_path / "solver.prototxt").write_text(SOLVER)

@@ -1,4 +1,4 @@
-"""Nets of random layers with random parameters, most of which cannot run: none may end in a traceback."""
+"""Nets of random layers with random parameters; most cannot run, but none may end in a traceback."""
 
 from __future__ import annotations
 

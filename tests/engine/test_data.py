@@ -194,7 +194,7 @@ def test_a_broken_image_is_named_when_its_batch_comes(
     net.close()
 
 
-def test_whatever_goes_wrong_while_reading_ahead_reaches_the_reader(
+def test_any_error_while_reading_ahead_reaches_the_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: Callable[..., None]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -163,7 +163,7 @@ def test_accuracy_counts_the_label_among_the_top_k() -> None:
     assert value('type: "Accuracy" accuracy_param { top_k: 3 }', scores, labels) == 1
 
 
-def test_of_equal_predictions_the_later_class_comes_first() -> None:
+def test_among_equal_predictions_the_later_class_comes_first() -> None:
     scores = torch.zeros(1, 4)
     hits = [
         value('type: "Accuracy" accuracy_param { top_k: 2 }', scores, torch.tensor([c])) for c in range(4)

@@ -1,4 +1,4 @@
-"""The command line: flags, exit codes, and what bad input gets."""
+"""The command line: flags, exit codes, and errors about bad input."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Change = Callable[..., None]
 
 
 def signal_once_handled(number: signal.Signals) -> None:
-    """Signal this process once the training has taken the signal over."""
+    """Signal this process once the training has installed its handler."""
     while signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
         time.sleep(0.01)
     os.kill(os.getpid(), number)
 
 
 def only_line(log: str) -> str:
-    """Give the one line that is no log; there must be exactly one, and no traceback."""
+    """Return the one line that is not a log line; there must be exactly one, and no traceback."""
     lines = [line for line in log.splitlines() if line.startswith("caffe-torch")]
     assert len(lines) == 1, log[-2000:]
     assert "Traceback" not in log
@@ -81,7 +81,7 @@ def test_flags_of_glog_are_taken() -> None:
         (("train", "now"), "2 commands"),
     ],
 )
-def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> None:
+def test_unknown_flags_are_named(words: tuple[str, ...], part: str) -> None:
     with pytest.raises(InputError, match=part):
         parse_flags(words)
 
@@ -111,7 +111,7 @@ def test_flags_that_are_none_are_named(words: tuple[str, ...], part: str) -> Non
         (("test", "-model", "net.prototxt", "-weights", "x", "-iterations", "0"), "-iterations is 0"),
     ],
 )
-def test_bad_words_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, ...], part: str) -> None:
+def test_bad_arguments_exit_2_with_one_line(case: Path, run: Run, words: tuple[str, ...], part: str) -> None:
     before = sorted(case.iterdir())
     code, log = run(*words)
     assert code == 2
@@ -224,7 +224,7 @@ def test_an_empty_lmdb_names_its_path(case: Path, run: Run) -> None:
     "content", [b"", b"<html>not found</html>", b"\x00\xff" * 50, b"net: 'x'\nbase_lr: 1\n"]
 )
 @pytest.mark.parametrize("flag", ["-weights", "-snapshot"])
-def test_what_caffe_would_take_for_weights_is_refused(
+def test_files_that_caffe_would_accept_as_weights_are_refused(
     case: Path, run: Run, content: bytes, flag: str
 ) -> None:
     (case / "w").write_bytes(content)
@@ -354,7 +354,7 @@ def test_a_loss_that_saturates_exits_3(case: Path, run: Run, change: Change) -> 
     assert "Iteration 8, loss = 87.3365" in log
 
 
-def test_no_iterations_write_the_fillers(case: Path, run: Run, change: Change) -> None:
+def test_zero_iterations_write_the_initial_weights(case: Path, run: Run, change: Change) -> None:
     change(case / "solver.prototxt", ("max_iter: 6", "max_iter: 0"))
     code, log = run("train", "-solver", "solver.prototxt")
     assert code == 0
@@ -384,7 +384,7 @@ def test_a_snapshot_that_cannot_be_written_is_a_failed_run(case: Path, run: Run,
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, 0])
-def test_any_seed_will_do(case: Path, run: Run, change: Change, seed: int) -> None:
+def test_any_seed_is_accepted(case: Path, run: Run, change: Change, seed: int) -> None:
     change(case / "solver.prototxt", ("random_seed: 1", f"random_seed: {seed}"))
     assert run("train", "-solver", "solver.prototxt")[0] == 0
 
@@ -580,6 +580,6 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
     assert (code, message in only_line(log)) == (2, True), log
 
 
-def test_a_full_gpu_is_not_our_mistake() -> None:
+def test_a_full_gpu_is_not_reported_as_a_bug() -> None:
     error = escaped_error("layer 'conv1'", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
     assert str(error).startswith("layer 'conv1': the GPU's memory is full; lower batch_size")

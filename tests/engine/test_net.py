@@ -177,7 +177,7 @@ def test_propagate_down_cuts_the_gradient() -> None:
         (dummy("x", 2) + 'layer { name: "y" type: "ReLU" bottom: "x" top: "y" param { } }', "1 params for 0"),
     ],
 )
-def test_a_net_that_cannot_be_names_its_file_and_layer(text: str, part: str) -> None:
+def test_an_impossible_net_is_reported_with_file_and_layer(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part) as caught:
         make(text)
     assert str(caught.value).startswith("net.prototxt: ")
@@ -327,7 +327,7 @@ def loss(more: str, bottoms: str = 'bottom: "ip" bottom: "label"') -> str:
         (SCORES + 'engine: "FOO" ' + IP, "engine 'FOO' of the net"),
     ],
 )
-def test_what_caffe_stops_at_or_torch_would_raise_is_refused_at_set_up(text: str, part: str) -> None:
+def test_errors_of_caffe_or_torch_are_found_at_set_up(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part) as caught:
         make(text)
     assert str(caught.value).startswith("net.prototxt: ")
@@ -352,7 +352,7 @@ def test_a_loss_without_a_top_gets_one_that_counts_and_is_not_an_output() -> Non
     assert bare.outputs == []
 
 
-def test_a_layers_own_phase_goes_before_the_nets() -> None:
+def test_the_phase_of_a_layer_overrides_that_of_the_net() -> None:
     ones = dummy("x", 100, filler="value: 1")
     drop = 'layer {{ name: "d" type: "Dropout" bottom: "x" top: "y" {} }}'
     assert set(outputs(make(ones + drop.format("phase: TEST")))["y"]) == {1.0}
@@ -365,7 +365,7 @@ def test_a_layers_own_phase_goes_before_the_nets() -> None:
 
 
 @pytest.mark.parametrize(("own", "want"), [("", 2), ("batch_norm_param { stats_batch_size: 4 }", 2)])
-def test_a_nets_bn_stats_batch_size_goes_over_that_of_its_layers(own: str, want: int) -> None:
+def test_bn_stats_batch_size_of_the_net_overrides_that_of_its_layers(own: str, want: int) -> None:
     norm = f'layer {{ name: "n" type: "BatchNorm" bottom: "x" top: "y" {own} }}'
     net = make(f"bn_stats_batch_size: {want} " + dummy("x", 4, 3, 2, 2) + norm)
     net.forward()

@@ -512,6 +512,6 @@ def test_arg_max_gives_of_equals_the_later_class() -> None:
         'type: "Log" log_param { base: 1 }',
     ],
 )
-def test_what_a_layer_cannot_do_is_refused_by_its_name(text: str) -> None:
+def test_an_unsupported_setting_is_refused_with_the_name_of_the_layer(text: str) -> None:
     with pytest.raises(InputError, match="layer 'l'"):
         set_up(text, (2, 4, 6, 6))

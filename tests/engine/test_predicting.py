@@ -43,7 +43,7 @@ def test_each_image_is_predicted_once_in_the_order_of_its_keys(trained: Path, ru
     assert [path.name for path in trained.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_scores_have_the_accuracies_of_test(trained: Path, run: Run, change: Change) -> None:
+def test_the_scores_give_the_same_accuracies_as_test(trained: Path, run: Run, change: Change) -> None:
     change(trained / "net.prototxt", ("batch_size: 4", "batch_size: 5"))
     _, log = run("test", "-model", "net.prototxt", "-weights", "run_iter_6.caffemodel", "-iterations", "2")
     assert run(*PREDICT)[0] == 0
@@ -83,7 +83,9 @@ def test_another_lmdb_may_be_named(trained: Path, run: Run, raw: Callable[..., N
         (("test", *PREDICT[1:]), "-out works only with predict"),
     ],
 )
-def test_bad_words_exit_2_with_one_line(trained: Path, run: Run, words: tuple[str, ...], part: str) -> None:
+def test_bad_arguments_exit_2_with_one_line(
+    trained: Path, run: Run, words: tuple[str, ...], part: str
+) -> None:
     code, log = run(*words)
     assert code == 2
     assert part in only_line(log)

@@ -21,7 +21,7 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 Change = Callable[..., None]
 BIN = Path(sys.executable).parent
 
-# What a rank opens to others, between its start and the first tensor, without a pickle.
+# Prints what a rank listens on between its start and the first tensor, without a pickle.
 RENDEZVOUS = """
 import json, os
 from pathlib import Path
@@ -48,7 +48,7 @@ world.raise_if_any_failed(None)
 line = json.dumps([sorted(opened), value.tolist(), world.entropy]) + "\\n"
 os.write(1, line.encode())  # at once: hydra mixes the ranks' pieces
 """
-# One rank says why, and aborts; the other waits for it in MPI.
+# One rank prints why, and aborts; the other waits for it in MPI.
 ABORT = """
 import os, sys
 from mpi4py import MPI

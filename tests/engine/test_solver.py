@@ -50,7 +50,9 @@ def test_display_and_snapshot_come_at_their_iterations(case: Path, run: Run, cha
     assert names == [f"run_iter_{i}.{suffix}" for i in (4, 6) for suffix in ("caffemodel", "solverstate")]
 
 
-def test_what_slows_the_training_is_displayed(case: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_spent_waiting_for_data_is_displayed(
+    case: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick = re.findall(r"Iteration (\d+), waited (\d+)% for data, (\d+)% for other ranks", train(run))
     assert [int(iteration) for iteration, _, _ in quick] == [2, 4]
     read = RecordReader._image
@@ -110,7 +112,7 @@ def test_a_solverstate_of_another_type_is_refused(case: Path, run: Run, change: 
     assert "has 2 blobs of history, but this net and solver need 4" in log
 
 
-def test_iter_size_makes_of_small_batches_a_large_one(case: Path, run: Run, change: Change) -> None:
+def test_iter_size_combines_small_batches_into_a_large_one(case: Path, run: Run, change: Change) -> None:
     change(case / "net.prototxt", ALL)
     train(run)
     whole = weights(case / "run_iter_6.caffemodel")

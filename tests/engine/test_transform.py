@@ -194,6 +194,6 @@ def test_cubic_resizing_in_a_thread_is_opencvs_own_and_not_ipps() -> None:
         ("crop_size: 3 random_aspect_ratio_param { min_area_ratio: 2 }", "min_area_ratio"),
     ],
 )
-def test_what_the_engine_does_not_do_is_refused(text: str, part: str) -> None:
+def test_unsupported_transformations_are_refused(text: str, part: str) -> None:
     with pytest.raises(InputError, match=part):
         transform(text)

@@ -1,4 +1,4 @@
-"""Ways to spoil a text, drawn from a seeded random number generator: the same seed, the same bytes."""
+"""Ways to damage a text, drawn from a seeded random number generator: the same seed, the same bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Mutate = Callable[[bytes, random.Random], bytes]
 
 @pytest.fixture(scope="session")
 def spoil() -> Mutate:
-    """Spoil a text in one to four ways."""
+    """Damage a text in one to four ways."""
 
     def spoil(text: bytes, draw: random.Random) -> bytes:
         for _ in range(draw.choice((1, 1, 1, 2, 2, 4))):

@@ -1,4 +1,4 @@
-"""Ten thousand spoilt files: each is read, or refused with an error of ours; none takes long."""
+"""Ten thousand damaged files: each is read, or refused with an error of ours; none takes long."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def read_recipe(path: Path | str) -> None:
 
 
 def outcome(read: Callable[[Any], None], given: Any) -> str:  # noqa: ANN401 - what `read` takes
-    """Say whether a file was read or refused, on one line, and in time; every other exception is a defect."""
+    """Return whether a file was read or refused in one line and in time; any other exception is a defect."""
     start = time.process_time()
     try:
         read(given)
@@ -171,7 +171,7 @@ def test_damaged_families_are_read_or_refused(part: int, spoil: Spoil, tmp_path:
 
 
 @pytest.mark.parametrize("command", REVIEWS)
-def test_what_is_read_is_reviewed_or_refused(command: str, spoil: Spoil, tmp_path: Path) -> None:
+def test_prototxts_that_are_read_are_reviewed_or_refused(command: str, spoil: Spoil, tmp_path: Path) -> None:
     entry = COMMANDS[command]
     review: click.Command = getattr(import_module(entry.module), entry.attribute)
     path, whole = tmp_path / "spoilt.prototxt", tmp_path / "whole.prototxt"
@@ -192,7 +192,7 @@ def test_what_is_read_is_reviewed_or_refused(command: str, spoil: Spoil, tmp_pat
 @pytest.mark.parametrize(
     "path", sorted(ROOT.glob("prototxt/digits-local/*.prototxt")), ids=lambda path: path.name
 )
-def test_damaged_files_of_ours_are_read_or_refused(path: Path, spoil: Spoil) -> None:
+def test_damaged_files_of_our_own_formats_are_read_or_refused(path: Path, spoil: Spoil) -> None:
     for index in range(20):
         draw = random.Random(f"{path.name}{index}")
         outcome(read_prototxt, spoil(path.read_bytes(), draw))

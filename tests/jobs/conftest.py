@@ -51,7 +51,7 @@ finish() {
 [ ! -e "$PLAY/hook.$tool" ] || . "$PLAY/hook.$tool"
 finish "$@"
 """
-# What ssh and scp are told besides.
+# The other options of ssh and scp.
 STRICT = ("-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oUpdateHostKeys=no", "-oForwardAgent=no")
 CAFFE = r"""#!/bin/bash
 printf "%s\0" "$@" >"$PLAY/test.argv"
@@ -67,7 +67,7 @@ END
 
 @dataclass(frozen=True)
 class Call:
-    """What a stand-in was called with."""
+    """A call of a stand-in."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
@@ -98,7 +98,7 @@ class StandInCluster:
 
     @property
     def library(self) -> Path:
-        """Return the folder of what every run.sh reads."""
+        """Return the folder of the library that every run.sh reads."""
         return self.play.parent / "repository/jobs/lib"
 
     def _write_files(self) -> None:
@@ -113,11 +113,11 @@ class StandInCluster:
             write(self.prototxts.parent.parent / net_file(self.recipe, net), f'name: "{net}"\n')
 
     def node(self, host: str) -> Path:
-        """Return the folder that stands for a node's disks."""
+        """Return the folder that represents a node's disks."""
         return self.play / "nodes" / host
 
     def hook(self, tool: str, text: str) -> None:
-        """Change what a stand-in does."""
+        """Change the behaviour of a stand-in."""
         write(self.play / f"hook.{tool}", text)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -157,7 +157,7 @@ class StandInCluster:
         ]
 
     def wait_for(self, path: Path) -> None:
-        """Wait until a file is there."""
+        """Wait until a file exists."""
         deadline = time.monotonic() + 600
         while not path.exists():
             assert time.monotonic() < deadline, f"{path} never came"
@@ -176,7 +176,7 @@ class StandInCluster:
         }
 
     def refused(self, *arguments: str, **environment: str) -> str:
-        """Run to a refusal, and return its one line; nothing has changed, and nothing was launched."""
+        """Run until it refuses, and return its one line; nothing has changed or was launched."""
         before = self.contents()
         self.forget_calls()
         done = self.run(*arguments, **environment)
@@ -189,7 +189,7 @@ class StandInCluster:
 
 
 def definitions(recipe: Recipe) -> str:
-    """Return what a recipe's run.sh and what it reads define, without its start."""
+    """Return the definitions of a recipe's run.sh and its library, without starting it."""
     chain = resources.files("caffe_recipes.templates").joinpath("chain.sh")
     values, start, _ = render_run_script(recipe).partition("\nhere=$(")
     assert start
@@ -208,7 +208,7 @@ def zero_separated(path: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def published_cluster(tmp_path_factory: pytest.TempPathFactory) -> StandInCluster:
-    """All 64 nodes and five phases, after a run; only to be looked at."""
+    """All 64 nodes and five phases, after a run; read-only."""
     cluster = StandInCluster(tmp_path_factory.mktemp("published"), load_recipe("stampede2-64n-72ep"))
     done = cluster.run()
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 from caffe_recipes.recipe.source import load_recipe
 from caffe_recipes.render.scripts import library, render_jobs
 
-# Writes down how it was called, and then does what the test says, in `hook.NAME`.
+# Records how it was called, and then runs what the test put into `hook.NAME`.
 STAND_IN = r"""#!/bin/bash
 tool=${0##*/}
 { printf '%s' "$tool"; printf ' <%s>' "$@"; printf '\n'; } >>"$PLAY/calls"

@@ -1,4 +1,4 @@
-"""run.sh of the 64-node recipe calls what was published, and goes on where it was."""
+"""run.sh of the 64-node recipe makes the published calls, and resumes where it was."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_finished_chain_needs_no_training_lmdb(small_cluster: StandInCluster) 
     assert done.returncode == 0, done.stderr
 
 
-def test_with_other_test_images_it_is_evaluated_again(small_cluster: StandInCluster) -> None:
+def test_with_other_test_images_the_model_is_evaluated_again(small_cluster: StandInCluster) -> None:
     assert small_cluster.run().returncode == 0
     argv_file = small_cluster.play / "test.argv"
     argv_file.unlink()

@@ -1,4 +1,4 @@
-"""run.sh of digits-local for real: mpiexec.hydra and caffe-torch train the chain on this machine."""
+"""run.sh of digits-local with real programs: mpiexec.hydra and caffe-torch train the chain here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DigitsRoot:
             )
 
     def run(self) -> str:
-        """Run run.sh to a good end; return what it said."""
+        """Run run.sh to success; return its output."""
         process = self.start()
         try:
             code = process.wait(timeout=300)
@@ -79,7 +79,7 @@ class DigitsRoot:
         return output
 
     def kill_in(self, phase: str, *, alone: bool) -> str:
-        """Run run.sh, kill it (alone, or with its group) while a phase trains; return what it said."""
+        """Run run.sh, kill it (alone, or with its group) while a phase trains; return its output."""
         process = self.start()
         deadline = time.monotonic() + 300
         output = ""

@@ -1,4 +1,4 @@
-"""A phase counts only when its snapshot was written by this run and has come over whole."""
+"""A phase counts only if its snapshot was written by this run and has been copied completely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 LOGS = "logs/stampede2-64n-72ep"
 AT_WORK = "script.lock: another run.sh or caffe-recipes run is running; wait for it or stop it"
-# An mpiexec that trains until it is told to end.
+# An mpiexec that trains until it gets a signal.
 STAY = """trap 'kill $!; touch "$PLAY/told"; exit 143' TERM
 sleep 3600 &
 touch "$PLAY/training"
@@ -68,7 +68,7 @@ def test_an_evaluation_whose_loss_is_not_a_number(small_cluster: StandInCluster)
     assert f"evaluation: the loss is nan; see {LOGS}/evaluation.log" in done.stderr
 
 
-def test_an_evaluation_that_ends_without_means_is_none(small_cluster: StandInCluster) -> None:
+def test_an_evaluation_without_means_has_failed(small_cluster: StandInCluster) -> None:
     (small_cluster.root / "build/tools/caffe").write_text("#!/bin/bash\n")
     for _ in range(2):
         done = small_cluster.run()
@@ -105,7 +105,7 @@ def test_an_empty_snapshot(small_cluster: StandInCluster) -> None:
     assert f"c401-001:/tmp/{INIT}: empty" in failed(small_cluster)
 
 
-def test_a_half_copy_never_bears_the_final_name(small_cluster: StandInCluster) -> None:
+def test_a_partial_copy_never_has_the_final_name(small_cluster: StandInCluster) -> None:
     small_cluster.hook("scp", 'finish "$@"; truncate -s 3 "${1##*/}"; exit 0')
     assert f"{LOGS}/incoming/{INIT}: incomplete or damaged copy" in failed(small_cluster)
     small_cluster.hook("scp", "")
@@ -127,7 +127,7 @@ def test_a_first_host_that_cannot_be_reached_after_training(small_cluster: Stand
     )
 
 
-def test_an_ssh_that_breaks_after_training_costs_no_phase(small_cluster: StandInCluster) -> None:
+def test_a_connection_that_breaks_after_training_loses_no_phase(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", 'touch "$PLAY/trained"')
     small_cluster.hook("ssh", '[[ ! -e $PLAY/trained ]] || { rm "$PLAY/trained"; exit 255; }')
     done = small_cluster.run()
@@ -135,7 +135,7 @@ def test_an_ssh_that_breaks_after_training_costs_no_phase(small_cluster: StandIn
     assert "solver_init" in (small_cluster.root / INIT).read_text()
 
 
-# What comes out of ssh beside, or in place of, the answer.
+# Output of ssh in addition to, or instead of, the answer.
 CHATTER = {
     "greets": 'printf "Welcome"',
     "greets after": 'finish "$@"; printf "Bye\\nstamp: soon\\n"; exit 0',
@@ -161,7 +161,9 @@ def test_a_host_that_gives_no_answer_is_named_and_nothing_trains(
 
 
 @pytest.mark.parametrize("chatter", [CHATTER["greets"], CHATTER["a terminal"]])
-def test_beside_what_ssh_prints_an_old_snapshot_is_seen(small_cluster: StandInCluster, chatter: str) -> None:
+def test_an_old_snapshot_is_found_among_other_output_of_ssh(
+    small_cluster: StandInCluster, chatter: str
+) -> None:
     (small_cluster.node("c401-001") / "tmp" / INIT).write_text("of an earlier run")
     small_cluster.hook("ssh", chatter)
     small_cluster.hook("mpiexec.hydra", 'echo "Iteration 1" && exit 0')
@@ -234,7 +236,7 @@ def test_the_mpiexec_of_a_killed_run_is_waited_for_and_its_phase_trained_again(
     ]
 
 
-def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: StandInCluster) -> None:
+def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_interrupted(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
     first = small_cluster.start()
     small_cluster.wait_for(small_cluster.play / "training")
@@ -253,7 +255,7 @@ def test_waiting_for_the_mpiexec_of_a_killed_run_can_be_given_up(small_cluster: 
     assert small_cluster.run().returncode == 0
 
 
-def test_beside_a_run_at_work_no_second_one_starts(small_cluster: StandInCluster) -> None:
+def test_while_a_run_is_active_no_second_one_starts(small_cluster: StandInCluster) -> None:
     small_cluster.hook("mpiexec.hydra", UNTIL_ENDED)
     first = small_cluster.start()
     small_cluster.wait_for(small_cluster.play / "training")
@@ -277,7 +279,7 @@ def test_nobody_else_can_open_its_locks_to_hold_them(small_cluster: StandInClust
     assert (logs / "init.log").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-# A disk that changes a file right after it got its name.
+# A disk that changes a file right after it was renamed.
 DAMAGES = """#!/bin/bash
 PATH=${PATH#*:}
 mv "$@" || exit
@@ -305,7 +307,7 @@ def test_a_snapshot_that_changed_in_transfer_is_not_accepted(
     assert f"{LOGS}/incoming/{INIT}: incomplete or damaged copy; check the disk" in failed(small_cluster)
 
 
-def test_a_link_planted_under_a_snapshot_s_name_is_trained_through_by_nobody(
+def test_training_is_refused_if_a_link_is_planted_under_the_name_of_a_snapshot(
     small_cluster: StandInCluster,
 ) -> None:
     victim = small_cluster.play / "victim"

@@ -29,7 +29,7 @@ CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
         ("c401-001\n$(touch hacked)\n", "hostfile:2: '$(touch hacked)' is not a host"),
     ],
 )
-def test_a_hostfile_that_cannot_serve(small_cluster: StandInCluster, text: str, message: str) -> None:
+def test_an_unusable_hostfile_is_refused(small_cluster: StandInCluster, text: str, message: str) -> None:
     (small_cluster.root / "hostfile").write_text(text)
     assert message in small_cluster.refused()
 
@@ -49,7 +49,7 @@ def test_hostfiles_may_hold_comments_slots_crlf_and_spare_hosts(small_cluster: S
 @pytest.mark.parametrize(
     "name", ["build/tools", "build/tools/caffe", "hostfile", "models/intel_optimized_models", "logs"]
 )
-def test_what_anybody_can_write_below_the_caffe_root_is_neither_read_nor_run(
+def test_world_writable_files_below_the_caffe_root_are_neither_read_nor_run(
     small_cluster: StandInCluster, name: str
 ) -> None:
     path = small_cluster.root / name
@@ -91,7 +91,7 @@ def test_a_file_of_the_recipe_that_anybody_can_write_is_neither_read_nor_replace
 
 @pytest.fixture
 def cluster_with_weights(tmp_path: Path) -> Iterator[tuple[StandInCluster, Path]]:
-    """Give a cluster of one phase that starts from weights, which a colleague has put outside /tmp."""
+    """Give a cluster of one phase that starts from weights which a colleague has put outside /tmp."""
     with tempfile.TemporaryDirectory(dir="/var") as folder:
         weights = Path(folder) / "initial.caffemodel"
         weights.write_text("weights of a colleague")
@@ -186,7 +186,7 @@ def test_a_script_away_from_what_it_reads(small_cluster: StandInCluster, file: s
     assert f"lib/{file}: cannot be read; start run.sh by its path" in small_cluster.refused()
 
 
-def test_a_library_of_another_version(small_cluster: StandInCluster) -> None:
+def test_a_library_of_another_version_is_refused(small_cluster: StandInCluster) -> None:
     chain = small_cluster.library / "chain.sh"
     chain.write_text(chain.read_text().replace("CHAIN_INTERFACE=1", "CHAIN_INTERFACE=2"))
     assert "jobs/lib: version 2 does not match run.sh, version 1; generate the recipe again" in (
@@ -244,7 +244,7 @@ def test_a_snapshot_of_other_starting_weights(small_cluster: StandInCluster) -> 
 
 @pytest.mark.parametrize("damaged", [INIT, CYC1])
 @pytest.mark.parametrize("kind", ["one bit", "truncated"])
-def test_a_snapshot_that_is_not_what_was_fetched(
+def test_a_snapshot_that_differs_from_the_fetched_one_is_refused(
     small_cluster: StandInCluster, damaged: str, kind: str
 ) -> None:
     assert small_cluster.run().returncode == 0
@@ -256,7 +256,7 @@ def test_a_snapshot_that_is_not_what_was_fetched(
     assert small_cluster.run().returncode == 0
 
 
-def test_a_later_snapshot_whose_starting_weights_are_gone_stops_before_training(
+def test_a_later_snapshot_with_missing_starting_weights_stops_before_training(
     small_cluster: StandInCluster,
 ) -> None:
     assert small_cluster.run().returncode == 0

@@ -35,7 +35,7 @@ def lmdb(cluster: StandInCluster, host: str = "c401-002") -> Path:
     return (cluster.node(host) / cluster.lmdb).parent
 
 
-def test_it_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
+def test_the_lmdb_is_copied_only_where_it_is_missing(bare: StandInCluster) -> None:
     done = bare.run(LMDB_SOURCE=SOURCE)
     assert done.returncode == 0, done.stderr
     assert (lmdb(bare) / "data.mdb").read_text() == COPIED
@@ -55,7 +55,7 @@ def test_a_source_without_an_lmdb_is_refused(bare: StandInCluster) -> None:
     assert message in bare.refused(LMDB_SOURCE="/no/such/folder")
 
 
-def test_nothing_is_copied_to_one_node_if_another_can_have_none(bare: StandInCluster) -> None:
+def test_nothing_is_copied_to_any_node_if_one_cannot_get_a_copy(bare: StandInCluster) -> None:
     shutil.rmtree(lmdb(bare, "c401-001"))
     bare.hook("ssh", "[[ $1 != c401-002 ]] || { echo caffe-recipes: absent 9 0 0; exit; }")
     assert "missing on c401-002, and not in LMDB_SOURCE" in bare.refused(LMDB_SOURCE=SOURCE)
@@ -85,7 +85,7 @@ def test_a_folder_without_records_gets_them_and_keeps_what_it_has(bare: StandInC
     assert (lmdb(bare) / "lock.mdb").read_text() == "keep"
 
 
-def test_a_half_copy_of_a_killed_run_is_replaced(bare: StandInCluster) -> None:
+def test_a_partial_copy_of_a_killed_run_is_replaced(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
     (lmdb(bare) / ".data.mdb.part-0badf00d").write_text(COPIED[:3])
     assert bare.run(LMDB_SOURCE=SOURCE).returncode == 0
@@ -127,7 +127,7 @@ def test_a_node_that_cannot_be_reached_is_named(bare: StandInCluster) -> None:
         "present 99999999999999999999 - 0",
     ],
 )
-def test_what_a_host_answers_is_never_calculated_with_unless_it_is_a_number(
+def test_an_answer_of_a_host_is_used_in_arithmetic_only_if_it_is_a_number(
     bare: StandInCluster, answer: str
 ) -> None:
     bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ echo 'caffe-recipes: {answer}'; exit; }}")
@@ -139,14 +139,14 @@ def test_what_a_host_answers_is_never_calculated_with_unless_it_is_a_number(
     assert not (bare.play / "hacked").exists()
 
 
-def test_what_a_host_answers_is_shown_as_printable_text(bare: StandInCluster) -> None:
+def test_an_answer_of_a_host_is_shown_as_printable_text(bare: StandInCluster) -> None:
     answer = r"refused \033]0;owned\007\033[2J\rby \000the host\t"
     printed = rf"printf '\ncaffe-recipes: {answer}\n'"
     bare.hook("ssh", f"[[ $1 != c401-001 ]] || {{ {printed}; exit; }}")
     assert " on c401-001: ]0;owned[2Jby the host; ask its owner" in bare.refused(LMDB_SOURCE=SOURCE)
 
 
-# What anybody can put where a copy, its half or its stamp is to lie, in a shared /tmp.
+# What others can put at the path of a copy, its part or its stamp, in a shared /tmp.
 PLANTED = ["data.mdb.part", ".data.mdb.part-0", "data.mdb", STAMP, f"{STAMP}.part", LOCKS]
 
 
@@ -167,7 +167,7 @@ def test_a_link_that_was_planted_is_not_written_through(bare: StandInCluster, na
         assert (lmdb(bare) / "data.mdb").read_text() == COPIED
 
 
-def test_a_folder_that_others_can_write_in_is_refused(bare: StandInCluster) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
     lmdb(bare).chmod(0o777)
     message = "/tmp/ilsvrc12_train_lmdb on c401-002: can be changed by anybody; ask its owner to remove it"
@@ -186,7 +186,7 @@ def test_the_copy_of_another_user_is_refused_by_its_owner(bare: StandInCluster, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
-def test_the_copy_of_who_owns_the_caffe_root_is_taken(bare: StandInCluster) -> None:
+def test_a_copy_of_the_owner_of_the_caffe_root_is_used(bare: StandInCluster) -> None:
     lmdb(bare).mkdir()
     (lmdb(bare) / "data.mdb").write_text(COPIED)
     for path in (lmdb(bare), lmdb(bare) / "data.mdb", bare.root):

@@ -1,4 +1,4 @@
-"""run.sh stops a phase whose schedule goes on, and keeps the snapshots on the way that others need."""
+"""run.sh stops a phase before its schedule ends, and keeps the intermediate snapshots that others need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INIT = "resnet_50_64nodes_init_iter_7800.caffemodel"
 CYC1 = "resnet_50_64nodes_cyc1_iter_3750.caffemodel"
 MIDWAY = "resnet_50_64nodes_init_iter_3900.caffemodel"
 
-# An mpiexec whose Caffe trains init on beyond its snapshot, until SIGINT.
+# An mpiexec whose Caffe continues to train init after its snapshot, until SIGINT.
 TRAINS_ON = r"""
 say() { echo "[0] I1120 11:49:33.77 6374 solver.cpp:436] $1" >&2; }
 begin() { say "Snapshotting to binary proto file /tmp/resnet_50_64nodes_init_iter_$1.caffemodel"; }
@@ -156,7 +156,7 @@ def test_a_term_reaches_a_trainer_that_is_to_be_stopped(cluster: StandInCluster)
     assert not is_alive(cluster)
 
 
-def test_the_trainer_of_a_killed_run_is_stopped_all_the_same_and_its_phase_trained_again(
+def test_the_trainer_of_a_killed_run_is_still_stopped_and_its_phase_trained_again(
     cluster: StandInCluster,
 ) -> None:
     late = 'touch "$PLAY/begun"; until [[ -e $PLAY/end ]]; do sleep 0.05; done\n'
@@ -185,7 +185,7 @@ def test_a_time_to_stop_may_begin_with_0(cluster: StandInCluster, grace_s: str) 
     assert not is_alive(cluster)
 
 
-def test_a_time_to_stop_that_nobody_checked_starts_no_trainer(cluster: StandInCluster) -> None:
+def test_an_unchecked_time_to_stop_starts_no_trainer(cluster: StandInCluster) -> None:
     chain = cluster.library / "chain.sh"
     chain.write_text(chain.read_text().replace("=~ ^[0-9]{1,6}$ ]] ||\n", "=~ . ]] ||\n"))
     cluster.hook("mpiexec.hydra", TRAINS_ON + WHOLE)
@@ -201,7 +201,7 @@ def test_a_time_to_stop_that_is_not_a_number_is_refused(cluster: StandInCluster)
 
 @pytest.fixture
 def branched(tmp_path: Path) -> StandInCluster:
-    """Two phases, of which the second starts from a snapshot on the way of the first."""
+    """Two phases; the second starts from an intermediate snapshot of the first."""
     recipe = load_recipe("stampede2-64n-72ep")
     init, cyc1, *_ = recipe.phases
     init = init.model_copy(update={"snapshot": 3900})
@@ -217,7 +217,7 @@ MAKES_MIDWAY = f"""[[ $* != *solver_init* ]] ||
 """
 
 
-def test_a_later_phase_starts_from_the_snapshot_on_the_way_of_another(branched: StandInCluster) -> None:
+def test_a_later_phase_starts_from_an_intermediate_snapshot_of_another(branched: StandInCluster) -> None:
     done = branched.run()
     assert done.returncode == 0, done.stderr
     assert [call.argv[-1] for call in branched.calls("mpiexec.hydra")][1] == f"--weights={MIDWAY}"
@@ -249,7 +249,7 @@ def test_a_needed_snapshot_that_cannot_be_fetched_leaves_the_phase_unfinished(
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_a_needed_snapshot_that_is_gone_is_named(branched: StandInCluster, content: str | None) -> None:
+def test_a_missing_needed_snapshot_is_named(branched: StandInCluster, content: str | None) -> None:
     assert branched.run().returncode == 0
     (branched.root / CYC1).unlink()
     (branched.root / MIDWAY).unlink()
@@ -258,7 +258,9 @@ def test_a_needed_snapshot_that_is_gone_is_named(branched: StandInCluster, conte
     assert f"{MIDWAY}: missing or empty beside {INIT}" in branched.refused()
 
 
-def test_another_snapshot_on_the_way_trains_no_later_phase_silently(branched: StandInCluster) -> None:
+def test_another_intermediate_snapshot_does_not_silently_train_a_later_phase(
+    branched: StandInCluster,
+) -> None:
     assert branched.run().returncode == 0
     (branched.root / MIDWAY).write_text("of another training")
     assert f"{MIDWAY}: has changed since it was fetched" in branched.refused()

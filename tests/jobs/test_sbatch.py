@@ -1,4 +1,4 @@
-"""What a recipe's Slurm job has run, and with what."""
+"""What a recipe's Slurm job runs, and with which arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_phase_job_without_a_phase_lists_the_phases(play: Play, words: tuple[s
     assert play.calls() == []
 
 
-def test_it_runs_in_the_caffe_root_else_where_it_was_submitted(play: Play) -> None:
+def test_the_job_runs_in_the_caffe_root_or_where_it_was_submitted(play: Play) -> None:
     for name in ("root of Caffe", "elsewhere"):
         (play.folder / name).mkdir()
     elsewhere = str(play.folder / "elsewhere")
@@ -48,7 +48,7 @@ def test_it_runs_in_the_caffe_root_else_where_it_was_submitted(play: Play) -> No
     assert stdout == (play.folder / "cwd").read_text() == f"{play.folder / 'root of Caffe'}\n"
 
 
-def test_a_recipe_file_and_a_program_are_taken_as_they_are_called(play: Play) -> None:
+def test_a_recipe_file_and_a_program_are_used_under_their_given_names(play: Play) -> None:
     program = play.folder / "my programs" / "cr"
     write(program, STAND_IN, 0o755)
     play.run("chain.sbatch", RECIPE_FILE="my $(own).yaml", CAFFE_RECIPES=str(program), CAFFE_ROOT="..")
@@ -82,7 +82,7 @@ def test_a_program_or_folder_that_is_missing_is_one_line_and_exit_2(
         ({"RECIPE_FILE": "mine.yaml"}, ""),
     ],
 )
-def test_what_cannot_be_run_is_one_line_of_the_run_and_exit_2(
+def test_a_recipe_that_cannot_run_is_one_line_from_run_and_exit_2(
     play: Play, environment: dict[str, str], message: str
 ) -> None:
     program = str(Path(sys.executable).with_name("caffe-recipes"))
@@ -93,7 +93,7 @@ def test_what_cannot_be_run_is_one_line_of_the_run_and_exit_2(
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 138])
-def test_what_the_run_returns_is_returned_and_nothing_is_queued_again(play: Play, code: int) -> None:
+def test_the_exit_code_of_run_is_returned_and_nothing_is_requeued(play: Play, code: int) -> None:
     play.hook("caffe-recipes", f"exit {code}")
     assert play.run("chain.sbatch", **JOB)[0] == code
     assert play.calls("scontrol") == []
@@ -117,7 +117,7 @@ def test_slurm_s_warning_waits_until_the_run_can_take_it(play: Play) -> None:
     assert play.end(process) == (0, "taken\n", "")
 
 
-# The run as a script of an earlier version has it: it stops in order, keeps a snapshot, and ends with 138.
+# A run as a script of an earlier version expects it: it stops cleanly, keeps a snapshot, and exits with 138.
 STOPS = r"""
 trap 'mkdir -p runs/digits-local-1/snapshots; touch runs/digits-local-1/snapshots/init_iter_3.caffemodel
       exit 138' USR1
@@ -137,7 +137,7 @@ def test_a_job_of_an_earlier_version_queues_itself_again(play: Play) -> None:
     assert "job 12 is to be queued again to go on (restart 3 of 10)" in stderr
 
 
-def test_an_old_env_that_cannot_block_signals_will_do(play: Play) -> None:
+def test_an_old_env_that_cannot_block_signals_is_sufficient(play: Play) -> None:
     old = '#!/bin/sh\ncase $1 in --*) exit 125 ;; esac\nexec /usr/bin/env "$@"\n'
     write(play.folder / "bin/env", old, 0o755)
     assert play.run("chain.sbatch")[0] == 0

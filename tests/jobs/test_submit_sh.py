@@ -16,7 +16,7 @@ from tests.jobs.job_play import Play
 NUMBERS = 'echo "Welcome to the cluster"; echo "$((100 + $(grep -c ^sbatch "$PLAY/calls")));north"'
 
 
-def test_the_phases_are_submitted_in_order_each_behind_the_one_before(play: Play) -> None:
+def test_the_phases_are_submitted_in_order_each_after_the_previous_one(play: Play) -> None:
     play.hook("sbatch", NUMBERS)
     code, stdout, stderr = play.run("submit.sh", "--partition", "a b", "--", "--profile", "slurm")
     assert (code, stderr) == (0, "")
@@ -57,14 +57,14 @@ def test_the_environment_s_time_name_and_warning_count_for_each_phase(play: Play
     assert play.calls("sbatch")[0] == f"sbatch <--parsable> <{play.jobs}/phase.sbatch> <init>"
 
 
-def test_what_it_unsets_is_what_submit_unsets(play: Play) -> None:
+def test_the_script_unsets_the_same_variables_as_submit(play: Play) -> None:
     text = (play.jobs.parent / "lib/submit.sh").read_text().replace("\\\n", " ")
     (names,) = re.findall(r"^  unset (.*)$", text, re.MULTILINE)
     assert names.split() == list(SBATCH_UNSET)
 
 
 @pytest.mark.parametrize("after", ["Good luck", "See job 12 at https://example.org", "  "])
-def test_the_number_is_found_between_what_a_site_prints(play: Play, after: str) -> None:
+def test_the_job_id_is_found_among_other_output_of_a_site(play: Play, after: str) -> None:
     play.hook("sbatch", f'{NUMBERS}; echo "{after}"')
     code, stdout, stderr = play.run("submit.sh")
     assert (code, stderr) == (0, "")
@@ -78,7 +78,7 @@ def refuses(after: int) -> str:
     )
 
 
-def test_where_one_is_refused_those_before_are_cancelled(play: Play) -> None:
+def test_if_one_job_is_refused_the_previous_ones_are_cancelled(play: Play) -> None:
     play.hook("sbatch", refuses(2) + NUMBERS)
     code, _, stderr = play.run("submit.sh")
     assert (code, play.calls("scancel")) == (3, ["scancel <101> <102>"])
@@ -116,7 +116,7 @@ def test_a_refused_submission_reports_which_jobs_remain(
     assert stderr.endswith(f"digits-local: {message}\n")
 
 
-def test_stopped_while_it_submits_it_forgets_no_job(play: Play) -> None:
+def test_a_script_stopped_while_it_submits_cancels_its_jobs(play: Play) -> None:
     slow = '[ "$(grep -c ^sbatch "$PLAY/calls")" -lt 2 ] || { touch "$PLAY/second"; sleep 0.5; }\n'
     play.hook("sbatch", slow + NUMBERS)
     process = play.start("submit.sh")

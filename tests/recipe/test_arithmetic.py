@@ -24,7 +24,7 @@ def test_a_chain_without_branches_makes_a_model_of_all_its_epochs() -> None:
     assert graph.images_before(recipe, recipe.phases[2]) == (7800 + 3750) * 4096
 
 
-def test_a_model_that_branches_off_is_younger_than_all_phases_together() -> None:
+def test_a_model_of_a_branch_has_fewer_epochs_than_all_phases_together() -> None:
     recipe = load_recipe("stampede2-448n-90ep")
     assert graph.images_before(recipe, recipe.phases[0]) == 0
     assert graph.images_before(recipe, recipe.phases[1]) == 7638 * 14336

@@ -57,7 +57,7 @@ def test_a_phase_that_is_stopped_has_no_snapshots_past_its_stop() -> None:
 
 
 @pytest.mark.parametrize("weights", ["none", "given.caffemodel"])
-def test_an_iteration_of_what_is_not_a_phase_is_refused(weights: str) -> None:
+def test_an_iteration_of_an_unknown_phase_is_refused(weights: str) -> None:
     error = refuse(changed("weights_iter: 7638", f"weights: {weights}\n    weights_iter: 7638"))
     assert f"phase 'collapse' starts from '{weights}', not from an earlier phase; remove it" in str(error)
 
@@ -85,7 +85,7 @@ def test_two_snapshots_that_the_chain_keeps_never_share_a_name() -> None:
     assert what in str(refuse(one))
 
 
-def test_what_a_phase_needs_of_the_solver_block_is_inherited() -> None:
+def test_a_phase_inherits_the_fields_it_needs_from_the_solver_block() -> None:
     recipe = parse_recipe(BRANCHED, "mine.yaml", Path())
     assert [phase.snapshot_every_iter for phase in recipe.phases] == [402, 402]
     assert all(isinstance(phase, Phase) for phase in recipe.phases)

@@ -1,4 +1,4 @@
-"""How long a chain takes: its parts, and what a batch system is asked for."""
+"""How long a chain takes: its parts, and the time requested from a batch system."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_node_s_rate_counts_for_all_nodes() -> None:
     assert by_node.training_s == pytest.approx(22_610 * 4096 / (98.5 * 64))
 
 
-def test_where_nothing_is_reported_nothing_is_made_up() -> None:
+def test_without_reported_values_no_duration_is_invented() -> None:
     assert estimate_duration(load_recipe("digits-local")) is None
 
 

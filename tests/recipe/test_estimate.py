@@ -1,4 +1,4 @@
-"""What a recipe costs: the parts of its time, node-hours and traffic."""
+"""The cost of a recipe: the parts of its time, node-hours and traffic."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_256_nodes_of_a_rank_each_exchange_49_gb_an_iteration() -> None:
     assert found.bytes_per_s == pytest.approx(found.all_bytes * 15_000 / 8192)
 
 
-def test_a_recipe_of_unknown_speed_is_refused_with_what_to_give() -> None:
+def test_a_recipe_of_unknown_speed_is_refused_with_the_option_to_give() -> None:
     with pytest.raises(InputError, match=r"^digits-local: its speed is unknown; give --log"):
         estimate_recipe(load_recipe("digits-local"), [])
 

@@ -1,4 +1,4 @@
-"""Families: rows over a base, each value at its own line, and what is wrong told with it."""
+"""Families: rows over a base; mistakes are reported at the line of their value."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def line_of(needle: str) -> str:
     return f"mine.yaml:{FAMILY[: FAMILY.index(needle)].count(chr(10)) + 1}"
 
 
-def test_a_row_lies_over_the_base_mapping_by_mapping() -> None:
+def test_a_row_overrides_the_base_mapping_by_mapping() -> None:
     small, large = (parse_recipe(FAMILY, "mine.yaml", Path(), row) for row in ("ours-small", "ours-large"))
     assert (small.name, small.title, large.title) == ("ours-small", "One of ours", "The large one")
     assert (small.cluster.nodes, large.cluster.nodes, large.cluster.batch_per_rank) == (2, 8, 32)
@@ -81,13 +81,13 @@ def test_a_row_s_schedule_makes_its_phases_at_its_own_batch() -> None:
     assert parse_recipe(FAMILY, "mine.yaml", Path(), "ours-small").phases[0].reported.minutes == 3
 
 
-def test_what_is_derived_adds_up_over_base_row_and_rules() -> None:
+def test_derived_values_of_base_row_and_rules_are_combined() -> None:
     large = parse_recipe(FAMILY, "mine.yaml", Path(), "ours-large")
     assert [one.rule for one in large.derived[:2]] == ["ours", "mine"]
     assert {one.phase for one in large.derived[2:]} == {"main", "collapse"}
 
 
-def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
+def test_the_differences_of_a_row_follow_those_of_all_rows() -> None:
     one = "- {key: minutes, printed: 9, ours: 8, why: rounded}"
     text = FAMILY.replace("  derived:\n", f"  differences:\n    {one}\n  derived:\n", 1)
     text += f"    differences:\n      {one.replace('minutes', 'epochs')}\n"
@@ -122,14 +122,14 @@ def test_a_row_s_differences_stand_behind_those_of_all_rows() -> None:
         ("family: ours", "family: ../ours", "family: must start with a letter"),
     ],
 )
-def test_what_is_wrong_is_reported_at_its_own_line(old: str, new: str, key: str) -> None:
+def test_a_mistake_is_reported_at_its_own_line(old: str, new: str, key: str) -> None:
     assert FAMILY.count(old) == 1
     error = refuse(FAMILY.replace(old, new))
     assert key in str(error)
     assert error.where == line_of(old)
 
 
-def test_what_is_wrong_in_a_later_row_s_derived_is_reported_there() -> None:
+def test_a_mistake_in_the_derived_values_of_a_later_row_is_reported_there() -> None:
     error = refuse(FAMILY.replace("rule: mine", "rul: mine"), "ours-large")
     assert error.where == line_of("- {key: title")
     assert "derived[1].rul: unknown key" in str(error)
@@ -162,7 +162,7 @@ def test_a_row_may_write_its_phases_itself() -> None:
     assert [phase.name for phase in parse_recipe(text, "mine.yaml", Path(), "ours-small").phases] == ["a"]
 
 
-def test_a_row_of_a_file_is_named_behind_its_path(tmp_path: Path) -> None:
+def test_a_row_of_a_file_is_named_after_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(FAMILY)
     recipe = load_recipe(f"{path}:ours-large")
@@ -217,7 +217,7 @@ def test_rows_of_one_batch_share_their_nets() -> None:
     "own",
     ["net: {classes: 11}", "data: {crop_size: 32}", "nets: {train_val: {test: false}, train_val_noaug: {}}"],
 )
-def test_a_row_whose_nets_are_others_keeps_them_beside_its_solvers(own: str) -> None:
+def test_a_row_with_different_nets_keeps_them_beside_its_solvers(own: str) -> None:
     text = FAMILY.replace("    nets: {train_val_noaug: {test: false}}\n", f"    {own}\n")
     text = text.replace("      collapse: true\n", "")
     assert nets_dir(text, "ours-small") == "models/ours-batch-32"
@@ -236,7 +236,7 @@ def test_a_row_may_name_its_folders_itself() -> None:
         assert "nets_dir: does not end in a valid folder name; use letters" in str(error)
 
 
-def test_what_is_wrong_in_another_row_s_nets_is_that_row_s() -> None:
+def test_a_mistake_in_the_nets_of_another_row_is_reported_for_that_row() -> None:
     for bad in ("nets: 3", "cluster: []", "cluster: {batch_per_rank: x}"):
         text = FAMILY.replace(
             "    nets: {train_val_noaug: {test: false}}\n    cluster: {nodes: 8}\n", f"    {bad}\n"

@@ -1,4 +1,4 @@
-"""A recipe as a graph: where its branches end, and what a model has gone through."""
+"""A recipe as a graph: where its branches end, and which phases a model has passed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_line_has_one_leaf_its_last_phase(name: str) -> None:
     assert find_leaves(recipe) == recipe.phases[-1:]
 
 
-def test_the_cyclic_digits_end_in_five_collapses_each_off_its_cycle() -> None:
+def test_the_cyclic_digits_end_in_five_collapses_one_per_cycle() -> None:
     recipe = load_recipe("digits-cyclic")
     leaves = find_leaves(recipe)
     assert [leaf.name for leaf in leaves] == [f"collapse{number}" for number in range(1, 6)]

@@ -1,4 +1,4 @@
-"""Tables V and VI, and what is read between and beyond their points."""
+"""Tables V and VI, with interpolation and extrapolation."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from caffe_recipes.recipe.pace import (
 
 
 @pytest.mark.parametrize(("batch", "nodes", "seconds"), EPOCHS_V)
-def test_a_point_of_table_v_is_given_back(batch: int, nodes: int, seconds: float) -> None:
+def test_a_point_of_table_v_is_reproduced(batch: int, nodes: int, seconds: float) -> None:
     found = find_throughput(TABLE_V, nodes, batch)
     assert found.epoch_s == pytest.approx(seconds)
     assert (found.how, found.notes) == ("measured", ())
 
 
 @pytest.mark.parametrize(("batch", "sockets", "speed", "seconds"), EPOCHS_VI)
-def test_a_point_of_table_vi_is_given_back_at_half_as_many_nodes_as_sockets(
+def test_a_point_of_table_vi_is_reproduced_at_half_as_many_nodes_as_sockets(
     batch: int, sockets: int, speed: float, seconds: float
 ) -> None:
     found = find_throughput(TABLE_VI, sockets // 2, batch)
@@ -114,7 +114,7 @@ def test_each_inner_point_is_found_from_the_others_within_9_percent() -> None:
     assert sum(errors) / 6 < 0.045
 
 
-def test_those_between_local_batches_are_found_within_2_percent() -> None:
+def test_points_between_local_batches_are_found_within_2_percent() -> None:
     errors = [error for between_batches, error in left_out() if between_batches]
     assert len(errors) == 2
     assert max(errors) < 0.02
@@ -138,9 +138,7 @@ def test_beyond_its_own_points_a_curve_continues_as_the_one_with_a_printed_effic
     assert efficiency(TABLE_V, 1536, 16) < efficiency(TABLE_V, 1024, 16) < efficiency(TABLE_V, 1024, 32)
 
 
-def test_below_the_measured_batches_the_line_continues_and_finds_table_iv_s_first_row_within_1_percent() -> (
-    None
-):
+def test_extrapolation_below_the_measured_batches_matches_table_iv_within_1_percent() -> None:
     found = find_throughput(TABLE_V, 256, 8)
     assert 18120 * 2048 / found.images_per_s / 60 == pytest.approx(64, rel=0.01)
     assert (found.how, len(found.notes)) == ("beyond", 1)

@@ -1,4 +1,4 @@
-"""The JSON schema of a recipe: sound, and met by the recipes that ship as editors will hold them to it."""
+"""The JSON schema of a recipe is sound, and shipped recipes match it as editors check it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_of(value: object, name: str) -> bool:
 
 
 def mistakes(value: Any, rule: dict[str, Any], at: str) -> Iterator[str]:  # noqa: ANN401 - any YAML
-    """Hold a value against the parts of JSON Schema that a recipe's schema uses."""
+    """Validate a value with the parts of JSON Schema that a recipe's schema uses."""
     if "if" in rule:
         branch = "else" if list(mistakes(value, rule["if"], at)) else "then"
         yield from mistakes(value, rule[branch], at)
@@ -76,11 +76,11 @@ FAMILY = "paper-f4-4096-120ep"
 
 
 @pytest.mark.parametrize("name", FILES.values(), ids=list(FILES))
-def test_a_file_that_ships_meets_the_schema(name: str) -> None:
+def test_every_shipped_file_matches_the_schema(name: str) -> None:
     assert list(mistakes(read(name), SCHEMA, name)) == []
 
 
-def test_families_are_among_them() -> None:
+def test_the_shipped_files_include_families() -> None:
     assert sum("family" in read(name) for name in FILES.values()) >= 3
 
 
@@ -101,13 +101,15 @@ def test_families_are_among_them() -> None:
         (lambda family: family["rows"].update({"../x": {}}), "a.rows: unknown key ../x"),
     ],
 )
-def test_a_slip_in_a_family_is_marked(change: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_a_mistake_in_a_family_is_marked_by_the_schema(
+    change: Callable[[dict[str, Any]], object], message: str
+) -> None:
     family = read(FAMILY)
     change(family)
     assert any(message in mistake for mistake in mistakes(family, SCHEMA, "a"))
 
 
-def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
+def test_a_recipe_that_leaves_a_rate_to_its_solver_block_matches_the_schema() -> None:
     recipe = read("digits-local")
     for phase in recipe["phases"]:
         recipe["solver"] |= {key: phase.pop(key) for key in ("base_lr", "lr_policy", "max_iter")}
@@ -124,7 +126,9 @@ def test_a_recipe_that_leaves_a_rate_to_its_solver_block_meets_it_too() -> None:
         ("data", [], "is no object"),
     ],
 )
-def test_what_the_loader_refuses_an_editor_marks(key: str, value: object, message: str) -> None:
+def test_values_that_the_loader_refuses_are_marked_by_the_schema(
+    key: str, value: object, message: str
+) -> None:
     assert any(message in mistake for mistake in mistakes(read("digits-local") | {key: value}, SCHEMA, "a"))
 
 

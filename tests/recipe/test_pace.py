@@ -50,18 +50,18 @@ def test_a_log_s_pace_is_the_images_between_two_lines_by_the_seconds_between_the
     assert (found.kind, found.source, found.notes) == ("log", "a.log", ())
 
 
-def test_what_passes_between_two_starts_counts_for_nothing(recipe: Recipe) -> None:
+def test_time_between_two_starts_does_not_count(recipe: Recipe) -> None:
     first = [loss(0, "10:00:00"), loss(40, "10:00:20")]
     again = [SOLVING, loss(40, "11:00:00"), loss(80, "11:00:20")]
     assert images_per_s(recipe, *first, *again) == pytest.approx(40 * 4096 / 20)
 
 
-def test_iterations_and_times_that_go_back_count_for_nothing(recipe: Recipe) -> None:
+def test_iterations_and_times_that_go_back_do_not_count(recipe: Recipe) -> None:
     lines = [loss(40, "23:59:40"), loss(80, "00:00:00"), loss(0, "00:01:00"), loss(40, "00:01:20")]
     assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
 
 
-def test_other_ranks_lines_are_not_looked_at(recipe: Recipe) -> None:
+def test_lines_of_other_ranks_are_ignored(recipe: Recipe) -> None:
     lines = [loss(0, "10:00:00"), loss(40, "10:00:05", rank=7), loss(40, "10:00:20")]
     assert images_per_s(recipe, *lines) == pytest.approx(40 * 4096 / 20)
 
@@ -88,7 +88,7 @@ def test_the_phase_of_a_log_gives_its_images_per_iteration(recipe: Recipe) -> No
     assert found.notes == ()
 
 
-def test_where_it_matters_whose_log_it_is_the_guess_is_reported(recipe: Recipe) -> None:
+def test_if_the_recipe_of_a_log_matters_and_is_guessed_that_is_reported(recipe: Recipe) -> None:
     found = logged_pace(with_iter_size(recipe), [("x.log", [loss(0, "10:00:00"), loss(40, "10:00:20")])])
     assert found.notes == ("assumes that x.log is the log of phase init",)
 
@@ -101,7 +101,7 @@ def test_a_log_without_two_iterations_is_refused(recipe: Recipe, lines: list[str
         logged_pace(recipe, [("a.log", lines)])
 
 
-def test_the_source_s_rate_goes_before_that_of_a_node_and_before_its_minutes(recipe: Recipe) -> None:
+def test_the_reported_rate_takes_precedence_over_that_of_a_node_and_the_minutes(recipe: Recipe) -> None:
     found = reported_pace(recipe)
     assert found
     assert (found.images_per_s, found.source) == (6303, "the recipe's reported images/s")
@@ -138,7 +138,7 @@ def test_no_table_covers_another_net_or_machine(recipe: Recipe) -> None:
     assert measured_pace(unknown, None, KNL) is None
 
 
-def test_a_rate_goes_before_the_tables_and_those_before_minutes_unless_they_are_in_doubt() -> None:
+def test_a_rate_takes_precedence_over_the_tables_and_these_over_minutes() -> None:
     kinds: tuple[Kind, ...] = ("minutes", "measured", "reported", "given", "log")
     paces = [Pace(1, kind, "") for kind in kinds]
     assert [pace.kind for pace in order_paces(paces)] == ["log", "given", "reported", "measured", "minutes"]

@@ -1,4 +1,4 @@
-"""The sources' runs against what they print: what each recipe makes, and every difference, explained."""
+"""The runs of the sources: what each recipe computes compared with the print, every difference explained."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DIFFERENCES: dict[str, dict[str, tuple[float, float]]] = {
     "paper-t9-32768-1024n": {"epochs": (100, 102.3)},
     "paper-f4-4096-120ep": {"epochs": (120, 139.0)},
 }
-# What is no number, no number of the run's, or less than 1 % apart: by family and by recipe, the keys.
+# Keys, by family and by recipe, that are not numbers, not of the run, or less than 1 % apart.
 CAFFE_CANNOT = ["net.fillers", "data.scale", "nets.train_val.random_aspect_ratio"]
 OTHERS = {
     "paper-marenostrum4": ["data.test.shorter_side_px", "cluster.batch_per_rank"],
@@ -137,12 +137,12 @@ def test_batch_nodes_and_iterations_are_made_as_printed(name: str) -> None:
     assert (reported.nodes is None) != (reported.cpus is None)
 
 
-def test_what_is_reported_of_a_run_ships() -> None:
+def test_the_reported_results_of_a_run_are_shipped() -> None:
     assert ["stampede2-448n-90ep", "stampede2-64n-72ep", "tf-256n-8k-90ep", "tf-256n-90ep", *ROWS] == REPORTED
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_what_differs_is_explained_and_nothing_else(name: str) -> None:
+def test_every_difference_is_explained_and_nothing_else(name: str) -> None:
     recipe = load_recipe(name)
     reported, cluster = recipe.reported, recipe.cluster
     computed = (
@@ -186,7 +186,7 @@ def test_the_reason_for_other_minutes_counts_in_the_papers_epochs(name: str) -> 
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_what_is_reported_of_a_phase_is_at_its_end(name: str) -> None:
+def test_reported_results_of_a_phase_are_those_at_its_end(name: str) -> None:
     recipe = load_recipe(name)
     for phase in recipe.phases:
         if phase.reported.epochs:

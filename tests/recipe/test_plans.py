@@ -1,4 +1,4 @@
-"""Schedules become phases whose rates meet, and which say what of them is derived."""
+"""Schedules become phases with continuous rates, which record what is derived."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ def test_a_collapse_after_the_last_cycle_is_part_of_the_chain() -> None:
     assert plan.phases[-1].settings["weight_decay"] == 2 * plan.phases[0].settings["weight_decay"]
 
 
-def test_what_is_stated_is_not_derived() -> None:
+def test_stated_values_are_not_derived() -> None:
     derived = {(one.phase, one.key) for one in plan_phases(Schedule(iterations=9400), 12288, IMAGES).derived}
     assert derived == {("main", key) for key in ("base_lr", "warmup_iter", "warmup_start_lr", "weight_decay")}
     stated = Schedule(iterations=9400, base_lr=4.8, warmup_epochs=5, weight_decay=0.0001)
     assert plan_phases(stated, 12288, IMAGES).derived == ()
 
 
-def test_what_is_derived_names_a_key_of_a_phase_that_has_it() -> None:
+def test_derived_values_name_an_existing_key_of_an_existing_phase() -> None:
     for values in (
         {"iterations": 2100, "collapse": True, "weight_decay_steps": 3},
         {"epochs": 90, "decay": "steps"},
@@ -226,7 +226,7 @@ def draw_schedule(draw: random.Random) -> dict[str, Any]:
     return values
 
 
-def test_whatever_a_schedule_states_is_planned_with_rates_that_are_numbers_or_refused() -> None:
+def test_any_schedule_is_planned_with_finite_rates_or_refused() -> None:
     planned = 0
     for index in range(2000):
         draw = random.Random(index)

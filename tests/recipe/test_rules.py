@@ -1,4 +1,4 @@
-"""The paper's rules, at the values that they are known by."""
+"""The paper's rules, at known values."""
 
 from __future__ import annotations
 

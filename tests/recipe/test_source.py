@@ -152,7 +152,7 @@ def test_a_missing_value_is_named(removed: str, key: str) -> None:
 @pytest.mark.parametrize(
     "weights", ["cyc3", "itself-not-there", "collapse"], ids=["itself", "unknown", "a later one"]
 )
-def test_a_phase_starts_from_nothing_that_is_not_before_it(weights: str) -> None:
+def test_a_phase_cannot_start_from_a_later_one(weights: str) -> None:
     text = DIGITS.replace("- name: cyc3\n", f"- name: cyc3\n    weights: {weights}\n", 1)
     assert "phases[3].weights" in str(refuse(text))
 
@@ -178,7 +178,7 @@ def test_a_key_given_twice_is_refused() -> None:
         "!!python/object:os.system x",
     ],
 )
-def test_what_is_not_a_recipe_gets_one_line(text: str) -> None:
+def test_a_file_that_is_not_a_recipe_gets_one_line(text: str) -> None:
     refuse(text)
 
 
@@ -188,7 +188,7 @@ def test_an_iteration_takes_no_more_images_than_exist() -> None:
     )
 
 
-def test_scientific_numbers_and_words_are_read_as_a_person_means_them() -> None:
+def test_scientific_numbers_and_words_are_read_as_intended() -> None:
     text = DIGITS.replace("weight_decay: 0.002", "weight_decay: 5e-4").replace(
         "title: The", "title: no: ' ", 0
     )
@@ -277,7 +277,7 @@ def test_aliases_of_aliases_are_refused_and_not_expanded() -> None:
         ("name: " + "[" * 3000 + "]" * 3000, ":1: values nest more than 50 deep"),
     ],
 )
-def test_what_nests_without_end_is_reported_in_plain_words(text: str, what: str) -> None:
+def test_endless_nesting_is_reported_in_plain_words(text: str, what: str) -> None:
     assert what in str(refuse(text))
 
 
@@ -290,11 +290,11 @@ def test_what_nests_without_end_is_reported_in_plain_words(text: str, what: str)
         ("a: &a x\n*a : 1\n", ":2: a key is not plain text"),
     ],
 )
-def test_what_yaml_has_and_a_recipe_does_not_need_is_refused(text: str, what: str) -> None:
+def test_yaml_features_that_a_recipe_does_not_need_are_refused(text: str, what: str) -> None:
     assert what in str(refuse(text))
 
 
-def test_what_was_given_is_shown_in_part_where_it_is_long() -> None:
+def test_a_long_value_is_shortened_in_the_message() -> None:
     number, key = "9" * 5000, "k" * 5000
     for text in (
         DIGITS.replace("display: 20", f"display: '{number}'"),
@@ -358,7 +358,7 @@ def test_a_recipe_that_tensorflow_trains_has_images_and_no_phases() -> None:
     assert (recipe.cluster.ranks, recipe.cluster.global_batch) == (2, 64)
 
 
-def test_what_needs_phases_refuses_a_recipe_that_tensorflow_trains() -> None:
+def test_commands_that_need_phases_refuse_a_tensorflow_recipe() -> None:
     what = "tf-digits-local: is trained by TensorFlow and has no phases, solvers, nets or LMDBs; use it"
     with pytest.raises(RecipeError, match=what):
         load_recipe("tf-digits-local")

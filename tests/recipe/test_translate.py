@@ -169,7 +169,7 @@ def test_a_translated_recipe_is_a_recipe(name: str, change: int | None) -> None:
     assert list(find_contradictions(again)) == []
 
 
-def test_nothing_of_the_original_is_overwritten() -> None:
+def test_no_file_of_the_original_is_overwritten() -> None:
     recipe = load_recipe("digits-local")
     translated = translate(recipe, "intel")
     assert (translated.name, translated.prototxt_dir) == ("digits-local-intel", "prototxt/digits-local-intel")
@@ -207,7 +207,7 @@ def parts(recipe: Recipe, dialect: str) -> list[tuple[str, str]]:
         (plain(), "nvcaffe", []),
     ],
 )  # fmt: skip
-def test_what_has_no_equivalent_is_listed_by_phase_and_key(
+def test_settings_without_an_equivalent_are_listed_by_phase_and_key(
     recipe: Recipe, dialect: str, expected: list[tuple[str, str]]
 ) -> None:
     assert parts(recipe, dialect) == expected

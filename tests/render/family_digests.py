@@ -1,7 +1,7 @@
 """The digests of what recipes generate that is not committed; `make generate` rewrites them.
 
 A prototxt's is that of its text. Rows whose nets are equal as messages share one digest, under the net's name
-and what tells it apart. A recipe's scripts have one together.
+and what tells it apart. All scripts of a recipe share one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DIGESTED = [name for name in shipped_recipes() if name not in COMMITTED]
 
 
 def net_key(recipe: Recipe, net: str) -> str:
-    """Say what tells one of the families' nets from the others."""
+    """Return what distinguishes one of the families' nets from the others."""
     return f"{net}, {recipe.cluster.batch_per_rank} images of {recipe.data.train.lmdb}"
 
 
@@ -45,7 +45,7 @@ def file_digests(recipe: AnyRecipe) -> dict[str, str]:
 
 
 def all_digests() -> dict[str, dict[str, str]]:
-    """Return what the file holds."""
+    """Return the contents of the file."""
     nets: dict[str, str] = {}
     for name in ROWS:
         nets |= net_digests(cr.load_recipe(name))

@@ -1,4 +1,4 @@
-"""What a source does not state is marked in the files that hold it."""
+"""Values that a source does not state are marked in the files that hold them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_mark_of_no_phase_stands_at_the_top_of_the_files_that_it_concerns(
     assert files_containing(make_recipe(marked({"key": key})), f"# Derived: {key}: {RULE}\n") == files
 
 
-def test_a_mark_of_all_solvers_stands_beside_its_field(make_recipe: MakeRecipe) -> None:
+def test_a_mark_of_all_solvers_is_next_to_its_field(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(marked({"key": "solver.momentum"}))
     assert files_containing(recipe, f"\nmomentum: 0.9 # derived: {RULE}\n") == SOLVERS
     assert files_containing(recipe, "Derived") == set()
@@ -94,7 +94,7 @@ def test_a_phase_s_mark_stands_in_its_solver_whatever_it_is_of(make_recipe: Make
     assert files_containing(recipe, f"stepvalue: 100 # derived: {RULE}\n") == {"solver_cyc1.prototxt"}
 
 
-def test_the_same_is_reported_in_a_recipe_for_another_caffe() -> None:
+def test_the_marks_are_the_same_in_a_recipe_for_another_caffe() -> None:
     recipe = cr.load_recipe("tf-256n-90ep")
     theirs = translate_whole(recipe, "intel")
     assert files_containing(theirs, "erived: ") == files_containing(recipe, "erived: ")
@@ -108,7 +108,7 @@ def test_a_net_shared_by_rows_lists_the_derived_values_of_all_of_them() -> None:
     assert "names no machine" not in net
 
 
-def test_what_a_row_alone_derives_of_a_shared_net_stands_in_its_script(make_recipe: MakeRecipe) -> None:
+def test_values_of_a_shared_net_derived_by_one_row_are_in_its_script(make_recipe: MakeRecipe) -> None:
     def change(raw: dict[str, Any]) -> None:
         marked({"key": "net.zero_init"})(raw)
         raw["nets_dir"] = "prototxt/shared"

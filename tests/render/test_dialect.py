@@ -1,4 +1,4 @@
-"""Recipes for another Caffe, judged whole: the files that it takes, and the parts that it has not."""
+"""Recipes for another Caffe: the files that it accepts, and the parts that it lacks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own_net(folder: Path, text: str = OWN_NET, **phase: Any) -> Callable[[dict[s
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_intel_s_caffe_takes_every_file_that_is_written_for_it(name: str) -> None:
+def test_intel_s_caffe_accepts_every_file_written_for_it(name: str) -> None:
     recipe = translate_whole(load_recipe(name), "intel")
     files = generate(recipe)
     assert {path.split("/")[1] for path in files} == {f"{name}-intel", "lib"}
@@ -100,7 +100,7 @@ def test_every_part_of_a_shipped_recipe_that_bvlc_lacks_is_listed_once() -> None
     ]
 
 
-def test_nvcaffe_s_own_senses_stand_against_it_too() -> None:
+def test_fields_with_another_meaning_in_nvcaffe_are_listed_too() -> None:
     reasons = [str(part) for part in find_parts(load_recipe("digits-local"), "nvcaffe")]
     assert any(why.startswith("data.train.shuffle: nvcaffe's shuffle differs") for why in reasons)
     assert any(why.startswith("net.builder: nvcaffe's BatchNorm keeps running means") for why in reasons)
@@ -131,7 +131,7 @@ def test_poly_cyc_without_a_warm_up_is_written_for_bvlc_and_stopped(
     assert "max_iter: 500 # stopped at 112" in text
 
 
-def test_what_the_user_s_own_net_holds_is_judged_by_its_file(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_the_user_s_own_net_is_judged_by_its_file(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     net = OWN_NET.replace('type: "InnerProduct"', 'type: "InnerProduct" engine: "MKLDNN"')
     recipe = make_recipe(own_net(tmp_path, net))
     assert find_parts(recipe, "intel") == []
@@ -141,7 +141,7 @@ def test_what_the_user_s_own_net_holds_is_judged_by_its_file(make_recipe: MakeRe
         translate_whole(recipe, "bvlc")
 
 
-def test_our_own_caffe_takes_any_recipe_as_it_is(make_recipe: MakeRecipe) -> None:
+def test_our_own_caffe_accepts_any_recipe_unchanged(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
     assert find_parts(recipe, "surfsara") == []
     assert translate_whole(recipe, "surfsara") is recipe

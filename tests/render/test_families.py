@@ -27,7 +27,7 @@ from tests.shipped import OF_CAFFE
 DIGESTS = json.loads(FILE.read_text())
 
 
-def test_what_is_not_committed_has_digests_and_nothing_else_has() -> None:
+def test_exactly_the_uncommitted_files_have_digests() -> None:
     assert list(DIGESTS) == ["nets", *DIGESTED]
 
 
@@ -54,7 +54,7 @@ def test_a_derived_value_is_marked_in_the_solver() -> None:
 
 
 @pytest.mark.parametrize("name", ["paper-f4-4096-120ep", "paper-t8-4096-128n-collapse"])
-def test_what_is_derived_of_a_field_that_another_caffe_lacks_is_left_out(name: str) -> None:
+def test_derived_values_of_a_field_that_another_caffe_lacks_are_omitted(name: str) -> None:
     translated = translate_whole(cr.load_recipe(name), "intel")
     solvers = [text for path, text in cr.generate(translated).items() if "/solver_" in path]
     assert len(solvers) == len(translated.phases)

@@ -1,4 +1,4 @@
-"""generate(recipe): one dictionary of texts, the same anywhere, and nothing is touched to make it."""
+"""generate(recipe): one dictionary of texts, the same anywhere, without side effects."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_file_names_its_generator_and_the_command_that_regenerates_it(name
         assert text.endswith("\n")
 
 
-def test_what_run_sh_has_beside_it_is_what_run_sends_to_nodes_byte_for_byte() -> None:
+def test_the_library_of_run_sh_is_byte_for_byte_what_run_sends_to_nodes() -> None:
     sent = (ROOT / "caffe_recipes/cluster/sh/node.sh").read_bytes()
     assert (ROOT / "jobs/lib/node.sh").read_bytes() == sent == program_text("node").encode()
 
@@ -62,7 +62,7 @@ def test_the_library_is_the_same_for_every_recipe_and_names_none(path: str) -> N
     assert is_shared(text)
 
 
-def test_a_user_s_recipe_is_made_again_from_its_file(make_recipe: MakeRecipe) -> None:
+def test_a_user_s_recipe_is_regenerated_from_its_file(make_recipe: MakeRecipe) -> None:
     files = cr.generate(make_recipe(lambda raw: raw.update(name="mine")))
     own = [text for path, text in files.items() if path not in library()]
     assert own

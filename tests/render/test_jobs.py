@@ -24,7 +24,7 @@ RECIPES = {
 
 
 def directives(text: str) -> dict[str, str]:
-    """Return what sbatch reads: its lines up to the first that is no comment."""
+    """Return what sbatch reads: the lines up to the first that is not a comment."""
     head = text.partition("\n\n")[0]
     lines = re.findall(r"^#SBATCH (.*)$", head, re.MULTILINE)
     assert text.count("\n#SBATCH") == len(lines)
@@ -74,7 +74,7 @@ def test_the_chain_asks_for_the_recipe_s_machine_and_its_time() -> None:
     assert "STOP_GRACE_S" not in text
 
 
-def test_a_tensorflow_run_beside_phases_has_a_job_of_its_own_and_the_time_of_its_own_speed() -> None:
+def test_a_tensorflow_run_beside_phases_has_its_own_job_and_time() -> None:
     recipe = load_recipe("tf-256n-90ep")
     text = render_jobs(recipe)["jobs/tf-256n-90ep/tf_train.sbatch"]
     found = directives(text)
@@ -102,7 +102,7 @@ def test_without_a_known_speed_the_partition_s_time_holds() -> None:
             assert "export STOP_GRACE_S=${STOP_GRACE_S:-60} #" in text
 
 
-def test_one_file_for_any_phase_asks_for_the_longest_one_s_time_and_submit_sh_for_each_one_s_own() -> None:
+def test_phase_sbatch_requests_the_longest_time_and_submit_sh_that_of_each_phase() -> None:
     recipe = RECIPES["stampede2-64n-72ep"]
     files = {path.rpartition("/")[2]: text for path, text in render_jobs(recipe).items()}
     assert files.keys() == {"chain.sbatch", "phase.sbatch", "submit.sh"}
@@ -130,7 +130,7 @@ def test_a_user_s_own_recipe_is_read_from_its_file(make_recipe: MakeRecipe) -> N
     assert '"$program" run "$recipe"' in there
 
 
-def test_nothing_of_the_machine_that_makes_them_is_in_them() -> None:
+def test_the_jobs_hold_nothing_of_the_generating_machine() -> None:
     for recipe in RECIPES.values():
         for text in render_jobs(recipe).values():
             assert str(Path(__file__).resolve().parents[2]) not in text

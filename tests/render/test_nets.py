@@ -40,7 +40,7 @@ def test_augmentation_and_a_test_layer_are_the_variant_s(make_recipe: MakeRecipe
     assert conv1.name == "conv1"
 
 
-def test_no_side_and_no_shuffle_leave_their_fields_out(make_recipe: MakeRecipe) -> None:
+def test_unset_side_and_shuffle_omit_their_fields(make_recipe: MakeRecipe) -> None:
     def change(raw: dict[str, Any]) -> None:
         del raw["data"]["test"]["shorter_side_px"], raw["data"]["train"]["prefetch"], raw["data"]["scale"]
         raw["data"]["train"]["shuffle"] = False
@@ -89,7 +89,7 @@ def test_only_the_training_data_are_mirrored_by_data(make_recipe: MakeRecipe) ->
     assert (train.mirror, test.mirror, test.HasField("mirror")) == (True, False, True)
 
 
-def test_a_zero_that_only_one_engine_knows_is_pointed_at(make_recipe: MakeRecipe) -> None:
+def test_a_zero_that_only_one_engine_supports_is_marked(make_recipe: MakeRecipe) -> None:
     text = render_net(make_recipe(), "train_val")
     assert text.count("filler { value: 0 } # the block starts as its shortcut") == 2
 

@@ -1,4 +1,4 @@
-"""Code beside a recipe runs by consent alone, and as it was when that was given."""
+"""Code beside a recipe runs only with consent, and only as it was when consent was given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play anoth
 
 @pytest.fixture(autouse=True)
 def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder that consent is recorded in."""
+    """Return an empty folder for the consent record."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     return folder
@@ -28,7 +28,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a recipe's folder whose module says when it is run, and has a helper."""
+    """Return a recipe's folder whose module records that it is run, and has a helper."""
     (tmp_path / "nets.py").write_text(
         "from pathlib import Path\nimport helper\nPath(__file__).with_name('ran').touch()\n"
         "def own(net):\n    return helper.made + net\n"
@@ -73,7 +73,7 @@ def test_code_that_was_never_allowed_is_not_run(folder: Path, state: Path) -> No
     assert list(state.iterdir()) == []
 
 
-def test_consent_allows_the_code_afterwards_too(folder: Path) -> None:
+def test_consent_remains_valid_for_later_commands(folder: Path) -> None:
     assert consent(folder) == "made of it"
     assert call(folder) == "made of it"
 
@@ -131,7 +131,7 @@ def test_another_recipe_of_the_folder_keeps_the_consent(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["yaml.py", "yaml/__init__.py", "helper/__init__.py"])
-def test_a_file_that_comes_to_stand_before_another_is_not_run(folder: Path, name: str) -> None:
+def test_a_new_file_that_shadows_another_is_not_run(folder: Path, name: str) -> None:
     (folder / "nets.py").write_text("import helper, yaml\ndef own(net):\n    return yaml.__name__\n")
     consent(folder)
     (folder / name).parent.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ def test_a_file_that_comes_to_stand_before_another_is_not_run(folder: Path, name
     assert f"{name} is code that you have not allowed" in refused(folder)
 
 
-def test_code_that_catches_a_refusal_is_refused_all_the_same(folder: Path) -> None:
+def test_code_that_catches_a_refusal_is_still_refused(folder: Path) -> None:
     text = "try:\n    import yaml\nexcept ImportError:\n    pass\ndef own(net):\n    return net\n"
     (folder / "nets.py").write_text(text)
     consent(folder)
@@ -166,7 +166,7 @@ def test_no_code_is_run_in_a_folder_where_anybody_can_put_files(folder: Path) ->
 
 
 @pytest.mark.parametrize("inner", ["helper.py", "helper/__init__.py", "helper/made.py"])
-def test_nor_is_code_below_such_a_folder(folder: Path, inner: str) -> None:
+def test_no_code_is_run_below_a_folder_where_anybody_can_put_files(folder: Path, inner: str) -> None:
     (folder / "helper.py").unlink()
     (folder / "nets.py").write_text("import helper.made\ndef own(net):\n    return net\n")
     for name in ("helper/__init__.py", "helper/made.py", inner):
@@ -193,7 +193,7 @@ def test_no_code_that_another_user_put_beside_the_recipe_is_run(folder: Path, na
 
 
 @as_root
-def test_no_code_is_run_that_a_planted_link_or_folder_in_a_shared_one_leads_to(
+def test_no_code_is_run_through_a_planted_link_or_folder(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shared = tmp_path_factory.mktemp("shared")
@@ -263,7 +263,7 @@ def test_installed_modules_are_not_used(folder: Path, name: str) -> None:
         consent(folder, name)
 
 
-def test_a_folder_that_the_code_adds_to_the_path_is_not_taken(
+def test_a_folder_that_the_code_adds_to_the_path_is_not_used(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, state: Path
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -278,7 +278,7 @@ def test_a_folder_that_the_code_adds_to_the_path_is_not_taken(
 
 
 @pytest.mark.parametrize("entry", ["", "."])
-def test_the_current_folder_is_not_taken(
+def test_the_current_folder_is_not_used(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
     here = tmp_path_factory.mktemp("here")
@@ -340,7 +340,7 @@ def test_a_linked_consent_record_is_not_trusted(folder: Path, state: Path, tmp_p
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"files": 3}', "[" * 100_000])
-def test_a_damaged_record_asks_again(folder: Path, state: Path, text: str) -> None:
+def test_a_damaged_consent_record_needs_consent_again(folder: Path, state: Path, text: str) -> None:
     consent(folder)
     (record,) = records(state)
     record.write_text(text)

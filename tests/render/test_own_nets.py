@@ -1,4 +1,4 @@
-"""Nets of the user's own: only their data layers change, and whatever is wrong with them is one line."""
+"""Nets of the user's own: only their data layers change, and any mistake in them is one line."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_module_that_cannot_be_read_is_not_called_wrong(make_recipe: MakeRecip
         ),
     ],
 )
-def test_what_is_wrong_with_a_function_is_one_line(
+def test_a_mistake_in_a_function_is_one_line(
     make_recipe: MakeRecipe, tmp_path: Path, text: str, name: str, message: str
 ) -> None:
     with pytest.raises(CaffeRecipesError) as caught:

@@ -23,7 +23,7 @@ FILES = [(recipe, name) for recipe, digests in DIGESTS.items() for name in diges
 # The authors named the first of the two solvers for no phase.
 THEIR_NAMES = {("stampede2-448n-90ep", "solver_main.prototxt"): "solver.prototxt"}
 
-# The one mistake that the recipe mends: the folder of this net is called resnet50_448nodes.
+# The one mistake that the recipe fixes: the folder of this net is called resnet50_448nodes.
 SLIPS = {
     ("stampede2-448n-90ep", "solver_collapse.prototxt"): (
         "models/intel_optimized_models/multinode/resnet_50_448nodes/train_val_noaug.prototxt"
@@ -41,7 +41,7 @@ def message_class(name: str) -> type[pb.SolverParameter] | type[pb.NetParameter]
 
 
 def message_of(recipe: str, name: str) -> pb.SolverParameter | pb.NetParameter:
-    """What we generate, with the authors' slip put back where there is one."""
+    """What we generate, with the authors' mistake put back where they made one."""
     text = generated(recipe)[f"prototxt/{recipe}/{name}"]
     message = parse_prototxt(text, message_class(name))
     if isinstance(message, pb.SolverParameter) and (recipe, name) in SLIPS:

@@ -46,7 +46,7 @@ def hostile_recipe() -> Recipe:
 
 
 def stopped_recipe() -> Recipe:
-    """A hostile recipe with a phase that is stopped and one that starts from a snapshot on its way."""
+    """A hostile recipe with a phase that is stopped, and one that starts from its intermediate snapshot."""
     recipe = hostile_recipe()
     first, second = recipe.phases
     first = changed(first, lr_policy="poly", max_iter=18720, stop_iter=7800, snapshot=3900)
@@ -113,7 +113,7 @@ def test_hostile_texts_stay_one_word_each(tmp_path: Path) -> None:
 
 
 def ask_script(recipe: Recipe, question: str, *words: str) -> str:
-    """Read a script without its start, ask, and return what is printed."""
+    """Source a script without starting it, run a function, and return its output."""
     text = definitions(recipe) + question
     done = subprocess.run(["bash", "-s", *words], input=text, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -229,7 +229,7 @@ def test_servers_whose_cores_no_source_names_are_counted_alone() -> None:
     assert "MLSL_SERVER_AFFINITY" not in script
 
 
-def test_what_the_recipe_does_not_set_is_not_passed() -> None:
+def test_settings_that_the_recipe_leaves_unset_are_not_passed() -> None:
     script = render_run_script(load_recipe("digits-local"))
     for word in ("PSM2", "KMP_AFFINITY", "MLSL_"):
         assert word not in script

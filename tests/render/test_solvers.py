@@ -41,7 +41,7 @@ def test_the_comments_describe_the_rate_and_its_drop_after_warm_up() -> None:
     assert "# The rate by iteration: 1.02 at 0, 0.255136 at 3749." in lines_of("cyc1")
 
 
-def test_a_changed_weight_decay_is_pointed_at() -> None:
+def test_a_changed_weight_decay_is_marked() -> None:
     assert "weight_decay: 0.0002 # 4 times that of cyc3" in lines_of("collapse")
     assert "weight_decay: 0.00005" in lines_of("cyc3")
 
@@ -80,7 +80,7 @@ def test_the_settings_of_any_solver_reach_their_fields(make_recipe: MakeRecipe) 
     assert "# plateaus were short" in render_solver(recipe, recipe.phase("cyc1"))
 
 
-def test_a_warm_up_longer_than_the_phase_has_no_end_to_speak_of(make_recipe: MakeRecipe) -> None:
+def test_the_comments_of_a_warm_up_longer_than_the_phase_mention_no_end(make_recipe: MakeRecipe) -> None:
     warmup = {"max_iter": 10, "lr_policy": "fixed", "warmup_iter": 20, "warmup_start_lr": 0.1}
     recipe = make_recipe(lambda raw: raw["phases"][1].update(warmup))
     (line,) = (x for x in render_solver(recipe, recipe.phase("cyc1")).splitlines() if "The rate" in x)

@@ -1,4 +1,4 @@
-"""Writing generated files: what differs and nothing else, wholly or not at all."""
+"""Writing generated files: only those that differ, all or none."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_script_that_cannot_be_run_differs_and_is_fixed(tmp_path: Path) -> Non
     assert find_differences(FILES, tmp_path) == []
 
 
-def test_a_file_that_is_generated_no_more_is_stale_and_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_no_longer_generated_is_stale_and_kept(tmp_path: Path) -> None:
     write_files({**FILES, "prototxt/r/solver_old.prototxt": FILES[SOLVER]}, tmp_path)
     assert find_stale(FILES, tmp_path) == ["prototxt/r/solver_old.prototxt"]
     write_files(FILES, tmp_path)

@@ -1,4 +1,4 @@
-"""What the tests of lint's rules on chains share: linting solvers that differ from a good one."""
+"""Fixtures for the tests of lint's rules on chains: solvers that differ from a good one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from caffe_recipes.review.lint.rules import RULES, Finding
 
 LintSolvers = Callable[..., list[Finding]]
 
-# A solver of which nothing is to be said; a test changes some of its fields, or takes them out by None.
+# A solver without findings; a test changes some of its fields, or removes them by None.
 SOLVER: Mapping[str, object] = {
     "net": '"own/train_val.prototxt"',
     "base_lr": 1,

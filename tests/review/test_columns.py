@@ -17,7 +17,7 @@ def test_no_line_ends_in_blanks() -> None:
     assert align_columns([("a", "long"), ("b", "")]) == ["a  long", "b"]
 
 
-def test_what_is_too_wide_loses_the_columns_to_drop_first_and_then_wraps_the_last() -> None:
+def test_a_table_too_wide_drops_columns_first_and_then_wraps_the_last() -> None:
     rows = [("n", "epoch", "by"), ("1", "203.3", "the recipe's reported rate")]
     assert align_columns(rows, width=24, drop=["epoch"]) == [
         "n  by",

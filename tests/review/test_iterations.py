@@ -1,4 +1,4 @@
-"""Epochs of an iteration: from what the user says, and the nets beside the solvers' files."""
+"""Epochs per iteration: from the options of the user, and the nets beside the solver files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_given_batch_comes_first(solvers: list[str]) -> None:
         (0, (6400, None, None), "epochs need --batch"),
     ],
 )
-def test_all_that_is_missing_is_named(
+def test_everything_missing_is_named(
     solvers: list[str], files: int, known: tuple[int | None, int | None, int | None], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:

@@ -1,4 +1,4 @@
-"""What a word names: recipes before folders and files of their name, and what to say of nothing."""
+"""What an argument names: recipes before folders and files of that name; and errors about unknown ones."""
 
 from __future__ import annotations
 
@@ -86,19 +86,21 @@ def test_a_net_is_named_with_its_recipe(here: Path) -> None:
         ),
     ],
 )
-def test_what_names_nothing_is_reported_as_what_it_looks_like(here: Path, text: str, expected: str) -> None:
+def test_an_argument_that_names_nothing_is_reported_as_what_it_looks_like(
+    here: Path, text: str, expected: str
+) -> None:
     (here / "solver_b.pt").touch()
     assert str(nothing_named(text)).startswith(expected)
 
 
-def test_what_is_of_another_kind_is_reported_as_that(here: Path) -> None:
+def test_an_argument_of_another_kind_is_reported_as_that_kind(here: Path) -> None:
     with pytest.raises(InputError, match=r"\.: is a folder; give a net's file"):
         require_named(".", ["file"], "a net's file")
 
 
-def test_only_a_recipe_is_taken_for_one(here: Path) -> None:
+def test_only_a_recipe_is_recognised_as_one(here: Path) -> None:
     assert recipe_named("digits-local") == "digits-local"
-    assert recipe_named("unknown") == "unknown"  # load_recipe says what there is
+    assert recipe_named("unknown") == "unknown"  # load_recipe lists the existing ones
     with pytest.raises(InputError, match=r"solver_a\.pt: no such file"):
         recipe_named("solver_a.pt")
     with pytest.raises(InputError, match="is a folder; give a recipe's name, or the path of its YAML"):
@@ -121,7 +123,7 @@ def test_a_link_to_nothing_is_not_advised_for_itself(here: Path, name: str) -> N
     assert "No such file or directory, a link to gone.prototxt" in str(nothing_named(name))
 
 
-def test_a_net_of_a_family_s_row_is_named_behind_the_row(here: Path) -> None:
+def test_a_net_of_a_row_of_a_family_is_named_after_the_row(here: Path) -> None:
     (here / "family.yaml").write_text("# ours\nfamily: a\n")
     named = find_named("family.yaml:row:train_val")
     assert named is not None

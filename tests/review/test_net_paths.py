@@ -1,4 +1,4 @@
-"""Which file a solver means by its net's path, and which files in folders further up it does not."""
+"""Which file the net path of a solver refers to, and which files in folders further up it does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(path: Path) -> Path:
 
 @pytest.fixture
 def solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a solver far below a folder, and stand elsewhere."""
+    """Put a solver far below a folder, with another current folder."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     return put(tmp_path / "x" / "caffe" / "models" / "a" / "b" / "solver.prototxt")
@@ -40,7 +40,7 @@ def test_a_net_counts_from_the_folder_that_its_path_and_the_solver_s_share(
 
 @pytest.mark.parametrize("given", ["net.prototxt", "own/net.prototxt"])
 @pytest.mark.parametrize("above", ["x", "x/caffe", "."])
-def test_a_net_of_somebody_else_s_further_up_is_not_meant(
+def test_an_unrelated_net_further_up_is_not_used(
     solver: Path, tmp_path: Path, given: str, above: str
 ) -> None:
     put(tmp_path / above / given)
@@ -63,7 +63,9 @@ def test_a_net_is_found_from_here_and_from_the_folder_next_above(solver: Path, t
     assert find_at_path(solver, "nets/n.prototxt", None) == above
 
 
-def test_a_bare_name_is_the_file_beside_the_solver_before_any_here(solver: Path, tmp_path: Path) -> None:
+def test_a_bare_name_is_looked_up_beside_the_solver_before_the_current_folder(
+    solver: Path, tmp_path: Path
+) -> None:
     put(tmp_path / "elsewhere" / "net.prototxt")
     assert find_at_path(solver, "net.prototxt", None) == Path("net.prototxt")
     beside = put(solver.parent / "net.prototxt")
@@ -77,7 +79,7 @@ def test_with_a_caffe_root_only_that_place_is_searched(solver: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("given", ["", "nul\0/x", "x" * 5000, "/", ".."])
-def test_no_path_is_too_odd(solver: Path, given: str) -> None:
+def test_unusual_paths_are_not_found_and_raise_nothing(solver: Path, given: str) -> None:
     assert find_at_path(solver, given, None) is None
     assert find_beside(solver, given) is None
 

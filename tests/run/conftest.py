@@ -64,14 +64,14 @@ def _write_lmdb(path: Path, count: int, label: Callable[[int], int] = lambda ind
 
 
 def _listen_to_signals() -> None:
-    """Undo what nohup, or a shell's `&`, has the tests ignore, and a run would too."""
+    """Restore signals that nohup, or a shell's `&`, has the tests ignore; a run would inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
 class Place:
-    """A Caffe root, and what runs in it have said."""
+    """A Caffe root, and the output of the runs in it."""
 
     root: Path
     output: io.StringIO = field(default_factory=io.StringIO)
@@ -132,7 +132,7 @@ class Place:
         return load_journal(self.root / "runs" / f"small-{number}" / "journal.jsonl")
 
     def tree(self) -> dict[str, tuple[int, bytes]]:
-        """Everything on disk: mode and content by path."""
+        """Return everything on disk: mode and content by path."""
         return {
             str(path.relative_to(self.root)): (
                 path.stat().st_mode,
@@ -142,7 +142,7 @@ class Place:
         }
 
     def processes(self, named: str = "") -> list[int]:
-        """Whatever still runs in this root, or those of it with this word in their name."""
+        """The processes still running in this root, or those of them with this word in their name."""
         found = []
         for entry in Path("/proc").iterdir():
             try:  # A process may end between any two of these
@@ -155,7 +155,7 @@ class Place:
         return found
 
     def wait_for_no_process(self, patience_s: float = 600) -> None:
-        """Give hydra's proxies the moment that they need to end after mpiexec."""
+        """Wait for hydra's proxies, which end shortly after mpiexec."""
         deadline = time.monotonic() + patience_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -164,7 +164,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """Make a root where the small recipe runs; nothing may be running in it afterwards."""
+    """Make a root where the small recipe runs; no process may be left in it afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in SLURM_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -197,5 +197,5 @@ def shared(place: Place) -> Path:
 
 @pytest.fixture
 def write_lmdb() -> WriteLmdb:
-    """Give what writes an LMDB of so many images with given labels."""
+    """Give a function that writes an LMDB of images with given labels."""
     return _write_lmdb

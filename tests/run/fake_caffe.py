@@ -1,4 +1,4 @@
-"""A stand-in for the `caffe` program that trains nothing, for what no real one can be made to do when asked.
+"""A stand-in for the `caffe` program that trains nothing, for faults that a real one does not show on demand.
 
 `behaviour.json` in the working directory says how each phase goes, by the solver's name; without a word a
 phase goes well. Its log, its files and its silence are the real one's.
@@ -120,7 +120,7 @@ def train(flags: dict[str, str]) -> int:
     if behaviour == "ignores-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # Hydra kills all where a signal ends one: nobody goes on before everybody ignores it.
+        # Hydra kills all ranks if a signal ends one: no rank continues before all ignore it.
         wait_for(Path("rank1")) if leads else Path("rank1").touch()
     if not leads:
         if behaviour == "dies":
@@ -133,7 +133,7 @@ def train(flags: dict[str, str]) -> int:
     solver = load_prototxt(flags["solver"], pb.SolverParameter)
     with Path("trained.txt").open("a") as trained:
         trained.write(f"{name} {flags.get('weights', '-')}\n")
-    if behaviour == "no-step":  # what hydra's srun says before it ends, unnoticed by hydra
+    if behaviour == "no-step":  # what hydra's srun prints before it ends, unnoticed by hydra
         os.write(
             2, b"srun: error: Unable to confirm allocation for job 12: Unable to contact slurm controller\n"
         )

@@ -1,4 +1,4 @@
-"""A run as its journal and its log tell of it, which no process has carried on."""
+"""A run that exists only as a journal and a log, without any process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from caffe_recipes.run.plan import plan_files
 
 HERE = socket.gethostname()
 Event = tuple[str, dict[str, object]]
-# No process has this number.
+# No process has this pid.
 NO_PID = 2**22 + 1
 # The images are 64 an iteration; the log begins at 2023-11-20 11:49:33.
 LOG = """\
@@ -48,25 +48,25 @@ def append_events(folder: Path, *events: Event, after_s: float = 0) -> None:
 
 
 def started(pid: int = NO_PID, host: str = HERE, **more: object) -> Event:
-    """Tell who carries the run on."""
+    """Return the event of a process that starts or resumes the run."""
     return "started", {"pid": pid, "host": host, **more}
 
 
 def launched(phase: str = "init", attempt: int = 1, run: str = "small-1") -> Event:
-    """Tell of a launch."""
+    """Return the event of a launch."""
     log = f"runs/{run}/logs/{phase}-{attempt}.log"
     return "launched", {"phase": phase, "attempt": attempt, "log": log, "host": HERE, "stamp": None}
 
 
 def finished(phase: str) -> Event:
-    """Tell of a phase's end."""
+    """Return the event of a finished phase."""
     snapshot = f"runs/small-1/snapshots/{phase}.caffemodel"
     sha256 = hashlib.sha256(phase.encode()).hexdigest()
     return "finished", {"phase": phase, "snapshot": snapshot, "sha256": sha256, **_FINISHED}
 
 
 def failed(phase: str, reason: str) -> Event:
-    """Tell of a phase's failure."""
+    """Return the event of a failed phase."""
     return "failed", {"phase": phase, "reason": reason}
 
 

@@ -1,4 +1,4 @@
-"""Several hosts that are all this machine, each by a name of its own; and a run on them as a process.
+"""Several hosts that are all this machine under different names; and a run on them as a process.
 
 Hydra reaches them by an `ssh` that starts its command here.
 """

@@ -1,4 +1,4 @@
-"""Bad input: one line that says where, what and what to do, exit 2, and not a byte on disk changed."""
+"""Bad input: one line with place, mistake and remedy, exit 2, and not a byte on disk changed."""
 
 from __future__ import annotations
 

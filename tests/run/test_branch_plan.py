@@ -1,4 +1,4 @@
-"""What is planned to train beside the main line, and where; nothing is trained."""
+"""Which phases are planned beside the main line, and on which hosts; nothing is trained."""
 
 from __future__ import annotations
 
@@ -90,20 +90,20 @@ def test_hosts_are_split_into_at_most_as_many_groups_as_branches(graph: Place) -
     assert setting.spares == ("s1", "s2")
 
 
-def test_one_after_another_nothing_is_beside(graph: Place) -> None:
+def test_without_side_by_side_no_group_trains_beside_the_main_line(graph: Place) -> None:
     setting, plan = planned(graph, "a", "b", side_by_side=False)
     assert phases(plan) == (["init", "cyc1", "side", "deep", "late", "last"], [])
     assert (plan.groups, setting.spares) == ((), ("b",))
 
 
-def test_what_began_beside_stays_so_with_all_that_starts_from_it(graph: Place) -> None:
+def test_a_branch_begun_side_by_side_stays_one_with_its_descendants(graph: Place) -> None:
     state = RunState(branches={"side": "runs/small-1/branches/side"})
     _, plan = planned(graph, "a", "b", side_by_side=False, state=state)
     assert phases(plan) == (["init", "cyc1", "late", "last"], ["side", "deep"])
     assert plan.groups == ()
 
 
-def test_what_the_main_lines_hosts_have_begun_stays_with_them_and_comes_first(graph: Place) -> None:
+def test_a_branch_begun_by_the_main_line_stays_in_it_and_comes_first(graph: Place) -> None:
     launch = Launch("late", 1, "runs/small-1/logs/late-1.log", "here", None, 0.0)
     state = RunState(finished=done("init"), attempts={"init": 1, "late": 1}, launch=launch)
     _, plan = planned(graph, "a", "b", state=state)
@@ -142,7 +142,7 @@ def test_such_a_trainer_on_hosts_of_the_main_line_is_named(graph: Place) -> None
         planned(graph, "n2", "n1", state=state)
 
 
-def test_behind_the_main_line_it_is_the_main_lines_hosts_that_continue(graph: Place) -> None:
+def test_after_the_main_line_its_hosts_continue_with_the_branches(graph: Place) -> None:
     folders = {phase: f"runs/small-1/branches/{phase}" for phase in ("side", "late")}
     state = RunState(finished=done("init", "cyc1", "last"), branches=folders)
     with left(graph, "late", "a"):

@@ -1,4 +1,4 @@
-"""A recipe with branches: each starts where it says, and the model that each ends in is evaluated."""
+"""A recipe with branches: each starts from its phase, and the model at each end is evaluated."""
 
 from __future__ import annotations
 

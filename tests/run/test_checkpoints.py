@@ -45,7 +45,7 @@ random_seed: 1
 class Root:
     """A Caffe root where a phase of six iterations has been trained, with a snapshot after every two.
 
-    Two iterations are an epoch: whoever resumes reads from the first record on.
+    Two iterations are an epoch: a resumed training reads from the first record on.
     """
 
     path: Path
@@ -182,7 +182,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_of_a_checkpoint_with_a_damaged_file_nothing_is_kept(root: Root, what: str) -> None:
+def test_nothing_is_kept_of_a_checkpoint_with_a_damaged_file(root: Root, what: str) -> None:
     suffix, spoil, message = SPOILT[what]
     path = root.written(4, suffix)
     spoil(path)
@@ -194,7 +194,7 @@ def test_of_a_checkpoint_with_a_damaged_file_nothing_is_kept(root: Root, what: s
     assert root.kept() == []
 
 
-def test_what_is_not_named_as_a_solverstate_is_not_fetched(root: Root) -> None:
+def test_a_file_not_named_like_a_solverstate_is_not_fetched(root: Root) -> None:
     with pytest.raises(RunFailed, match="does not have the name of a Caffe solverstate"):
         root.fetch_state("tmp/run_iter_4.caffemodel")
 

@@ -1,4 +1,4 @@
-"""Taking an LMDB away where nobody reads it."""
+"""Removing a staged LMDB that no process reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from caffe_recipes.run.staging import clean_recipe
 
 @dataclass(frozen=True)
 class Distant(LocalHost):
-    """This machine, as one of the cluster's; `ranks` are what is at work there."""
+    """This machine, as one of the cluster; `ranks` are running there."""
 
     is_local: bool = False
     ranks: str = ""
@@ -30,7 +30,7 @@ class Distant(LocalHost):
         return replace(done, stdout=f"{argv[4]} {self.ranks}{others}" if self.ranks else others)
 
 
-def test_a_host_where_ranks_are_at_work_is_not_cleaned_and_the_others_are(tmp_path: Path) -> None:
+def test_a_host_with_running_ranks_is_not_cleaned_but_the_others_are(tmp_path: Path) -> None:
     recipe = load_recipe("digits-local")
     lmdb = str(tmp_path / "node/lmdb")
     data = recipe.data.model_copy(update={"train": recipe.data.train.model_copy(update={"lmdb": lmdb})})

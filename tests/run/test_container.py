@@ -1,4 +1,4 @@
-"""A trainer in a container's image. The real Apptainer cannot run here: a stand-in takes its words."""
+"""A trainer in a container image. The real Apptainer cannot run here: a stand-in accepts its arguments."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_an_image_or_a_program_that_is_missing_is_found_before_anything_starts(
     assert not (place.root / "runs").exists()
 
 
-def test_a_container_s_words_come_before_the_program_s() -> None:
+def test_the_arguments_of_a_container_come_before_those_of_the_program() -> None:
     container = Container(image="/shared/caffe.sif", program="singularity", options=("--bind", "/shared"))
     argv = RankLaunch(container=container).in_container(["caffe", "train"])
     assert argv == ("singularity", "exec", "--bind", "/shared", "/shared/caffe.sif", "caffe", "train")
 
 
-def test_of_an_image_nothing_is_looked_for_here(tmp_path: Path) -> None:
+def test_the_contents_of_an_image_are_not_checked_here(tmp_path: Path) -> None:
     recipe, mpich = load_recipe("digits-local"), load_profile("mpich")
     contained = mpich.model_copy(update={"container": Container(image="/shared/caffe.sif")})
     for trainer in ("caffe-torch", "caffe", "/opt/caffe/build/tools/caffe"):

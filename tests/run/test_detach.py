@@ -25,7 +25,7 @@ def process_of(output: str) -> int:
 
 
 def wait_for_end(place: Place) -> None:
-    """Wait for the end of a run that is nobody's child."""
+    """Wait for the end of a run that is not a child of this process."""
     deadline = time.monotonic() + 600
     while place.processes():
         assert time.monotonic() < deadline
@@ -51,7 +51,7 @@ def test_a_detached_run_trains_in_its_own_session_and_prints_how_to_watch_it(pla
     assert output.read_text().endswith("model: runs/small-1/snapshots/small_last_iter_4.caffemodel\n")
 
 
-def test_a_detached_run_holds_nothing_of_who_started_it(place: Place) -> None:
+def test_a_detached_run_inherits_no_open_file_of_its_starter(place: Place) -> None:
     place.behave(init="waits")
     read, write = os.pipe()
     os.set_inheritable(write, True)
@@ -71,7 +71,7 @@ def test_a_detached_run_holds_nothing_of_who_started_it(place: Place) -> None:
     assert place.events()[-1]["event"] == "interrupted"
 
 
-def test_what_preflight_finds_is_the_error_of_who_started_it_and_leaves_nothing(place: Place) -> None:
+def test_a_preflight_error_is_shown_to_the_starter_and_leaves_nothing(place: Place) -> None:
     (place.root / "caffe").unlink()
     before = place.tree()
     code, _, stderr = place.call("--detach")

@@ -1,4 +1,4 @@
-"""What the version before has written, kept in `earlier/`: a run, its journal, its jobs, a staged LMDB."""
+"""Files of an earlier version, kept in `earlier/`: a run, its journal, its jobs, a staged LMDB."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ INIT = "runs/small-1/snapshots/small_init_iter_8.caffemodel"
 
 @pytest.fixture
 def begun(place: Place) -> Place:
-    """A Caffe root with a run of the version before, interrupted in its second phase."""
+    """A Caffe root with a run of an earlier version, interrupted in its second phase."""
     shutil.copytree(EARLIER / "small-1", place.root / "runs/small-1")
     return place
 
 
-def test_its_run_continues_where_it_was(begun: Place) -> None:
+def test_a_run_of_an_earlier_version_is_resumed(begun: Place) -> None:
     code, stdout, stderr = begun.call()
     assert (code, stderr) == (0, "")
     assert f"init: already finished; {INIT}" in stdout
@@ -39,7 +39,7 @@ def test_its_run_continues_where_it_was(begun: Place) -> None:
     assert [event["event"] for event in begun.events()].count("created") == 1
 
 
-def test_its_journal_is_attached_to_in_the_words_of_this_version(begun: Place) -> None:
+def test_the_journal_of_an_earlier_version_is_shown_with_the_lines_of_this_one(begun: Place) -> None:
     output = io.StringIO()
     reporter = Reporter(Console(file=output, soft_wrap=True, highlight=False))
     env = FollowEnv(lambda name, copy_with: LocalHost(name))
@@ -55,7 +55,7 @@ def test_its_journal_is_attached_to_in_the_words_of_this_version(begun: Place) -
     ]
 
 
-def test_its_submitted_jobs_are_known(tmp_path: Path) -> None:
+def test_jobs_submitted_by_an_earlier_version_are_known(tmp_path: Path) -> None:
     path = tmp_path / "small.submissions.jsonl"
     shutil.copy(EARLIER / path.name, path)
     latest = load_submissions(path).latest
@@ -66,7 +66,7 @@ def test_its_submitted_jobs_are_known(tmp_path: Path) -> None:
     ]
 
 
-def test_its_staged_lmdb_is_used(begun: Place) -> None:
+def test_an_lmdb_staged_by_an_earlier_version_is_used(begun: Place) -> None:
     source, staged = begun.root / "data/train_lmdb/data.mdb", begun.root / "tmp/train_lmdb"
     staged.mkdir(parents=True, mode=0o700)
     shutil.copy(source, staged)

@@ -55,7 +55,7 @@ def wait_for(reached: Callable[[], bool], patience_s: float = PATIENCE_S) -> Non
 
 
 def processes_in(root: Path) -> list[str]:
-    """Whatever runs with the root as its working directory."""
+    """Return the processes whose working directory is the root."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

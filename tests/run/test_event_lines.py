@@ -1,4 +1,4 @@
-"""What attach says of a launch."""
+"""The line that attach prints for a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is finished, asked for again."""
+"""A finished run that is run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no journal opened for writing, as on a disk that is read-only."""
+    """Prevent journals from being opened for writing, as on a read-only disk."""
     opened = os.open
 
     def refuse(path: str, flags: int, mode: int = 0o777) -> int:
@@ -55,7 +55,7 @@ def test_a_run_that_is_not_finished_needs_a_disk_that_can_be_written(
     assert "--new" not in str(caught.value)
 
 
-def test_where_a_lost_snapshot_may_still_lie_is_named(place: Place) -> None:
+def test_a_possible_location_of_a_lost_snapshot_is_named(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(RunFailed):
         place.run()

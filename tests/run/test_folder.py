@@ -1,4 +1,4 @@
-"""A run's frozen recipe: whatever a recipe says, every command reads it back as it was."""
+"""The frozen recipe of a run: every command reads back any recipe unchanged."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_recipe_that_new_makes_is_read_back_as_it_was(nodes: int, batch: int, 
     assert values(round_trip(recipe)) == values(recipe)
 
 
-def test_what_only_a_builder_takes_is_refused_of_a_recipe_still(tmp_path: Path) -> None:
+def test_builder_options_without_a_builder_are_refused_in_a_recipe(tmp_path: Path) -> None:
     path = write_recipe(tmp_path, {"prototxt": "my_net.prototxt", "zero_init": "none"})
     with pytest.raises(CaffeRecipesError, match="zero_init: only builders use it"):
         load_recipe(path)

@@ -1,4 +1,4 @@
-"""Data that another user has put where a run reads it: neither trained from nor tested with."""
+"""Data that another user has put where a run reads it is used neither for training nor for testing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOURCE = "lmdb: tmp/train_lmdb, source: data/train_lmdb"
 
 @pytest.fixture(params=["train", "test"])
 def part(request: pytest.FixtureRequest) -> DataPart:
-    """Give which LMDB is in a folder where everybody can create files."""
+    """Return which LMDB is in a folder where everybody can create files."""
     part: DataPart = request.param
     return part
 
@@ -52,7 +52,7 @@ def lmdb(place: Place, part: DataPart) -> Path:
 
 
 def plant(lmdb: Path, how: str) -> None:
-    """Have another user own the folder or its data, or have put a link there."""
+    """Let another user own the folder or its data, or plant a link there."""
     if how == "lock":
         (lmdb / "lock.mdb").unlink(missing_ok=True)
         (lmdb / "lock.mdb").symlink_to("/none")

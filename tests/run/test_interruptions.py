@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wait_until_trained(place: Place, phase: str) -> None:
-    """Wait for the phase's trainer to say its last before it waits for the file `release`."""
+    """Wait for the last output of the phase's trainer before it waits for the file `release`."""
     log = place.root / f"runs/small-1/logs/{phase}-1.log"
     deadline = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():
@@ -129,7 +129,7 @@ def test_new_is_refused_while_the_trainer_of_a_killed_run_lives(place: Place) ->
     assert place.run().outputs
 
 
-def test_new_is_refused_beside_a_run_under_way_though_its_journal_is_damaged(place: Place) -> None:
+def test_new_is_refused_beside_an_active_run_even_if_its_journal_is_damaged(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
     wait_until_trained(place, "init")

@@ -247,7 +247,7 @@ def test_the_launch_of_a_branch_is_found_by_its_own_journal_until_the_run_knows_
 
 
 class FullDisk:
-    """A file on a disk that takes a part of the next write, and then nothing until there is room."""
+    """A file on a disk that accepts a part of the next write, and then nothing until space is freed."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.is_full = file, True
@@ -325,7 +325,7 @@ def test_a_state_that_was_handed_out_does_not_change() -> None:
     assert kept[-1].hosts == () and kept[-1].kept == () and kept[-1].spent == {"init": 3.0}
 
 
-def test_a_checkpoint_that_is_reported_twice_drops_none() -> None:
+def test_a_checkpoint_reported_twice_drops_no_other() -> None:
     state = fold(checkpointed(10), checkpointed(20), checkpointed(20))
     assert [each.iteration for each in state.checkpoints["init"]] == [10, 20]
     again = fold(checkpointed(10), checkpointed(20), checkpointed(10))
@@ -337,10 +337,10 @@ def test_launches_that_did_not_finish_their_phase_are_counted() -> None:
     failed = ("failed", {"phase": "init", "reason": "x", "seconds": 2.5})
     state = fold(launched, failed, launched, ("interrupted", {"signal": "SIGINT", "seconds": 4.0}))
     assert state.spent == {"init": 6.5}
-    # What has trained to its end is judged, and counted, by whoever goes on.
+    # A training that has ended is judged, and counted, by the run that resumes.
     trained = ("interrupted", {"signal": "SIGINT", "trained": True, "seconds": 4.0})
     assert fold(launched, trained).spent == {}
-    # Journals of earlier versions do not say it.
+    # Journals of earlier versions do not have it.
     assert fold(launched, ("failed", {"phase": "init", "reason": "x"})).spent == {}
 
 
@@ -350,7 +350,7 @@ def test_a_remark_or_an_event_of_a_later_version_changes_nothing() -> None:
     assert fold(launched, remark, ("foreseen", {"by": 1})) == fold(launched)
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     later = ("launched", {**LAUNCH, "colour": "blue"})
     assert fold(later) == fold(("launched", LAUNCH))
 

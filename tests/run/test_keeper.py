@@ -41,14 +41,14 @@ class Launch:
     log: Path
 
     def keeper(self, *lines: str) -> CheckpointKeeper:
-        """Let the log say that, all at once, and read it."""
+        """Write these lines to the log, all at once, and read it."""
         self.log.write_text("".join(f"I1120 11:49:33.768350  6374 x.cpp:1] {text}\n" for text in lines))
         tail = LogTail(self.log)
         tail.read(to_end=True)
         return CheckpointKeeper(self.run, self.training, tail, lambda: LocalHost("n1"))
 
     def snapshot(self, iteration: int) -> tuple[str, ...]:
-        """Write both files; return what the log says of that."""
+        """Write both files; return the log lines about them."""
         model = self.training.snapshot.replace("_iter_6", f"_iter_{iteration}")
         state = model.replace(".caffemodel", ".solverstate")
         recipe = self.run.setting.recipe
@@ -95,7 +95,7 @@ def make(place: Place) -> Iterator[Callable[..., Launch]]:
         run.journal.close()
 
 
-def test_what_is_snapshotted_on_the_way_is_kept_once_and_the_last_is_none(
+def test_intermediate_snapshots_are_kept_once_as_checkpoints_but_not_the_last(
     make: Callable[[Policy], Launch],
 ) -> None:
     launch = make(Policy(checkpoint_every=2))

@@ -67,7 +67,7 @@ def call_script(place: Place) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_beside_a_run_sh_at_work_no_run_starts_and_nothing_changes(place: Place) -> None:
+def test_while_run_sh_is_active_no_run_starts_and_nothing_changes(place: Place) -> None:
     with held(place.root / "logs/small/script.lock"):
         before = place.tree()
         with pytest.raises(
@@ -107,13 +107,13 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path, name: str) -> Non
     lock.close()
 
 
-def test_beside_a_run_sh_at_work_a_run_tries_nothing(place: Place) -> None:
+def test_while_run_sh_is_active_run_tries_nothing(place: Place) -> None:
     with held(place.root / "logs/small/script.lock"), pytest.raises(InputError):
         place.run()
     assert "trainer" not in place.output.getvalue()
 
 
-def test_who_asks_for_a_lock_s_holder_takes_and_makes_nothing(tmp_path: Path) -> None:
+def test_looking_up_the_holder_of_a_lock_takes_and_creates_nothing(tmp_path: Path) -> None:
     path, lock = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
     assert not lock.is_trainer_active()
     assert not path.exists()
@@ -142,7 +142,7 @@ def test_a_lock_that_may_not_be_opened_is_found_held_in_the_list_of_the_kernel(
     assert not lock.is_trainer_active()
 
 
-def test_beside_a_run_at_work_no_run_sh_starts(place: Place) -> None:
+def test_while_a_run_is_active_run_sh_does_not_start(place: Place) -> None:
     place.behave(init="waits")
     first = place.start()
     wait_for_log(place, "Iteration 4, lr")
@@ -199,7 +199,7 @@ def test_a_folder_that_cannot_be_made_is_left_to_what_is_written_next(tmp_path: 
     assert lock.acquire_trainer() == ()
 
 
-def test_a_run_that_continues_beside_a_trainer_shares_its_lock_and_a_script_does_not(tmp_path: Path) -> None:
+def test_a_resumed_run_shares_the_lock_of_its_trainer_but_a_script_does_not(tmp_path: Path) -> None:
     path, killed = tmp_path / "logs/small/lock", RecipeLock(tmp_path, "small")
     (inherited,) = killed.acquire_trainer()
     (left,) = (os.dup(inherited),)  # what its trainer holds
@@ -214,7 +214,7 @@ def test_a_run_that_continues_beside_a_trainer_shares_its_lock_and_a_script_does
     assert is_free(path)
 
 
-def test_what_the_trainer_of_a_script_holds_is_not_shared(tmp_path: Path) -> None:
+def test_the_lock_held_by_the_trainer_of_a_script_is_not_shared(tmp_path: Path) -> None:
     lock = RecipeLock(tmp_path, "small", linger_s=0.1)
     with held(tmp_path / "logs/small/lock"):
         lock.share_trainer()

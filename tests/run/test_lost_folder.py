@@ -1,4 +1,4 @@
-"""A run whose folder is taken away under it."""
+"""A run whose folder is moved or removed while it is active."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders below the Caffe root in which anybody can put programs or journals: nothing there is used."""
+"""World-writable folders below the Caffe root: nothing in them is used."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_is_run_or_read_in_a_folder_where_another_user_can_put_files(
         *("prototxt/small/solver_cyc1.prototxt", "prototxt/small/train_val.prototxt"),
     ],
 )
-def test_nor_is_a_file_that_anybody_can_write(place: Place, name: str) -> None:
+def test_no_world_writable_file_is_run_or_read(place: Place, name: str) -> None:
     (place.root / name).parent.mkdir(parents=True, exist_ok=True)
     (place.root / name).touch()
     (place.root / name).chmod(0o777)
@@ -175,7 +175,7 @@ def test_a_run_under_a_umask_for_a_group_leaves_its_folders_to_the_group(place: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
-def test_what_a_member_of_the_group_has_made_in_a_shared_root_is_used() -> None:
+def test_files_of_a_group_member_in_a_shared_root_are_used() -> None:
     with tempfile.TemporaryDirectory(dir="/var") as name:
         for folder in ("runs/small-1/snapshots", "logs/small"):
             (Path(name) / folder).mkdir(parents=True)

@@ -54,7 +54,7 @@ def test_the_published_launch_and_environment_are_kept() -> None:
 
 
 @pytest.mark.parametrize("program", ["mpiexec.hydra", "srun", "ibrun"])
-def test_what_a_profile_sets_reaches_ranks_through_no_argv(program: str) -> None:
+def test_environment_from_a_profile_does_not_appear_in_any_argv(program: str) -> None:
     recipe = load_recipe("digits-local")
     text = f"{{name: a, title: a, launcher: {{program: {program}, environment: {{TOKEN: s3cret}}}}}}"
     profile = parse_profile(text, "a.yaml")
@@ -64,7 +64,7 @@ def test_what_a_profile_sets_reaches_ranks_through_no_argv(program: str) -> None
     assert launch.process_environment()["TOKEN"] == "s3cret"
 
 
-def test_what_a_recipe_leaves_open_of_mlsl_is_the_profile_s() -> None:
+def test_unset_mlsl_settings_come_from_the_profile() -> None:
     servers = find_servers(load_recipe("paper-t7-8192-256n"), load_profile("stampede2-knl"))
     assert servers == (2, (64, 65, 66, 67))
     recipe = load_recipe("paper-t2-8192-256n")

@@ -1,4 +1,4 @@
-"""What is made before the first phase, and looked at before every launch; with the stand-in for caffe."""
+"""What is prepared before the first phase, and checked before every launch; with the stand-in for caffe."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def wait_until_trained(place: Place, phase: str) -> None:
-    """Wait for the phase's trainer to say its last before it waits for the file `release`."""
+    """Wait for the last output of the phase's trainer before it waits for the file `release`."""
     log = place.root / f"runs/small-1/logs/{phase}-1.log"
     wait_until(lambda: log.exists() and "Iteration 4, lr" in log.read_text())
 
 
 def kill_ranks(place: Place) -> None:
-    """Kill what trains, and not the run."""
+    """Kill the trainers, but not the run."""
     for pid in place.processes():
         with suppress(OSError):
             if b"/fake_caffe.py\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -99,7 +99,7 @@ def test_a_snapshot_damaged_while_the_run_lives_is_fetched_again_before_the_next
     assert place.trained() == ["init", "cyc1", "cyc1", "last"]
 
 
-def test_where_no_whole_copy_is_left_nothing_is_trained_from_a_damaged_one(place: Place) -> None:
+def test_without_an_intact_copy_nothing_is_trained_from_a_damaged_snapshot(place: Place) -> None:
     place.behave(cyc1="waits")
     run = place.start("--on-failure", "retry")
     wait_until_trained(place, "cyc1")

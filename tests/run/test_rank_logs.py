@@ -78,7 +78,7 @@ def test_a_log_read_again_from_its_beginning_gives_the_same_files(tmp_path: Path
     assert before["07.log"] == "0\n1\n2\n"
 
 
-def test_128_ranks_hold_few_descriptors_and_silence_none(tmp_path: Path) -> None:
+def test_128_ranks_use_few_descriptors_without_losing_output(tmp_path: Path) -> None:
     with RankLogs(tmp_path / "ranks", ranks=128) as logs:
         assert not (tmp_path / "ranks").exists()
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which TFRecords each host of a recipe is to have, and a folder of them staged by the command's function."""
+"""Which TFRecords each host of a recipe gets, and staging a folder of them as the command does."""
 
 from __future__ import annotations
 

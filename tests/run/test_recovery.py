@@ -98,7 +98,7 @@ def setting_of(place: Place, policy: Policy, *dead: str) -> Setting:
 
 
 def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
-    """Return a run, what it says, and its journal."""
+    """Return a run, its messages, and its journal."""
     messages: list[str] = []
     journal: list[dict[str, Any]] = []
     reporter = Reporter()
@@ -123,7 +123,7 @@ def run_of(setting: Setting) -> tuple[Run, list[str], list[dict[str, Any]]]:
     return run, messages, journal
 
 
-def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> None:
+def test_if_no_spare_answers_each_is_named_with_its_error(place: Place) -> None:
     run, messages, journal = run_of(setting_of(place, Policy("replace"), "n1", "n2", "n3"))
     with pytest.raises(LaunchFailed) as caught:
         recover(run, LaunchFailed("it ended", host="n1"), 1)
@@ -142,7 +142,7 @@ def test_where_no_spare_answers_each_is_named_with_its_error(place: Place) -> No
     ]
 
 
-def test_a_spare_that_does_not_answer_is_passed_over(place: Place) -> None:
+def test_a_spare_that_does_not_answer_is_skipped(place: Place) -> None:
     run, messages, _ = run_of(setting_of(place, Policy("replace"), "n1", "n2"))
     assert [host.name for host in recover(run, LaunchFailed("it ended"), 1).setting.hosts] == ["n3"]
     assert messages[-1] == "n3 replaces n1"

@@ -42,7 +42,7 @@ def test_a_line_of_progress_shows_rate_loss_speed_and_the_time_left() -> None:
     assert output.getvalue() == f"  {LINE}\n"
 
 
-def test_what_is_not_known_yet_is_blank_and_moves_no_column() -> None:
+def test_values_not_known_yet_are_blank_and_move_no_column() -> None:
     reporter, output = plain_reporter(Clock())
     reporter.show_progress_line(START)
     reporter.show_progress_line(PROGRESS)
@@ -75,7 +75,7 @@ def test_a_log_without_a_terminal_is_not_flooded() -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_a_terminal_gets_one_live_line_that_goes_away() -> None:
+def test_a_terminal_gets_one_live_line_that_is_erased() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120, color_system=None)
     reporter = Reporter(console, Clock())
@@ -94,7 +94,7 @@ def live_line(width: int, progress: Progress = PROGRESS) -> str:
     return output.getvalue()
 
 
-def test_a_narrower_terminal_shortens_words_then_goes_without_the_rate_the_speed_and_the_bar() -> None:
+def test_a_narrower_terminal_shortens_words_then_drops_rate_speed_and_bar() -> None:
     assert "cyc1 2/3  ━━━━━━──────────────  1240/3750  lr" in live_line(130)
     assert "cyc1 2/3  ━━━━──────────  1240/3750  lr" in live_line(120)
     times = "  left  27:11  run  2h46m"
@@ -189,7 +189,7 @@ class GoneStream(io.StringIO):
     "error", [OSError(errno.EIO, "gone"), BrokenPipeError(errno.EPIPE, "gone"), ValueError("closed")]
 )
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_console_that_is_gone_is_tried_once_and_ends_nothing(error: Exception, is_terminal: bool) -> None:
+def test_a_closed_console_is_tried_once_and_does_not_end_the_run(error: Exception, is_terminal: bool) -> None:
     output = GoneStream(error)
     reporter = Reporter(Console(file=output, force_terminal=is_terminal), Clock())
     reporter.show_progress(PROGRESS)
@@ -199,7 +199,7 @@ def test_a_console_that_is_gone_is_tried_once_and_ends_nothing(error: Exception,
     assert output.tries == 1
 
 
-def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own() -> None:
+def test_a_branch_side_by_side_is_named_in_each_line_and_has_its_own_live_line() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=120, color_system=None)
     reporter = Reporter(console, Clock())
@@ -221,7 +221,7 @@ def test_what_trains_beside_is_named_in_each_line_and_has_a_live_line_of_its_own
     assert "init: finished" in printed
 
 
-def test_the_lines_of_what_trains_beside_begin_with_its_name() -> None:
+def test_the_lines_of_a_branch_side_by_side_begin_with_its_name() -> None:
     reporter, output = plain_reporter(Clock())
     beside = reporter.for_branch("side")
     beside.say("trying again")

@@ -159,7 +159,7 @@ def test_a_title_and_other_descriptive_fields_may_change(place: Place) -> None:
         ("iterations: 1", "iterations: 2"),
     ],
 )
-def test_what_changes_the_training_may_not_change(place: Place, before: str, after: str) -> None:
+def test_fields_that_affect_the_training_must_not_change(place: Place, before: str, after: str) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(RunFailed):
         place.run()
@@ -264,7 +264,7 @@ def test_a_failed_phase_is_tried_again_and_the_finished_ones_are_not(place: Plac
     assert "init: already finished" in place.output.getvalue()
 
 
-def test_a_snapshot_of_an_earlier_training_is_not_taken_for_the_new_one(place: Place) -> None:
+def test_a_snapshot_of_an_earlier_training_is_not_mistaken_for_the_new_one(place: Place) -> None:
     place.run()
     place.behave(init="writes-nothing")
     with pytest.raises(RunFailed, match="the snapshot is an old file"):
@@ -346,7 +346,7 @@ def test_a_given_caffemodel_starts_the_chain(place: Place) -> None:
 
 
 class OutputThatEdits(io.StringIO):
-    """The output of a run whose user gives the net another shape as soon as `cyc1` trains."""
+    """The output of a run whose user changes the shape of the net as soon as `cyc1` trains."""
 
     net: Path
 
@@ -356,7 +356,7 @@ class OutputThatEdits(io.StringIO):
         return super().write(text)
 
 
-def test_snapshots_are_checked_against_the_net_that_the_run_trains_however_its_source_is_edited(
+def test_snapshots_are_checked_against_the_net_of_the_run_even_if_its_source_is_edited(
     place: Place, own_net: Path
 ) -> None:
     place.output = output = OutputThatEdits()

@@ -69,7 +69,7 @@ def lines_of(shown: str) -> list[str]:
 
 @pytest.fixture
 def runs(place: Place) -> Place:
-    """Return a root with a finished run and one whose process is gone."""
+    """Return a root with a finished run and one whose process has died."""
     write_run(place.root, place.recipe, *WHOLE)
     write_run(place.root, place.recipe, started(), launched(), log=LOG, number=2)
     return place

@@ -1,4 +1,4 @@
-"""Where a run's hosts come from, and what its launcher is given of them."""
+"""Where a run's hosts come from, and which its launcher gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-# Slurm's srun as far as it is called here: it notes its words, and has hydra start the ranks.
+# Slurm's srun as far as it is needed here: it records its arguments, and has hydra start the ranks.
 _SRUN = """#!/bin/sh
 echo "$*" >>"${{0%/*}}/srun.log"
 while :; do
@@ -81,7 +81,7 @@ def test_a_hostfile_of_some_of_the_job_is_obeyed_in_its_order(
     assert (found.names, found.stale) == (("c401-002.example.org", "c401-003"), "")
 
 
-def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are_named(
+def test_in_a_job_an_outdated_hostfile_is_ignored_and_its_foreign_hosts_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")
@@ -102,7 +102,7 @@ def test_in_a_job_a_hostfile_of_another_day_is_passed_over_and_its_strangers_are
         ("c401-001 slots=2\n", "hostfile:1: 'c401-001 slots=2' is not a host; using the job's hosts"),
     ],
 )
-def test_what_another_run_has_left_in_the_caffe_root_fails_no_job(
+def test_remains_of_another_run_in_the_caffe_root_fail_no_job(
     place: Place, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c401-[001-002]")

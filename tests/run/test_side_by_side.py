@@ -1,4 +1,4 @@
-"""Branches trained beside the main line: at the same time, and with the same end as one after another."""
+"""Branches trained at the same time as the main line, with the same result as one after another."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_branch_trains_while_the_main_line_continues(graph: Place) -> None:
     assert "side: branch on node2; log: runs/small-1/branches/side/logs" in read_output(graph)
 
 
-def test_who_watches_sees_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
+def test_attach_shows_the_lines_of_the_branch_among_those_of_the_main_line(graph: Place) -> None:
     run, watcher = start_amid_both(graph), Watcher(graph)
     watcher.meanwhile = lambda output: (graph.root / "release").touch()
     printed = [line for line in watcher.watch().splitlines() if not line.startswith("  ")]
@@ -125,7 +125,7 @@ def test_a_killed_run_continues_with_both_trainers_that_outlived_it(
 
 @pytest.mark.parametrize("words", [("--side-by-side",), ()])
 @pytest.mark.parametrize("dies", ["cyc1", "side"])
-def test_of_two_trainers_that_a_killed_run_left_one_may_have_died(
+def test_one_of_two_trainers_left_by_a_killed_run_may_have_died(
     graph: Place, words: tuple[str, ...], dies: str
 ) -> None:
     first = start_amid_both(graph)
@@ -136,7 +136,7 @@ def test_of_two_trainers_that_a_killed_run_left_one_may_have_died(
             if f"solver_{dies}.prototxt".encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
     second = start(graph, *words)
-    if words or dies == "cyc1":  # else the branch is gone on with behind the main line
+    if words or dies == "cyc1":  # else the branch is continued after the main line
         wait_until(second, graph, lambda: AMID in log(graph, dies, attempt=2))
     (graph.root / "release").touch()
     finish(second, graph)

@@ -34,14 +34,14 @@ def test_a_signal_to_stop_is_raised(number: signal.Signals) -> None:
     assert raised.value.number == number
 
 
-def test_one_signal_alone_may_be_listened_for() -> None:
+def test_a_single_signal_can_be_handled_alone() -> None:
     with pytest.raises(Interrupted, match="SIGUSR1"), Interrupts().raised((signal.SIGUSR1,)):
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         send(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-def test_what_comes_while_held_is_raised_at_the_end() -> None:
+def test_a_signal_received_while_held_is_raised_at_the_end() -> None:
     interrupts, seen = Interrupts(), []
     with pytest.raises(Interrupted), interrupts.raised(), interrupts.held():
         send(signal.SIGINT)
@@ -85,7 +85,7 @@ def test_a_job_whose_time_is_over_is_cancelled_without_losing_its_snapshot() -> 
     assert interrupts.asked == signal.SIGINT  # SIGUSR1 would have it requeued
 
 
-def test_what_was_noted_is_raised_when_its_time_has_come() -> None:
+def test_a_noted_signal_is_raised_on_request() -> None:
     interrupts = Interrupts()
     with interrupts.raised():
         with interrupts.noted():

@@ -1,4 +1,4 @@
-"""A run in Slurm jobs: what was launched in one that is over is gone on with in the next, on other nodes."""
+"""A run in Slurm jobs: what a job has launched is resumed by the next one, on other nodes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_job_around_a_run_is_known_by_its_environment(
     assert this_job(environment) == start
 
 
-def test_what_another_start_of_a_job_launched_is_distinguished_from_what_this_one_did() -> None:
+def test_launches_of_an_earlier_start_of_the_job_are_distinguished() -> None:
     state = RunState(job="12", restarts=1)
     starts = (("12", 1), ("12", 0), ("11", 1), ("", 0))
     assert [started_before(launch(*start), state) for start in starts] == [False, True, True, False]
@@ -89,7 +89,7 @@ def test_a_job_is_over_if_slurm_reports_so_or_does_not_know_it(state: State) -> 
 
 
 @pytest.mark.parametrize("state", [state for state in State if not state.is_over])
-def test_what_may_live_is_refused_with_its_job(state: State) -> None:
+def test_a_launch_that_may_be_alive_is_refused_with_its_job(state: State) -> None:
     with pytest.raises(InputError) as caught:
         check_over(launch("11"), FOLDER, JobStart(), lambda number: answer(state))
     assert str(caught.value) == (
@@ -98,7 +98,7 @@ def test_what_may_live_is_refused_with_its_job(state: State) -> None:
     )
 
 
-def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
+def test_without_an_answer_from_slurm_the_state_is_unknown() -> None:
     with pytest.raises(
         InputError, match="in Slurm job 11, and Slurm does not say whether that job has ended"
     ):
@@ -106,7 +106,7 @@ def test_without_an_answer_of_slurm_s_nobody_knows() -> None:
 
 
 class EarlierJob:
-    """Answers of Slurm's on an earlier job, in order, the last again and again; a pause takes its time."""
+    """Slurm's answers about an earlier job, in order, the last one repeated; pauses advance the clock."""
 
     def __init__(self, *answers: State | ClusterError) -> None:
         self.answers, self.messages, self.waited_s = list(answers), list[str](), 0.0
@@ -160,7 +160,7 @@ def test_a_job_waits_until_slurm_answers_and_the_earlier_one_has_ended(
         (State.COMPLETING, JobStart(), False),
     ],
 )
-def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
+def test_waiting_is_limited_to_ending_jobs_and_happens_only_within_a_job(
     last: State | ClusterError, here: JobStart, waits: bool
 ) -> None:
     earlier = EarlierJob(last)
@@ -170,13 +170,13 @@ def test_nobody_waits_for_ever_nor_for_what_will_not_end_nor_outside_of_a_job(
 
 
 @pytest.mark.parametrize("here", [JobStart("12"), JobStart()])
-def test_what_this_very_start_or_no_job_launched_elsewhere_is_not_doubled(here: JobStart) -> None:
+def test_launches_on_other_hosts_by_this_start_or_outside_jobs_are_refused(here: JobStart) -> None:
     with pytest.raises(InputError, match=r"was started on c9.*, and its outcome is unknown; resume it"):
         check_over(launch(here.job), FOLDER, here, fail_if_asked)
 
 
 def leave_launch(place: Place, left: Launch) -> None:
-    """Leave a run whose phase `init` was launched elsewhere, and of whose end nothing tells."""
+    """Leave a run whose phase `init` was launched elsewhere, with an unknown outcome."""
     place.behave(init="ends-early")
     place.call()
     journal = place.root / "runs/small-1/journal.jsonl"
@@ -213,9 +213,7 @@ def test_on_a_node_of_rank_0_that_is_ours_again_what_it_left_is_judged(
     assert "init: the trainer of a killed run has since ended" in place.output.getvalue()
 
 
-def test_outside_of_jobs_nothing_of_them_is_in_the_journal(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_a_job_the_journal_mentions_no_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     place.run(until="init")
     started = next(event for event in place.events() if event["event"] == "started")
@@ -227,7 +225,7 @@ STARTED = "Slurm has just started and is waiting for its nodes"
 
 
 class Slurm:
-    """One that gives no answer for so many questions, and then has just been started for some."""
+    """A Slurm that gives no answer to some queries, and then answers others as if just started."""
 
     def __init__(self, away: float, young: int = 0) -> None:
         self.away, self.young, self.asked, self.paused_s = away, young, 0, 0.0
@@ -266,13 +264,13 @@ def test_ranks_that_slurm_starts_are_started_when_it_knows_its_nodes(
     assert slurm.messages == expected
 
 
-def test_slurm_is_not_waited_for_for_ever() -> None:
+def test_slurm_is_not_waited_for_forever() -> None:
     (slurm := Slurm(away=float("inf"))).wait()
     assert 600 <= slurm.paused_s < 7200
     assert slurm.messages[1:] == ["Slurm still does not answer; starting the ranks nevertheless"]
 
 
-def test_where_a_node_has_no_command_of_slurms_none_is_waited_for() -> None:
+def test_on_a_node_without_slurm_commands_slurm_is_not_waited_for() -> None:
     def nobody(number: int) -> bool:
         raise NoCommand("c1", "scontrol not found on its PATH", "")
 
@@ -307,7 +305,7 @@ REPORT_AWAY = 'echo "scontrol: error: Unable to contact slurm controller" >&2; e
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
-    """Put a stand-in for scontrol on PATH that does what is said; return its calls so far."""
+    """Put a stand-in for scontrol on PATH that runs a script; return its calls so far."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
@@ -325,7 +323,7 @@ def over(restarts: int = 0, warned_s: float = 600.0, *, has_kept: bool = False) 
 
 
 @pytest.mark.parametrize("time", [over(2), over(2, 5.0, has_kept=True), over(2, 120.0)])
-def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: TimeOver) -> None:
+def test_a_job_at_its_time_limit_is_requeued(scontrol: Scontrol, time: TimeOver) -> None:
     messages: list[str] = []
     scontrol("exit 0")
     assert requeue_job(time, 10, messages.append, lambda seconds: False) == 138
@@ -349,7 +347,7 @@ def test_a_job_whose_time_is_over_is_queued_again(scontrol: Scontrol, time: Time
         ),
     ],
 )
-def test_a_job_that_would_come_no_further_is_not_queued_again(
+def test_a_job_that_would_not_advance_is_not_requeued(
     scontrol: Scontrol, time: TimeOver, most: int, why: str
 ) -> None:
     scontrol("exit 0")
@@ -390,14 +388,14 @@ def test_an_end_brought_by_scontrol_is_not_a_cancellation(scontrol: Scontrol) ->
     assert requeue_job(over(), 10, lambda line: None) == 138
 
 
-def test_outside_of_any_job_nothing_is_queued_again(scontrol: Scontrol) -> None:
+def test_outside_a_job_nothing_is_requeued(scontrol: Scontrol) -> None:
     messages: list[str] = []
     scontrol("exit 0")
     assert requeue_job(TimeOver(JobStart(), 600.0, has_kept=True), 10, messages.append) == 138
     assert (scontrol(""), messages) == ([], ["not in a Slurm job: nothing to requeue"])
 
 
-def test_what_a_run_keeps_is_known_by_its_files(tmp_path: Path) -> None:
+def test_kept_files_of_a_run_are_listed(tmp_path: Path) -> None:
     recipe = load_recipe("digits-local")
     assert list_kept(tmp_path, recipe) == frozenset()
     for name in ("1/snapshots/old", "2/checkpoints/a", "2/branches/side/snapshots/b"):

@@ -1,4 +1,4 @@
-"""Fetching from a host whose /tmp others share, into a run's folder; and looking into what has come."""
+"""Fetching from a host whose /tmp others share into a run's folder, and verifying the result."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @needs_root
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_another_user_could_have_made_is_not_fetched(place: Place, attack: str) -> None:
+def test_files_that_another_user_could_have_made_are_not_fetched(place: Place, attack: str) -> None:
     make, what = ATTACKS[attack]
     make(place.snapshot)
     with pytest.raises(RunFailed) as caught:
@@ -153,7 +153,7 @@ def a_file_that_all_may_write(part: Path) -> None:
 
 @pytest.mark.parametrize("make", [a_link_elsewhere, a_hard_link_elsewhere, a_file_that_all_may_write])
 @pytest.mark.parametrize("suffix", [".part", ".part.0badf00d.part"])
-def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
+def test_nothing_at_the_temporary_path_of_a_copy_is_written_through(
     place: Place, make: Callable[[Path], None], suffix: str
 ) -> None:
     elsewhere = place.to.parents[3] / "elsewhere"
@@ -168,7 +168,7 @@ def test_what_lies_where_the_copy_is_written_first_is_not_written_to(
     assert (place.to.stat().st_mode & 0o777, place.to.stat().st_nlink) == (readable, 1)
 
 
-def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> None:
+def test_a_folder_at_the_temporary_path_is_one_line(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     place.to.with_name(f"{place.to.name}.part").mkdir()
     with pytest.raises(RunFailed, match=r"\.part: cannot be written: Is a directory"):
@@ -176,7 +176,7 @@ def test_a_folder_where_the_copy_is_written_first_is_one_line(place: Place) -> N
     assert not place.to.exists()
 
 
-def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) -> None:
+def test_a_link_older_than_the_training_has_no_stamp(place: Place) -> None:
     place.snapshot.write_bytes(weights())
     stamp = own_file_stamp(place.host, str(place.snapshot), place.tmp)
     with pytest.raises(RunFailed, match="the snapshot is an old file, from before this training"):
@@ -187,7 +187,7 @@ def test_a_link_that_lay_there_before_the_training_has_no_stamp(place: Place) ->
         own_file_stamp(place.host, str(place.snapshot), place.tmp)
 
 
-def test_a_host_that_is_gone_is_not_called_a_bad_snapshot(place: Place) -> None:
+def test_an_unreachable_host_is_not_reported_as_a_bad_snapshot(place: Place) -> None:
     class GoneHost(LocalHost):
         def run(self, argv: object, timeout_s: float = 1.0) -> object:  # type: ignore[override]
             raise HostFailed("n1", "does not answer", "look after it")
@@ -225,7 +225,7 @@ def test_a_bad_snapshot_is_one_clear_line_and_not_kept(place: Place, bad: str) -
     assert list(place.to.parent.iterdir()) == []
 
 
-def test_of_the_ignored_layers_those_that_had_learned_count(tmp_path: Path) -> None:
+def test_among_ignored_layers_only_those_with_weights_count(tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(weights("ip1"))
     assert find_ignored_learned(["in", "ip1", "never"], tmp_path / "w") == ["ip1"]
     assert find_ignored_learned([], tmp_path / "w") == []

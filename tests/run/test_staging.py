@@ -1,4 +1,4 @@
-"""What a run's staging works with: rates, launcher and names, of the profile where it says something."""
+"""The settings of a run's staging: rates, launcher and names, from the profile if it sets them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_inside_a_job_of_ibrun_hydra_starts_the_chain_since_it_can_start_one_ran
 
 
 class Unreached:
-    """Hosts that are asked for, and cannot be reached."""
+    """Unreachable hosts, which record the connection attempts."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Phases that are stopped short of max_iter, and phases that start from a snapshot on the way of another."""
+"""Phases that stop before max_iter, and phases that start from an intermediate snapshot of another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = "runs/small-1/snapshots"
 
 @pytest.fixture
 def stopped(place: Place) -> Place:
-    """Let the first phase's schedule go on beyond the phase."""
+    """Let the first phase's schedule continue beyond the phase."""
     place.edit("max_iter: 8", STOPPED)
     return place
 
@@ -69,7 +69,7 @@ def test_a_phase_is_stopped_and_finished_once_the_snapshot_of_its_last_iteration
     assert table[4].split()[:3] == ["all", "18", "9.00"]
 
 
-def test_what_was_stopped_beyond_its_phase_left_its_last_snapshot_where_it_lies(stopped: Place) -> None:
+def test_a_trainer_stopped_too_late_leaves_its_last_snapshot_in_place(stopped: Place) -> None:
     stopped.run()
     log = (stopped.root / "runs/small-1/logs/init-1.log").read_text()
     assert "Optimization stopped early" in log
@@ -186,13 +186,13 @@ BRANCH = "name: last, weights: init, weights_iter: 4,"
 
 @pytest.fixture
 def branched(place: Place) -> Place:
-    """Let the last phase start from a snapshot on the way of the first."""
+    """Let the last phase start from an intermediate snapshot of the first."""
     place.edit("max_iter: 8", "max_iter: 8, snapshot: 4")
     place.edit("name: last,", BRANCH)
     return place
 
 
-def test_a_phase_starts_from_the_snapshot_on_the_way_of_another(branched: Place) -> None:
+def test_a_phase_starts_from_an_intermediate_snapshot_of_another(branched: Place) -> None:
     state = branched.run()
     assert (branched.root / "trained.txt").read_text().splitlines() == [
         "init -",
@@ -221,7 +221,7 @@ def test_a_phase_without_the_snapshot_that_a_later_one_needs_is_not_finished(bra
     assert branched.trained() == ["init", "init", "cyc1", "last"]
 
 
-def test_an_old_snapshot_is_not_taken_for_one_that_a_later_phase_needs(branched: Place) -> None:
+def test_an_old_snapshot_is_not_mistaken_for_one_that_a_later_phase_needs(branched: Place) -> None:
     branched.run()
     branched.behave(init="never-snapshots")
     with pytest.raises(RunFailed, match="the snapshot is an old file"):

@@ -1,4 +1,4 @@
-"""The digits for Intel's Caffe, for real: poly stopped where poly_cyc ends trains the same models."""
+"""The digits for Intel's Caffe with real programs: poly stopped where poly_cyc ends trains equal models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW = {
 
 
 def write_short_recipe(root: Path, phases_of: dict[str, dict[str, int]] = FEW) -> Path:
-    """Write some phases of the digits, of a few iterations each, whose rates go on for minutes."""
+    """Write some phases of the digits, of a few iterations each, whose schedules would take minutes."""
     text = resources.files("caffe_recipes").joinpath("recipes/digits-local.yaml").read_text("utf-8")
     recipe = yaml.safe_load(text)
     phases = {phase["name"]: phase for phase in recipe["phases"]}
@@ -64,7 +64,7 @@ def call(root: Path, *argv: str) -> str:
 
 
 def kill_in_cyc1(root: Path, log: Path) -> None:
-    """Begin the chain for Intel's Caffe, and kill the run, and it alone, once its second phase has logged.
+    """Start the chain for Intel's Caffe, and kill only the run once its second phase has logged.
 
     The log is there before the trainer: killed between the two, the run rightly launches the phase again.
     """

@@ -31,7 +31,7 @@ def test_a_recipe_that_was_changed_after_its_submit_is_refused_in_its_job(tmp_pa
     check_submitted(load_recipe(path), {})
 
 
-def test_a_title_may_change_meanwhile(tmp_path: Path) -> None:
+def test_a_title_may_change_after_the_submit(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(RECIPE)
     recipe = load_recipe(path)

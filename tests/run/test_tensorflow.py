@@ -1,4 +1,4 @@
-"""What TensorFlow's programs are started with, and what their logs and files say; none is started."""
+"""The command lines of TensorFlow's programs, and reading their logs and files; none is started."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_complete_once_the_log_reports_it() -> None:
     assert DIGITS.checkpoint_iter(f"{MODEL}-110.meta") is None
 
 
-def test_only_the_program_s_own_last_word_ends_a_training(tmp_path: Path) -> None:
+def test_a_training_is_complete_only_with_the_last_line_of_the_program(tmp_path: Path) -> None:
     done = line("Finished training up to step 660.")
     assert find_failure(tail_of(tmp_path, step_line(650, 0.5), done), STEP) is None
     assert find_failure(tail_of(tmp_path, step_line(650, 0.5)), STEP) == "it ended after iteration 650 of 660"
@@ -204,7 +204,7 @@ def test_a_host_without_the_libraries_is_reported_in_one_line(attempt: Attempt, 
     assert found is None if expected is None else expected in (found or "")
 
 
-# What the trial asks of the libraries, with flags as absl reads them.
+# What the trial needs from the libraries, with flags as absl reads them.
 LIBRARIES = {
     "horovod/__init__.py": "__version__ = '0.28.1'",
     "horovod/tensorflow.py": "def mpi_built():\n    return True",
@@ -292,7 +292,7 @@ def test_ranks_that_do_not_see_each_other_are_found_before_training(
     assert (row.error is None) == (printed == "rank $PMI_RANK of 2")
 
 
-def test_what_a_rank_raises_is_shown_with_the_command_that_it_failed_in(
+def test_an_exception_of_a_rank_is_shown_with_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in SLURM_VARIABLES:
@@ -333,6 +333,6 @@ def test_somebody_s_own_programs_are_started_where_they_are(monkeypatch: pytest.
     assert "/theirs" in DIGITS.environment(Path("/root"))["PYTHONPATH"].split(":")
 
 
-def test_a_recipe_for_caffe_is_not_taken_for_one_of_tensorflow() -> None:
+def test_a_recipe_for_caffe_is_not_mistaken_for_one_of_tensorflow() -> None:
     with pytest.raises(RecipeError):
         load_recipe("tf-digits-local")

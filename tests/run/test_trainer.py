@@ -32,7 +32,7 @@ def words_of(tree: ast.AST) -> Iterator[str]:
 
 
 def decisions_in(tree: ast.AST) -> Iterator[str]:
-    """Yield what decides by which trainer it is: a comparison, a lookup, a class, a match, an if."""
+    """Yield code that branches on the trainer: a comparison, a lookup, a class, a match, an if."""
     asserted = {each for node in ast.walk(tree) if isinstance(node, ast.Assert) for each in ast.walk(node)}
     for node in ast.walk(tree):
         names, asked = NAMES, list[ast.AST]()

@@ -1,4 +1,4 @@
-"""A run that is to stop after a phase of its chain, as each job of a chain that is split into jobs."""
+"""A run that stops after a phase of its chain, like each job of a chain that is split into jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.run.conftest import Place
 
 
-def test_a_run_stops_behind_the_phase_that_is_named_and_continues_when_called_again(place: Place) -> None:
+def test_a_run_stops_after_the_named_phase_and_resumes_when_called_again(place: Place) -> None:
     state = place.run(until="init")
     assert (list(state.finished), state.outputs) == (["init"], None)
     assert place.output.getvalue().endswith("model: runs/small-1/snapshots/small_init_iter_8.caffemodel\n")
@@ -25,11 +25,11 @@ def test_a_run_stops_behind_the_phase_that_is_named_and_continues_when_called_ag
     assert len(list((place.root / "runs").iterdir())) == 1
 
 
-def test_behind_the_last_phase_comes_the_evaluation(place: Place) -> None:
+def test_the_evaluation_follows_the_last_phase(place: Place) -> None:
     assert place.run(until="last").outputs
 
 
-def test_what_is_finished_is_not_done_again(place: Place) -> None:
+def test_finished_phases_are_not_repeated(place: Place) -> None:
     place.run(until="cyc1")
     before = place.tree()
     for until in ("init", "cyc1"):
@@ -41,7 +41,7 @@ def test_what_is_finished_is_not_done_again(place: Place) -> None:
         place.run(until="cyc1")
 
 
-def test_what_only_the_evaluation_needs_may_be_missing_until_then(place: Place) -> None:
+def test_inputs_of_the_evaluation_may_be_missing_until_it_starts(place: Place) -> None:
     shutil.rmtree(place.root / "data/test_lmdb")
     place.run(until="cyc1")
     with pytest.raises(InputError, match="test_lmdb"):

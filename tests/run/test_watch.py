@@ -52,7 +52,7 @@ def test_a_growing_log_is_read_a_whole_line_at_a_time(tmp_path: Path) -> None:
 
 
 def peak_bytes(read: Callable[[], object]) -> int:
-    """Return the most memory that Python's objects take at a time meanwhile."""
+    """Return the peak memory of Python's objects meanwhile."""
     tracemalloc.start()
     try:
         read()
@@ -93,7 +93,7 @@ def test_the_line_that_glog_dies_with_is_found_in_the_midst_of_a_long_log(tmp_pa
     assert "Unknown layer" in (tail.summary.fatal or "")
 
 
-def test_of_a_long_log_a_resume_reads_both_ends_and_why_a_launch_may_end(tmp_path: Path) -> None:
+def test_a_resume_reads_both_ends_of_a_long_log_and_the_reason_of_the_end(tmp_path: Path) -> None:
     log, ignored = tmp_path / "log", log_line("Ignoring source layer fc1000")
     head, middle, end = lines((0, 0, "2.5"), (1, 20, "2"), (2, 40, "1.5"))
     with log.open("wb") as file:
@@ -131,7 +131,7 @@ def test_speed_is_images_between_displays_by_their_times() -> None:
     assert images_per_s([summary((5, 0, "2"), (5, 40, "2"))], 4096) is None
 
 
-def test_what_is_left_is_reckoned_at_the_speed_of_now() -> None:
+def test_the_time_left_is_computed_from_the_current_speed() -> None:
     progress = measure(summary((0, 0, "2"), (10, 100, "1.5")), "init", {"init": 300}, 64, later_iterations=50)
     assert (progress.iteration, progress.loss, progress.rate) == (100, 1.5, None)
     assert progress.phase_left_s == pytest.approx(20)
@@ -289,11 +289,11 @@ def test_the_label_of_another_rank_is_not_part_of_the_last_line(tmp_path: Path) 
 COMPLAINT = "[libprotobuf ERROR google/protobuf/text_format.cc:274] Error parsing x: 1:2: no field y"
 
 
-def test_what_protobuf_complains_of_is_not_a_failure_of_a_training_that_continues(tmp_path: Path) -> None:
+def test_a_protobuf_error_is_no_failure_of_a_training_that_continues(tmp_path: Path) -> None:
     assert find_failure(tail_of(tmp_path, COMPLAINT, log_line("Optimization Done.")), TRAINING) is None
 
 
-def test_what_protobuf_complains_of_is_reported_with_the_failure(tmp_path: Path) -> None:
+def test_a_protobuf_error_is_reported_with_the_failure(tmp_path: Path) -> None:
     tail = tail_of(tmp_path, COMPLAINT, *lines((0, 20, "2.5")), "Killed")
     why = "saying: Killed; protobuf reported: Error parsing x: 1:2: no field y"
     assert find_failure(tail, TRAINING) == f"it ended after iteration 20 of 100, {why}"
@@ -326,7 +326,7 @@ TESTING = "I1120 11:49:33.768350  6374 caffe.cpp:500] Batch 0, loss = 0.4"
         ([TESTING, WAITING, TESTING.replace("0", "1"), WAITING], 2),
     ],
 )
-def test_signs_of_life_are_progress_and_before_it_what_is_new(
+def test_progress_is_a_sign_of_life_and_before_it_any_new_line(
     tmp_path: Path, log: list[str], signs: int
 ) -> None:
     assert tail_of(tmp_path, *log).signs == signs

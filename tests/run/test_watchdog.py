@@ -1,4 +1,4 @@
-"""The watchdog on a clock of its own: which silence is trouble, and whose it is."""
+"""The watchdog with a simulated clock: which silence is a failure, and which host it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from caffe_recipes.run.trainer_log import (
 
 @dataclass
 class Scene:
-    """A log that grows, hosts that are heard or not, and the time."""
+    """A growing log, hosts that send pulses or not, and the time."""
 
     log: Path
     now: float = 0.0
@@ -63,7 +63,7 @@ def watch(scene: Scene, stall_s: float | None = None) -> tuple[Watchdog, LogTail
 
 
 def pass_time(scene: Scene, dog: Watchdog, tail: LogTail, seconds: float) -> Trouble | None:
-    """Let time pass without a line, looking every second; return what is seen at the end."""
+    """Let time pass without a new line, polling every second; return the last result."""
     trouble = dog.look(tail)
     for _ in range(round(seconds)):
         scene.now += 1
@@ -72,7 +72,7 @@ def pass_time(scene: Scene, dog: Watchdog, tail: LogTail, seconds: float) -> Tro
 
 
 def train(scene: Scene, dog: Watchdog, tail: LogTail, *, displays: int = 3, every_s: float = 10.0) -> None:
-    """Let some iterations pass in peace."""
+    """Let some iterations pass undisturbed."""
     for _ in range(displays):
         scene.display()
         tail.read()
@@ -136,7 +136,7 @@ def test_a_limit_of_the_users_is_the_limit(scene: Scene) -> None:
 
 
 def pass_time_with_warnings(scene: Scene, dog: Watchdog, tail: LogTail, seconds: int) -> Trouble | None:
-    """Let time pass in which the log only says the same again each second."""
+    """Let time pass while the log only repeats the same line each second."""
     trouble = None
     for second in range(seconds):
         scene.warn(f"Waiting for data, {second} times")
@@ -175,7 +175,7 @@ def test_before_the_first_iteration_a_line_counts_once(scene: Scene) -> None:
     assert trouble.what.startswith("no progress in the log for 1 min")
 
 
-def test_how_long_loading_took_gives_a_silent_host_no_more_time(scene: Scene) -> None:
+def test_a_slow_start_gives_a_silent_host_no_more_time(scene: Scene) -> None:
     dog, tail = watch(scene)
     assert pass_time(scene, dog, tail, 600) is None
     train(scene, dog, tail, every_s=1)
@@ -184,7 +184,7 @@ def test_how_long_loading_took_gives_a_silent_host_no_more_time(scene: Scene) ->
     assert trouble == Trouble("no heartbeat for 40 s", "node2", is_lost=True)
 
 
-def test_time_in_which_nobody_looked_is_not_silence(scene: Scene) -> None:
+def test_time_without_polling_does_not_count_as_silence(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail)
     scene.now += 3600  # Ctrl-Z
@@ -195,7 +195,7 @@ def test_time_in_which_nobody_looked_is_not_silence(scene: Scene) -> None:
     assert trouble.what.startswith("no output in the log for 10 min")
 
 
-def test_a_stopped_rank_is_trouble_once_the_log_waits_for_it(scene: Scene) -> None:
+def test_a_stopped_rank_is_a_failure_once_the_log_stalls(scene: Scene) -> None:
     dog, tail = watch(scene)
     train(scene, dog, tail, every_s=1)
     scene.hold_up("T")
@@ -245,7 +245,7 @@ def test_a_host_without_ranks_is_blamed_within_a_minute_of_the_others_first(scen
         "sh: 1: /usr/bin/hydra_pmi_proxy: not found",
     ],
 )
-def test_ssh_s_own_words_blame_the_host_that_lacks_its_ranks_sooner(scene: Scene, line: str) -> None:
+def test_an_ssh_error_identifies_the_host_without_ranks_sooner(scene: Scene, line: str) -> None:
     dog, tail = watch(scene)
     scene.log.write_text(f"{line}\n")
     assert start_ranks(scene, dog, tail, 2) is None

@@ -1,4 +1,4 @@
-"""A run whose one branch trains beside its main line, as a process that may be signalled and killed."""
+"""A run whose branch trains beside its main line, as a process that may be signalled and killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = {"cyc1": "waits", "side": "waits"}
 
 
 def make_graph(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Let `side` branch off the first phase; there is a spare, whose name is node2."""
+    """Let `side` branch off the first phase; node2 is a spare."""
     place.edit(LAST, SIDE + LAST.replace("name: last,", "name: last, weights: cyc1,"))
     place_ssh(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -68,7 +68,7 @@ def wait_until(process: subprocess.Popen[str], place: Place, condition: Callable
 
 
 def start_amid_both(place: Place, *words: str) -> subprocess.Popen[str]:
-    """Return when the main line and the branch train at once; both go on when there is a file `release`."""
+    """Return once the main line and the branch both train; they continue once a file `release` exists."""
     place.behave(**BOTH)
     process = start(place, "--side-by-side", *words)
     wait_until(process, place, lambda: all(AMID in log(place, phase) for phase in BOTH))

@@ -30,7 +30,7 @@ _TAKEN = Path(".faults")
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong in a training."""
+    """A fault of a training."""
 
     does: str
     at: int = 2
@@ -41,18 +41,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How a training goes."""
+    """How a training behaves."""
 
     iteration_s: float
     faults: tuple[Fault, ...]
 
     def has(self, does: str, iteration: int | None = None) -> bool:
-        """Tell whether rank 0 does that, and at that very iteration if one is given."""
+        """Return whether rank 0 does that, and at that very iteration if one is given."""
         found = [fault for fault in self.faults if fault.does == does and fault.rank == 0]
         return any(iteration in (None, fault.at) for fault in found)
 
     def has_begun(self, does: str, iteration: int) -> bool:
-        """Tell whether that has begun by an iteration."""
+        """Return whether that has begun by an iteration."""
         return any(fault.does == does and fault.at <= iteration for fault in self.faults)
 
     def of_ranks(self) -> dict[int, str]:
@@ -61,7 +61,7 @@ class Behaviour:
 
 
 def load_behaviour(phase: str) -> Behaviour:
-    """Read how a training of a phase goes; what is to happen `once` has happened with that."""
+    """Read how a training of a phase behaves; faults marked `once` are used up by that."""
     settings = json.loads(_FILE.read_text("utf-8")) if _FILE.exists() else {}
     given = settings.get(phase, [])
     faults = [_parse(fault) for fault in (given if isinstance(given, list) else [given])]

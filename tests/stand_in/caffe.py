@@ -21,7 +21,7 @@ from tests.stand_in import ranks
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say; return the exit code."""
+    """Run the command in the arguments; return the exit code."""
     flags = {}
     for word in arguments[1:]:
         name, _, value = word.lstrip("-").partition("=")

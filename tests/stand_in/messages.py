@@ -49,7 +49,7 @@ _BYTES = [struct.pack("<f", byte / 256) for byte in range(256)]
 
 
 def _values(seed: bytes, count: int) -> bytes:
-    """Make float32s of random sign and mantissa, and one exponent: finite whatever comes."""
+    """Make float32s of random sign and mantissa, and one exponent: always finite."""
     made = int.from_bytes(hashlib.shake_128(seed).digest(4 * count), "little")
     keep = int.from_bytes(b"\xff\xff\x7f\x80" * count, "little")
     exponent = int.from_bytes(b"\x00\x00\x00\x3f" * count, "little")

@@ -1,6 +1,6 @@
 """Ranks in step: each iteration begins once every rank has ended the one before, as synchronous SGD does.
 
-They find each other as MPI's do, by the launcher's key-value space (PMI-1), and speak over one TCP connection
+They find each other as MPI's do, by the launcher's key-value space (PMI-1), and talk over one TCP connection
 each to rank 0. No time limit anywhere: a link that goes silent makes all wait for ever, as MPI does.
 """
 
@@ -65,7 +65,7 @@ class Space:
         self._call("barrier_in")
 
     def leave(self) -> None:
-        """Say that this rank ends in order: of one that merely ends, hydra ends all the others."""
+        """Announce that this rank ends cleanly: if one merely exits, hydra kills all the others."""
         self._call("finalize")
 
     def _call(self, command: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ class Followers:
     """The other ranks, as rank 0 knows them."""
 
     def __init__(self, starts_from: str, lmdb: str, faults: dict[int, str]) -> None:
-        """Meet all of them; each is told of the training data, and of the fault that it is to have.
+        """Accept all of them; each gets the training data and the fault that it is to have.
 
         A fault is written `hangs 4` or `dies 4`.
         """
@@ -120,13 +120,13 @@ class Followers:
             connection.sendall(b"g" if on else b"s")
 
     def leave(self) -> None:
-        """End them and leave the launcher in order."""
+        """End them and leave the launcher cleanly."""
         self.go(on=False)
         self._space.leave()
 
 
 def follow(flags: dict[str, str]) -> int:
-    """Be a rank other than 0: read what all ranks read, then go in step until told to end."""
+    """Act as a rank other than 0: read what all ranks read, then iterate in step until the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides after which iteration all end
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     space = Space()
@@ -155,7 +155,7 @@ def follow(flags: dict[str, str]) -> int:
 
 
 def misbehave(fault: str) -> None:
-    """Do what a rank's fault says, if anything."""
+    """Carry out the fault of a rank, if it has one."""
     if fault == "hangs":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "dies":
@@ -164,7 +164,7 @@ def misbehave(fault: str) -> None:
 
 
 def has_lmdb(path: str) -> bool:
-    """Tell whether the training LMDB is there, if there is to be one; complain as Caffe does."""
+    """Return whether the training LMDB exists, if one is needed; fail as Caffe does."""
     if path == "-" or os.path.isfile(f"{path}/data.mdb"):
         return True
     say("db_lmdb.hpp:15", "Check failed: mdb_status == 0 (2 vs. 0) No such file or directory", "F")

@@ -75,7 +75,7 @@ def summary_of(log: str) -> LogSummary:
     return summary
 
 
-def test_its_log_and_its_snapshots_are_as_caffes(root: Path) -> None:
+def test_the_log_and_the_snapshots_of_the_stand_in_are_like_those_of_caffe(root: Path) -> None:
     code, output = train(root)
     summary = summary_of(output)
     assert (code, summary.done, summary.stopped_early, summary.fatal) == (0, True, False, None)
@@ -87,7 +87,7 @@ def test_its_log_and_its_snapshots_are_as_caffes(root: Path) -> None:
         assert (state.iter, state.learned_net) == (iteration, f"out/a_iter_{iteration}.caffemodel")
 
 
-def test_what_it_learns_does_not_depend_on_ranks_and_is_the_same_when_resumed(root: Path) -> None:
+def test_the_learned_weights_do_not_depend_on_the_ranks_or_a_resume(root: Path) -> None:
     train(root)
     alone = models(root)
     for path in (root / "out").glob("*_8.*"):
@@ -103,7 +103,7 @@ def test_what_it_learns_does_not_depend_on_ranks_and_is_the_same_when_resumed(ro
     ("number", "code", "ends"),
     [(signal.SIGHUP, 0, "done"), (signal.SIGINT, 0, "early"), (signal.SIGTERM, -15, "dies")],
 )
-def test_signals_do_to_it_what_they_do_to_caffe(
+def test_signals_affect_the_stand_in_as_they_do_caffe(
     root: Path, number: signal.Signals, code: int, ends: str
 ) -> None:
     behave(root, a={"does": "waits", "at": 2})
@@ -113,7 +113,7 @@ def test_signals_do_to_it_what_they_do_to_caffe(
         output += process.stdout.readline()
     process.send_signal(number)
     if ends != "dies":
-        time.sleep(0.05)  # no event tells that a signal was noted
+        time.sleep(0.05)  # no event reports that a signal was noted
     (root / "release").touch()
     output += process.communicate(timeout=60)[0]
     summary = summary_of(output)
@@ -141,7 +141,7 @@ def test_a_rank_that_starts_from_other_files_is_not_part_of_the_training(root: P
 @pytest.mark.parametrize(
     ("weights", "code"), [(b"", 0), (b"<!DOCTYPE html>", 0), (b"\x0a\x05ab", 134), (None, 134)]
 )
-def test_it_believes_the_weights_that_caffe_believes(root: Path, weights: bytes | None, code: int) -> None:
+def test_the_stand_in_accepts_the_same_weights_as_caffe(root: Path, weights: bytes | None, code: int) -> None:
     train(root)
     fresh = models(root)
     if weights is not None:

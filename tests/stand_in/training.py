@@ -58,7 +58,7 @@ class Asked:
         signal.signal(signal.SIGHUP, lambda *_: setattr(self, "snapshot", True))
 
     def takes_snapshot(self) -> bool:
-        """Tell whether one was asked for, and forget that it was."""
+        """Return whether one was requested, and reset that."""
         asked, self.snapshot = self.snapshot, False
         return asked
 
@@ -127,7 +127,7 @@ class Training:
             raise Fatal("standin.cpp:2", f"Check failed: {state.learned_net} is of another solverstate")
 
     def _finetune(self, path: str) -> None:
-        """Start from weights; where these are no file of Caffe's, from the fillers, without a word."""
+        """Start from weights; if these are not a file of Caffe, silently from the fillers."""
         data = b"" if Path(path).is_dir() else Path(path).read_bytes()
         if not data or data.lstrip().startswith(b"<"):
             return
@@ -158,7 +158,7 @@ class Training:
 
 
 def train(flags: dict[str, str]) -> int:
-    """Train as a solver says, in step with the other ranks."""
+    """Train by a solver, in step with the other ranks."""
     asked, solver = Asked(), _load(flags["solver"], pb.SolverParameter)
     if "weights" in flags and "snapshot" in flags:
         raise Fatal("caffe.cpp:290", "Check failed: Give a snapshot or weights to resume, not both.")
@@ -196,7 +196,7 @@ def train(flags: dict[str, str]) -> int:
 
 
 def _iterate(training: Training, followers: Followers, asked: Asked) -> bool | None:
-    """Iterate to the end, or to a SIGINT; tell whether there is a snapshot of it.
+    """Iterate to the end, or to a SIGINT; return whether a snapshot was written.
 
     None for what ends without a word.
     """

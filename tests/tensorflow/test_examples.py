@@ -14,7 +14,7 @@ FEATURES: dict[str, bytes | int] = {
 }
 
 
-def test_what_was_built_is_parsed_in_the_order_of_names() -> None:
+def test_built_examples_are_parsed_with_features_ordered_by_name() -> None:
     found = parse_example(build_example(FEATURES))
     assert list(found) == sorted(FEATURES)
     assert found == {name: (value,) for name, value in FEATURES.items()}
@@ -39,6 +39,6 @@ def test_another_s_messages_read_ours_and_ours_theirs() -> None:
     }
 
 
-def test_what_is_not_an_example_is_refused() -> None:
+def test_invalid_examples_are_refused() -> None:
     with pytest.raises(ValueError, match=r"is not a tf\.train\.Example"):
         parse_example(b"\xff\xff\xff")

@@ -1,4 +1,4 @@
-"""The log of an evaluation by TensorFlow: its result, and nothing that it does not say."""
+"""The log of an evaluation by TensorFlow: its result, and nothing that it does not contain."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_names_with_underscores_and_carriage_returns_are_read() -> None:
     assert (found.top1, found.top5, found.loss) == (0.5, 1.0, 2.0)
 
 
-def test_a_missing_value_is_none_and_what_is_not_a_number_is_skipped() -> None:
+def test_missing_values_are_none_and_values_that_are_not_numbers_are_skipped() -> None:
     (found,) = parse_evaluations("Saving dict for global step 9: global_step = 9, loss = none").evaluations
     assert (found.top1, found.top5, found.loss, found.batches) == (None, None, None, None)
 

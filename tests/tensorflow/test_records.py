@@ -1,4 +1,4 @@
-"""TFRecord files, byte by byte, and what is said of damaged ones."""
+"""TFRecord files, byte by byte, and errors about damaged ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_independent_checksum_is_the_same() -> None:
         assert masked_crc32c(data) == mask(crc32c(data))
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_records_are_read_back(tmp_path: Path) -> None:
     assert write_records(tmp_path / "file", RECORDS) == 3
     assert list(read_records(tmp_path / "file")) == RECORDS
 
@@ -71,7 +71,7 @@ def test_a_truncated_file_is_reported_as_truncated(tmp_path: Path, size: int) ->
         (40, "record 1 at byte 21 is damaged; create"),
     ],
 )
-def test_a_byte_that_changed_is_noticed(tmp_path: Path, at: int, message: str) -> None:
+def test_a_changed_byte_is_detected(tmp_path: Path, at: int, message: str) -> None:
     path = tmp_path / "file"
     write_records(path, [b"first", b"123456789"])
     data = bytearray(path.read_bytes())

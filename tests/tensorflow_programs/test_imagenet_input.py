@@ -77,7 +77,7 @@ def test_a_resumed_deterministic_run_reads_the_records_of_the_steps_that_are_lef
         assert read == [rank[first * BATCH // 2 :] for rank in whole]
 
 
-def test_what_is_left_of_an_epoch_is_read_after_a_resume(digits: Digits) -> None:
+def test_the_rest_of_an_epoch_is_read_after_a_resume(digits: Digits) -> None:
     (read,) = names_of(digits.train, [(2, 7)], steps=STEPS, is_deterministic=False)
     assert [len(rank) for rank in read] == [(STEPS - 7) * BATCH // 2] * 2
 

@@ -61,7 +61,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["resnet_main", "resnet_eval", "resnet_check"])
-def test_what_runs_with_tensorflow_imports_nothing_of_caffe_recipes(name: str) -> None:
+def test_the_tensorflow_programs_import_nothing_from_caffe_recipes(name: str) -> None:
     seen, ahead = set[str](), {name}
     while ahead:
         seen |= ahead

@@ -62,7 +62,7 @@ def test_every_file_is_read_once_in_an_epoch_by_a_rank_of_the_one_group_that_has
         assert read == Counter(FILES[:files])
 
 
-def test_a_group_deals_its_files_anew_in_each_epoch() -> None:
+def test_a_group_redistributes_its_files_in_each_epoch() -> None:
     for share in shares(8, 4, 64):
         assert len({tuple(share.deal(epoch)) for epoch in range(5)}) == 5
 

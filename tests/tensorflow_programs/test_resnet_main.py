@@ -244,7 +244,7 @@ def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(digits: Digits, tmp
         ("30", "'30' is not a flag"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_the_first_step(
+def test_an_untrainable_setting_is_refused_before_the_first_step(
     digits: Digits, tmp_path: Path, option: str, message: str
 ) -> None:
     command = train_command(2, digits, tmp_path / "model", "--train_steps=20", *option.split())
@@ -252,7 +252,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(
     assert not (tmp_path / "model").exists()
 
 
-def test_two_groups_train_on_files_of_their_own_and_a_missing_one_is_named_by_the_group_that_reads_it(
+def test_two_groups_train_on_their_own_files_and_the_reader_of_a_missing_one_names_it(
     digits: Digits, tmp_path: Path
 ) -> None:
     data = tmp_path / "train"

@@ -1,4 +1,4 @@
-"""The programs that a wheel ships start where there is nothing else of ours."""
+"""The programs that a wheel ships start without any other file of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another Caffe takes otherwise: fields, values, words, lists and numbers, each at its place."""
+"""What another Caffe reads differently: fields, values, words, lists and numbers, each with its position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rules(text: str, dialect: str) -> list[tuple[str, str]]:
 
 
 CASES = [
-    # text, rule, field, who takes it as SURFsara's Caffe takes it
+    # text, rule, field, dialects that read it as SURFsara's Caffe does
     ("warmup_iter: 5", "dialect-field", "warmup_iter", {"surfsara", "intel"}),
     ("rampup_interval: 5", "dialect-field", "rampup_interval", {"nvcaffe"}),
     ("lr_iter: 5", "dialect-field", "lr_iter", {"surfsara"}),
@@ -112,7 +112,7 @@ def test_a_dialect_takes_what_it_has_and_refuses_the_rest(
         ("params_pair { solver_params { lr_iter: 1 } }", "intel", "params_pair[0].solver_params.lr_iter"),
     ],
 )  # fmt: skip
-def test_nets_in_solvers_and_solvers_in_chains_are_looked_at(text: str, dialect: str, field: str) -> None:
+def test_nets_in_solvers_and_solvers_in_chains_are_checked(text: str, dialect: str, field: str) -> None:
     assert [difference.field for difference in check(text, dialect)] == [field]
 
 
@@ -177,7 +177,7 @@ def test_a_value_by_its_number_is_the_dialect_s_own() -> None:
     assert rules(text.replace("3", "0x1"), "bvlc") == []
 
 
-def test_a_value_of_a_field_that_is_lacking_is_not_reported_too() -> None:
+def test_a_value_of_a_missing_field_is_not_reported_as_well() -> None:
     text = "layer { batch_norm_param { engine: CUDNN } }"
     at = "layer[0].batch_norm_param.engine"
     assert rules(text, "nvcaffe") == []
@@ -185,7 +185,7 @@ def test_a_value_of_a_field_that_is_lacking_is_not_reported_too() -> None:
     assert rules(text, "bvlc") == [("dialect-field", at)]
 
 
-def test_an_enum_in_a_list_is_looked_at() -> None:
+def test_an_enum_in_a_list_is_checked() -> None:
     text = "layer { transform_param { resize_param { interp_mode: [LINEAR, CUBIC] } } }"
     assert rules(text, "surfsara") == []
     assert rules(text, "nvcaffe") == []
@@ -319,7 +319,7 @@ def test_a_message_of_ours_is_judged_without_its_text() -> None:
     assert check_message(solver, find_dialect("surfsara")) == []
 
 
-def test_every_rule_and_dialect_has_its_words() -> None:
+def test_every_rule_and_dialect_has_its_texts() -> None:
     assert set(TITLES) == set(ALL)
     assert {reading.rule for reading in MEANING_DIFFERENCES} <= set(DIFFERENCE_RULES)
     assert {case[1] for case in CASES} <= set(DIFFERENCE_RULES)

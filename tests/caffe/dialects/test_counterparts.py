@@ -1,4 +1,4 @@
-"""Every counterpart answers what its dialect lacks, with words that the dialect has."""
+"""Every counterpart replaces something that its dialect lacks by fields that it has."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_tables_go_in_both_directions(dialect: str, owner: str, name: str, e
     assert expected in find_counterpart(dialect, owner, name)
 
 
-def test_what_has_no_counterpart_has_none() -> None:
+def test_a_field_without_a_counterpart_gets_none() -> None:
     assert find_counterpart("surfsara", "SolverParameter", "min_lr") == ""
     assert find_layer_counterpart("nvcaffe", "ROIPooling") == ""
     assert find_layer_counterpart("intel", "SpatialDropout") == "Dropout"

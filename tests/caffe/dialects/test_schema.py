@@ -1,4 +1,4 @@
-"""The schema of all Caffes: it reads what any of them reads, and hands over to ours what ours has."""
+"""The schema of all Caffes: it reads what any of them reads, and converts what our Caffe has."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_fields_with_clashing_numbers_are_distinguished() -> None:
     assert to_ours(message) == pb.SolverParameter(eval_type="x", lr_iter=5)
 
 
-def test_ours_comes_over_whole_and_the_rest_is_left_behind() -> None:
+def test_our_fields_are_converted_completely_and_the_rest_is_dropped() -> None:
     message = parse_lenient(
         "layer { type: 'BatchNorm' batch_norm_param { engine: CUDNN eps: 0.5 scale_bias: true } "
         "detectnet_groundtruth_param { object_class { src: 1 dst: 2 } } pooling_param { round_mode: FLOOR } }"
@@ -98,7 +98,7 @@ def test_ours_comes_over_whole_and_the_rest_is_left_behind() -> None:
 
 
 @pytest.mark.parametrize("solver_type", ["SGD", "SAG"])
-def test_an_enum_value_that_ours_lacks_is_left_behind(solver_type: str) -> None:
+def test_an_enum_value_that_ours_lacks_is_dropped(solver_type: str) -> None:
     ours = to_ours(parse_lenient(f"solver_type: {solver_type} base_lr: 1").message)
     assert isinstance(ours, pb.SolverParameter)
     assert ours.HasField("solver_type") == (solver_type == "SGD")
@@ -115,7 +115,7 @@ def test_an_enum_value_that_ours_lacks_is_left_behind(solver_type: str) -> None:
         ("base_lr: 1 base_lr: 2", "1:12: 'base_lr' is given twice"),
     ],
 )
-def test_what_no_caffe_reads_is_refused_at_its_place(text: str, message: str) -> None:
+def test_text_that_no_caffe_reads_is_refused_with_its_position(text: str, message: str) -> None:
     with pytest.raises(PrototxtError, match=message):
         parse_lenient(text, "x.prototxt")
 

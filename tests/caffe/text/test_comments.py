@@ -1,4 +1,4 @@
-"""Comments stay with what they stand by."""
+"""Comments stay with the field they belong to."""
 
 from textwrap import dedent
 from typing import Any
@@ -263,7 +263,7 @@ def test_comments_are_rendered_by_path() -> None:
         ("", Comment(beside="x"), "a comment cannot be beside the file; .*"),
     ],
 )
-def test_a_comment_that_stands_by_nothing_is_refused(path: str, comment: Comment, error: str) -> None:
+def test_a_comment_without_a_field_is_refused(path: str, comment: Comment, error: str) -> None:
     with pytest.raises(PrototxtError, match=f"^{error}$"):
         render_prototxt(SOLVER(max_iter=1, test_iter=[2]), {path: comment})
 

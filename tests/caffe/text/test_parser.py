@@ -1,4 +1,4 @@
-"""What the parser takes and refuses: as protobuf's C++ parser, which Caffe reads with."""
+"""What the parser accepts and refuses: the same as protobuf's C++ parser, which Caffe uses."""
 
 import importlib.util
 import json
@@ -185,7 +185,7 @@ def test_text_is_read_as(text: str, expected: Message) -> None:
 
 
 @needs_protoc
-def test_the_cpp_parser_reads_the_same_texts_alike(tmp_path: Path) -> None:
+def test_the_cpp_parser_reads_the_same_texts_equally(tmp_path: Path) -> None:
     texts = [(type(expected), text) for text, expected in SOLVERS + NETS]
     ours = [parse_prototxt(text, cls).SerializeToString(deterministic=True) for cls, text in texts]
     assert parse_with_cpp(texts, tmp_path) == ours
@@ -228,7 +228,7 @@ def test_a_string_that_is_not_utf8_is_refused_on_one_line(text: str) -> None:
 
 
 def test_an_escape_with_a_capital_x_is_refused_naming_the_small_one() -> None:
-    """Of all protobufs only the newest takes it."""
+    """Only the newest protobuf accepts it."""
     with pytest.raises(PrototxtError, match=r"1:6: 'net' contains the invalid escape \\X4a; write \\x4a$"):
         parse_prototxt(r"net: '\X4a'", S)
 
@@ -265,7 +265,7 @@ NEWER = [
 
 
 @pytest.mark.parametrize(("cls", "text", "place", "field", "what", "versions", "write"), NEWER)
-def test_a_form_that_old_protobufs_cannot_read_is_named_where_it_stands(
+def test_syntax_that_old_protobufs_cannot_read_is_reported_with_its_position(
     cls: type[Message], text: str, place: str, field: str, what: str, versions: str, write: str
 ) -> None:
     document = parse_document(text, "net.prototxt", cls)
@@ -276,15 +276,15 @@ def test_a_form_that_old_protobufs_cannot_read_is_named_where_it_stands(
 
 
 @pytest.mark.parametrize(("cls", "text"), [case[:2] for case in NEWER])
-def test_canonical_text_has_no_form_that_old_protobufs_cannot_read(cls: type[Message], text: str) -> None:
+def test_canonical_text_has_no_syntax_that_old_protobufs_cannot_read(cls: type[Message], text: str) -> None:
     formatted = format_prototxt(text, cls)
     assert parse_document(formatted, "net.prototxt", cls).newer_forms == ()
 
 
-def test_what_every_protobuf_reads_is_not_named() -> None:
+def test_syntax_that_every_protobuf_reads_is_not_reported() -> None:
     text = "test_iter: [1, 2] debug_info: t snapshot_diff: 0 base_lr: 18446744073709551615 power: 1e30"
     assert parse_document(text, "net.prototxt", S).newer_forms == ()
 
 
-def test_of_a_thousand_newer_forms_a_hundred_are_kept() -> None:
+def test_at_most_a_hundred_uses_of_newer_syntax_are_kept() -> None:
     assert len(parse_document("test_iter: [] " * 1000, "", S).newer_forms) == 100

@@ -1,4 +1,4 @@
-"""Files, pipes and what is neither."""
+"""Reading files, pipes and other paths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_pipe_is_read_to_its_end_however_slowly_it_comes(tmp_path: Path) -> No
         assert read_bytes(pipe, 1) == b"a"
 
 
-def test_what_was_written_before_the_other_end_closed_is_read() -> None:
+def test_text_written_before_the_pipe_closed_is_read() -> None:
     reader, writer = os.pipe()
     os.write(writer, b"all of it")
     os.close(writer)
@@ -41,14 +41,14 @@ def test_what_was_written_before_the_other_end_closed_is_read() -> None:
     os.close(reader)
 
 
-def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path) -> None:
+def test_reading_a_pipe_without_a_writer_times_out(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(TimeoutError, match="it is a pipe without a writer"):
         read_bytes(pipe, 100)
 
 
-def test_a_named_pipe_is_given_up_after_a_silence_of_its_writer(tmp_path: Path) -> None:
+def test_reading_a_named_pipe_times_out_after_a_silence_of_its_writer(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for sent in (b"", b"a"):
@@ -59,7 +59,7 @@ def test_a_named_pipe_is_given_up_after_a_silence_of_its_writer(tmp_path: Path) 
         os.close(writer)
 
 
-def test_a_named_pipe_is_given_up_in_time_although_its_writer_trickles(tmp_path: Path) -> None:
+def test_reading_a_named_pipe_times_out_although_its_writer_trickles(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["sh", "-c", 'while printf a; do sleep 0.02; done > "$0"', str(pipe)]) as writer:

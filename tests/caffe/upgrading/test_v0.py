@@ -222,7 +222,7 @@ def test_comments_of_a_padding_layer_go_to_the_layer_that_it_feeds() -> None:
          "old.prototxt:1:1: the net has both `layers` and `layer`; Caffe refuses it; use only `layer`"),
     ],
 )  # fmt: skip
-def test_what_caffe_gives_up_on_is_refused_with_its_place(text: str, error: str) -> None:
+def test_a_net_that_caffe_cannot_upgrade_is_refused_with_the_position(text: str, error: str) -> None:
     with pytest.raises(PrototxtError) as caught:
         upgrade(text)
     assert str(caught.value) == error

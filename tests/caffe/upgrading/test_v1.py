@@ -100,7 +100,7 @@ def test_the_old_net_has_the_shapes_of_the_new() -> None:
 @pytest.mark.parametrize(
     ("kind", "block"), [("DATA", "data"), ("IMAGE_DATA", "image_data"), ("WINDOW_DATA", "window_data")]
 )
-def test_what_data_layers_do_to_images_moves(kind: str, block: str) -> None:
+def test_image_transformations_of_data_layers_move_to_transform_param(kind: str, block: str) -> None:
     text = f"""layers {{ type: {kind} transform_param {{ mean_value: 104 scale: 9 }}
         {block}_param {{ scale: 2 mean_file: "m" crop_size: 3 mirror: false batch_size: 4 }} }}"""
     (layer,) = upgrade_net(net(text)).message.layer

@@ -1,4 +1,4 @@
-"""Chains on hosts of their own, one root for each test."""
+"""Chains on separate hosts, one root for each test."""
 
 from __future__ import annotations
 

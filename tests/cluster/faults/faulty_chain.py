@@ -1,4 +1,4 @@
-"""A short chain in a Caffe root that all hosts of a cluster see, whose trainer does what it is told to."""
+"""A short chain in a Caffe root that all hosts of a cluster see, whose trainer fails on command."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class Started:
     output: Path
 
     def read_output(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self.output.read_text()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it, and it alone: nsenter has forked it into the host's processes."""
+        """Signal only this process, which nsenter has forked into the host's processes."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         while not children.read_text():
             time.sleep(_POLL_S)
@@ -74,7 +74,7 @@ class Started:
             self.process.wait()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Look until something is so, while it runs."""
+        """Poll until a condition holds, while it runs."""
         until = time.monotonic() + _PATIENCE_S
         while not condition():
             code = self.process.poll()
@@ -83,16 +83,16 @@ class Started:
             time.sleep(_POLL_S)
 
     def wait_until_ended(self) -> None:
-        """Wait for its end, however it ends."""
+        """Wait until it exits, with any code."""
         try:
             self.process.wait(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self.kill(signal.SIGABRT)  # for Python to say what each thread is at
+            self.kill(signal.SIGABRT)  # for Python to print the stack of each thread
             self.process.wait()
             raise AssertionError(f"it does not end:\n{self.read_output()[-4000:]}") from None
 
     def finish(self, code: int = 0) -> str:
-        """Wait for its end, which is `code`; return what it has said; the last line is the error's."""
+        """Wait until it exits with `code`; return its output, whose last line is the error."""
         self.wait_until_ended()
         ended = self.process.returncode
         assert ended == code, f"{ended}, not {code}:\n{self.read_output()[-4000:]}"
@@ -101,12 +101,12 @@ class Started:
 
 
 class FaultyChain:
-    """A recipe and its Caffe root; on each host its LMDB and its snapshots lie in `tmp`."""
+    """A recipe and its Caffe root; on each host its LMDB and its snapshots are in `tmp`."""
 
     def __init__(
         self, cluster: Cluster, root: Path, nodes: int = 2, records: int = 128, recipe: str = RECIPE
     ) -> None:
-        """Make the root; the hostfile holds all of the cluster's nodes, of which `nodes` are wanted."""
+        """Create the root; the hostfile holds all of the cluster's nodes, of which `nodes` are needed."""
         self._recipe = recipe
         self.cluster, self.root, self.nodes = cluster, root, nodes
         self.run_folder, self.tmp = root / "runs/small-1", f"/tmp/{root.name}"
@@ -149,18 +149,18 @@ class FaultyChain:
         return Started(process, output)
 
     def start_amid(self, phase: str, *words: str) -> Started:
-        """Begin, and return when a phase stands at iteration 4; it goes on when there is a file `release`."""
+        """Start, and return once a phase waits at iteration 4; it continues once a file `release` exists."""
         self.behave(**{phase: {"does": "waits", "at": 4}})
         run = self.start(*words)
         run.wait_until(lambda: "Iteration 4, lr" in self.log(phase))
         return run
 
     def release(self) -> None:
-        """Let what waits go on."""
+        """Let a waiting phase continue."""
         (self.root / "release").touch()
 
     def run(self, *words: str, code: int = 0) -> str:
-        """Run to the end, which is `code`; return what was said."""
+        """Run until it exits with `code`; return its output."""
         return self.start(*words).finish(code)
 
     def proxies(self) -> list[str]:
@@ -190,7 +190,7 @@ class FaultyChain:
         return found
 
     def cut_logins(self, host: str) -> None:
-        """End what stands of ssh sessions on a host, but for those that hold its ranks."""
+        """Kill the ssh sessions on a host, except for those that hold its ranks."""
         spared = set(self.ranks_on(host))
         for pid in _processes_of(self.cluster.pids[host]):
             try:
@@ -201,7 +201,7 @@ class FaultyChain:
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all_on(self, host: str) -> None:
-        """Kill all that hydra and ssh have left on a host which nobody could reach for a while."""
+        """Kill the processes that hydra and ssh have left on a host that was unreachable for a while."""
         for pid in _processes_of(self.cluster.pids[host]):
             argv = Path(f"/proc/{pid}/cmdline")
             with suppress(OSError):
@@ -220,7 +220,7 @@ class FaultyChain:
         Path(f"/proc/{self.cluster.pids[host]}/root/tmp/full").unlink()
 
     def has_event(self, event: str, phase: str | None = None) -> bool:
-        """Tell whether the journal holds an event."""
+        """Return whether the journal holds an event."""
         return any(entry["event"] == event and phase in (None, entry.get("phase")) for entry in self.events())
 
     def events(self) -> list[dict[str, object]]:
@@ -230,7 +230,7 @@ class FaultyChain:
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def log(self, phase: str, attempt: int = 1) -> str:
-        """Return what the trainer of a phase has said so far."""
+        """Return the log of the trainer of a phase so far."""
         path = self.run_folder / f"logs/{phase}-{attempt}.log"
         return path.read_text() if path.exists() else ""
 
@@ -248,13 +248,13 @@ class FaultyChain:
         return {path.name: path.read_bytes() for path in (self.run_folder / "snapshots").glob("*.caffemodel")}
 
     def check_finished(self) -> None:
-        """Compare the end with that of a chain that nothing disturbed; no half file, no process is left."""
+        """Compare the result with that of an undisturbed chain; no partial file and no process is left."""
         self.check_files()
         left = self.cluster.leftovers(5)
         assert left == {}, left
 
     def check_files(self) -> None:
-        """Compare the files at the end with those of a chain that nothing disturbed; none is half."""
+        """Compare the final files with those of an undisturbed chain; none is partial."""
         models, expected = self.models(), self.expected()
         assert {name: len(data) for name, data in models.items()} == {n: len(d) for n, d in expected.items()}
         assert [name for name, data in models.items() if data != expected[name]] == [], "their bytes differ"
@@ -269,7 +269,7 @@ class FaultyChain:
                 assert "lmdb" not in found or self.of(host, "lmdb/data.mdb").read_bytes() == whole
 
     def expected(self) -> Mapping[str, bytes]:
-        """Train the chain by the stand-in alone, one rank, no run: the snapshots it ends with."""
+        """Train the chain with the stand-in only, on one rank without `run`; return its snapshots."""
         aside = self.root / "undisturbed"
         if not aside.exists():
             lmdb = aside / "tmp/lmdb"
@@ -288,13 +288,13 @@ class FaultyChain:
 
 
 def _listen_to_signals() -> None:
-    """Undo what nohup, or a shell's `&`, has the tests ignore, and a run would too."""
+    """Restore signals that nohup, or a shell's `&`, has the tests ignore; a run would inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _is_listener(cmdline: bytes) -> bool:
-    """Tell sshd itself, which may have put another name before its own, from what serves a login."""
+    """Return whether this is sshd itself, which may prefix its name, and not one that serves a login."""
     return cmdline.removeprefix(b"sshd: ").startswith(b"/usr/sbin/sshd")
 
 
@@ -306,7 +306,7 @@ def _processes_of(first: int) -> list[int]:
 
 
 def _below(pid: int) -> set[int]:
-    """Return a process and all that it and its children have started, as far as they still are its own."""
+    """Return a process and its descendants, as far as they are still its children."""
     found = {pid}
     with suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -1,4 +1,4 @@
-"""A kept snapshot that is damaged while the run lives is never trained on from."""
+"""A kept snapshot that is damaged while the run is active is never used for training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_before_a_retry_it_is_fetched_again_from_where_it_was_trained(chain: Fau
 def test_before_a_branch_it_is_fetched_again(graph: FaultyChain) -> None:
     run = graph.start_amid(
         "cyc1", "--on-failure", "retry"
-    )  # ours may just be looking whether cyc1 read it whole
+    )  # our copy may be under verification after cyc1 has read it
     damage(graph.run_folder / "snapshots/init_iter_8.caffemodel", "one bit flipped")
     graph.release()
     run.finish()

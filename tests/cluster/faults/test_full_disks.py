@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 MakeChain = Callable[..., FaultyChain]
 
 
-def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_nothing_of_it(
+def test_a_full_tmp_during_a_snapshot_fails_the_phase_and_keeps_no_partial_file(
     make_chain: MakeChain,
 ) -> None:
     chain = make_chain(tmp="64m")
@@ -35,7 +35,7 @@ def test_a_full_tmp_where_the_snapshot_is_written_fails_the_phase_and_keeps_noth
     chain.check_finished()
 
 
-def test_a_tmp_that_fills_up_while_it_is_staged_is_named(make_chain: MakeChain) -> None:
+def test_a_tmp_that_fills_up_during_staging_is_named(make_chain: MakeChain) -> None:
     chain = make_chain(4, nodes=4, tmp="64m", records=10_000)
     chain.fill("node3", leave_bytes=2_000_000)
     output = chain.run(code=2)
@@ -53,7 +53,7 @@ def test_a_tmp_that_fills_up_while_it_is_staged_is_named(make_chain: MakeChain) 
     chain.check_finished()
 
 
-def test_our_own_disk_that_is_full_for_a_while_ends_no_launch(make_chain: MakeChain) -> None:
+def test_a_temporarily_full_disk_of_ours_ends_no_launch(make_chain: MakeChain) -> None:
     chain = make_chain()
     chain.run("--until", "init")
     logs = chain.run_folder / "logs"

@@ -1,4 +1,4 @@
-"""Hosts that die: named, their peers ended, and gone on with when they are back, or without them."""
+"""Hosts that die are named, their peers stopped, and the run resumes once they are back, or without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 MakeChain = Callable[..., FaultyChain]
 
 
-def test_a_host_that_dies_while_it_is_staged_is_named_and_filled_when_it_is_back(
+def test_a_host_that_dies_during_staging_is_named_and_staged_once_it_is_back(
     make_chain: MakeChain,
 ) -> None:
     chain = make_chain(4, nodes=4, records=40_000)

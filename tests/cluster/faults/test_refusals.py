@@ -1,4 +1,4 @@
-"""What a run refuses before it has started anything anywhere."""
+"""What a run refuses before it has started any process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_second_run_of_a_recipe_is_refused_with_the_first_ones_process(chain: 
     assert chain.trained() == ["init", "cyc1", "last"]
 
 
-def test_two_runs_of_a_recipe_on_the_same_hosts_from_two_roots_do_not_meet(
+def test_two_runs_of_a_recipe_on_the_same_hosts_from_two_roots_do_not_interfere(
     chain: FaultyChain, make_beside: Callable[[FaultyChain], FaultyChain]
 ) -> None:
     other = make_beside(chain)

@@ -1,4 +1,4 @@
-"""An sshd that lets nobody in for ten seconds: nothing fails."""
+"""An sshd that refuses all logins for ten seconds: nothing fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A phase gone on with from its newest good checkpoint, after everything was killed."""
+"""A phase resumes from its newest good checkpoint after everything was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_checkpoint(expected: dict[str, object], phase: str, iteration: int) -> bo
 
 
 def kill_all(chain: FaultyChain, *, spoils: bool) -> None:
-    """Kill the run and every rank amid cyc1, once two checkpoints are kept; spoil the newer."""
+    """Kill the run and every rank during cyc1, once two checkpoints are kept; damage the newer one."""
     chain.behave(cyc1={"does": "waits", "at": 5})
     run = chain.start(*EVERY)
     run.wait_until(lambda: [event for event in chain.events() if is_checkpoint(event, "cyc1", 4)])

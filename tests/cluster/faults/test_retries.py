@@ -1,4 +1,4 @@
-"""Failed launches tried again by policy."""
+"""Failed launches are retried by policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.cluster.faults.faulty_chain import FaultyChain
 pytestmark = pytest.mark.cluster
 
 
-def test_with_retry_a_chain_outlives_a_fault_in_every_phase(chain: FaultyChain) -> None:
+def test_with_retry_a_chain_survives_a_fault_in_every_phase(chain: FaultyChain) -> None:
     chain.behave(
         init=[{"does": "empty", "once": True}],
         cyc1=[{"does": "dies", "once": True, "rank": 3}],
@@ -20,7 +20,7 @@ def test_with_retry_a_chain_outlives_a_fault_in_every_phase(chain: FaultyChain) 
     assert chain.trained() == ["init", "init", "cyc1", "cyc1", "last", "last"]
 
 
-def test_a_fault_that_stays_is_given_up_after_as_many_retries_as_allowed(chain: FaultyChain) -> None:
+def test_a_persistent_fault_ends_the_run_after_the_allowed_retries(chain: FaultyChain) -> None:
     chain.behave(cyc1="renamed")
     output = chain.run("--on-failure", "retry", "--retries", "2", code=3)
     assert chain.trained() == ["init", "cyc1", "cyc1", "cyc1"]

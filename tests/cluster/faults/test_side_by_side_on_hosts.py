@@ -1,4 +1,4 @@
-"""A branch beside the main line, two hosts each: undisturbed, killed, and told to stop."""
+"""A branch beside the main line, two hosts each: undisturbed, killed, and stopped by a signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log(chain: FaultyChain, phase: str, attempt: int = 1) -> str:
 
 
 def start_amid_both(chain: FaultyChain) -> Started:
-    """Return when both train at once; they go on to iteration 6 when there is a file `release`."""
+    """Return once both train at the same time; they continue to iteration 6 once a file `release` exists."""
     waits = [{"does": "waits", "at": 4}, {"does": "waits", "at": 6, "until": "doomsday"}]
     chain.behave(cyc1=waits, side=waits)
     run = chain.start("--side-by-side")
@@ -30,7 +30,7 @@ def start_amid_both(chain: FaultyChain) -> Started:
     return run
 
 
-def test_a_run_killed_amid_both_continues_with_both_on_their_hosts(graph: FaultyChain) -> None:
+def test_a_run_killed_while_both_train_resumes_both_on_their_hosts(graph: FaultyChain) -> None:
     graph.behave(cyc1={"does": "waits", "at": 4}, side={"does": "waits", "at": 4})
     run = graph.start("--side-by-side")
     run.wait_until(lambda: all("Iteration 4, lr" in log(graph, phase) for phase in BOTH))

@@ -1,4 +1,4 @@
-"""Links that go silent and ranks that stand still, which no launcher notices: named, and ended everywhere."""
+"""Silent links and stuck ranks, which no launcher notices, are named, and the launch stopped everywhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_host_behind_a_cut_link_is_replaced_by_a_spare(make_chain: MakeChain) 
     chain.check_finished()
 
 
-def test_a_rank_that_stands_still_is_named_with_its_host(chain: FaultyChain) -> None:
+def test_a_stuck_rank_is_named_with_its_host(chain: FaultyChain) -> None:
     run = chain.start_amid("cyc1")
     chain.signal_ranks("node2", signal.SIGSTOP, [3])
     chain.release()

@@ -1,4 +1,4 @@
-"""Trainings that Caffe ends in good order, and that are none: each is refused by name, and trained again."""
+"""Failed trainings that Caffe ends with success: each is refused by name, and trained again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MESSAGES = {
     "ignored": "Caffe ignored layer 'conv1'",
     "early": "it ended after iteration 2 of 8",
     "dies": "Check failed: rank 0 is to die",
-    "killed": "after iteration 2 of 8",  # whom hydra names depends on whose end it hears of first
+    "killed": "after iteration 2 of 8",  # hydra names the rank whose end it sees first
 }
 
 
 @pytest.mark.parametrize("fault", MESSAGES)
-def test_an_output_that_is_not_of_a_training_run_is_refused_and_trained_again(
+def test_a_training_that_went_wrong_is_refused_and_the_phase_trained_again(
     chain: FaultyChain, fault: str
 ) -> None:
     chain.behave(cyc1=fault)

@@ -1,4 +1,4 @@
-"""Hosts on which the launcher can start nothing, though we reach them: named in a minute, replaced."""
+"""Hosts that we reach but where the launcher can start nothing: named within a minute, and replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MakeChain = Callable[..., FaultyChain]
 
 
 def replace_host_key(chain: FaultyChain) -> None:
-    """Let known_hosts hold another key of node2: what stands of our own connections goes on."""
+    """Put another key of node2 into known_hosts; our established connections continue."""
     known, address = chain.cluster.ssh / "known_hosts", chain.cluster.addresses["node2"]
     lines = [line for line in known.read_text().splitlines() if not line.startswith("node2,")]
     other = f"node2,{address} {write_key(chain.root / 'other')}"

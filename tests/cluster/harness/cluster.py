@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class NoCluster(Exception):
-    """No cluster can be made here; one line says why."""
+    """No cluster can be created here; one line gives the reason."""
 
 
 def why_not() -> str | None:
@@ -72,7 +72,7 @@ class Cluster:
         tmp: str = "4g",
         sshd: Mapping[str, str] | None = None,
     ) -> Iterator[Cluster]:
-        """Bring up a head and `nodes`, by number or by their names, and take them down again."""
+        """Bring up a head and `nodes`, given as a number or names, and take them down at the end."""
         cluster = start_cluster(nodes, tmp, sshd or {})
         try:
             yield cluster
@@ -105,7 +105,7 @@ class Cluster:
         timeout_s: float = 120,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; an AssertionError shows what it said if it fails."""
+        """Run a command on a host to its end; an AssertionError shows its output if it fails."""
         done = subprocess.run(
             self._enter(host, *argv),
             input=stdin,
@@ -145,11 +145,11 @@ class Cluster:
         self._boot([Node(host, self.addresses[host], tmp or self.tmp)])
 
     def cut(self, host: str) -> None:
-        """Unplug a host: its peers see silence."""
+        """Disconnect a host: its peers see silence."""
         self._switch("ip", "link", "set", self._cable(host), "down")
 
     def reconnect(self, host: str) -> None:
-        """Plug a host in again."""
+        """Reconnect a host."""
         self._switch("ip", "link", "set", self._cable(host), "up")
 
     def rate(self, rate: str | None) -> None:
@@ -164,7 +164,7 @@ class Cluster:
                 subprocess.run(enter(*qdisc, *shape), check=rate is not None, stderr=subprocess.DEVNULL)
 
     def stop_sshd(self, host: str) -> None:
-        """Stop a host's sshd from accepting; sessions that stand go on."""
+        """Stop a host's sshd from accepting; established sessions continue."""
         self.run(
             host,
             ["sh", "-c", "kill $(cat /run/sshd.pid) && while test -e /run/sshd.pid; do sleep 0.01; done"],
@@ -184,7 +184,7 @@ class Cluster:
         self.run(host, ["mount", "--bind", name, path])
 
     def restore(self, host: str, path: str) -> None:
-        """Take away what `replace` has put over a file."""
+        """Undo `replace` for a file."""
         self.run(host, ["umount", path])
 
     def processes(self) -> dict[str, list[str]]:
@@ -213,7 +213,7 @@ class Cluster:
         return found
 
     def down(self) -> None:
-        """Take everything away."""
+        """Take the cluster down."""
         for started in self._running:
             if started.poll() is None:
                 started.kill()

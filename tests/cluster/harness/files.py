@@ -29,7 +29,7 @@ _SSHD_OPTIONS = {
 
 
 def sweep() -> None:
-    """Remove the folders of clusters whose keepers were killed: nobody holds their locks."""
+    """Remove the folders of clusters whose keepers were killed: their locks are free."""
     for folder in _BASE.glob(f"{_PREFIX}*"):
         try:
             with (folder / "lock").open() as lock:
@@ -40,7 +40,7 @@ def sweep() -> None:
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder and lock it before it bears the name that `sweep` looks for."""
+    """Create a folder and lock it before it gets the name that `sweep` looks for."""
     made = Path(tempfile.mkdtemp(prefix="making-", dir=_BASE))
     lock = os.open(made / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

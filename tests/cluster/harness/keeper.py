@@ -90,12 +90,12 @@ def furnish(node: Node, folder: Path, keep: list[str]) -> None:
 
 
 def batch(lines: list[str]) -> None:
-    """Have one `ip` do many things."""
+    """Run many commands in one `ip` process."""
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
 def live(node: Node, folder: Path, keep: list[str], ready: int, go: int) -> None:
-    """Be process 1 of a host until somebody kills it."""
+    """Act as process 1 of a host until it is killed."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
@@ -203,7 +203,7 @@ class Keeper:
                     time.sleep(0.01)
 
     def reap(self) -> None:
-        """Bury the hosts that were crashed."""
+        """Reap the hosts that were crashed."""
         for name, pid in list(self.pids.items()):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 del self.pids[name]
@@ -218,7 +218,7 @@ class Keeper:
 
 
 def main(folder: Path, keep: list[str]) -> None:
-    """Serve orders until standard input ends."""
+    """Handle requests until standard input ends."""
     try:
         keeper = Keeper(folder, keep)
         signal.signal(signal.SIGCHLD, lambda *_: None)

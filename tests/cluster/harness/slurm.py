@@ -45,7 +45,7 @@ _SETTINGS: Mapping[str, str] = {
     "SlurmdLogFile": "/run/slurm/slurmd.log",
     "SlurmdSpoolDir": "/run/slurm/spool",
     "SlurmdParameters": "config_overrides",
-    # Finds whoever descends from the script, not what outlives its parent.
+    # Finds the descendants of the script, but not those that outlive their parent.
     "ProctrackType": "proctrack/linuxproc",
     "TaskPlugin": "task/none",
     "MpiDefault": "none",
@@ -144,11 +144,11 @@ class Slurm:
         self._wait("scontrol ping | grep -q 'is UP'")
 
     def freeze_controller(self) -> None:
-        """Have slurmctld do nothing: who asks it hears nothing, and what it was sent it does once thawed."""
+        """Suspend slurmctld: it answers nothing, and handles what it was sent once it is thawed."""
         self._sh("head", 'read -r pid </run/slurm/slurmctld.pid; kill -s STOP "$pid"')
 
     def thaw_controller(self) -> None:
-        """Have slurmctld go on."""
+        """Resume slurmctld."""
         self._sh("head", 'read -r pid </run/slurm/slurmctld.pid; kill -s CONT "$pid"')
 
     def job(self, job_id: int) -> Job:
@@ -156,7 +156,7 @@ class Slurm:
         return next(job for job in self.jobs() if job.job_id == job_id)
 
     def wait_for(self, job_id: int, state: State, within_s: float = 60) -> Job:
-        """Wait until a job is in a state, and return it; one that ends otherwise is not waited for."""
+        """Wait until a job is in a state, and return it; stop waiting if it ends in another one."""
         deadline = time.monotonic() + within_s
         while (job := self.job(job_id)).state is not state:
             waits = time.monotonic() < deadline and not job.state.is_over
@@ -171,7 +171,7 @@ class Slurm:
         return parse_scontrol_jobs(self.cluster.run("head", argv, env=env).stdout)
 
     def has_ended_step(self, job_id: int, step: int) -> bool:
-        """Tell whether a step of a job has ended on all of the job's nodes, as their slurmd know it."""
+        """Return whether a step of a job has ended on all of its nodes, according to their slurmd."""
         message = f"[{job_id}.{step}] done with job"
         argv = ["grep", "-qF", message, "/run/slurm/slurmd.log"]
         done = [self.cluster.run(node, argv, check=False).returncode for node in self.cluster.nodes]

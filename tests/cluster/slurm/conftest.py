@@ -20,7 +20,7 @@ def recorded() -> Callable[[str], str]:
 
 @pytest.fixture
 def make_chain(slurm4: Slurm, tmp_path: Path) -> Iterator[Callable[..., SubmittedChain]]:
-    """Give a function that makes a chain for so many nodes, in a root of its own."""
+    """Give a function that makes a chain for a number of nodes, in its own root."""
     made: list[SubmittedChain] = []
 
     def make(nodes: int = 2) -> SubmittedChain:

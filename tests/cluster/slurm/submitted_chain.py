@@ -27,17 +27,17 @@ class SubmittedChain(FaultyChain):
         """Make the root and generate the scripts."""
         super().__init__(slurm.cluster, root, nodes)
         self.slurm = slurm
-        # Of another day: a job's hosts are its own.
+        # An outdated hostfile: the hosts of a job are its own.
         (root / "hostfile").write_text("".join(f"node9{number}\n" for number in range(nodes)))
         (root / "site.yaml").write_text(PROFILE)
         self.call("generate", "recipe.yaml")
 
     def call(self, *words: str, code: int = 0, **variables: str) -> str:
-        """Call caffe-recipes; return what it says once it has ended with `code`."""
+        """Call caffe-recipes; return its output once it has exited with `code`."""
         return self.start_call(*words, **variables).finish(code)
 
     def start_call(self, *words: str, **variables: str) -> Started:
-        """Start caffe-recipes as users have it, and leave it to itself."""
+        """Start the installed caffe-recipes, without waiting for it."""
         return self.begin([COMMAND, *words], **variables)
 
     def submit(self, *words: str) -> int:
@@ -48,9 +48,9 @@ class SubmittedChain(FaultyChain):
         return job_id
 
     def submit_amid(self, phase: str, *words: str, stays_at: int | None = None) -> int:
-        """Submit, and return the last job's number when a phase stands at iteration 4, until `release`.
+        """Submit, and return the last job's number once a phase waits at iteration 4 for `release`.
 
-        Once released it gets no further than `stays_at`, until there is a file `doomsday`.
+        Once released it gets no further than `stays_at`, until a file `doomsday` exists.
         """
         behaviour: list[dict[str, object]] = [{"does": "waits", "at": 4}]
         if stays_at is not None:
@@ -66,7 +66,7 @@ class SubmittedChain(FaultyChain):
         return [each.job_id for each in self.submissions() if each.job_id is not None]
 
     def block(self) -> int:
-        """Submit a job of somebody's that takes all nodes; return its number when it has them."""
+        """Submit another user's job that takes all nodes; return its number once it has them."""
         argv = ["sbatch", "--parsable", "--exclusive", f"-N{len(self.cluster.nodes)}", "--output=/dev/null"]
         job_id = int(self.cluster.run("head", [*argv, "--wrap", "exec sleep 600"]).stdout)
         self.slurm.wait_for(job_id, State.RUNNING)
@@ -77,30 +77,30 @@ class SubmittedChain(FaultyChain):
         return load_submissions(submissions_path(self.root, "small")).all
 
     def status(self) -> Mapping[str, Any]:
-        """Return where the chain stands, as programs read it."""
+        """Return the status of the chain as JSON."""
         status: Mapping[str, Any] = json.loads(self.call("status", "recipe.yaml", "--json"))
         return status
 
     def wait_for_end(self, job_id: int) -> Job:
-        """Wait until a job has ended, however, and return it."""
+        """Wait until a job has ended, in any state, and return it."""
         self.wait_until(lambda: self.slurm.job(job_id).state.is_over)
         return self.slurm.job(job_id)
 
     def finish_job(self, job_id: int) -> Job:
-        """Wait for a job's end, which is a good one, and return it."""
+        """Wait until a job has completed successfully, and return it."""
         job = self.wait_for_end(job_id)
         assert job.state is State.COMPLETED, f"{job}\n{self.job_output()[-4000:]}"
         return job
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Look until something is so."""
+        """Poll until a condition holds."""
         until = time.monotonic() + _PATIENCE_S
         while not condition():
             assert time.monotonic() < until, f"it never came to that:\n{self.job_output()[-4000:]}"
             time.sleep(0.05)
 
     def job_output(self) -> str:
-        """Return what the jobs' scripts, and runs, have said so far."""
+        """Return the output of the job scripts and runs so far."""
         return "\n".join(path.read_text() for path in sorted((self.root / "runs").glob("*.out"), key=_age))
 
     def launched(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Answers written from documentation, as recorded/README.txt says; also what Debian's Slurm cannot."""
+"""Answers written from documentation (see recorded/README.txt), also where Debian's Slurm lacks a feature."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_sinfo_reports_broken_nodes(recorded: Recorded) -> None:
         (parse_sinfo, "debug up"),
     ],
 )
-def test_what_cannot_be_read_is_reported_in_one_line_with_the_text(
+def test_unparsable_output_is_reported_in_one_line_with_the_text(
     parse: Callable[[str], object], answer: str
 ) -> None:
     with pytest.raises(ClusterError) as caught:

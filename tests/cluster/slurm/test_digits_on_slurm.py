@@ -29,7 +29,7 @@ PHASES = {"init": 200, "collapse": 56}
 _PATIENCE_S = 400
 
 
-def test_the_digits_train_in_an_allocation_to_a_model_that_reads_them(slurm4: Slurm, tmp_path: Path) -> None:
+def test_the_digits_train_in_an_allocation_to_an_accurate_model(slurm4: Slurm, tmp_path: Path) -> None:
     root = slurm4.cluster.shared / tmp_path.name
     root.mkdir()
     recipe = yaml.safe_load((ROOT / "caffe_recipes/recipes/digits-local.yaml").read_text("utf-8"))

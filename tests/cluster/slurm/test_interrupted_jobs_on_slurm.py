@@ -1,4 +1,4 @@
-"""A job whose time is over, and a Slurm that is away for a while: the chain goes on all the same."""
+"""A job at its time limit, and a Slurm that does not answer for a while: the chain continues anyway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AWAY_S = 30.0
 HOLD = "until test -e '{root}/release'; do sleep 0.05; done"
 
 
-def test_a_job_whose_time_is_over_keeps_a_snapshot_is_queued_again_and_resumes_within_the_phase(
+def test_a_job_at_its_time_limit_keeps_a_snapshot_is_requeued_and_resumes_the_phase(
     chain: SubmittedChain,
 ) -> None:
     job_id = chain.submit_amid("cyc1", "--time", "3", stays_at=6)  # it is warned a minute before the end
@@ -80,7 +80,7 @@ def test_ranks_are_started_once_slurm_is_back(chain: SubmittedChain) -> None:
     """hydra has Slurm start them: its srun gives up after some seconds, and it would never notice."""
     caffe = chain.root / "caffe"
     shebang, rest = caffe.read_text().split("\n", 1)
-    # The preflight tries the launcher, and the trainer, which takes its time: Slurm is in no use meanwhile.
+    # The preflight tries the launcher, and the trainer, which takes its time: Slurm is not used meanwhile.
     caffe.write_text(f"{shebang}\n{HOLD.format(root=chain.root)}\n{rest}")
     job_id = chain.submit()
     chain.wait_until(lambda: chain.slurm.has_ended_step(job_id, 0))

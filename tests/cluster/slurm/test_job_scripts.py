@@ -1,6 +1,6 @@
 """A recipe's job scripts on a real Slurm: what sbatch reads, and the warning before the end of the time.
 
-A stand-in for `caffe-recipes` tells how it was called; what it would train does not matter here.
+A stand-in for `caffe-recipes` records how it was called; what it would train does not matter here.
 """
 
 from __future__ import annotations

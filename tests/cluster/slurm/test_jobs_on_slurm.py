@@ -147,7 +147,7 @@ def test_the_ranks_that_srun_starts_have_all_cores_of_their_nodes(site: Site) ->
     assert lines == ["0: node2 8", "1: node2 8", "2: node1 8", "3: node1 8"]
 
 
-def test_words_and_variables_reach_the_script_as_they_are(site: Site) -> None:
+def test_arguments_and_variables_reach_the_script_unchanged(site: Site) -> None:
     script = 'printf "%s\\n" "$@" "$CR_VALUE" "$SLURM_JOB_NAME"'
     name = HOSTILE.replace("é", "e")
     job_id = site.submit(script, name, arguments=("-q", HOSTILE), environment={"CR_VALUE": HOSTILE})
@@ -177,7 +177,7 @@ def test_a_time_limit_ends_a_job_and_is_reported(site: Site) -> None:
     assert describe_state(job).startswith("was terminated at its time limit of 1 min; submit again")
 
 
-def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_over(site: Site) -> None:
+def test_a_signal_reaches_only_the_script_and_an_ended_job_is_ignored(site: Site) -> None:
     script = "trap 'echo told; exit 0' USR1; touch up; while :; do sleep 0.1; done"
     job_id = site.submit(script)
     site.slurm.wait_for(job_id, State.RUNNING)
@@ -193,7 +193,7 @@ def test_a_signal_reaches_the_script_alone_and_a_job_that_has_ended_is_passed_ov
     assert site.find(job_id).state is State.COMPLETED
 
 
-def test_what_slurm_would_not_give_is_reported_and_nothing_is_submitted(site: Site) -> None:
+def test_a_request_that_slurm_would_refuse_is_reported_and_not_submitted(site: Site) -> None:
     before = site.slurm.jobs()
     for settings, reason in REFUSED:
         refusal = slurm_submit.try_submission(site.head, site.request("exit 0", **settings))
@@ -203,7 +203,7 @@ def test_what_slurm_would_not_give_is_reported_and_nothing_is_submitted(site: Si
     assert site.slurm.jobs() == before
 
 
-def test_what_slurm_refuses_was_not_submitted(site: Site) -> None:
+def test_a_request_that_slurm_refuses_is_not_submitted(site: Site) -> None:
     answer = submit(site.head, site.request("exit 0", "refused", partition="nope"))
     assert isinstance(answer, Refused)
     assert "Invalid partition name specified" in answer.text
@@ -222,7 +222,7 @@ def test_partitions_and_nodes_are_reported(site: Site) -> None:
     assert ask_node_groups(site.head, "nope") == ()
 
 
-def test_a_controller_that_is_away_is_reported_as_that_and_its_jobs_are_found_when_it_is_back(
+def test_an_unreachable_controller_is_reported_and_its_jobs_are_found_once_it_is_back(
     site: Site,
 ) -> None:
     job_id = site.submit("exec sleep 600", "before")
@@ -242,7 +242,7 @@ def test_a_controller_that_is_away_is_reported_as_that_and_its_jobs_are_found_wh
     assert site.find(job_id).name == "before"
 
 
-def test_a_job_may_be_taken_although_sbatch_has_given_up(site: Site) -> None:
+def test_a_job_may_be_accepted_although_sbatch_timed_out(site: Site) -> None:
     site.slurm.freeze_controller()
     try:
         with pytest.raises(SchedulerAway):
@@ -264,7 +264,7 @@ def test_a_node_that_fails_is_named_and_excluded_from_the_next_try(
     cluster = make_cluster(2)
     with Slurm.up(cluster) as slurm:
         site = Site(slurm, cluster.shared / tmp_path.name)
-        # node1 runs the script: it tells the end
+        # node1 runs the script, and so reports the end
         job_id = site.submit("exec sleep 600", nodes=2, options=["--no-requeue"])
         slurm.wait_for(job_id, State.RUNNING)
         cluster.crash("node2")

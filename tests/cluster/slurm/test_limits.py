@@ -21,7 +21,7 @@ def partitions(recorded: Recorded) -> dict[str, Partition]:
     return {partition.name: partition for partition in parse_partitions(recorded("partitions"))}
 
 
-def test_a_job_that_fits_finds_nothing(partitions: dict[str, Partition]) -> None:
+def test_a_job_that_fits_has_no_problems(partitions: dict[str, Partition]) -> None:
     assert check_limits(partitions["debug"], nodes=4, time_s=100 * HOUR) == ()
     normal = partitions["normal"]
     assert check_limits(normal, nodes=128, time_s=48 * HOUR, account="chem", qos="long") == ()
@@ -56,7 +56,7 @@ def test_a_job_without_a_time_is_reported_with_its_default_limit(partitions: dic
     assert problems == ("normal limits jobs without --time to 1 h 00 min; give --time",)
 
 
-def test_broken_nodes_are_counted_off(partitions: dict[str, Partition], recorded: Recorded) -> None:
+def test_broken_nodes_are_not_counted(partitions: dict[str, Partition], recorded: Recorded) -> None:
     groups = parse_sinfo(recorded("sinfo"))
     (problem,) = check_nodes_now(partitions["debug"], groups, 3)
     assert problem.startswith("debug has 2 working nodes now, but the job needs 3")

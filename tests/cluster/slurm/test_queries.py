@@ -1,4 +1,4 @@
-"""What is asked of Slurm, and what is made of its answers; those of accounting are on recorded ones."""
+"""Queries to Slurm and how its answers are read; accounting is tested on recorded answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AWAY = Completed(1, "", "slurm_load_jobs error: Unable to contact slurm controll
 
 
 class Answers:
-    """What each of Slurm's commands answers; `asked` holds what they were asked."""
+    """The answers of Slurm's commands; `asked` holds the commands that were called."""
 
     def __init__(self, **answers: Completed | Callable[[tuple[str, ...]], Completed]) -> None:
         self.answers = {
@@ -102,7 +102,7 @@ def test_a_job_of_another_user_is_found_by_its_number() -> None:
     assert not any(word.startswith("--user") for command in slurm.asked for word in command)
 
 
-def test_a_name_with_a_comma_is_not_taken_for_two() -> None:
+def test_a_name_with_a_comma_is_not_split() -> None:
     row = "7|7|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a,b\n8|8|RUNNING|1|p|1:00|N/A|N/A|N/A||None|a\n"
     slurm = Answers(squeue=Completed(0, row, ""))
     (job,) = find_jobs(slurm.host, names=["a,b"])
@@ -139,7 +139,7 @@ def test_accounting_is_queried_for_the_last_30_days_of_a_name(recorded: Recorded
     assert "--starttime=now-30days" in slurm.asked[-1]
 
 
-def test_without_accounting_what_the_controller_forgot_is_not_there() -> None:
+def test_without_accounting_jobs_forgotten_by_the_controller_are_not_found() -> None:
     assert find_jobs(Answers().host, ids=[7], names=["chain"]) == ()
     no_sacct = Completed(127, "", "env: 'sacct': No such file or directory\n")
     assert find_jobs(Answers(sacct=no_sacct).host, ids=[7]) == ()
@@ -164,7 +164,7 @@ def test_an_accounting_outage_matters_only_for_jobs_unknown_to_the_controller(re
         "",
     ],
 )
-def test_no_answer_is_reported_as_that_and_never_as_no_job(message: str) -> None:
+def test_a_missing_answer_is_never_reported_as_a_missing_job(message: str) -> None:
     slurm = Answers(scontrol=Completed(1, "", f"{message}\n"), squeue=Completed(1, "", f"{message}\n"))
     for asking in ({"ids": [7]}, {"names": ["chain"]}):
         with pytest.raises(SchedulerAway) as caught:
@@ -173,7 +173,7 @@ def test_no_answer_is_reported_as_that_and_never_as_no_job(message: str) -> None
         assert "\n" not in str(caught.value)
 
 
-def test_a_host_that_is_away_is_a_scheduler_that_is_away() -> None:
+def test_an_unreachable_host_counts_as_an_unreachable_scheduler() -> None:
     host = StandInHost("login1", fault=CommandTimedOut("login1", "env", 20))
     with pytest.raises(SchedulerAway, match="scontrol did not finish within 20 s"):
         find_jobs(host, ids=[7])

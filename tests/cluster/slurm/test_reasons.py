@@ -1,4 +1,4 @@
-"""What is said of jobs; accounts, memory limits and preemption on answers written from documentation."""
+"""How jobs are described; accounts, memory limits and preemption from answers written from documentation."""
 
 from __future__ import annotations
 

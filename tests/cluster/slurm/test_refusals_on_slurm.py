@@ -1,4 +1,4 @@
-"""What a submit refuses before anything is submitted: one line each, by what a real Slurm says of itself."""
+"""What a submit refuses before anything is submitted: one line each, from the answers of a real Slurm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cluster.slurm.submitted_chain import PROFILE, SubmittedChain
 pytestmark = pytest.mark.cluster
 
 PROGRAMS = ("sh", "env", "sleep", "timeout")
-# What is asked for, and what is said of it: of a chain for four nodes.
+# Options of a chain for four nodes, and the expected message.
 REFUSED = [
     (("--partition", "nope"), "Slurm has no partition 'nope'; the partitions are debug, short"),
     (("--spares", "1"), "debug has 4 nodes, and the job needs 5; it would never start"),
@@ -36,7 +36,7 @@ def make_path(chain: SubmittedChain) -> Path:
     return folder
 
 
-def test_what_slurm_would_not_give_or_queue_for_ever_is_refused_in_one_line(
+def test_a_request_that_slurm_would_refuse_or_never_start_is_refused_in_one_line(
     make_chain: Callable[..., SubmittedChain],
 ) -> None:
     chain = make_chain(4)

@@ -29,7 +29,7 @@ stage
 """
 
 
-def test_sbcast_puts_a_whole_lmdb_on_every_node_of_an_allocation_and_fills_in_one_that_lacks_it(
+def test_sbcast_copies_an_lmdb_to_every_node_and_fills_in_a_missing_copy(
     slurm4: Slurm, tmp_path: Path
 ) -> None:
     cluster = slurm4.cluster

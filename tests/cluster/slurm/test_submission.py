@@ -94,7 +94,7 @@ def test_hostile_strings_stay_one_word_each(text: str) -> None:
         Request("chain.sbatch", "chain", time_s=0),
     ],
 )
-def test_what_would_be_read_as_something_else_is_refused_before_anything_is_run(request_: Request) -> None:
+def test_ambiguous_settings_are_refused_before_anything_is_run(request_: Request) -> None:
     host = answering(0, "7\n")
     with pytest.raises(ClusterError):
         submit(host, request_)
@@ -127,7 +127,7 @@ def test_a_number_alone_on_its_line_is_a_job(stdout: str) -> None:
         ),
     ],
 )
-def test_what_slurm_refuses_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
+def test_a_refusal_of_slurm_is_reported_in_one_line(code: int, stderr: str, text: str) -> None:
     assert submit(answering(code, "", stderr), REQUEST) == Refused(text)
 
 
@@ -166,7 +166,7 @@ def test_a_host_that_was_never_reached_submitted_nothing() -> None:
     assert "sbatch not found on its PATH" in answer.text
 
 
-def test_slurms_reason_against_a_job_is_reported_and_its_silence_is_none() -> None:
+def test_the_reason_of_slurm_against_a_job_is_reported_if_there_is_one() -> None:
     assert slurm_submit.try_submission(answering(0, "", "sbatch: Job 6 to start at ...\n"), REQUEST) is None
     refusing = answering(1, "", "allocation failure: Requested node configuration is not available\n")
     reason = slurm_submit.try_submission(refusing, REQUEST)
@@ -176,7 +176,7 @@ def test_slurms_reason_against_a_job_is_reported_and_its_silence_is_none() -> No
         slurm_submit.try_submission(away, REQUEST)
 
 
-def test_a_submission_is_looked_for_by_its_name() -> None:
+def test_a_submission_is_looked_up_by_name() -> None:
     row = "7|7|PENDING|1|p|1:00|N/A|N/A|N/A||Priority|chain-1\n"
 
     def answer(argv: tuple[str, ...], _: bytes) -> Completed:

@@ -14,7 +14,7 @@ from tests.cluster.slurm.submitted_chain import COMMAND, SubmittedChain
 
 pytestmark = pytest.mark.cluster
 
-# Takes a job, and has its caller hear of that only when there is a file `go`.
+# Accepts a job, but returns to its caller only once a file `go` exists.
 SLOW_SBATCH = """\
 #!/bin/sh
 case $* in *--test-only*|--version) exec /usr/bin/sbatch "$@" ;; esac
@@ -70,7 +70,7 @@ def test_each_phase_trains_in_a_job_of_its_own_and_the_one_that_fails_takes_the_
     assert chain.status()["state"] == "finished"
 
 
-def test_submitted_again_after_scancel_it_continues_at_the_third_phase(chain: SubmittedChain) -> None:
+def test_a_chain_submitted_again_after_scancel_resumes_at_the_third_phase(chain: SubmittedChain) -> None:
     job_id = chain.submit_amid("last")
     kept = {path: path.stat().st_mtime_ns for path in (chain.run_folder / "snapshots").iterdir()}
     chain.slurm.cluster.run("head", ["scancel", str(job_id)])
@@ -108,7 +108,7 @@ def test_a_job_is_watched_from_the_queue_to_its_end(chain: SubmittedChain) -> No
     assert [each.job_id for each in chain.submissions()] == [job_id]
 
 
-def test_cancelled_jobs_that_wait_are_taken_back_and_the_one_that_runs_keeps_a_snapshot(
+def test_cancel_removes_pending_jobs_and_the_running_one_keeps_a_snapshot(
     chain: SubmittedChain,
 ) -> None:
     running, *waiting = chain.submit_split_amid("init", stays_at=6)
@@ -146,7 +146,7 @@ def test_a_job_of_the_user_s_own_sbatch_is_watched_not_doubled_and_cancelled(cha
     assert [event["iteration"] for event in chain.events() if event["event"] == "checkpointed"] == [5]
 
 
-def test_a_submit_that_is_killed_when_sbatch_has_its_job_submits_nothing_twice(
+def test_a_submit_killed_after_sbatch_submits_nothing_twice(
     chain: SubmittedChain,
 ) -> None:
     (chain.root / "bin").mkdir()

@@ -14,13 +14,13 @@ def test_a_limit_that_is_written_reads_back(seconds: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
-def test_what_slurm_would_take_for_no_limit_is_not_written(seconds: float) -> None:
+def test_a_value_that_slurm_reads_as_unlimited_is_not_written(seconds: float) -> None:
     with pytest.raises(ClusterError, match="is not a time limit"):
         render_limit(seconds)
 
 
 @pytest.mark.parametrize("text", ["1:2:3:4", "-5", "1-", "two hours", "1.5"])
-def test_what_is_not_a_time_is_refused(text: str) -> None:
+def test_a_value_that_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ClusterError, match="is not a Slurm time"):
         parse_limit(text, "--time")
 

@@ -1,4 +1,4 @@
-"""Folders that stand for hosts: each has its own /node, and all see the source."""
+"""Folders as hosts: each has its own /node, and all see the source."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FolderHost(LocalHost):
 
 @dataclass(frozen=True)
 class World:
-    """Four hosts, a source, and what staging works with."""
+    """Four hosts, a source, and the environment of a staging."""
 
     hosts: tuple[FolderHost, ...]
     source: Path

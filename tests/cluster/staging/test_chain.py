@@ -1,4 +1,4 @@
-"""Chains that break: ranks of this machine, each in the folder of its host."""
+"""Chains that break: ranks on this machine, each in the folder of its host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def staged(world: World) -> list[str]:
     ]
 
 
-def test_a_disk_that_takes_no_more_stops_nobody_else(world: World) -> None:
+def test_a_full_disk_on_one_host_does_not_stop_the_others(world: World) -> None:
     world = through(world, "ulimit -f 20000")  # blocks of 512 bytes
     placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert placed[2] == StagedHost("n2", "failed", "File too large")
@@ -53,7 +53,7 @@ def test_a_chain_that_breaks_once_continues(world: World, tmp_path: Path) -> Non
     assert staged(world) == ["n0", "n1", "n2", "n3"]
 
 
-def test_a_chain_that_always_breaks_is_given_up_and_leaves_nothing(world: World) -> None:
+def test_a_chain_that_always_breaks_is_abandoned_without_leftovers(world: World) -> None:
     world = through(world, "kill -9 $$")
     placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert {each.outcome for each in placed} == {"failed"}
@@ -61,7 +61,7 @@ def test_a_chain_that_always_breaks_is_given_up_and_leaves_nothing(world: World)
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
 
 
-def test_a_rank_that_hangs_is_not_waited_for_for_ever(world: World) -> None:
+def test_a_hanging_rank_is_not_waited_for_forever(world: World) -> None:
     world = through(world, "sleep 600", start_s=3)
     placed = stage_lmdb(world.hosts, LMDB, world.source, world.env)
     assert {each.outcome for each in placed} == {"failed"}
@@ -94,8 +94,8 @@ def test_a_launcher_that_does_not_start_is_one_line_and_leaves_nothing(world: Wo
     assert [list((host.folder / "node").iterdir()) for host in world.hosts] == [[]] * 4
 
 
-def test_a_chain_that_does_not_begin_gives_way_to_the_next_best_way(world: World) -> None:
-    """Where it is not what was asked for; why is said once, and it is not tried again."""
+def test_a_chain_that_does_not_start_falls_back_to_the_next_best_way(world: World) -> None:
+    """The chain was not requested explicitly; the reason is printed once, and it is not tried again."""
     world = through(world, "exec /none/python")
     messages: list[str] = []
     placed = stage_lmdb(
@@ -129,7 +129,7 @@ def test_a_host_without_our_python_gets_it_another_way_and_the_rest_by_the_chain
     assert placed[0] == StagedHost("n0", "failed", lacks)
 
 
-def test_a_launcher_that_does_not_start_gives_way_too(world: World) -> None:
+def test_a_launcher_that_does_not_start_falls_back_too(world: World) -> None:
     env = replace(world.env, chain=ChainEnv(LocalLaunch(start=lambda *a: ["/none/mpiexec"])), rates=QUICK)
     messages: list[str] = []
     placed = stage_lmdb(world.hosts, LMDB, world.source, env, messages.append)

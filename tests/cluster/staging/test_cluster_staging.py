@@ -1,4 +1,4 @@
-"""Staging on hosts of their own, by the command that users call, on the head."""
+"""Staging on separate hosts, with the command that users call, on the head."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Staging:
         )
 
     def kill(self, signal: str) -> None:
-        """Send a signal to what `start` started."""
+        """Send a signal to the process that `start` started."""
         self.cluster.run("head", ["kill", "-s", signal, (self.folder / "pid").read_text().strip()])
 
     def whole_on(self) -> list[str]:
@@ -104,8 +104,8 @@ copy_with: ssh
 """
 
 
-def test_a_chain_that_a_node_cannot_join_gives_way_to_the_next_best_way(staging: Staging) -> None:
-    """The profile decides that it is tried, and gives its ranks what they need here."""
+def test_a_chain_that_a_node_cannot_join_falls_back_to_the_next_best_way(staging: Staging) -> None:
+    """The profile enables it, and gives its ranks the environment that they need here."""
     (staging.folder / "slow.yaml").write_text(SLOW)
     staging.environment = {"XDG_CACHE_HOME": str(staging.folder / "cache")}
     profile = ["--profile", str(staging.folder / "slow.yaml")]
@@ -189,7 +189,7 @@ def test_a_disk_that_fills_on_the_way_is_named_and_the_rest_are_staged(
     ("how", "attack"),
     [("copy", "folder"), ("copy", "link"), ("chain", "link"), ("ssh", "dangling"), ("copy", "data")],
 )
-def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(
+def test_paths_occupied_by_another_user_are_refused_and_not_touched(
     staging: Staging, how: str, attack: str
 ) -> None:
     staging.on("node2", "mkdir -m 700 /tmp/victim; echo precious >/tmp/victim/data.mdb")
@@ -230,7 +230,7 @@ def test_a_half_copy_that_a_killed_staging_left_is_never_an_lmdb_and_is_replaced
     assert staging.on("node4", f"ls -A '{LMDB}'").split() == [".caffe-recipes-staged", "data.mdb"]
 
 
-def test_an_interrupt_leaves_nothing_half_done_and_no_process(staging: Staging) -> None:
+def test_an_interrupt_leaves_no_partial_copy_and_no_process(staging: Staging) -> None:
     staging.cluster.rate("40mbit")
     started = staging.start("--how", "chain")
     staging.half_way("node4")
@@ -271,7 +271,7 @@ def test_a_host_that_crashes_while_it_is_sent_to_is_named_and_the_rest_are_stage
 ) -> None:
     cluster = make_cluster(4)
     staging = Staging(cluster, cluster.shared)
-    if how == "copy":  # from a shared file system that is no host's: it stalls half way
+    if how == "copy":  # from a shared file system that belongs to no host: it stalls half way
         stalls = '#!/bin/sh\nhead -c 9000000 "$2" >"$3"; exec sleep 600\n'
         cluster.replace("node3", "/usr/bin/cp", stalls)
     cluster.rate("40mbit")

@@ -39,7 +39,7 @@ def fill(landing: Landing, content: bytes, start: int = 0, chunk: int = 1_000_00
         landing.write(memoryview(content)[at : at + chunk], at)
 
 
-def test_what_is_verified_is_named_and_stamped(
+def test_a_verified_file_gets_its_final_name_and_a_stamp(
     folder: Path, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     landing = Landing(str(folder), PART, len(CONTENT), pool)
@@ -52,9 +52,7 @@ def test_what_is_verified_is_named_and_stamped(
     assert (folder / "data.mdb").read_bytes() == CONTENT
 
 
-def test_what_an_attempt_before_has_written_is_continued(
-    folder: Path, pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_a_previous_attempt_is_continued(folder: Path, pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     (folder / PART).write_bytes(CONTENT[: BLOCK_BYTES + 1000])
     landing = Landing(str(folder), PART, len(CONTENT), pool)
     assert landing.held_blocks == 1
@@ -66,7 +64,7 @@ def test_what_an_attempt_before_has_written_is_continued(
 
 
 @pytest.mark.parametrize("where", [0, BLOCK_BYTES, len(CONTENT) - 1])
-def test_one_wrong_byte_anywhere_is_found_and_nothing_is_named(
+def test_a_single_wrong_byte_is_found_and_the_file_gets_no_final_name(
     folder: Path, pool: ThreadPoolExecutor, tmp_path: Path, where: int
 ) -> None:
     wrong = bytearray(CONTENT)

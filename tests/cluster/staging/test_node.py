@@ -1,4 +1,4 @@
-"""What `node.sh` does, against what Python says of the same files."""
+"""What `node.sh` does, compared with Python's view of the same files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_node_takes_the_source_and_commits_it_when_its_digest_is_known(lmdb: P
     assert probe_node(HOST, str(lmdb), "/none", 7).digest == digest_of(source)
 
 
-def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path, tmp_path: Path) -> None:
+def test_a_copy_on_a_node_gets_its_final_name_only_once_verified(lmdb: Path, tmp_path: Path) -> None:
     source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     digest = digest_of(source)
@@ -82,7 +82,7 @@ def test_what_a_node_has_taken_gets_its_name_only_when_it_is_verified(lmdb: Path
     assert sorted(path.name for path in lmdb.iterdir()) == [STAMP, "data.mdb"]
 
 
-def test_what_cannot_be_taken_is_reported_in_the_nodes_words(lmdb: Path, tmp_path: Path) -> None:
+def test_a_failed_copy_is_reported_with_the_error_of_the_node(lmdb: Path, tmp_path: Path) -> None:
     source = tmp_path / "data.mdb"
     source.write_bytes(b"records")
     with pytest.raises(NodeRefusal, match="not enough space: "):
@@ -128,7 +128,7 @@ def test_a_stamp_is_trusted_only_for_the_file_that_was_verified(lmdb: Path, chan
     assert clean_node(HOST, str(lmdb)) == ("kept", "it has changed since caffe-recipes staged it")
 
 
-def test_what_a_process_reads_is_not_taken_away(lmdb: Path) -> None:
+def test_files_that_a_process_reads_are_not_removed(lmdb: Path) -> None:
     place(lmdb, b"records")
     with (
         (lmdb / "data.mdb").open("rb"),
@@ -143,7 +143,7 @@ def test_what_a_process_reads_is_not_taken_away(lmdb: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "caffe-recipes-1\n", "caffe-recipes-2 1 - - - -\n", "caffe-recipes-1 x - - - -\n", "\0"]
 )
-def test_a_stamp_that_cannot_be_read_is_none_of_ours(lmdb: Path, text: str) -> None:
+def test_an_unreadable_stamp_is_not_treated_as_ours(lmdb: Path, text: str) -> None:
     lmdb.mkdir(parents=True)
     (lmdb / STAMP).write_text(text)
     (lmdb / "data.mdb").write_bytes(b"records")
@@ -172,7 +172,7 @@ def test_a_truncated_or_changed_copy_does_not_get_its_final_name(
     assert not lmdb.parent.exists()
 
 
-def test_what_has_come_to_lie_there_meanwhile_is_not_replaced(lmdb: Path) -> None:
+def test_a_file_that_appears_during_staging_is_not_replaced(lmdb: Path) -> None:
     reserve_part(HOST, str(lmdb), PART, 7)
     (lmdb / PART).write_bytes(b"records")
     (lmdb / "data.mdb").write_bytes(b"the user's own")
@@ -194,7 +194,7 @@ def test_a_link_in_the_place_of_a_part_is_not_written_through(lmdb: Path, tmp_pa
     assert victim.read_text() == "precious"
 
 
-def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(lmdb: Path) -> None:
     lmdb.mkdir(parents=True)
     for folder, message in (
         (lmdb, ": can be changed"),
@@ -211,7 +211,7 @@ def test_a_folder_that_others_can_write_in_is_refused(lmdb: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["file", "data.mdb/lock.mdb"])
-def test_what_is_not_an_lmdb_is_refused_and_stays(lmdb: Path, made: str) -> None:
+def test_a_path_that_is_not_an_lmdb_is_refused_and_kept(lmdb: Path, made: str) -> None:
     path = lmdb if made == "file" else lmdb / made
     path.parent.mkdir(parents=True)
     path.write_text("the user's own")
@@ -271,7 +271,7 @@ def shell(request: pytest.FixtureRequest) -> list[str]:
 def call(shell: list[str], text: str, *words: str, cwd: Path) -> list[str]:
     """Call functions of `node.sh` by themselves; return the lines that they print."""
     script = resources.files("caffe_recipes.cluster").joinpath("sh/node.sh")
-    # A script is read with the words of who reads it: without any it only defines its functions.
+    # A sourced script sees our arguments: without any it only defines its functions.
     read = 'path=$1; shift; . "$0"; target=$path folder=$path; set -- "$path"; trust_owner_of .'
     argv = [*shell, "-c", f"{read}; {text}", str(script), *words]
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=True)
@@ -336,7 +336,7 @@ def test_a_group_may_write_in_a_folder_of_its_own_and_not_where_everybody_has_fi
     assert (judge("yes") == "trusted") == private
 
 
-def test_who_stages_second_waits_for_the_first_and_finds_its_copy(lmdb: Path, tmp_path: Path) -> None:
+def test_a_second_staging_waits_for_the_first_and_uses_its_copy(lmdb: Path, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"records")
     argv = [
         "sh",
@@ -426,7 +426,7 @@ def test_a_digest_that_a_group_could_have_planted_is_not_trusted(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_whose_folder_we_were_started_in_is_trusted_and_nobody_else(
+def test_only_the_owner_of_the_starting_folder_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout = tmp_path / "checkout"
@@ -487,9 +487,7 @@ def test_a_node_takes_nothing_from_a_source_that_another_user_could_have_put_the
     assert not lmdb.exists()
 
 
-def test_a_source_that_cannot_be_looked_at_has_no_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_source_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "caffe-recipes").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for source in ("", str(tmp_path / "gone" / "data.mdb")):

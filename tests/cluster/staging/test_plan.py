@@ -145,7 +145,7 @@ def test_the_chain_keeps_the_hostfiles_order_behind_the_first_host_that_sees_the
     assert order(blind) == ChainOrder(("n1", "n0", "n2"), "/scratch/lmdb/data.mdb", False, 4 << 20)
 
 
-def test_where_no_host_sees_the_source_one_that_has_a_copy_reads_it_else_this_machine() -> None:
+def test_if_no_host_sees_the_source_a_host_with_a_copy_or_this_machine_sends_it() -> None:
     blind = [absent(0, sees_source=False), absent(1, sees_source=False)]
     assert order(blind, ("n7", "n8")) == ChainOrder(("n7", "n0", "n1"), "/tmp/lmdb/data.mdb", True, 4 << 20)
     assert order(blind) == ChainOrder(("head", "n0", "n1"), "/scratch/lmdb/data.mdb", True, 4 << 20)

@@ -1,4 +1,4 @@
-"""A set of files: each host gets its own, verified one by one, and nothing of anybody else's is touched."""
+"""A set of files: each host gets its own, verified one by one, and files of others are not touched."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SetHost(FolderHost):
         return Path(f"{self.folder}{FOLDER}")
 
     def names(self) -> list[str]:
-        """Return the files that are there, and none of our stamps."""
+        """Return the existing files, without our stamps."""
         found = self.records.iterdir() if self.records.exists() else ()
         return sorted(path.name for path in found if "caffe-recipes" not in path.name)
 
@@ -165,7 +165,7 @@ def test_a_file_that_has_changed_since_is_named_and_neither_replaced_nor_removed
     assert place.hosts[0].names() == [NAMES[0]]
 
 
-def test_a_right_copy_that_somebody_else_made_is_verified_and_left_as_it_is(place: Place) -> None:
+def test_a_correct_copy_made_by_somebody_else_is_verified_and_kept(place: Place) -> None:
     host = place.hosts[1]
     host.records.mkdir(parents=True)
     shutil.copy(place.files.source / NAMES[1], host.records)
@@ -229,7 +229,7 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(place: Place, tmp_
     assert victim.read_text() == "precious"
 
 
-def test_a_folder_that_others_can_write_in_is_refused(place: Place) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(place: Place) -> None:
     host = place.hosts[1]
     host.records.mkdir(parents=True)
     host.records.chmod(0o777)
@@ -246,7 +246,7 @@ def test_a_source_that_differs_from_its_manifest_is_never_put_in_place(place: Pl
     assert place.hosts[2].names() == []
 
 
-def test_what_was_sent_before_the_link_went_stays_and_the_rest_follows(place: Place) -> None:
+def test_files_sent_before_the_link_broke_are_kept_and_the_rest_follows(place: Place) -> None:
     hosts = (replace(place.hosts[0], fails_at=1), *place.hosts[1:])
     assert place.stage("ssh", hosts) == (StagedHost("n0", "failed", "the link is gone"), *SENT[1:])
     first = place.hosts[0].records / NAMES[0]
@@ -257,7 +257,7 @@ def test_what_was_sent_before_the_link_went_stays_and_the_rest_follows(place: Pl
     assert_whole(place)
 
 
-def test_what_a_killed_staging_left_is_taken_over(place: Place) -> None:
+def test_the_remains_of_a_killed_staging_are_reused(place: Place) -> None:
     host = place.hosts[1]
     host.records.mkdir(parents=True)
     (host.records / f".{NAMES[1]}.part-dead").write_bytes(b"half")
@@ -320,13 +320,13 @@ def test_files_that_do_not_fit_in_one_command_are_requested_in_several(place: Pl
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "", "a\nb", "*"])
-def test_a_name_that_a_shell_would_not_leave_alone_is_refused(place: Place, name: str) -> None:
+def test_a_name_with_shell_metacharacters_is_refused(place: Place, name: str) -> None:
     odd = replace(place.files.wanted["n1"][0], name=name)
     with pytest.raises(DataError, match="rename the files of the set"):
         replace(place.files, wanted={"n0": [odd]})
 
 
-def test_two_stagings_to_one_folder_do_not_meet(place: Place) -> None:
+def test_two_stagings_to_one_folder_do_not_interfere(place: Place) -> None:
     assert place.env.cache is not None
     with (
         staging_lock(FOLDER, place.env.cache),

@@ -1,4 +1,4 @@
-"""A set of files staged on hosts of their own, by the command that users call; a spare replaces a host."""
+"""A set of files staged on separate hosts with the command that users call; a spare replaces a host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 FOLDER = "/tmp/a/train"
 NODES, FILES = 3, 9
 NAMES = [f"train-{number:05d}-of-{FILES:05d}" for number in range(FILES)]
-# The training program's own look at the files of a group, on the host.
+# The training program's own check of the files of a group, on the host.
 LOAD = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -177,7 +177,7 @@ def test_a_killed_staging_is_resumed_with_the_files_that_are_missing(records: Re
     assert "part-" not in records.on("node1", f"ls -A {FOLDER}")
 
 
-def test_what_another_user_has_put_in_the_way_is_refused_and_not_touched(records: Records) -> None:
+def test_paths_occupied_by_another_user_are_refused_and_not_touched(records: Records) -> None:
     records.on("node2", f"mkdir -p /tmp/a; mkdir -m 755 {FOLDER}; chown nobody /tmp/a {FOLDER}")
     before = records.on("node2", "find /tmp -printf '%p %u %m %l %T@\\n' | sort")
     done = records.call()

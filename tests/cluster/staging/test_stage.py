@@ -33,7 +33,7 @@ SENT = tuple(StagedHost(f"n{number}", "sent") for number in range(4))
 
 @dataclass(frozen=True)
 class Asked(FolderHost):
-    """A host that keeps what it is asked; of `hashing` the digest is known once it has taken the source."""
+    """A host that records its commands; with `hashing` the digest is known once it has the source."""
 
     verbs: list[str] = field(default_factory=list)
     hashing: Future[str] | None = None
@@ -126,7 +126,7 @@ def test_a_second_run_sends_nothing_and_a_third_fills_only_what_is_missing(world
     ]
 
 
-def test_a_copy_that_somebody_else_made_is_verified_and_left_as_it_is(world: World) -> None:
+def test_a_copy_made_by_somebody_else_is_verified_and_kept(world: World) -> None:
     lmdb = world.hosts[1].lmdb
     lmdb.mkdir()
     (lmdb / "data.mdb").write_bytes(CONTENT)
@@ -224,7 +224,7 @@ def test_hosts_that_do_not_see_the_source_get_it_from_one_that_does(world: World
     assert_whole(world.hosts[0])
 
 
-def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: World) -> None:
+def test_other_files_in_the_folder_survive_staging_and_cleaning(world: World) -> None:
     host = world.hosts[0]
     host.lmdb.mkdir()
     (host.lmdb / "notes").write_text("the user's")
@@ -234,7 +234,7 @@ def test_what_lies_beside_the_data_stays_when_it_is_staged_and_cleaned(world: Wo
     assert names_in(host.lmdb) == ["notes"]
 
 
-def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: World) -> None:
+def test_cleaning_removes_only_the_folders_that_staging_created(world: World) -> None:
     host, lmdb = world.hosts[0], "/node/a/b/lmdb"
     stage_lmdb([host], lmdb, world.source, replace(world.env, how="copy"))
     (Path(f"{host.folder}{lmdb}") / "lock.mdb").write_bytes(b"made by a reader")
@@ -245,7 +245,7 @@ def test_cleaning_takes_away_the_folders_that_were_made_and_no_other(world: Worl
     assert clean([host], lmdb, DATA, world.env.cache) == [Cleaned("n0", "nothing to remove")]
 
 
-def test_what_a_killed_staging_left_is_taken_over_or_cleaned(world: World) -> None:
+def test_the_remains_of_a_killed_staging_are_reused_or_cleaned(world: World) -> None:
     env = replace(world.env, how="copy")
     for host in world.hosts[:2]:
         host.lmdb.mkdir(mode=0o700)
@@ -268,7 +268,7 @@ def test_a_path_that_means_another_folder_on_each_host_is_refused(world: World, 
     "lmdb", ["/node/a 'b' \"c\"", "/node/$(touch x)`id`", "/node/-rf", "/node/a\nb", "/node/é*?"]
 )
 @pytest.mark.parametrize("how", ["copy", "chain"])
-def test_any_character_in_a_path_stays_a_character(world: World, lmdb: str, how: How) -> None:
+def test_any_character_in_a_path_is_taken_literally(world: World, lmdb: str, how: How) -> None:
     host = world.hosts[0]
     assert stage_lmdb([host], lmdb, world.source, replace(world.env, how=how)) == SENT[:1]
     assert (Path(f"{host.folder}{lmdb}") / "data.mdb").read_bytes() == CONTENT
@@ -295,7 +295,7 @@ def test_a_source_without_data_is_refused_before_any_host_is_touched(world: Worl
     assert [names_in(host.folder / "node") for host in world.hosts] == [[]] * 4
 
 
-def test_two_stagings_to_one_place_do_not_meet(world: World) -> None:
+def test_two_stagings_to_one_path_do_not_interfere(world: World) -> None:
     assert world.env.cache is not None
     with (
         staging_lock(LMDB, world.env.cache),

@@ -31,7 +31,7 @@ def test_pairs_are_equal_in_order_and_as_many_as_there_can_be(old: str, new: str
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(pairs))
 
 
-def test_what_would_not_fit_in_memory_is_paired_at_its_ends_only() -> None:
+def test_lists_too_large_for_memory_are_paired_at_their_ends_only() -> None:
     old, new = [0, *range(1, 40_000), 7], [0, *range(39_999, 0, -1), 7]
     assert longest_common(old, new) == [(0, 0), (40_000, 40_000)]
 

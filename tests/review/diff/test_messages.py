@@ -23,7 +23,7 @@ CLASSES = (
     pb.LayerParameter,
     pb.TransformationParameter,
     pb.MultiPhaseSolverParameter,
-    # What says more in some places than in others.
+    # Values that mean more in some places than in others.
     pb.ConcatParameter,
     pb.ConvolutionParameter,
     pb.LossParameter,
@@ -176,7 +176,7 @@ def test_a_block_that_caffe_asks_for_is_distinguished_from_its_absence(
     assert a != b
 
 
-def test_batch_norms_that_start_at_zero_no_more_are_reported() -> None:
+def test_batch_norms_that_no_longer_start_at_zero_are_reported() -> None:
     zero = "scale_param { bias_term: true filler { value: 0 } }"
     assert lines(zero, "scale_param { bias_term: true }", pb.LayerParameter) == [
         "scale_param.filler { value: 0 } -> not set (starts at 1)"
@@ -420,7 +420,9 @@ SAME = [
 
 
 @pytest.mark.parametrize(("cls", "one", "other"), SAME)
-def test_two_ways_of_writing_one_thing_are_not_a_difference(cls: type[Message], one: str, other: str) -> None:
+def test_two_spellings_of_the_same_value_are_not_a_difference(
+    cls: type[Message], one: str, other: str
+) -> None:
     assert lines(one, other, cls) == lines(other, one, cls) == []
     assert fingerprint(parse_prototxt(one, cls)) == fingerprint(parse_prototxt(other, cls))
     assert lines(one, other, cls, defaults=True) != []
@@ -439,7 +441,7 @@ def test_two_ways_of_writing_one_thing_are_not_a_difference(cls: type[Message], 
          'train_net not set -> "a"'),
     ],
 )  # fmt: skip
-def test_two_ways_of_writing_two_things_show_what_differs(
+def test_differently_spelled_different_values_show_what_differs(
     cls: type[Message], one: str, other: str, line: str
 ) -> None:
     assert lines(one, other, cls) == [line]

@@ -95,7 +95,7 @@ def test_a_reversed_net_of_20_000_layers_is_compared_quickly() -> None:
     assert len(found) == 19_999
 
 
-def test_layers_without_a_name_or_of_one_name_go_by_what_they_do() -> None:
+def test_layers_with_no_name_or_the_same_name_are_matched_by_their_content() -> None:
     for name in ("", 'name: "x" '):
         row = [
             f'layer {{ {name}type: "{kind}" bottom: "a" top: "a" }}\n' for kind in ("ReLU", "TanH", "BNLL")
@@ -382,7 +382,7 @@ def test_sharing_names_swapped_between_two_pairs_are_not_a_difference() -> None:
     assert changes(old, new) == []
 
 
-def test_kernels_and_rules_in_other_words_are_not_a_difference() -> None:
+def test_differently_spelled_kernels_and_rules_are_not_a_difference() -> None:
     sides = "kernel_h: 3 kernel_w: 3 pad_h: 1 pad_w: 1"
     new = SMALL.replace("kernel_size: 3 pad: 1", sides).replace(
         "include { phase: TEST }", "exclude { phase: TRAIN }"

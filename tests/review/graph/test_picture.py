@@ -1,4 +1,4 @@
-"""The picture of a graph: what is in it, that nothing lies on anything else, and that it is sound SVG."""
+"""The picture of a graph: its contents, no overlaps, and valid SVG."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def long() -> Layers:
 
 
 def scattered() -> Layers:
-    """Give layers that hang on others of several columns, and one that hangs on nothing."""
+    """Return layers that read others in several columns, and one that reads nothing."""
     layers = long()
     return [
         *layers,
@@ -184,7 +184,7 @@ NETS = {
 
 
 def tangle(seed: int) -> Layers:
-    """Give a net whose layers read whatever was made before them, as no person would draw it."""
+    """Return a net whose layers read arbitrary earlier ones, as no person would design it."""
     random = Random(seed)
     layers = [L.layer(f"in{index}", "Input", (), f"in{index}", shape={"dim": [2, 4]}) for index in range(2)]
     blobs = [layer.top[0] for layer in layers]
@@ -336,7 +336,7 @@ def test_the_text_of_a_box_fits_in_it(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_even_a_tangled_net_is_drawn_without_anything_on_anything_else(seed: int) -> None:
+def test_even_a_tangled_net_is_drawn_without_overlaps(seed: int) -> None:
     net = LoadedNet("tangle", L.net("tangle", *tangle(seed)), pb.TRAIN, 0, ())
     layout, _ = lay_out(build_graph(net))
     test_every_layer_stands_in_one_box(net, layout)
@@ -407,7 +407,7 @@ def test_in_place_layers_are_lines_of_the_box_that_they_work_on(tmp_path: Path) 
     ]
 
 
-def test_what_was_read_before_an_in_place_layer_keeps_a_box_of_its_own(tmp_path: Path) -> None:
+def test_a_layer_read_before_an_in_place_layer_keeps_its_own_box(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     layers = [image(1, 3, 9, 9), conv("a", "data"), conv("b", "a"), L.relu("relu", "a"), conv("c", "a")]
     path.write_text(render_prototxt(L.net("n", *layers)))
@@ -527,7 +527,7 @@ def test_a_graph_is_drawn_as_png_and_pdf_to_the_same_bytes_each_time(kind: str, 
     assert pictures[0] == pictures[1]
 
 
-def test_the_png_has_the_svg_s_ground_and_colours_at_its_places(tmp_path: Path) -> None:
+def test_the_png_has_the_background_and_colours_of_the_svg(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(render_prototxt(L.net("$a_b", image(1, 3, 9, 9), conv("層", "data"))))
     net = read_net(str(path), SummaryOptions())

@@ -1,4 +1,4 @@
-"""Pictures of sweeps: what is in them, and that they are the same anywhere."""
+"""Pictures of sweeps: their contents, and that they are the same anywhere."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_batches_that_take_the_same_time_share_a_line() -> None:
 @pytest.mark.parametrize(
     ("key", "title"), [("batch_per_rank", "images per rank"), ("global_batch", "images per iteration")]
 )
-def test_what_is_swept_is_on_the_axis(key: str, title: str) -> None:
+def test_the_swept_quantity_is_on_the_axis(key: str, title: str) -> None:
     shapes = [Shape(256, 1, batch) for batch in (8, 16, 32)]
     texts = texts_in(render_sweep_plot(sweep(*shapes), "svg", (key,)))
     ticks = {"8", "16", "32"} if key == "batch_per_rank" else {"2,048", "4,096", "8,192"}
@@ -89,7 +89,7 @@ def test_a_training_that_scales_linearly_is_one_line_with_that() -> None:
     assert not {"training only", "linear scaling"} & texts
 
 
-def test_counts_of_nodes_whose_labels_would_overlap_have_none() -> None:
+def test_overlapping_labels_of_node_counts_are_omitted() -> None:
     texts = texts_in(render_sweep_plot(sweep(*(Shape(n, 1, 16) for n in (64, 65, 66, 1000))), "svg"))
     assert {"64", "1,000"} <= texts
     assert not {"65", "66"} & texts

@@ -1,4 +1,4 @@
-"""Which speed an estimate takes, what it reads, and what it says."""
+"""Which speed an estimate uses, what it reads, and what it prints."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ def kinds(recipe: Recipe, known: SpeedInputs) -> list[str]:
     return [found.pace.kind, *(other.kind for other in found.others)]
 
 
-def test_the_user_s_log_goes_before_the_source_and_that_before_the_tables(recipe: Recipe, log: Path) -> None:
+def test_the_user_s_log_takes_precedence_over_the_source_and_that_over_the_tables(
+    recipe: Recipe, log: Path
+) -> None:
     known = SpeedInputs((log,), 7000, load_profile("stampede2-skx"))
     assert kinds(recipe, known) == ["log", "given", "reported", "measured"]
     assert kinds(recipe, SpeedInputs(profile=load_profile("stampede2-skx"))) == ["reported", "measured"]
 
 
-def test_what_counts_on_the_recipe_s_own_shape_counts_on_all() -> None:
+def test_the_source_chosen_for_the_recipe_s_own_shape_is_used_for_all() -> None:
     recipe = load_recipe("stampede2-448n-90ep")
     shapes = [Shape(256, 2, 16), Shape(448, 2, 16)]
     found = estimate_shapes(recipe, shapes, SpeedInputs())
@@ -76,7 +78,7 @@ def test_a_machine_of_other_nodes_has_the_table_of_those() -> None:
     assert (found.pace.source, found.others[0].notes) == ("the paper's Table V", ())
 
 
-def test_a_measured_machine_goes_before_the_rate_of_another_with_the_same_nodes(recipe: Recipe) -> None:
+def test_a_measured_machine_takes_precedence_over_one_with_the_same_nodes(recipe: Recipe) -> None:
     (found,) = estimate_shapes(recipe, [shape_of(recipe)], SpeedInputs(profile=load_profile("marenostrum4")))
     assert (found.pace.kind, found.pace.source) == ("measured", "the paper's Table VI")
     assert [other.notes for other in found.others] == [("on the recipe's own machine",)]
@@ -142,12 +144,12 @@ def test_a_run_s_folder_gives_all_of_its_logs(tmp_path: Path) -> None:
     assert [Path(path).name for path, _ in read_logs([tmp_path])] == ["cyc1-1.log", "init-1.log"]
 
 
-def test_a_folder_that_is_named_like_a_log_is_none(tmp_path: Path, log: Path) -> None:
+def test_a_folder_named_like_a_log_is_not_a_log(tmp_path: Path, log: Path) -> None:
     (tmp_path / "old.log").mkdir()
     assert [path for path, _ in read_logs([tmp_path])] == [str(log)]
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"contains no logs; give a run's folder or a log"):
         list(read_logs([tmp_path]))
     ((_, lines),) = read_logs([tmp_path / "none.log"])
@@ -232,7 +234,7 @@ def test_a_sweep_s_efficiency_is_a_node_s_speed_against_one_alone(recipe: Recipe
     assert rises == [f"note: with 16 images per node, {faster}"]
 
 
-def test_where_nobody_knows_the_speed_of_one_node_a_sweep_has_no_efficiency() -> None:
+def test_a_sweep_without_the_speed_of_one_node_has_no_efficiency() -> None:
     shapes = [Shape(1, 2, 32), Shape(2, 2, 32)]
     text = render_sweep(estimate_shapes(load_recipe("digits-local"), shapes, SpeedInputs(images_per_s=100)))
     assert "efficiency" not in text

@@ -33,7 +33,7 @@ def test_the_source_s_numbers_follow_from_the_run_s_shape() -> None:
     assert found.minutes and round(found.minutes) == 117
 
 
-def test_what_it_reports_is_81_percent_of_linear() -> None:
+def test_the_reported_speed_is_81_percent_of_linear() -> None:
     found = horovod_arithmetic(RECIPE)
     assert found and found.images_per_s and found.images_per_s_if_linear
     assert found.images_per_s / found.images_per_s_if_linear == pytest.approx(0.81)

@@ -129,7 +129,7 @@ def test_rows_between_and_beyond_the_measured_points_are_marked() -> None:
     assert estimated == {("Table II", 3): "interpolated", ("Table IV", 1): "beyond"}
 
 
-def test_the_epochs_that_follow_from_the_iterations_stand_beside_the_printed_ones() -> None:
+def test_the_computed_epochs_are_shown_beside_the_printed_ones() -> None:
     third = of("Table III")[4]
     assert (round(third.epochs or 0, 1), third.printed_epochs) == (110.9, 37)
     assert round(of("Table IX")[2].epochs or 0) == 102

@@ -1,4 +1,4 @@
-"""Pictures of schedules: what is in them, that they are the same anywhere, and what is refused."""
+"""Pictures of schedules: their contents, that they are the same anywhere, and what is refused."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_logarithmic_axis_holds_a_rate_that_ends_at_nothing(call: Call, tmp_pa
         (("many.prototxt", "-o", "a.svg"), "101 phases to draw; give 100 at most"),
     ],
 )
-def test_what_cannot_be_drawn_gets_one_line_and_no_file(
+def test_a_schedule_that_cannot_be_drawn_gets_one_line_and_no_file(
     words: tuple[str, ...], message: str, call: Call, tmp_path: Path
 ) -> None:
     (tmp_path / "zero.prototxt").write_text('lr_policy: "fixed" max_iter: 5')
@@ -220,7 +220,7 @@ def test_a_file_s_format_is_known_by_its_ending() -> None:
 
 
 def touching(figure: Figure) -> list[str]:
-    """What each text inside an axes touches: a line, a marker, the frame, or another text."""
+    """Return what each text inside an axes touches: a line, a marker, the frame, or another text."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     found = []

@@ -92,7 +92,7 @@ def test_rates_have_the_fewest_digits_that_read_back() -> None:
         assert np.float32(f"{mantissa[:-1]}{e}{exponent}") != np.float32(text)
 
 
-def test_what_is_not_a_finite_number_is_written_plainly() -> None:
+def test_values_that_are_not_finite_are_written_plainly() -> None:
     lost = pb.SolverParameter(lr_policy="poly_cyc", power=2, base_lr=1, max_iter=3)
     assert [text for _, text in rate_rows(lost)] == ["nan", "inf", "inf"]
 
@@ -182,7 +182,7 @@ def test_a_solver_whose_rate_cannot_be_computed_is_one_line(text: str, message: 
     assert done.output == ""
 
 
-def test_a_bad_solver_behind_a_good_one_leaves_no_half_table(write: Write) -> None:
+def test_a_bad_solver_after_a_good_one_prints_no_partial_table(write: Write) -> None:
     done = call(write("a.prototxt", LINE), write("b.prototxt", "max_iter: 1"))
     assert isinstance(done.exception, PrototxtError)
     assert done.output == ""

@@ -1,4 +1,4 @@
-"""Schedules: stretches over the age of the model, from recipes and from anybody's solvers."""
+"""Schedules: stretches over the age of the model, from recipes and from any solvers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_solvers_without_epochs_are_not_drawn_beside_recipes(write: Write) -> No
         ("digits-local:train_val", "digits-local:train_val: is a recipe's net; give a recipe or"),
     ],
 )
-def test_what_has_no_schedule_is_named_as_what_it_is(write: Write, name: str, message: str) -> None:
+def test_a_file_without_a_schedule_is_described(write: Write, name: str, message: str) -> None:
     write("solver_b.pt", "base_lr: 1")
     with pytest.raises(InputError, match=re.escape(message)):
         load_schedules([name])
@@ -188,7 +188,7 @@ def test_the_solvers_of_a_recipe_are_not_a_file() -> None:
         load_chain(["digits-local"])
 
 
-def test_a_recipe_s_name_goes_before_a_folder_of_that_name(write: Write) -> None:
+def test_a_recipe_name_takes_precedence_over_a_folder_of_that_name(write: Write) -> None:
     write("digits-local/solver.prototxt", "base_lr: 1")
     assert load_schedules(["digits-local"])[0].name == "digits-local"
     with pytest.raises(InputError, match=r"\./digits-local: is a folder"):

@@ -1,4 +1,4 @@
-"""A recipe on a page: what `show` says of each phase, as text and as values."""
+"""A recipe on a page: what `show` prints about each phase, as text and as values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(*words: str | Path) -> Result:
 
 
 def rows_of(text: str, heading: str) -> list[list[str]]:
-    """The words of a table's rows, found by its first heading and another."""
+    """Return the words of the rows of a table, found by its first heading and another one."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("phase") and heading in line)
     end = lines.index("", first) if "" in lines[first:] else len(lines)
@@ -104,7 +104,7 @@ def test_a_long_source_continues_below_itself() -> None:
     assert max(map(len, lines)) <= 120
 
 
-def test_what_is_random_about_an_image_is_reported_of_each_phase() -> None:
+def test_the_random_augmentation_of_each_phase_is_shown() -> None:
     recipe = load_recipe("stampede2-64n-72ep")
     augmentations = [
         summarize_phase(recipe, recipe.phase(name)).augmentation for name in ("init", "collapse")
@@ -147,7 +147,7 @@ def test_a_stop_and_iter_size_count_in_epochs_images_and_the_last_rate() -> None
     assert [snapshot.iteration for snapshot in phase.snapshots] == [280]
 
 
-def test_accepted_findings_stand_there_with_their_reasons() -> None:
+def test_accepted_findings_are_shown_with_their_reasons() -> None:
     raw = yaml.safe_load(DIGITS)
     raw["accept"] = [{"finding": "some-id", "phase": "collapse", "reason": "as published"}]
     recipe = parse_recipe(yaml.safe_dump(raw), "a.yaml", Path())

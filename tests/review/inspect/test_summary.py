@@ -1,4 +1,4 @@
-"""The counts of nets that papers have published, and what a summary says of phases, inputs and sharing."""
+"""The published counts of nets, and how a summary treats phases, inputs and sharing."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_an_lmdb_under_caffe_root_gives_the_size_of_its_images(tmp_path: Path) -
     [(b"", "is empty: data.mdb has 0 bytes"), (b"x" * 8192, "is not an LMDB")],
     ids=["empty", "damaged"],
 )
-def test_an_lmdb_that_cannot_be_read_is_named_and_no_obstacle(
+def test_an_unreadable_lmdb_is_named_but_does_not_stop_the_summary(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "root" / "lmdb").mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_an_lmdb_that_cannot_be_read_is_named_and_no_obstacle(
     assert known.hint == ""
 
 
-def test_a_first_record_without_an_image_is_named_and_no_obstacle(tmp_path: Path) -> None:
+def test_a_first_record_without_an_image_is_named_but_does_not_stop_the_summary(tmp_path: Path) -> None:
     from caffe_recipes.caffe.datums import write_datums
 
     write_datums(tmp_path / "lmdb", [("0", pb.Datum(channels=1, height=2, width=2))])
@@ -257,7 +257,7 @@ def test_a_first_record_without_an_image_is_named_and_no_obstacle(tmp_path: Path
     assert "and lmdb begins with a record that holds no image: give --input" in found.hint
 
 
-def test_another_batch_changes_what_a_batch_costs_and_nothing_of_an_image(tmp_path: Path) -> None:
+def test_another_batch_changes_the_cost_of_a_batch_but_not_of_an_image(tmp_path: Path) -> None:
     small, large = (summary_of(tmp_path, *lenet(), batch=batch) for batch in (1, 100))
     assert large.totals.activation_bytes == 100 * small.totals.activation_bytes
     assert headline(large) == headline(small)
@@ -457,7 +457,7 @@ def test_a_solver_may_hold_its_net_and_its_stages(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_holds_no_net_is_one_line(tmp_path: Path, text: str, what: str) -> None:
+def test_a_file_without_a_net_is_one_line(tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "x.prototxt"
     path.write_text(text)
     if not what:
@@ -487,7 +487,9 @@ def test_a_folder_stands_for_its_only_net_or_lists_its_nets(tmp_path: Path) -> N
         assert str(caught.value) == message
 
 
-def test_a_recipe_goes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_takes_precedence_over_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "digits-local").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load_net("digits-local").path == "digits-local:train_val"

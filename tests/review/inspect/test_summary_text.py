@@ -76,7 +76,7 @@ def test_json_and_csv_hold_the_counts_of_the_summary(found: Summary) -> None:
     ]
 
 
-def test_what_is_unknown_is_a_question_mark_null_or_empty(tmp_path: Path) -> None:
+def test_unknown_values_are_a_question_mark_null_or_empty(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     data = L.data(source="nowhere", batch_size=2, phase="TRAIN")
     path.write_text(render_prototxt(L.net("n", data, L.conv("c", "data", num_output=4, kernel_size=3))))

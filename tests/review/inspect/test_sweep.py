@@ -1,4 +1,4 @@
-"""What a sweep's words mean, and which are refused."""
+"""The meaning of the words of a sweep, and which are refused."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
         ("nodes=1..9:x1", "'1..9:x1' has the factor 1"),
     ],
 )
-def test_what_is_not_a_sweep_is_refused_in_a_line(text: str, message: str) -> None:
+def test_an_invalid_sweep_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_sweep(text)
     assert message in str(caught.value)

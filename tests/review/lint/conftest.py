@@ -1,4 +1,4 @@
-"""What the tests of lint's rules on one net, and on a recipe, share."""
+"""Fixtures for the tests of lint's rules on one net and on a recipe."""
 
 from __future__ import annotations
 

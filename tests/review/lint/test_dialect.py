@@ -1,4 +1,4 @@
-"""`lint --dialect`: what another Caffe would not take, as findings with their places."""
+"""`lint --dialect`: what another Caffe would not accept, as findings with their positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_file(path: Path, dialect: str) -> list[Finding]:
 
 
 @needs_authors
-def test_the_authors_own_caffe_takes_all_their_files_without_a_word() -> None:
+def test_the_authors_own_caffe_accepts_all_their_files_without_findings() -> None:
     files = sorted(AUTHORS.rglob("*.prototxt"))
     assert len(files) == 11
     assert [check_file(path, "surfsara") for path in files] == [[]] * 11
@@ -71,7 +71,7 @@ def test_the_other_caffes_lack_more_of_the_published_net(dialect: str, extra: se
 
 
 @pytest.mark.parametrize("name", ["digits-local", "stampede2-64n-72ep"])
-def test_what_we_generate_is_our_caffe_s(name: str) -> None:
+def test_generated_files_are_in_the_dialect_of_our_caffe(name: str) -> None:
     files = cr.generate(cr.load_recipe(name))
     texts = {path: text for path, text in files.items() if path.endswith(".prototxt")}
     assert texts

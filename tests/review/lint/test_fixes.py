@@ -1,4 +1,4 @@
-"""`lint --fix`: what is mechanical is corrected in place, and all else stays byte for byte."""
+"""`lint --fix`: mechanical mistakes are corrected in place, and all else stays byte for byte."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_net_folder_a_comment_and_a_field_never_read_are_corrected_and_nothing
     }
 
 
-def test_what_is_fixed_is_found_no_more(folder: Path) -> None:
+def test_fixed_findings_are_no_longer_found(folder: Path) -> None:
     for name, text in fix(folder).items():
         (folder / name).write_text(text)
     found = {one.id for one in lint([str(folder)], LintOptions())}
@@ -73,12 +73,12 @@ def test_each_of_alike_layers_is_fixed(folder: Path) -> None:
     assert IDLE_LINE not in fix(folder)["net.prototxt"]
 
 
-def test_each_value_of_a_list_is_taken_out(folder: Path) -> None:
+def test_each_value_of_a_list_is_removed(folder: Path) -> None:
     (folder / "solver.prototxt").write_text(f"{SOLVER}stepvalue: 10\nstepvalue: 20\n")
     assert "stepvalue" not in fix(folder)["solver.prototxt"]
 
 
-def test_a_comment_beside_a_field_that_is_taken_out_stays(folder: Path) -> None:
+def test_a_comment_beside_a_removed_field_is_kept(folder: Path) -> None:
     beside = f"{IDLE_LINE[:-1]}  # why\n"
     net = (NET + CONV.replace("NAME", "c")).replace(IDLE_LINE, beside)
     (folder / "net.prototxt").write_text(net)
@@ -97,7 +97,7 @@ def test_a_wrong_folder_becomes_the_one_that_exists_from_the_caffe_root(
     root = folder.parents[1]
     wrong = SOLVER.replace("models/old", "wrong/dir")
     (folder / "solver.prototxt").write_text(wrong)
-    assert "wrong/dir/net.prototxt" in fix(folder)["solver.prototxt"]  # nothing says where the root is
+    assert "wrong/dir/net.prototxt" in fix(folder)["solver.prototxt"]  # the Caffe root is unknown
     if not is_given:
         monkeypatch.chdir(root)
     fixed = fix(folder, root if is_given else None)["solver.prototxt"]

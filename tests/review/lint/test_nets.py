@@ -18,7 +18,7 @@ from caffe_recipes.review.lint.rules import RULES, SEVERITIES
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "surfsara"
 NETS = sorted((Path(__file__).parent / "zoo").glob("*.prototxt"))
 
-# What is right about these nets and yet to be known.
+# Notes about these nets, which are correct.
 NOTES = {
     "autoencoder": ["layer-name-twice", "train-unshuffled"],
     "fcn": ["no-fillers"],
@@ -33,7 +33,7 @@ def test_the_nets_are_of_many_kinds() -> None:
 
 
 @pytest.mark.parametrize("path", NETS, ids=lambda path: path.stem)
-def test_a_right_net_raises_no_alarm(path: Path) -> None:
+def test_a_correct_net_has_no_findings(path: Path) -> None:
     found = check_net(load_document(path, pb.NetParameter))
     assert sorted(finding.id for finding in found) == NOTES.get(path.stem, [])
     assert all(finding.severity == "note" for finding in found)
@@ -92,7 +92,7 @@ def test_findings_come_gravest_first_and_their_ids_are_all_in_the_table() -> Non
     assert {finding.id for finding in found} <= RULES.keys()
 
 
-def test_a_net_of_the_old_format_is_looked_at_as_caffe_upgrades_it() -> None:
+def test_a_net_of_the_old_format_is_checked_as_caffe_upgrades_it() -> None:
     text = (Path(__file__).parent / "zoo" / "old_lenet.prototxt").read_text()
     wrong = text.replace('bottom: "ip1" top: "ip2"', 'bottom: "ip3" top: "ip2"')
     line = next(at for at, each in enumerate(wrong.splitlines(), 1) if "ip3" in each)
@@ -129,7 +129,7 @@ def test_a_net_of_very_many_wrong_layers_is_reported_briefly_and_soon() -> None:
 
 
 @pytest.mark.parametrize("path", NETS, ids=lambda path: path.stem)
-def test_a_net_with_any_words_exchanged_is_checked_without_a_traceback(path: Path) -> None:
+def test_a_net_with_any_tokens_swapped_is_checked_without_a_traceback(path: Path) -> None:
     random = Random(path.stem)
     words = re.findall(r'"[^"]*"|[\w.+-]+|\S', path.read_text())
     pool = [word for other in NETS for word in re.findall(r'"[^"]*"|[\w.+-]+', other.read_text())]

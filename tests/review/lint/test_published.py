@@ -42,7 +42,7 @@ EXPECTED_WIDE: list[ExpectedFinding] = [
 
 
 def assert_findings(found: list[Finding], expected: list[ExpectedFinding]) -> None:
-    """Hold that these findings, and no others, are above a note, each with what it says and its values."""
+    """Assert that exactly these findings are above a note, each with its text and its values."""
     grave = [one for one in found if one.severity != "note"]
     assert [(one.id, one.phase) for one in grave] == [(rule, phase) for rule, phase, _, _ in expected]
     for one, (_, _, text, values) in zip(grave, expected, strict=True):

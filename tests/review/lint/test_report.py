@@ -46,7 +46,7 @@ def test_a_phase_that_the_text_names_is_not_named_twice() -> None:
     assert "[join-jump] from a to b\n" in render_findings([named])
 
 
-def test_nothing_found_is_one_line() -> None:
+def test_no_findings_is_one_line() -> None:
     assert render_findings([]) == "0 errors, 0 warnings, 0 notes"
 
 
@@ -98,7 +98,7 @@ def test_the_same_finding_at_several_places_is_one_block_that_names_them() -> No
     assert text.endswith("0 errors, 1 warning in 4 places, 0 notes")
 
 
-def test_what_is_counted_are_the_blocks_and_their_places() -> None:
+def test_blocks_and_their_positions_are_counted() -> None:
     others = [replace(ONE, where=f"a/{name}.prototxt:4:1", accepted="as published") for name in "cde"]
     text = render_findings([ONE, GRAVE, *others, replace(ONE, what="it falls")])
     assert text.count("[") == 4

@@ -1,4 +1,4 @@
-"""The arithmetic of ensembles, against what can be counted by hand."""
+"""The arithmetic of ensembles, against results counted by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_probabilities_decide_between_equal_votes() -> None:
     assert measure_members(members, labels_of(0), "votes").ensemble.top1 == 1
 
 
-def test_each_is_measured_alone_so_far_and_left_out() -> None:
+def test_members_are_measured_alone_cumulatively_and_left_out() -> None:
     right, wrong = scores_of((0.9, 0.1)), scores_of((0.4, 0.6))
     found = measure_members([right, wrong, wrong], labels_of(0), "votes")
     assert [each.top1 for each in found.single] == [1, 0, 0]
@@ -79,11 +79,11 @@ def test_many_images_are_counted_as_few_are() -> None:
     assert found == Accuracy(float((ranks == 0).sum()) / 9000, float((ranks < 5).sum()) / 9000)
 
 
-def test_of_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
+def test_among_equal_scores_the_later_class_comes_first_as_in_caffe() -> None:
     assert ranks_of(np.zeros((2, 3)), labels_of(2, 0)).tolist() == [0, 2]
 
 
-def test_what_is_not_a_number_is_never_right() -> None:
+def test_nan_scores_are_never_correct() -> None:
     nothing = np.full((2, 3), np.nan, np.float32)
     assert ranks_of(nothing, labels_of(2, 0)).tolist() == [3, 3]
     for average in AVERAGES:

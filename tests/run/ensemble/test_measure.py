@@ -121,7 +121,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep digests where no other test does."""
+    """Cache digests in a folder that no other test uses."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made / "cache"))
     return made
 
@@ -165,7 +165,7 @@ def test_phases_and_files_may_be_members(root: Path) -> None:
     assert found.measured.single[1] == measure(root)[0].measured.single[1]
 
 
-def test_a_damaged_file_of_predictions_is_made_anew(root: Path) -> None:
+def test_a_damaged_file_of_predictions_is_recreated(root: Path) -> None:
     found, _ = measure(root)
     (path,) = (root / "runs/branched-1/snapshots").glob("left_iter_4.*.npz")
     whole = path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_damaged_file_of_predictions_is_made_anew(root: Path) -> None:
     ],
     ids=["images", "classes", "classes and labels", "labels", "NaN"],
 )
-def test_kept_predictions_that_are_not_of_the_lmdb_are_made_anew(
+def test_cached_predictions_of_another_lmdb_are_recreated(
     root: Path, spoil: Callable[[Scores, Labels], tuple[Scores, Labels]]
 ) -> None:
     found, _ = measure(root)
@@ -246,7 +246,7 @@ def test_a_model_whose_scores_overflow_is_one_clear_error(root: Path) -> None:
         measure(root, members=("left", str(model)))
 
 
-def test_another_lmdb_is_predicted_anew_and_both_are_kept(root: Path) -> None:
+def test_another_lmdb_is_predicted_again_and_both_are_kept(root: Path) -> None:
     write_noise(root / "other_lmdb", [1] * 7)
     found, messages = measure(root, lmdb=root / "other_lmdb")
     assert (found.images, len(messages)) == (7, 2)
@@ -266,7 +266,7 @@ def test_the_table_and_the_json_agree(root: Path) -> None:
     assert values["reported"] == {"members": ["left", "right"]}
 
 
-def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) -> None:
+def test_the_reported_ensemble_accuracy_is_shown_beside_ours(root: Path) -> None:
     found, _ = measure(root, members=("trunk", "left"))
     found = replace(found, reported=Reported(top1_percent=77.5))
     lines = render_ensemble(found, "data/test_lmdb").splitlines()
@@ -284,7 +284,7 @@ def test_what_the_source_reports_of_its_ensemble_stands_beside_ours(root: Path) 
         (("left", "none.caffemodel"), "none.caffemodel: cannot be read: no such file"),
     ],
 )
-def test_what_is_not_an_ensemble_is_refused(root: Path, members: tuple[str, ...], part: str) -> None:
+def test_a_run_that_is_not_an_ensemble_is_refused(root: Path, members: tuple[str, ...], part: str) -> None:
     with pytest.raises(InputError, match=re.escape(part)):
         measure(root, members=members)
 

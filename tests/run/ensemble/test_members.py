@@ -1,4 +1,4 @@
-"""Whose models are averaged where nobody names them."""
+"""Which models are averaged by default."""
 
 from __future__ import annotations
 

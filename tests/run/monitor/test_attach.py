@@ -37,7 +37,7 @@ FINISHED = {"sha256": "0" * 64, "seconds": 3, "images_per_s": 1234.5, "loss": 0.
 
 
 class Watcher:
-    """Watches as attach does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+    """Watches as attach does; its clock advances when it pauses, and `meanwhile` is called then."""
 
     def __init__(self, place: Place, connect: Callable[[str], Host] = LocalHost) -> None:
         self.place, self.output, self.now_s = place, io.StringIO(), 0.0
@@ -47,7 +47,7 @@ class Watcher:
         self.until = time.monotonic() + 600
 
     def watch(self, run: str = "small", on: str | None = None, *, once: bool = False) -> str:
-        """Attach, and return what that has said."""
+        """Attach, and return its output."""
         ticks = itertools.count(0, 60)  # each line of progress is due
         reporter = Reporter(Console(file=self.output, soft_wrap=True, highlight=False), lambda: next(ticks))
         env = FollowEnv(lambda name, copy_with: self.connect(name), self._pause, lambda: self.now_s)
@@ -62,7 +62,7 @@ class Watcher:
 
 
 def make_run(place: Place, *events: Event, log: str = "") -> Path:
-    """Write a run that no process has carried on, as far as these events."""
+    """Write a run without a process, up to these events."""
     folder, recipe = place.root / "runs" / "small-1", load_recipe(place.recipe)
     folder.parent.mkdir()
     journal = create_run(folder, recipe, {}, lambda: 1_700_000_000.0)
@@ -121,7 +121,7 @@ def test_attach_prints_the_lines_of_the_run_up_to_its_table(place: Place, on: st
     assert [line for line in lines if not line.startswith("  ")] == run_s  # all but progress
 
 
-def test_nothing_is_written_or_locked_by_who_watches(place: Place) -> None:
+def test_attach_writes_and_locks_nothing(place: Place) -> None:
     folder = make_run(place, started(), launched(), log=LOG)
     holder, watcher = Journal(folder / "journal.jsonl"), Watcher(place)
     holder.write("started", pid=os.getpid(), host=HERE)
@@ -167,7 +167,7 @@ def test_a_run_is_found_by_its_folder_its_name_and_its_recipe(place: Place, give
 
 
 @pytest.mark.parametrize("on", [None, "localhost"])
-def test_of_a_finished_run_whose_model_is_gone_that_is_reported(place: Place, on: str | None) -> None:
+def test_a_finished_run_with_a_missing_model_is_reported(place: Place, on: str | None) -> None:
     folder = make_run(place, *WHOLE)
     model, named = folder / "snapshots/last.caffemodel", "model: runs/small-1/snapshots/last.caffemodel"
     assert Watcher(place).watch(on=on, once=True).splitlines()[-1] == named
@@ -176,7 +176,7 @@ def test_of_a_finished_run_whose_model_is_gone_that_is_reported(place: Place, on
     assert Watcher(place).watch(on=on, once=True).splitlines()[-2:] == [named, gone]
 
 
-def test_of_a_recipe_the_latest_run_is_watched(place: Place) -> None:
+def test_for_a_recipe_the_latest_run_is_watched(place: Place) -> None:
     first = make_run(place, *WHOLE)
     for number in (9, 10):
         (first.parent / f"small-{number}").mkdir()
@@ -214,7 +214,7 @@ def test_an_interrupted_run_is_reported_with_the_command_that_resumes_it(place: 
         Watcher(place).watch()
 
 
-def test_a_process_that_is_gone_without_a_word_is_not_waited_for(place: Place) -> None:
+def test_a_process_that_died_silently_is_not_waited_for(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     log = place.root / "runs/small-1/logs/init-1.log"
@@ -264,7 +264,7 @@ def test_a_run_that_continues_after_a_failure_is_followed(place: Place) -> None:
     ]
 
 
-def test_what_earlier_processes_did_is_reported_in_short(place: Place) -> None:
+def test_the_work_of_earlier_processes_is_summarised(place: Place) -> None:
     failed: Event = ("failed", {"phase": "cyc1", "reason": "x"})
     make_run(place, *WHOLE[:3], launched("cyc1"), failed, started(77), launched("cyc1", 2), *WHOLE[3:])
     lines = Watcher(place).watch().splitlines()
@@ -273,7 +273,7 @@ def test_what_earlier_processes_did_is_reported_in_short(place: Place) -> None:
     assert not any("failed" in line for line in lines)
 
 
-def test_what_a_run_remarks_is_shown_and_resumes_nothing(place: Place) -> None:
+def test_a_remark_of_a_run_is_shown_and_does_not_count_as_resuming(place: Place) -> None:
     failed: Event = ("failed", {"phase": "init", "reason": "x"})
     remark: Event = ("notice", {"message": "first the end of side is waited for, which trains"})
     of_phase: Event = ("notice", {"message": "no checkpoint: the disk is full", "phase": "init"})
@@ -288,7 +288,7 @@ def test_what_a_run_remarks_is_shown_and_resumes_nothing(place: Place) -> None:
     ]
 
 
-def test_of_a_long_log_the_end_is_read(place: Place) -> None:
+def test_the_end_of_a_long_log_is_read(place: Place) -> None:
     noise = "[0] " + "x" * 4091 + "\n"
     folder = make_run(place, started(), launched(), log=noise * 600 + LOG)
     with closing(Journal(folder / "journal.jsonl")) as held:
@@ -352,7 +352,7 @@ def be_no_host(name: str) -> Host:
 
 
 @pytest.mark.parametrize("reach", [be_dead, be_no_host])
-def test_where_that_host_does_not_answer_it_is_not_known_and_not_the_end(
+def test_if_the_host_does_not_answer_the_process_is_unknown_and_not_ended(
     place: Place, reach: Callable[[str], Host]
 ) -> None:
     folder = make_run(place, started(77, "login7"), launched(), log=LOG)
@@ -399,7 +399,7 @@ def _listen() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
+def test_ctrl_c_ends_attach_but_not_the_run(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     while not (place.root / "runs/small-1/journal.jsonl").exists():
@@ -419,7 +419,7 @@ def test_ctrl_c_ends_the_watching_and_nothing_else(place: Place) -> None:
     assert done.returncode == 0
 
 
-def test_what_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> None:
+def test_a_run_that_cannot_be_watched_is_one_line_with_its_exit_code(place: Place) -> None:
     make_run(place, started(), launched())
     for words, code in ((["small", "--on", "a;b"], 2), (["small"], 3)):
         done = call(place, *words)

@@ -1,4 +1,4 @@
-"""Watching a run that a job of Slurm's carries on, or is to."""
+"""Watching a run that a Slurm job carries out, or will."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDED = Job(12, "small-a", State.TIMEOUT)
 
 
 class Watcher:
-    """Watches as attach does; its clock goes when it pauses, and of `meanwhile` one thing happens then."""
+    """Watches as attach does; its clock advances when it pauses, and the next `meanwhile` is called then."""
 
     def __init__(self, place: Place, job: Job | None = WAITS) -> None:
         self.place, self.job = place, job
@@ -111,13 +111,13 @@ def test_a_run_whose_job_is_queued_again_is_waited_for(place: Place) -> None:
     assert any(line.startswith("runs/small-1: interrupted by SIGUSR1") for line in lines)
 
 
-def test_a_run_whose_job_is_over_without_a_word_is_gone(place: Place) -> None:
+def test_a_run_whose_job_ended_silently_is_reported_as_ended(place: Place) -> None:
     begin(place)
     with pytest.raises(RunFailed, match="on node7 has ended unexpectedly"):
         Watcher(place, ENDED).watch()
 
 
-def test_a_scheduler_that_goes_away_is_reported_with_what_was_known_last(place: Place) -> None:
+def test_an_unreachable_scheduler_is_reported_with_the_last_known_state(place: Place) -> None:
     watcher = Watcher(place)
     watcher.meanwhile = [watcher.see(None), watcher.see(RUNS), lambda: begin(place), lambda: end(place)]
     lines = watcher.watch()
@@ -146,6 +146,6 @@ def test_a_log_is_followed_from_before_its_job_begins(place: Place) -> None:
     ]
 
 
-def test_without_run_and_job_it_is_bad_input(place: Place) -> None:
+def test_without_a_run_or_job_attach_is_bad_input(place: Place) -> None:
     with pytest.raises(InputError, match="no run or recipe is named 'large'"):
         Watcher(place).watch("large")

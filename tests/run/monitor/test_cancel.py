@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Canceller:
-    """Cancels as the command does; what is to happen while it waits happens at its first pause."""
+    """Cancels as the command does; what a test schedules happens at its first pause."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.slurm = root, FakeSlurm()
@@ -124,7 +124,7 @@ def test_a_run_of_an_earlier_version_is_sent_sigint(place: Place) -> None:
         assert run.wait(60) == 7
 
 
-def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:
+def test_pending_jobs_are_cancelled_last_first(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init"), FakeJob(13, "small-a-cyc1"), FakeJob(14, "small-a-last"))
     canceller.cancel()
@@ -137,7 +137,7 @@ def test_jobs_that_wait_are_taken_back_the_last_first(tmp_path: Path) -> None:
     ]
 
 
-def test_a_job_that_runs_is_let_end_in_order_once_none_waits_behind_it(tmp_path: Path) -> None:
+def test_a_running_job_is_stopped_cleanly_once_no_job_depends_on_it(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"), FakeJob(13, "small-a-cyc1"))
     canceller.ended = {12: "FAILED"}
@@ -146,7 +146,7 @@ def test_a_job_that_runs_is_let_end_in_order_once_none_waits_behind_it(tmp_path:
     assert {each.outcome for each in canceller.journal().all} == {"cancelled"}
 
 
-def test_one_that_does_not_end_is_ended_by_slurm(tmp_path: Path) -> None:
+def test_a_job_that_does_not_stop_is_cancelled_by_slurm(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.cancel(grace_s=10.0)
@@ -156,7 +156,7 @@ def test_one_that_does_not_end_is_ended_by_slurm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", [False, True])
-def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bool) -> None:
+def test_a_job_that_completed_in_the_meantime_was_not_cancelled(tmp_path: Path, now: bool) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.slurm.ends = {12: "COMPLETED"}
@@ -165,14 +165,14 @@ def test_one_that_ended_well_meanwhile_was_not_cancelled(tmp_path: Path, now: bo
     assert canceller.journal().all[0].outcome == "submitted"
 
 
-def test_now_leaves_no_time(tmp_path: Path) -> None:
+def test_now_cancels_without_waiting(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init", state="RUNNING"))
     canceller.cancel(now=True)
     assert (canceller.cancels(), canceller.now_s) == ([("12",)], 0)
 
 
-def test_a_job_of_the_user_s_own_sbatch_is_ended_though_nothing_is_written_of_it(place: Place) -> None:
+def test_a_job_of_the_user_s_own_sbatch_is_cancelled_without_a_record(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     canceller = Canceller(place.root)
     canceller.slurm.jobs[50] = FakeJob(50, "small", state="RUNNING")
@@ -194,7 +194,7 @@ def test_a_job_of_another_cluster_is_cancelled_there(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_over_cannot_be_cancelled(place: Place) -> None:
+def test_an_ended_run_cannot_be_cancelled(place: Place) -> None:
     write_run(place.root, place.recipe, *WHOLE)
     with pytest.raises(InputError, match="small-1: nothing to cancel: it is finished"):
         Canceller(place.root).cancel()
@@ -213,7 +213,7 @@ def test_a_process_that_has_another_s_number_is_sent_nothing(place: Place) -> No
         Canceller(place.root).cancel()
 
 
-def test_where_slurm_is_away_nothing_is_known_and_nothing_cancelled(tmp_path: Path) -> None:
+def test_if_slurm_does_not_answer_nothing_is_cancelled(tmp_path: Path) -> None:
     canceller = Canceller(tmp_path)
     canceller.submit(FakeJob(12, "small-a-init"))
     canceller.slurm.is_away = True

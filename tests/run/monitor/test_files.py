@@ -1,4 +1,4 @@
-"""What attach reads, here and by a host's own sh: both give the same."""
+"""What attach reads, here and through a host's shell: both give the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files(request: pytest.FixtureRequest) -> RunFiles:
     return LocalFiles() if request.param == "here" else HostFiles(LocalHost())
 
 
-def test_what_is_new_is_read_to_the_byte(files: RunFiles, tmp_path: Path) -> None:
+def test_new_content_is_read_to_the_byte(files: RunFiles, tmp_path: Path) -> None:
     path, whole = tmp_path / "log", bytes(range(256)) * 300
     path.write_bytes(whole)
     requests = [ReadRequest(str(path), start) for start in (0, 5, len(whole), len(whole) + 9)]
@@ -43,7 +43,7 @@ def test_what_is_new_is_read_to_the_byte(files: RunFiles, tmp_path: Path) -> Non
     )
 
 
-def test_of_what_is_too_much_the_end_is_read(files: RunFiles, tmp_path: Path) -> None:
+def test_a_file_over_the_limit_is_read_at_its_end(files: RunFiles, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"0123456789")
     snapshot = files.read([ReadRequest(str(path), 2, 8), ReadRequest(str(path), 2, 3)])
@@ -67,7 +67,7 @@ def test_a_missing_file_is_read_as_none(files: RunFiles, tmp_path: Path) -> None
     assert snapshot.pieces == (None, None)
 
 
-def test_what_is_not_a_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_by_name(files: RunFiles, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path}: cannot be read"):
         files.read([ReadRequest(str(tmp_path))])
 
@@ -82,7 +82,7 @@ def test_runs_are_the_folders_that_hold_a_journal(files: RunFiles, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_from_hell_are_only_names(
+def test_hostile_names_are_only_names(
     files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def test_a_process_lives_while_it_has_the_file_open(files: RunFiles, tmp_path: P
     assert lives(holder.pid) is False
 
 
-def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tmp_path: Path) -> None:
+def test_a_zombie_process_does_not_count_as_alive(files: RunFiles, tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     process = Process(dead.pid, socket.gethostname(), str(tmp_path))
@@ -133,7 +133,7 @@ def test_a_process_that_is_dead_but_not_buried_does_not_live(files: RunFiles, tm
         ["node n", "lives no", "end"],
     ],
 )
-def test_what_is_not_an_answer_is_reported_with_the_host(records: list[str]) -> None:
+def test_an_invalid_answer_is_reported_with_the_host(records: list[str]) -> None:
     host = StandInHost(answer=lambda argv, stdin: answer_call(argv, *records))
     with pytest.raises(HostFailed, match=r"standin: cannot parse the answer to `look`: .*; check that"):
         HostFiles(host).read([ReadRequest("/x")])
@@ -154,7 +154,7 @@ def test_no_log_is_opened_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "profile").exists()
 
 
-def test_a_host_sends_no_more_of_a_file_than_is_read_here(
+def test_a_host_sends_no_more_of_a_file_than_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: RunFiles
 ) -> None:
     monkeypatch.setenv(LIMITS_VARIABLE, "journal-bytes=1000")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Reads as `logs` does; its clock goes when it pauses, and what is to happen meanwhile happens then."""
+    """Reads as `logs` does; its clock advances when it pauses, and the next `meanwhile` is called then."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.now_s = place, 0.0
@@ -62,18 +62,18 @@ def test_the_log_of_the_phase_that_trains_is_written(place: Place, on: str | Non
     assert reader.messages == ["==> runs/small-1/logs/cyc1-1.log <=="]
 
 
-def test_that_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> None:
+def test_the_log_of_another_phase_is_written_as_far_as_it_goes(place: Place) -> None:
     two_logs(place)
     assert Reader(place).read(phase="init") == f"{LOG}\n"
 
 
-def test_the_words_of_a_rank_come_without_its_label(place: Place) -> None:
+def test_the_lines_of_a_rank_are_printed_without_its_label(place: Place) -> None:
     two_logs(place)
     text = Reader(place).read(phase="init", rank=1)
     assert text == "I1120 11:49:33.000000  6375 solver.cpp:312] Iteration 6, loss = 9\n"
 
 
-def test_of_a_phase_that_was_launched_again_the_last_log_is_written(place: Place) -> None:
+def test_for_a_relaunched_phase_the_last_log_is_written(place: Place) -> None:
     folder = write_run(
         place.root, place.recipe, started(), launched(), failed("init", "x"), launched("init", 2)
     )
@@ -175,7 +175,7 @@ def test_without_a_job_there_is_no_output_to_show(place: Place) -> None:
 
 
 def submit_phases(place: Place, *phases: str) -> dict[str, Path]:
-    """Submit a job a phase, numbered from 12 on; return where each writes."""
+    """Submit one job per phase, numbered from 12 on; return the output file of each."""
     journal = SubmissionJournal(submissions_path(place.root, "small"))
     outputs = {phase: place.root / "runs" / f"{phase}.out" for phase in phases}
     for number, (phase, output) in enumerate(outputs.items(), 12):
@@ -197,7 +197,7 @@ def read_job(place: Place, *jobs: Job) -> str:
     return reader.log.decode()
 
 
-def test_of_a_job_a_phase_the_output_of_the_one_that_runs_is_written(place: Place) -> None:
+def test_with_a_job_per_phase_the_output_of_the_running_one_is_written(place: Place) -> None:
     outputs = submit_phases(place, "init", "cyc1", "last")
     for phase in ("init", "cyc1", "last"):
         outputs[phase].write_text(phase)
@@ -205,14 +205,14 @@ def test_of_a_job_a_phase_the_output_of_the_one_that_runs_is_written(place: Plac
     assert read_job(place, *jobs, Job(14, "small-last", State.REQUEUED)) == "cyc1"
 
 
-def test_where_none_runs_the_output_of_the_last_that_has_begun_is_written(place: Place) -> None:
+def test_if_no_job_runs_the_output_of_the_last_started_one_is_written(place: Place) -> None:
     outputs = submit_phases(place, "init", "cyc1", "last")
     outputs["init"].write_text("init")
     outputs["cyc1"].write_text("cyc1")
     assert read_job(place) == "cyc1"
 
 
-def test_of_jobs_that_all_wait_the_first_is_named(place: Place) -> None:
+def test_of_pending_jobs_the_first_is_named(place: Place) -> None:
     submit_phases(place, "init", "cyc1")
     with pytest.raises(InputError, match=r"init.out: no such file: job 12 has not started"):
         read_job(place, Job(12, "small-init", State.PENDING), Job(13, "small-cyc1", State.PENDING))
@@ -233,7 +233,7 @@ def test_an_output_file_unknown_to_slurm_is_one_line(place: Place) -> None:
         read_job(place, Job(50, "mine", State.RUNNING))
 
 
-def test_a_run_that_a_job_is_to_begin_has_no_log_and_why(place: Place) -> None:
+def test_a_run_waiting_for_its_job_has_no_log_with_the_reason(place: Place) -> None:
     submit(place)
     reader = Reader(place)
 

@@ -119,7 +119,7 @@ def test_runs_are_reported_by_recipe_the_latest_first(place: Place, on: str | No
     }
 
 
-def test_a_run_that_trains_is_reported_with_its_rate_and_what_is_left(place: Place) -> None:
+def test_a_training_run_is_reported_with_its_rate_and_the_time_left(place: Place) -> None:
     folder = write_run(place.root, place.recipe, started(os.getpid()), launched(), log=LOG)
     with closing(Journal(folder / "journal.jsonl")):
         (status,) = StatusViewer(place).all(no_slurm)
@@ -170,7 +170,7 @@ def test_the_pause_before_a_resume_does_not_count_as_elapsed(place: Place) -> No
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(300, "5:10"), (70, "1:20"), (9999, "10:10")])
-def test_of_a_killed_run_the_time_that_its_trainer_ran_on_counts_as_elapsed(
+def test_the_time_that_the_trainer_of_a_killed_run_ran_on_counts_as_elapsed(
     place: Place, seconds: float, expected: str
 ) -> None:
     folder = write_run(place.root, place.recipe, started())
@@ -183,7 +183,7 @@ def test_of_a_killed_run_the_time_that_its_trainer_ran_on_counts_as_elapsed(
     assert elapsed(place) == expected
 
 
-def test_a_run_whose_process_is_gone_is_stopped_and_gives_the_command_that_resumes_it(place: Place) -> None:
+def test_a_run_whose_process_died_is_stopped_and_shows_the_command_to_resume_it(place: Place) -> None:
     write_run(place.root, place.recipe, started(), launched(), log=LOG)
     (status,) = StatusViewer(place).all(no_slurm)
     assert (status.state, summarize_status(status)) == ("stopped", RESUME_HINT)
@@ -216,7 +216,7 @@ def test_a_failure_that_a_run_continued_after_is_reported_among_its_details(plac
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.PENDING])
-def test_of_an_interruption_that_a_job_continues_after_nothing_is_advised(place: Place, state: State) -> None:
+def test_after_an_interruption_that_a_job_resumes_nothing_is_advised(place: Place, state: State) -> None:
     interrupted: Event = ("interrupted", {"signal": "SIGUSR1"})
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), interrupted)
     submit(place, None)
@@ -297,7 +297,7 @@ def test_a_run_in_a_job_on_another_host_is_running(place: Place) -> None:
     )
 
 
-def test_a_run_whose_job_is_over_is_stopped_and_why(place: Place) -> None:
+def test_a_run_whose_job_ended_is_stopped_with_the_reason(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched())
     submit(place, None)
     (status,) = StatusViewer(place, job(State.TIMEOUT, limit_s=3600.0)).all()
@@ -336,7 +336,7 @@ def test_the_job_of_a_user_s_own_sbatch_is_reported(place: Place) -> None:
         assert summarize_status(status).endswith("run 0:08 left; job 50 is running")
 
 
-def test_it_is_reported_beside_what_was_submitted_before_it(place: Place) -> None:
+def test_a_job_of_the_user_s_own_sbatch_is_reported_beside_earlier_submissions(place: Place) -> None:
     submit(place, None)
     write_run(place.root, place.recipe, started(host="node7", job="50"), launched())
     status = StatusViewer(place, job(State.TIMEOUT), job(State.PENDING, 50, "small")).one()
@@ -364,7 +364,7 @@ def test_each_job_of_a_chain_is_reported(place: Place) -> None:
     ]
 
 
-def test_programs_read_it_as_json(place: Place) -> None:
+def test_status_can_be_read_as_json(place: Place) -> None:
     write_run(place.root, place.recipe, started(host="node7", job="12"), launched(), finished("init"))
     submit(place, None)
     status = json.loads(json.dumps(status_as_json(StatusViewer(place, job(State.RUNNING)).one())))

@@ -1,4 +1,4 @@
-"""The first host's disk: room for all that is still to come, and who may write under our names."""
+"""The first host's disk: space for what is still to be written, and who may write at our paths."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def test_the_lmdb_and_the_snapshots_need_room_on_one_disk(look: NodeView, place:
     )  # fmt: skip
     snapshots = needed - lmdb
     assert snapshots > 0
-    # Of another disk it takes nothing, nor where it lies already.
+    # It needs no space on another disk, nor where it already exists.
     assert marks(with_room(look, snapshots, lmdb_disk="2")) == ["ok"]
     there = changed(look, sizes={lmdb_path(look.setting): (lmdb, True)})
     assert marks(with_room(there, snapshots)) == ["ok"]
     assert marks(with_room(there, snapshots - 4096)) == ["failed"]
-    # A phase that is finished writes no more.
+    # A finished phase writes no further snapshots.
     finish = Finish("init", "runs/small-1/snapshots/small_init_iter_8.caffemodel", "", 1.0, None, None)
     state = RunState(finished={"init": finish})
     assert marks(with_room(replace(there, state=state), snapshots - 4096)) == ["ok"]
 
 
-def test_what_is_kept_here_is_a_row_of_our_disk_where_caffe_writes_to_another(look: NodeView) -> None:
+def test_files_kept_here_count_for_our_disk_if_caffe_writes_to_another(look: NodeView) -> None:
     away = elsewhere(look)
     assert [(one.subject, one.mark) for one in check_disk(away)] == [("disk", "ok"), ("disk here", "ok")]
     full = check_disk(away, room_at=lambda folder: 4096)
@@ -93,7 +93,7 @@ def test_checkpoints_need_room_for_two_and_the_one_on_its_way_on_both_disks(look
     assert counted(with_checkpoints(look), "disk") == pytest.approx(together + 12 * model, rel=0.01)
 
 
-def test_what_is_kept_already_needs_no_more_room_here(look: NodeView, place: Place) -> None:
+def test_files_already_kept_need_no_more_space(look: NodeView, place: Place) -> None:
     away = elsewhere(look)
     model = counted(away, "disk here") / 3
     fetched = place.root / away.plan.trainings[0].fetched
@@ -128,7 +128,7 @@ def with_checkpoints(look: NodeView) -> NodeView:
 
 
 def counted(look: NodeView, subject: str) -> float:
-    """Return the bytes of snapshots that a row says it counts on, three digits of them."""
+    """Return the bytes that a row reserves for snapshots, to three digits."""
     message = next(one.message for one in check_disk(look) if one.subject == subject)
     found = re.search(r"for ([\d.]+) (k|M)B of snapshots", message)
     assert found, message
@@ -160,7 +160,7 @@ def test_the_folder_of_snapshots_must_be_ours_to_write(look: NodeView, folder: F
     assert expected in found[0].message
 
 
-def test_so_many_files_of_others_that_not_all_are_checked_are_a_problem_of_their_own(look: NodeView) -> None:
+def test_too_many_files_of_others_to_check_are_a_separate_problem(look: NodeView) -> None:
     stray = Stray("more", "mallory", f"{look.setting.root}/tmp/small_init_iter_*")
     (found,) = check_snapshots(changed(look, strays=(stray,)))
     what = "over 100 of these files are not yours, one of them of user mallory, and the rest are not checked"

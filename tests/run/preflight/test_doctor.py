@@ -36,7 +36,7 @@ def test_a_program_is_found_with_its_version(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("name", ["Caffe", "ssh", "git"])
-def test_what_is_missing_comes_with_its_commands_and_the_line_that_installs_it(
+def test_a_missing_program_is_shown_with_its_commands_and_how_to_install_it(
     machine: Machine, name: str
 ) -> None:
     symptom = find(machine, name)
@@ -61,7 +61,7 @@ def test_a_missing_package_keeps_its_commands_from_working(
     assert plots.install == "pip install 'caffe-recipes[plot]'"
 
 
-def test_caffe_is_looked_for_in_its_root(machine: Machine, tmp_path: Path) -> None:
+def test_caffe_is_looked_up_in_its_root(machine: Machine, tmp_path: Path) -> None:
     built = tmp_path / "build" / "tools" / "caffe"
     built.parent.mkdir(parents=True)
     built.touch(0o755)
@@ -103,7 +103,7 @@ def test_each_missing_thing_comes_with_a_line_that_a_shell_takes(
 
 
 @pytest.mark.parametrize("command", COMMANDS_WITH_NEEDS)
-def test_only_what_a_command_needs_is_looked_for(machine: Machine, command: str) -> None:
+def test_only_what_a_command_needs_is_checked(machine: Machine, command: str) -> None:
     found = list(examine(machine, [command]))
     assert found
     assert all(command in symptom.commands for symptom in found)

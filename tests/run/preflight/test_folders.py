@@ -1,4 +1,4 @@
-"""Where a run is to write on this machine: looked at before anything is made."""
+"""Where a run will write on this machine: checked before anything is created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def look(place: Place) -> NodeView:
     return NodeView(setting, plan_chain(recipe, "runs/small-1"), RunState(), {}, {})
 
 
-def test_folders_that_can_be_made_are_well(look: NodeView, place: Place) -> None:
+def test_folders_that_can_be_created_pass(look: NodeView, place: Place) -> None:
     before = place.tree()
     (found,) = check_folders(look)
     assert (found.mark, found.message) == (
@@ -47,7 +47,7 @@ def test_a_root_that_is_read_only_is_named_once(look: NodeView, place: Place) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another group")
-def test_a_root_that_a_group_can_write_in_is_warned_of_once(look: NodeView, place: Place) -> None:
+def test_a_group_writable_root_is_a_single_warning(look: NodeView, place: Place) -> None:
     os.chown(place.root, 0, 54321)
     place.root.chmod(0o775)
     (found,) = check_folders(look)

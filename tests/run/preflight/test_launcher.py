@@ -54,9 +54,7 @@ def test_ranks_elsewhere_are_reported_with_their_hosts(
 
 
 @pytest.mark.parametrize(("by_slurm", "starts", "is_started"), [(True, 2, True), (False, 1, False)])
-def test_where_slurm_starts_the_ranks_a_failure_is_tried_once_more(
-    by_slurm: bool, starts: int, is_started: bool
-) -> None:
+def test_a_failed_trial_with_srun_is_retried_once(by_slurm: bool, starts: int, is_started: bool) -> None:
     began: list[str] = []
     waited: list[str] = []
 

@@ -45,7 +45,7 @@ def look(place: Place) -> NodeView:
 
 
 def changed(look: NodeView, **values: object) -> NodeView:
-    """Change what n2 says of itself."""
+    """Change the facts of n2."""
     return replace(look, facts={**look.facts, "n2": replace(look.facts["n2"], **values)})  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def only(found: list[CheckResult]) -> tuple[str, tuple[str, ...], str]:
     return found[0].mark, found[0].hosts, found[0].message
 
 
-def test_nodes_as_the_profile_has_them_are_well(look: NodeView) -> None:
+def test_nodes_that_match_the_profile_pass(look: NodeView) -> None:
     assert only(check_cores(look)) == ("ok", (), "2 x 24 cores per host, 48 needed")
     assert only(check_memory(look)) == ("ok", (), "192 GB per host, 180 GB free")
     assert only(check_clocks(look)) == ("ok", (), "within 0.0 s of this machine's")
@@ -127,7 +127,7 @@ def test_on_this_machine_another_launch_is_a_warning_with_its_processes(look: No
     assert "ab/init-1, are running here (user alice, processes 953, 954); wait" in warned(dict([one, two]))
 
 
-def test_a_node_with_fewer_cores_is_reported_in_each_of_its_ways(look: NodeView) -> None:
+def test_a_node_with_fewer_cores_is_reported_for_each_difference(look: NodeView) -> None:
     found = check_cores(changed(look, processors=Processors(frozenset(range(40)), 40, 2)))
     assert [(one.mark, one.hosts) for one in found] == [
         ("failed", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",)), ("warn", ("n2",))
@@ -201,7 +201,7 @@ def test_memory_unlike_the_others_or_the_profile_is_a_warning(look: NodeView) ->
 
 
 def test_a_tmp_smaller_than_in_the_profile_is_a_warning(look: NodeView) -> None:
-    assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not tell
+    assert only(check_tmp(look)) == ("ok", (), "144 GB per host")  # of hosts that do not report it
     assert only(check_tmp(changed(look, tmp_bytes=int(140e9))))[0] == "ok"
     mark, hosts, message = only(check_tmp(changed(look, tmp_bytes=int(50e9))))
     assert (mark, hosts) == ("warn", ("n2",))
@@ -209,7 +209,7 @@ def test_a_tmp_smaller_than_in_the_profile_is_a_warning(look: NodeView) -> None:
     assert check_tmp(replace(look, setting=replace(look.setting, profile=load_profile("mpich")))) == []
 
 
-def test_a_clock_is_wrong_only_beyond_what_the_question_took(look: NodeView) -> None:
+def test_a_clock_is_wrong_only_beyond_the_duration_of_the_query(look: NodeView) -> None:
     assert only(check_clocks(changed(look, skew_s=-30.0)))[2].startswith(
         "n2: its clock is 30.0 s behind this machine's"
     )

@@ -1,4 +1,4 @@
-"""What a node says of itself: asked here, by the same sh that a node runs, and read from answers."""
+"""The facts of a node: probed here with the same shell code that a node runs, and read from answers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_clock_is_compared_with_the_middle_of_the_question() -> None:
     assert (facts.boot_id, facts.ranks, facts.tmp_bytes) == (None, {}, None)
 
 
-def test_ranks_are_reported_once_each_and_what_launches_them_is_none(tmp_path: Path) -> None:
+def test_ranks_are_reported_once_each_and_launchers_are_not_ranks(tmp_path: Path) -> None:
     launch, other = f"{secrets.token_hex(8)}/init-1", f"{secrets.token_hex(8)}/last-2"
     mpiexec = tmp_path / "mpiexec"
     mpiexec.symlink_to(shutil.which("sleep") or "")
@@ -134,7 +134,7 @@ def test_cores_are_reported_by_sockets_where_the_kernel_does() -> None:
     assert (str(arm), arm.sockets, arm.socket_of) == ("2 cores", None, {})
 
 
-def test_what_befalls_a_jump_host_is_not_reported_as_the_hosts_own() -> None:
+def test_a_failure_of_a_jump_host_is_not_attributed_to_the_host() -> None:
     (own,) = as_findings("hosts", [as_problem("c1", HostFailed("c1", "is full", "make room", "/tmp"))])
     (over,) = as_findings("hosts", [as_problem("c1", HostFailed("gate", "its host key is revoked"))])
     assert (own.message, over.message) == ("c1:/tmp: is full; make room", "c1:gate: its host key is revoked")

@@ -40,7 +40,7 @@ def call(place: Place, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_all_is_well_and_nothing_on_disk_changes(place: Place) -> None:
+def test_all_checks_pass_and_nothing_on_disk_changes(place: Place) -> None:
     before = place.tree()
     code, stdout, stderr = call(place)
     assert (code, stderr) == (0, "")
@@ -124,7 +124,7 @@ def test_a_phase_that_resumes_starts_from_its_checkpoint(place: Place) -> None:
     assert [one.message for one in check_start(view)] == ["the checkpoint at 4 of init"]
 
 
-def test_an_lmdb_with_another_number_of_records_is_warned_of(place: Place) -> None:
+def test_an_lmdb_with_another_number_of_records_is_a_warning(place: Place) -> None:
     place.edit("images: 128", "images: 129")
     place.edit("images: 16,", "images: 1600,")
     found = preflight_recipe(load_recipe(place.recipe), RunOptions(root=place.root), open_host)
@@ -142,7 +142,7 @@ def test_a_hostfile_that_is_missing_is_exit_2(place: Place) -> None:
     assert stderr.startswith("Error: nowhere: ")
 
 
-def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
+def test_a_resumed_run_is_checked_where_it_is(place: Place) -> None:
     place.behave(cyc1="ends-early")
     with pytest.raises(Exception, match="cyc1"):
         place.run()
@@ -157,7 +157,7 @@ def test_a_run_that_continues_is_looked_at_where_it_is(place: Place) -> None:
     assert call(place, "--new")[0] == 0
 
 
-def test_a_ctrl_c_ends_all_that_is_tried(place: Place) -> None:
+def test_ctrl_c_ends_all_trials(place: Place) -> None:
     script = (
         f"pwd -P >'{place.root}/where.part'; mv '{place.root}/where.part' '{place.root}/where'; sleep 600"
     )
@@ -196,7 +196,7 @@ def test_a_source_outside_the_root_may_be_named_relative_to_it(place: Place) -> 
     assert (code, stderr) == (0, ""), stdout
 
 
-def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
+def test_nothing_is_tried_while_a_launch_is_running(place: Place) -> None:
     place.behave(init="waits")
     run = place.start()
     wait_until_trained(place)
@@ -227,7 +227,7 @@ def test_beside_a_launch_nothing_is_tried(place: Place) -> None:
 
 
 def tried(place: Place, *words: str) -> set[str]:
-    """Say why launcher and trainer are not tried."""
+    """Return why launcher and trainer are not tried."""
     rows = {one["subject"]: one for one in json.loads(call(place, "--json", *words)[1])}
     found = [rows[subject] for subject in ("launcher", "trainer")]
     assert {one["mark"] for one in found} == {"warn"}
@@ -235,7 +235,7 @@ def tried(place: Place, *words: str) -> set[str]:
 
 
 def wait_until_trained(place: Place) -> None:
-    """Wait for the first phase to say its last before it waits for the file `release`."""
+    """Wait for the last output of the first phase before it waits for the file `release`."""
     log = place.root / "runs/small-1/logs/init-1.log"
     until = time.monotonic() + 600
     while not log.exists() or "Iteration 4, lr" not in log.read_text():

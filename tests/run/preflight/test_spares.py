@@ -1,4 +1,4 @@
-"""Spares: looked at as the hosts are, named where they are unfit, and left out then."""
+"""Spares: checked like the hosts; unfit ones are named and left out."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def look(place: Place) -> NodeView:
 
 
 def spare(name: str, change: Change = str) -> StandInHost:
-    """Return a machine that is as this one is, but for its name and what is changed of its answers."""
+    """Return a machine like this one, except for its name and changes to its answers."""
 
     def answer(argv: tuple[str, ...], stdin: bytes) -> Completed:
         running = LocalHost().start(argv, 60)
         done = running.finish(60, stdin)
         output = re.sub(r"^(\S+: name) .*", rf"\1 {name}", done.stdout, flags=re.M)
-        # What other tests use of this machine is theirs.
+        # Memory and ranks of other tests on this machine do not matter.
         output = re.sub(
             r"^\S+: (memory MemAvailable.*|rank \d+ \d+ [0-9a-f]{16}/.*)\n", "", output, flags=re.M
         )
@@ -68,7 +68,7 @@ def test_without_spares_the_check_reports_nothing(look: NodeView) -> None:
     assert results_of(look) == []
 
 
-def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
+def test_spares_that_match_the_hosts_pass(look: NodeView) -> None:
     found = results_of(look, spare("n8"), spare("n9"))
     assert [(one.mark, one.message) for one in found] == [("ok", "n[8-9]: no problems found")]
 
@@ -91,7 +91,7 @@ def test_spares_that_are_as_the_hosts_are_are_well(look: NodeView) -> None:
         (lambda text: text.replace("name n9", "name NAME"), "is the same machine as localhost"),
     ],
 )
-def test_what_would_fail_on_a_host_makes_a_spare_unfit(look: NodeView, change: Change, expected: str) -> None:
+def test_failures_that_stop_a_host_make_a_spare_unfit(look: NodeView, change: Change, expected: str) -> None:
     name = look.facts["localhost"].node_name
     found = results_of(
         look, spare("n8"), spare("n9", lambda text: change(text).replace("name NAME", f"name {name}"))
@@ -117,7 +117,7 @@ def test_a_spare_whose_clock_is_wrong_may_be_used(look: NodeView) -> None:
     assert re.search(r"n9: its clock is (98|99)\.\d s behind this machine's", found[0].message)
 
 
-def test_the_trainer_is_tried_on_spares_that_may_come_to_be_used(look: NodeView, place: Place) -> None:
+def test_the_trainer_is_tried_on_spares_that_may_be_used(look: NodeView, place: Place) -> None:
     (place.root / "caffe").write_text("#!/bin/sh\necho no licence\nexit 1\n")
     assert [one.mark for one in results_of(look, spare("n9"))] == ["ok"]
     found = results_of(look, spare("n9"), policy=Policy("replace"))

@@ -1,4 +1,4 @@
-"""The trial of a Caffe: what it is given, and what is said of how it ends."""
+"""The trial of a Caffe: what it is given, and how its end is reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_trial_is_judged_by_its_log(attempt: Attempt, expected: str | None) ->
     assert seen is None if expected is None else re.search(expected, seen or "")
 
 
-def test_one_process_that_knows_of_no_other_ranks_is_started_in_a_folder_of_its_own(
+def test_a_trial_is_one_process_without_other_ranks_in_its_own_folder(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PMI_RANK": "1", "SLURM_PROCID": "1", "MINE": "it's $(mine)\n"}.items():
@@ -132,7 +132,7 @@ def test_on_a_host_where_others_can_change_the_weights_nothing_is_tried(place: P
     assert not (place.root / "tried").exists()
 
 
-def test_what_makes_a_rank_of_many_is_taken_away_and_functions_are_not_variables() -> None:
+def test_rank_variables_are_removed_and_functions_are_not_treated_as_variables() -> None:
     given = {"PMI_SIZE": "2", "CAFFE_RECIPES_LAUNCH": "x", "BASH_FUNC_module%%": "() { :; }", "A": "$(b) 'c'"}
     assert render_environment(given).splitlines() == [
         "unset PMI_SIZE",

@@ -18,7 +18,7 @@ from tests.run.submit.fake_slurm import FakeSlurm
 
 @dataclass
 class Desk:
-    """Where somebody submits."""
+    """A user's place to submit from."""
 
     root: Path
     slurm: FakeSlurm = field(default_factory=FakeSlurm)
@@ -40,7 +40,7 @@ class Desk:
         return describe_submission(load_recipe(self.recipe), self.options(**more), with_scripts=with_scripts)
 
     def change(self, before: str, after: str) -> None:
-        """Change the recipe, and generate its scripts anew."""
+        """Change the recipe, and regenerate its scripts."""
         text = self.recipe.read_text()
         assert before in text
         self.recipe.write_text(text.replace(before, after))

@@ -21,7 +21,7 @@ _UNCONFIGURED = (
 
 @dataclass
 class FakeJob:
-    """A job that was taken."""
+    """A job that was accepted."""
 
     job_id: int
     name: str
@@ -65,7 +65,7 @@ class FakeSlurm:
         return StandInHost("login1", self._answer)
 
     def submitted(self) -> list[tuple[str, ...]]:
-        """The sbatch commands that were no test."""
+        """The sbatch commands without --test-only."""
         return [call for call in self.calls if call[0] == "sbatch" and "--test-only" not in call]
 
     def _answer(self, argv: tuple[str, ...], stdin: bytes) -> Completed:

@@ -26,7 +26,7 @@ def test_a_profile_without_partitions_leaves_the_choice_to_slurm() -> None:
     assert choose_partition(profile("{}"), SbatchDefaults(), 10_000, None) == SbatchDefaults()
 
 
-def test_the_only_partition_that_fits_is_chosen_and_of_several_none() -> None:
+def test_the_only_fitting_partition_is_chosen_but_none_of_several() -> None:
     known = profile("{short: {hours: 1}, wide: {nodes: 128, hours: 48}}")
     assert choose_partition(known, SbatchDefaults(), 4, 7200.0).partition == "wide"
     assert choose_partition(known, SbatchDefaults(), 4, 600.0).partition is None
@@ -63,7 +63,9 @@ def test_another_partition_is_proposed_only_where_the_profile_has_one() -> None:
         ("wdie", 4, "site: unknown partition 'wdie'; known partitions: wide"),
     ],
 )
-def test_what_the_profile_does_not_give_is_reported(partition: str | None, nodes: int, expected: str) -> None:
+def test_a_request_beyond_the_limits_of_the_profile_is_reported(
+    partition: str | None, nodes: int, expected: str
+) -> None:
     with pytest.raises(InputError) as caught:
         choose_partition(
             profile("{wide: {nodes: 128, hours: 48}}"), SbatchDefaults(partition=partition), nodes, None
@@ -81,7 +83,7 @@ def test_without_a_partition_the_default_s_limits_count() -> None:
         check_slurm(asked(), [LONG], [])
 
 
-def test_of_several_partitions_one_must_take_the_job() -> None:
+def test_at_least_one_of_several_partitions_must_accept_the_job() -> None:
     assert not check_slurm(asked(5, partition="debug,long"), [DEBUG, LONG], []).must_wait
     with pytest.raises(InputError, match=r"debug has 4 nodes, .*; long has 64 nodes"):
         check_slurm(asked(65, partition="debug,long"), [DEBUG, LONG], [])

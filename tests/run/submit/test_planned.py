@@ -29,7 +29,7 @@ def test_a_time_of_the_user_s_own_has_slurm_warn_in_time(desk: Desk) -> None:
     assert "STOP_GRACE_S" not in request.environment
 
 
-def test_without_one_the_script_s_own_warning_stands(desk: Desk) -> None:
+def test_without_a_time_the_warning_in_the_script_applies(desk: Desk) -> None:
     (request,) = requests(desk)
     assert not [option for option in request.options if option.startswith("--signal")]
     assert request.time_s is None
@@ -59,7 +59,7 @@ def test_options_of_sbatch_s_are_handed_on_and_counted(desk: Desk) -> None:
     assert request.partition == "long"
 
 
-def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk: Desk) -> None:
+def test_nodes_excluded_by_the_user_are_excluded_together_with_failed_ones(desk: Desk) -> None:
     planned = plan_submission(load_recipe(desk.recipe), desk.options(sbatch_options=("-xn[7-8],n2",)))
     request = build_request(planned, planned.steps[0], "3fa210", None, ("n3", "n2"))
     assert request.exclude == ("n3", "n2", "n7", "n8")
@@ -74,7 +74,7 @@ def test_nodes_that_the_user_excludes_are_excluded_beside_those_that_failed(desk
         ("-x", "is not a node list"),
     ],
 )
-def test_what_excludes_no_nodes_is_refused(desk: Desk, word: str, message: str) -> None:
+def test_an_exclude_option_without_nodes_is_refused(desk: Desk, word: str, message: str) -> None:
     with pytest.raises(CaffeRecipesError, match=f"--exclude: .*{message}"):
         requests(desk, sbatch_options=(word,))
 
@@ -111,7 +111,7 @@ def test_a_job_for_each_phase_has_its_name(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("value", ["a,b", 'it\'s "x" $(y)'])
-def test_what_is_handed_on_is_handed_on_as_it_is(desk: Desk, value: str) -> None:
+def test_arguments_are_passed_on_unchanged(desk: Desk, value: str) -> None:
     (request,) = requests(desk, arguments=("--how", value), environment={"LMDB_SOURCE": value})
     assert request.arguments[-1] == value
     assert request.environment["LMDB_SOURCE"] == value

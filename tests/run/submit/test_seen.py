@@ -20,7 +20,7 @@ def away(ids: Collection[int], names: Collection[str]) -> tuple[Job, ...]:
     raise ClusterError("squeue", "gives no answer", "wait for it")
 
 
-def test_a_job_is_reported_in_words() -> None:
+def test_a_job_is_described_in_words() -> None:
     (seen,) = query_jobs(
         [SUBMITTED], lambda ids, names: [Job(12, "small-a", State.PENDING, reason="Priority")]
     )
@@ -54,12 +54,12 @@ def test_without_accounting_a_job_known_to_the_controller_is_still_known() -> No
     ]
 
 
-def test_another_job_of_the_same_number_is_not_taken_for_it() -> None:
+def test_another_job_with_the_same_number_is_not_mistaken_for_it() -> None:
     (seen,) = query_jobs([SUBMITTED], lambda ids, names: [Job(12, "other", State.RUNNING)])
     assert (seen.standing, describe_job(seen)) == ("over", "has ended: Slurm no longer knows it")
 
 
-def test_one_that_was_being_submitted_is_looked_for_by_its_name() -> None:
+def test_a_job_that_was_being_submitted_is_looked_up_by_name() -> None:
     asked: list[Collection[str]] = []
 
     def ask(ids: Collection[int], names: Collection[str]) -> list[Job]:

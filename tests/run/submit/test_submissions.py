@@ -27,7 +27,7 @@ def submission(name: str, group: str = "aaaaaa", phase: str | None = None) -> Su
     return Submission(name, group, SCRIPT, 1_000_000.0, ("sbatch", SCRIPT), "slurm", phase, "runs/a.out")
 
 
-def test_what_was_submitted_is_a_fold_over_the_events(tmp_path: Path) -> None:
+def test_the_submissions_are_computed_from_the_events(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     for name in ("small-a", "small-b", "small-c"):
         journal.begin(submission(name))
@@ -68,7 +68,7 @@ def test_without_submissions_no_file_exists_or_is_created(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_submits_at_once_are_one_too_many(tmp_path: Path) -> None:
+def test_a_second_concurrent_submit_is_refused(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     with pytest.raises(InputError, match="another submit or cancel of this recipe is running; wait for it"):
         open_journal(tmp_path)

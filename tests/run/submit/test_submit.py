@@ -37,7 +37,7 @@ def test_a_chain_is_submitted_once_under_a_name_of_its_own(desk: Desk) -> None:
     assert desk.messages[-1] == f"submitted as job 12 ({job.name})"
 
 
-def test_what_a_job_needs_to_find_us_is_in_its_environment(desk: Desk) -> None:
+def test_a_job_finds_caffe_recipes_through_its_environment(desk: Desk) -> None:
     (job,) = desk.submit(time_s=3600.0)
     assert f"CAFFE_ROOT={desk.root}" in job.argv
     assert f"RECIPE_FILE={desk.recipe}" in job.argv
@@ -58,7 +58,7 @@ def test_once_a_job_is_over_the_chain_is_submitted_again(desk: Desk) -> None:
     assert [each.job_id for each in desk.journal().all] == [12, 13]
 
 
-def test_a_submit_that_was_killed_after_sbatch_is_not_done_again(desk: Desk) -> None:
+def test_a_submit_killed_after_sbatch_is_not_repeated(desk: Desk) -> None:
     desk.slurm.is_mute = True
     (job,) = desk.submit(time_s=3600.0)
     path = desk.root / "runs/small.submissions.jsonl"
@@ -70,7 +70,7 @@ def test_a_submit_that_was_killed_after_sbatch_is_not_done_again(desk: Desk) -> 
     assert len(desk.slurm.submitted()) == 1
 
 
-def test_one_that_was_killed_before_sbatch_is_done_anew(desk: Desk) -> None:
+def test_a_submit_killed_before_sbatch_is_repeated(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
@@ -79,7 +79,7 @@ def test_one_that_was_killed_before_sbatch_is_done_anew(desk: Desk) -> None:
     assert [each.outcome for each in desk.journal().all] == ["submitting", "submitted"]
 
 
-def test_an_sbatch_without_an_answer_is_looked_for_by_its_name(desk: Desk) -> None:
+def test_a_job_whose_sbatch_did_not_answer_is_looked_up_by_name(desk: Desk) -> None:
     desk.slurm.is_mute = True
     (job,) = desk.submit(time_s=3600.0)
     assert (job.job_id, desk.paused) == (12, [1.0])
@@ -108,7 +108,7 @@ def test_another_users_job_of_that_name_is_never_recorded_as_ours(desk: Desk, is
     assert 99 not in [job.job_id for job in desk.journal().all]
 
 
-def test_where_slurm_goes_away_meanwhile_nobody_knows_and_the_next_submit_looks(desk: Desk) -> None:
+def test_if_slurm_stops_answering_during_sbatch_the_next_submit_looks_for_the_job(desk: Desk) -> None:
     real = desk.slurm._sbatch
 
     def vanish(call: tuple[str, ...]) -> object:
@@ -163,7 +163,7 @@ def test_a_job_that_slurm_did_not_take_before_it_went_away_is_submitted_again(de
     assert len(desk.slurm.jobs) == 1
 
 
-def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None:
+def test_if_slurm_does_not_answer_nothing_is_submitted_or_written(desk: Desk) -> None:
     desk.slurm.is_away = True
     before = desk.files()
     with pytest.raises(RunFailed, match="nothing was submitted"):
@@ -180,7 +180,7 @@ def test_where_slurm_is_away_nothing_is_submitted_or_written(desk: Desk) -> None
         ({"profile": "none"}, "unknown profile 'none'"),
     ],
 )
-def test_what_slurm_would_not_run_is_one_line_before_anything_is_written(
+def test_a_job_that_slurm_would_not_run_is_one_line_before_anything_is_written(
     desk: Desk, given: dict[str, object], message: str
 ) -> None:
     before = desk.files()
@@ -212,7 +212,7 @@ def test_a_machine_without_a_slurm_configuration_is_an_error_at_once(
     assert (caught.value.exit_code, desk.paused) == (2, [])
 
 
-def test_what_sbatch_would_refuse_is_reported_before_anything_is_written(desk: Desk) -> None:
+def test_a_job_that_sbatch_would_refuse_is_reported_before_anything_is_written(desk: Desk) -> None:
     desk.slurm.refuses_tests = "Batch job submission failed: Invalid account"
     before = desk.files()
     with pytest.raises(ClusterError, match="sbatch: Batch job submission failed: Invalid account; nothing"):
@@ -272,7 +272,7 @@ def test_sbatch_options_in_a_profile_count_as_well(desk: Desk) -> None:
         desk.submit(profile=str(profile), time_s=3 * 3600.0, partition="debug")
 
 
-def test_of_a_profile_s_partitions_the_only_one_that_fits_is_taken(desk: Desk) -> None:
+def test_the_only_fitting_partition_of_a_profile_is_chosen(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     partitions = "{short: {hours: 0.5}, debug: {hours: 2}}"
     profile.write_text(f"name: site\ntitle: A site\npartitions: {partitions}\n")
@@ -290,7 +290,7 @@ def test_only_scripts_that_the_recipe_generates_are_submitted(desk: Desk, change
         desk.submit()
 
 
-def test_phases_are_submitted_each_behind_the_one_before(desk: Desk) -> None:
+def test_phases_are_submitted_each_after_the_previous_one(desk: Desk) -> None:
     desk.slurm.jobs[7] = FakeJob(7, "data", state="RUNNING")
     jobs = desk.submit(split=True, after=7, time_s=600.0)
     assert [(job.phase, job.job_id) for job in jobs] == [("init", 13), ("cyc1", 14), ("last", 15)]
@@ -330,7 +330,7 @@ def test_phases_that_are_finished_are_not_submitted(desk: Desk) -> None:
     assert [job.phase for job in desk.submit(split=True, time_s=600.0)] == ["cyc1", "last"]
 
 
-def test_where_a_phase_is_refused_those_before_it_are_cancelled(desk: Desk) -> None:
+def test_if_a_phase_is_refused_the_previous_ones_are_cancelled(desk: Desk) -> None:
     desk.slurm.refuses = {"-cyc1": "Batch job submission failed: too many jobs"}
     with pytest.raises(ClusterError, match=r"too many jobs; the previous jobs were cancelled: 12"):
         desk.submit(split=True, time_s=600.0)
@@ -338,7 +338,7 @@ def test_where_a_phase_is_refused_those_before_it_are_cancelled(desk: Desk) -> N
     assert [each.outcome for each in desk.journal().all] == ["cancelled", "refused"]
 
 
-def test_a_submit_by_phases_that_was_killed_continues_behind_its_last_job(desk: Desk) -> None:
+def test_a_killed_submit_by_phases_continues_after_its_last_job(desk: Desk) -> None:
     desk.submit(split=True, time_s=600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))  # cyc1's number is not written
@@ -355,7 +355,7 @@ def test_a_submit_by_phases_that_was_killed_continues_behind_its_last_job(desk: 
         desk.submit(split=True, time_s=600.0)
 
 
-def test_one_that_was_killed_before_the_sbatch_of_a_phase_continues_with_that(desk: Desk) -> None:
+def test_a_submit_killed_before_the_sbatch_of_a_phase_continues_with_that_phase(desk: Desk) -> None:
     desk.submit(split=True, time_s=600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))  # last was not yet submitted
@@ -407,7 +407,7 @@ def test_nodes_that_failed_before_the_last_time_are_not_tried_again_either(desk:
     assert "--exclude" not in options_of(desk.slurm.submitted()[-1])
 
 
-def test_nodes_that_the_user_excluded_are_tried_again_without_a_word(desk: Desk) -> None:
+def test_nodes_that_the_user_excluded_are_tried_again_without_a_message(desk: Desk) -> None:
     desk.submit(time_s=3600.0, sbatch_options=("--exclude=n2",))
     desk.slurm.jobs[12].state = "FAILED"
     desk.submit(time_s=3600.0)
@@ -415,14 +415,14 @@ def test_nodes_that_the_user_excluded_are_tried_again_without_a_word(desk: Desk)
     assert not [line for line in desk.messages if "failed before" in line]
 
 
-def test_what_the_user_excludes_counts_among_the_nodes_that_are_left(desk: Desk) -> None:
+def test_nodes_that_the_user_excludes_do_not_count_as_left(desk: Desk) -> None:
     desk.submit(time_s=3600.0, spares=2)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n3"
     desk.submit(time_s=3600.0, spares=2, sbatch_options=("--exclude=n2",))
     assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
 
 
-def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Desk) -> None:
+def test_as_many_failed_nodes_as_the_job_needs_are_tried_again(desk: Desk) -> None:
     desk.submit(time_s=3600.0, spares=2)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
     desk.submit(time_s=3600.0, spares=2)
@@ -430,7 +430,7 @@ def test_of_nodes_that_failed_as_many_are_tried_again_as_the_job_needs(desk: Des
     assert "n3 failed before, but too few nodes are left without it: trying again" in desk.messages
 
 
-def test_where_slurm_lacks_nodes_without_those_that_failed_they_are_tried_again(desk: Desk) -> None:
+def test_failed_nodes_are_tried_again_if_slurm_has_too_few_others(desk: Desk) -> None:
     desk.submit(time_s=3600.0)
     desk.slurm.jobs[12].state, desk.slurm.jobs[12].failed_node = "NODE_FAIL", "n[2-3]"
     desk.slurm.refuses_excluding = "allocation failure: Requested node configuration is not available"
@@ -454,7 +454,7 @@ def test_a_recipe_that_its_run_would_refuse_is_not_submitted(desk: Desk) -> None
     assert (desk.files(), desk.slurm.submitted()) == (before, [])
 
 
-def test_nor_are_the_phases_behind_those_that_live(desk: Desk) -> None:
+def test_phases_after_live_ones_are_not_submitted_if_the_run_would_refuse_them(desk: Desk) -> None:
     desk.submit(split=True, time_s=600.0)
     path = desk.root / "runs/small.submissions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
@@ -473,7 +473,7 @@ def test_a_trainer_that_a_killed_run_may_have_left_is_reported(desk: Desk) -> No
     assert desk.slurm.submitted() == []
 
 
-def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
+def test_an_active_local_run_is_not_submitted(desk: Desk) -> None:
     folder = write_run(desk.root, desk.recipe, started(os.getpid()), launched())
     with (
         closing(Journal(folder / "journal.jsonl")),
@@ -482,7 +482,7 @@ def test_a_run_that_is_at_work_here_is_not_submitted(desk: Desk) -> None:
         desk.submit(time_s=3600.0)
 
 
-def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) -> None:
+def test_while_a_job_of_the_user_s_own_sbatch_lives_nothing_is_submitted(desk: Desk) -> None:
     write_run(desk.root, desk.recipe, started(host="node7", job="50"), launched())
     desk.slurm.jobs[50] = FakeJob(50, "mine", state="RUNNING")
     with pytest.raises(InputError, match="already submitted: job 50 is running; cancel it first"):
@@ -490,7 +490,7 @@ def test_beside_a_job_of_the_user_s_own_sbatch_nothing_is_submitted(desk: Desk) 
     assert desk.slurm.submitted() == []
 
 
-def test_behind_a_job_of_the_user_s_own_that_is_over_the_run_continues(desk: Desk) -> None:
+def test_after_a_job_of_the_user_s_own_has_ended_the_run_is_resumed(desk: Desk) -> None:
     write_run(desk.root, desk.recipe, started(host="node7", job="50"), failed("init", "x"))
     desk.slurm.jobs[50] = FakeJob(50, "small", state="TIMEOUT")
     assert desk.submit(time_s=3600.0)
@@ -506,7 +506,7 @@ def test_a_job_of_another_cluster_is_queried_there(desk: Desk) -> None:
         desk.submit(time_s=600.0, split=True)
 
 
-def test_one_without_an_answer_is_looked_for_on_all_clusters_that_may_have_it(desk: Desk) -> None:
+def test_a_job_without_an_answer_is_looked_up_on_all_possible_clusters(desk: Desk) -> None:
     profile = desk.root / "site.yaml"
     profile.write_text("name: site\ntitle: A site\nslurm: {options: [-M, 'cm2,cm4']}\n")
     desk.slurm.cluster, desk.slurm.is_mute = "cm4", True

@@ -79,7 +79,7 @@ def test_a_snapshot_has_the_rate_of_its_iteration_or_of_the_last_update() -> Non
     assert snapshot_rate(first, 1000) == pytest.approx(0.001, rel=1e-4)
 
 
-def test_what_a_phase_starts_from_is_given_or_guessed() -> None:
+def test_the_start_of_a_phase_is_given_or_guessed() -> None:
     first = link("a", **FIRST, snapshot_prefix="/tmp/a")
 
     def starts(weights: str | None) -> list[Start | None]:

@@ -1,4 +1,4 @@
-"""Phase against phase: what a later one has otherwise than the one before."""
+"""Phase against phase: what a later one changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_a_rule_of_updates_that_changes_is_a_warning(
         {"regularization_type": '"L2"'},
     ],
 )
-def test_what_is_the_same_or_small_is_silent(lint_solvers: LintSolvers, changes: dict[str, object]) -> None:
+def test_unchanged_and_slightly_changed_values_are_not_reported(
+    lint_solvers: LintSolvers, changes: dict[str, object]
+) -> None:
     assert lint_solvers({"a": FIRST, "b": {**LAST, **changes}}) == []
 
 
@@ -106,7 +108,7 @@ def lint_nets(lint_solvers: LintSolvers, tmp_path: Path) -> LintSolvers:
         ('"TRAIN_lmdb"', '"other_lmdb"', "train-source-changes", "note"),
     ],
 )
-def test_other_training_data_are_found_at_their_field(
+def test_different_training_data_are_reported_at_their_field(
     lint_nets: LintSolvers, old: str, new: str, rule: str, severity: str
 ) -> None:
     (found,) = lint_nets((old, new))

@@ -59,7 +59,7 @@ def test_images_over_batch_are_found_in_a_comment(text: str, basis: EpochSize | 
         ("of 9 or 2 epochs", None),
     ],
 )
-def test_a_comment_is_held_against_images_and_batch_as_given(
+def test_a_comment_is_checked_against_the_given_images_and_batch(
     lint_solvers: LintSolvers, comment: str, claimed: float | None
 ) -> None:
     found = lint_solvers({"a": {"max_iter": f"1000 # {comment}"}}, **BASIS)
@@ -75,7 +75,7 @@ def test_a_wrong_claim_is_reported_with_the_intended_iterations(lint_solvers: Li
     assert found.values["meant"] == 1500
 
 
-def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> None:
+def test_the_comment_of_each_step_is_checked_against_it(lint_solvers: LintSolvers) -> None:
     steps = {
         "lr_policy": '"multistep"',
         "power": None,
@@ -86,7 +86,7 @@ def test_each_step_s_comment_is_held_against_it(lint_solvers: LintSolvers) -> No
     assert found.what == "stepvalue[1] 800 is 1.6 epochs, but the comment says 1.5"
 
 
-def test_a_comment_s_own_arithmetic_goes_before_what_is_given(lint_solvers: LintSolvers) -> None:
+def test_the_arithmetic_in_a_comment_takes_precedence_over_options(lint_solvers: LintSolvers) -> None:
     found = lint_solvers({"a": {"max_iter": "1000 # 32000 / 64 * 2 epochs"}}, images=32_000, ranks=20)
     assert [one.id for one in found] == ["global-batch"]
 
@@ -97,7 +97,7 @@ def test_a_comment_of_one_phase_gives_the_others_theirs(lint_solvers: LintSolver
     assert (found.id, found.phase) == ("epochs-claim", "b")
 
 
-def test_with_nothing_to_count_by_a_comment_is_not_judged(lint_solvers: LintSolvers) -> None:
+def test_a_comment_is_not_judged_without_images_and_batch(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": {"max_iter": "1000 # 700 epochs"}}) == []
     assert lint_solvers({"a": {"max_iter": "1000 # 700 epochs"}}, images=32_000) == []
 

@@ -53,7 +53,7 @@ def test_weights_of_another_shape_stop_caffe(
     assert "last.prototxt:14:" in found.where
 
 
-def test_a_renamed_layer_starts_anew_and_the_old_one_is_lost(lint_nets: LintSolvers) -> None:
+def test_a_renamed_layer_is_reinitialised_and_the_old_one_is_lost(lint_nets: LintSolvers) -> None:
     lost, new = lint_nets(NET, NET.replace('name: "ip"', 'name: "ip_2"'))
     assert (new.id, new.severity) == ("handover-missing", "warning")
     assert new.what == "layer 'ip_2' of b has weights but is not in the net of a"

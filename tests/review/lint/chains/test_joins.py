@@ -102,7 +102,7 @@ def test_a_resumed_phase_continues_at_its_own_iteration(lint_solvers: LintSolver
     assert "warmup-end-jump" not in [one.id for one in lint_solvers({"a": HALF, "b": whole}, script=script)]
 
 
-def test_each_collapse_of_several_is_held_against_the_phase_that_it_branches_off(
+def test_each_collapse_is_compared_with_the_phase_it_branches_off(
     lint_recipe: LintRecipe,
 ) -> None:
     def change(raw: dict[str, Any], decay: float = 0.004) -> None:

@@ -1,4 +1,4 @@
-"""Rates that another Caffe makes in a way of its own are not judged, and that is said."""
+"""Rates that another Caffe computes in its own way are not judged, and a finding says so."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_it_is_reported_where_the_rate_is_made(lint_solvers: LintSolvers) -> Non
 @pytest.mark.parametrize(
     ("solver", "dialect"),
     [
-        (RAMP, "bvlc"),  # refuses it, which is said
+        (RAMP, "bvlc"),  # refuses it, which is reported
         ({"rampup_interval": "0", "solver_mode": "GPU"}, "nvcaffe"),
         ({"solver_mode": "GPU"}, "nvcaffe"),
     ],
 )
-def test_what_the_dialect_does_not_make_so_is_judged(
+def test_rates_that_the_dialect_does_not_change_are_judged(
     lint_solvers: LintSolvers, solver: dict[str, str | None], dialect: str
 ) -> None:
     assert "rates-not-judged" not in ids(lint_solvers, {"a": solver}, dialect)

@@ -1,4 +1,4 @@
-"""What a recipe states of its test images, its digits and its cores."""
+"""What a recipe states about its test images, its digits and its cores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_evaluation_counts_each_image_once(
         assert Path(path).read_text().splitlines()[int(line) - 1] == f"  iterations: {iterations}"
 
 
-def test_what_to_write_covers_every_image(lint_recipe: LintRecipe) -> None:
+def test_the_suggested_values_cover_every_image(lint_recipe: LintRecipe) -> None:
     (found,) = [
         one
         for one in lint_recipe("stampede2-64n-72ep", lambda raw: raw["evaluation"].update(iterations=999))
@@ -94,7 +94,7 @@ def test_a_batch_norm_has_several_images(lint_recipe: LintRecipe, each: int, cou
     assert all("BatchNorms with one image per rank" in one.what for one in alone)
 
 
-def test_a_flag_that_our_programs_do_not_know_is_warned_of(lint_recipe: LintRecipe) -> None:
+def test_a_flag_unknown_to_our_programs_is_a_warning(lint_recipe: LintRecipe) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["tensorflow"]["flags"] = {"save_checkpoint_steps": 100, "deterministic": True, "verbosity": 1}
         raw["tensorflow"]["evaluation"]["flags"] = {"seed": 2, "wandb": "on"}

@@ -95,7 +95,7 @@ def test_the_steps_of_a_short_warmup_are_not_jumps(lint_solvers: LintSolvers) ->
     assert lint_solvers({"a": {"warmup_iter": 5}}) == []
 
 
-def test_a_drop_of_less_than_2_percent_is_none(lint_solvers: LintSolvers) -> None:
+def test_a_drop_of_less_than_2_percent_is_not_reported(lint_solvers: LintSolvers) -> None:
     assert lint_solvers({"a": {"warmup_iter": 9, "warmup_start_lr": 0.99}}) == []
 
 
@@ -113,7 +113,7 @@ def test_a_root_that_reaches_0_at_the_end_is_not_a_high_rate(lint_solvers: LintS
 @pytest.mark.parametrize(
     ("changes", "count"), [({"base_lr": 10}, 1), ({"base_lr": 5}, 0), ({"base_lr": 10, "warmup_iter": 5}, 0)]
 )
-def test_a_rate_that_nobody_trains_with_is_found(
+def test_an_implausible_rate_is_found(
     lint_solvers: LintSolvers, changes: dict[str, object], count: int
 ) -> None:
     found = [one for one in lint_solvers({"a": changes}) if one.id == "base-lr-large"]
@@ -121,7 +121,7 @@ def test_a_rate_that_nobody_trains_with_is_found(
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(128, 1), (320, 0)])
-def test_a_rate_that_its_large_batch_asks_for_is_not(
+def test_a_high_rate_that_suits_its_large_batch_is_accepted(
     lint_solvers: LintSolvers, ranks: int, count: int
 ) -> None:
     found = lint_solvers({"a": {"base_lr": 12}}, ranks=ranks)

@@ -1,4 +1,4 @@
-"""Snapshots: written at all, not written over, and found by the phase that starts from them."""
+"""Snapshots: written at all, not overwritten, and found by the phase that starts from them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_solverstate_that_cannot_be_resumed_from_is_found(
     assert message in found[0].write
 
 
-def test_what_a_phase_that_trains_nothing_does_not_write_is_not_reported_too(
+def test_missing_snapshots_of_a_phase_that_trains_nothing_are_not_reported(
     lint_solvers: LintSolvers, tmp_path: Path
 ) -> None:
     weights = ["", "--snapshot=own_a_iter_1000.solverstate", "--weights=own_b_iter_2000.caffemodel"]
@@ -151,7 +151,7 @@ def test_iterations_after_the_last_snapshot_are_lost_unless_it_is_written_at_the
     assert found == next(ids for end, ids in expected.items() if end in weights)
 
 
-def test_what_comes_after_the_last_snapshot_of_an_earlier_phase_is_lost(lint_solvers: LintSolvers) -> None:
+def test_iterations_after_the_last_snapshot_of_an_earlier_phase_are_lost(lint_solvers: LintSolvers) -> None:
     found = lint_solvers({"a": {**FIRST, "snapshot": 600, "snapshot_after_train": "false"}, "b": {}})
     assert [(one.id, one.phase) for one in found] == [("no-final-snapshot", "a")]
 

@@ -52,7 +52,7 @@ TESTS = {"test_interval": 10}
         ({"snapshot_prefix": None, "snapshot": 50}, "snapshot-prefix-missing", "stops with"),
     ],
 )
-def test_what_caffe_refuses_is_an_error(
+def test_values_that_caffe_refuses_are_errors(
     lint_solvers: LintSolvers, changes: dict[str, object], rule: str, message: str
 ) -> None:
     (found,) = lint_solvers({"a": changes})
@@ -131,7 +131,7 @@ def test_a_type_of_another_caffe_is_left_to_its_dialect(lint_solvers: LintSolver
 
 
 @pytest.mark.parametrize("field", ["iter_size", "average_loss", "display", "snapshot"])
-def test_what_our_engine_refuses_is_found(lint_solvers: LintSolvers, field: str) -> None:
+def test_settings_that_our_engine_refuses_are_found(lint_solvers: LintSolvers, field: str) -> None:
     changes = {field: -1}
     assert _list_errors(parse_prototxt(solver_text(changes), pb.SolverParameter, "s.prototxt"))
     assert lint_solvers({"a": changes})
@@ -143,7 +143,7 @@ def test_each_policy_reads_what_it_needs() -> None:
         assert {policy for policy, needs in POLICY_NEEDS.items() if field in needs} <= set(policies)
 
 
-def test_a_snapshot_folder_is_looked_for_under_the_caffe_root(
+def test_a_snapshot_folder_is_looked_up_under_the_caffe_root(
     lint_solvers: LintSolvers, tmp_path: Path
 ) -> None:
     prefix = {"snapshot_prefix": '"snapshots/own"'}

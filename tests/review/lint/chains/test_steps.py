@@ -52,7 +52,7 @@ def test_a_test_during_training_needs_data_for_it(lint_without_test: LintSolvers
 
 
 @pytest.mark.parametrize(("text", "rules"), [(net_text("TEST"), []), (net_text("TRAIN"), ["no-test-net"])])
-def test_a_test_net_of_its_own_will_do(
+def test_a_separate_test_net_is_sufficient(
     lint_without_test: LintSolvers, tmp_path: Path, text: str, rules: list[str]
 ) -> None:
     (tmp_path / "own" / "test.prototxt").write_text(text)

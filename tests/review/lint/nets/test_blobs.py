@@ -1,4 +1,4 @@
-"""Each rule on blobs and names: a wrong net, and its mended twin."""
+"""Each rule on blobs and names: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_unused_label_is_reported_and_a_silence_layer_fixes_it(check_text: Ch
     assert check_text(text.replace('bottom: "target"', 'bottom: "target" bottom: "spare"')) == {}
 
 
-def test_what_a_phase_has_for_itself_and_what_a_deploy_net_leaves_over_are_outputs(
+def test_blobs_of_one_phase_and_unread_blobs_of_a_deploy_net_are_outputs(
     check_text: CheckText,
 ) -> None:
     own = FC.replace("fc", "spare").replace('type: "', 'include { phase: TEST } type: "', 1)

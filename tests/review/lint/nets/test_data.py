@@ -1,4 +1,4 @@
-"""Each rule on data layers and their transforms: a wrong net, and its mended twin."""
+"""Each rule on data layers and their transforms: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_each_missing_batch_size_is_one_finding_without_a_misfit(check_text: Che
         ("random_resize_param { min_size: 8 max_size: 9 }", "random_resize_param"),
     ],
 )
-def test_what_is_random_in_a_test_is_reported(wrong: str, field: str, check_text: CheckText) -> None:
+def test_random_transformations_in_a_test_are_reported(wrong: str, field: str, check_text: CheckText) -> None:
     net = PLAIN.replace("phase: TRAIN", "phase: TEST").replace("crop_size: 6", f"crop_size: 6 {wrong}")
     found = check_text(net)["test-random"]
     assert f"has {field} in TEST" in found.what

@@ -1,4 +1,4 @@
-"""Each rule on outputs and labels: a wrong net, and its mended twin."""
+"""Each rule on outputs and labels: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_wrong_net_is_found_and_its_fixed_twin_is_not(rule: str, check_text: C
     assert check_text(fixed, classes=10) == {}
 
 
-def test_outputs_are_held_against_classes_only_where_they_are_given(check_text: CheckText) -> None:
+def test_outputs_are_compared_with_the_classes_only_if_given(check_text: CheckText) -> None:
     assert check_text(outputs(9)) == {}
     found = check_text(outputs(9), classes=10)["outputs-below-classes"]
     assert (found.values["outputs"], found.values["classes"]) == (9, 10)

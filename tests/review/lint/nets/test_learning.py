@@ -1,4 +1,4 @@
-"""Each rule on what a net learns and is measured by: a wrong net, and its mended twin."""
+"""Each rule on what a net learns and is measured by: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 

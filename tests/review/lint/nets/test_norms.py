@@ -1,4 +1,4 @@
-"""Each rule on batch normalization and residual blocks: a wrong net, and its mended twin."""
+"""Each rule on batch normalization and residual blocks: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_product_and_a_sum_without_norms_are_not_residual_blocks(check_text: C
     assert check_text(DATA + plain + block("r1", "s", ZERO) + FC % "r1") == {}
 
 
-def test_a_slip_is_one_among_many_not_a_way_of_building(check_text: CheckText) -> None:
+def test_a_deviation_is_reported_only_if_most_layers_agree(check_text: CheckText) -> None:
     plain = SIX.replace("bias_term: true", "bias_term: false")
     for text in (plain, plain.replace("bias_term: false }", "bias_term: true }", 1)):
         assert "scale-bias-missing" not in check_text(text)

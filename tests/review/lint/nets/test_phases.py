@@ -1,4 +1,4 @@
-"""Each rule on phases: a wrong net, and its mended twin."""
+"""Each rule on phases: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_wrong_net_is_found_and_its_fixed_twin_is_not(rule: str, check_text: C
     assert check_text(fixed) == {}
 
 
-def test_a_net_without_data_for_test_is_looked_at_in_train_only(check_text: CheckText) -> None:
+def test_a_net_without_test_data_is_checked_in_train_only(check_text: CheckText) -> None:
     assert check_text(data("TRAIN") + FC + LOSS) == {}
 
 

@@ -1,4 +1,4 @@
-"""Each rule on what is never read, where weights start, and what Caffe refuses: wrong, and mended."""
+"""Each rule on what is never read, where weights start, and what Caffe refuses: wrong, and fixed."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_fields_of_losses_without_effect_are_reported(param: str, field: str, ch
     assert check_text(TRAINED.replace('top: "loss"', 'top: "loss" loss_param { normalize: true }')) == {}
 
 
-def test_layers_alike_are_one_finding(check_text: CheckText) -> None:
+def test_equal_layers_are_one_finding(check_text: CheckText) -> None:
     found = check_text(TRAINED.replace('"xavier"', '"xavier" std: 0.1'))["field-unread"]
     assert found.what.startswith("inner_product_param.weight_filler.std in 2 layers (f1, f2) is never read")
     assert found.values == {"layers": 2}
@@ -304,7 +304,7 @@ def test_a_filler_that_caffe_stops_at_is_found(check_text: CheckText, layer: str
     assert field in ("type", "sparse")
 
 
-def test_a_sparse_deconvolution_is_held_against_its_inputs_not_its_outputs(check_text: CheckText) -> None:
+def test_the_sparsity_of_a_deconvolution_is_compared_with_its_inputs(check_text: CheckText) -> None:
     layer = CONV_FILLER.format('"gaussian" std: 1 sparse: 3').replace("Convolution", "Deconvolution")
     assert "filler-misfit" not in check_text(net(layer))
 

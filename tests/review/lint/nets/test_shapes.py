@@ -1,4 +1,4 @@
-"""Each rule on shapes and shared weights: a wrong net, and its mended twin."""
+"""Each rule on shapes and shared weights: a wrong net, and its fixed twin."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_misfit_stands_at_its_layer_and_names_those_that_made_the_blobs(check_
     assert "'y' is 2x5x6x6 (from layer 'y')" in found.what
 
 
-def test_layers_beside_a_misfit_and_a_missing_blob_are_looked_at_too(check_text: CheckText) -> None:
+def test_layers_beside_a_misfit_or_a_missing_blob_are_checked_too(check_text: CheckText) -> None:
     wrong = INPUT + conv("x", "a") + add("x", "a", "one") + add("x", "b", "two") + conv("z", "none")
     found = check_text(wrong)
     assert list(found) == ["shape-misfit", "unknown-bottom"]

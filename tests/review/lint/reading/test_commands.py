@@ -98,7 +98,7 @@ def test_the_weights_of_a_test_are_the_last_phase_s(
         assert found[0].write == "--weights=own_2_iter_1000.caffemodel"
 
 
-def test_a_test_between_phases_is_none_of_the_wrong_model(tmp_path: Path) -> None:
+def test_a_test_between_phases_is_not_a_test_of_the_wrong_model(tmp_path: Path) -> None:
     test = "caffe test --model=own/train_val.prototxt --weights=own_{}.caffemodel\n"
     assert lint_both_ways(tmp_path, BOTH + test.format("1_iter_500") + test.format("2_iter_1000")) == []
 

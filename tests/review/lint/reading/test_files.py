@@ -1,4 +1,4 @@
-"""Files as a chain: names, several solvers in one, each alone, what a command says of them."""
+"""Files as a chain: their names, several solvers in one file, single files, and commands that use them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_several_solvers_in_one_file_are_a_chain(lint_solvers: LintSolvers, tmp_
     assert found.where == f"{own / 'solvers.prototxt'}:14:1"
 
 
-def test_a_net_that_several_phases_use_is_looked_at_once(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_a_net_that_several_phases_use_is_checked_once(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     path = tmp_path / "own" / "train_val.prototxt"
     path.write_text(net_text("TRAIN", "TEST").replace("shuffle: true", ""))
     found = lint_solvers({"a": HALF, "b": {"base_lr": 0.5}})
@@ -49,7 +49,7 @@ def test_a_net_that_several_phases_use_is_looked_at_once(lint_solvers: LintSolve
     assert [one.id for one in again] == ["train-unshuffled"]
 
 
-def test_a_net_of_its_own_is_looked_at_without_a_solver(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_a_net_alone_is_checked_without_a_solver(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     path = tmp_path / "own" / "train_val.prototxt"
     assert lint([str(path)], LintOptions()) == []
     assert [one.id for one in lint([str(path)], LintOptions(classes=11))] == ["outputs-below-classes"]
@@ -122,7 +122,7 @@ def test_each_phase_has_the_ranks_of_its_own_command(lint_solvers: LintSolvers, 
     assert (found.id, found.phase, found.values["batch"]) == ("global-batch", "a", 128)
 
 
-def test_the_nets_of_2014_are_looked_at_in_their_own_phase(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_the_nets_of_2014_are_checked_in_their_own_phase(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     """A file for each phase, without a rule of any layer."""
     own, plain = tmp_path / "own", net_text("TRAIN").replace("include { phase: TRAIN }", "")
     (own / "train.prototxt").write_text(plain.replace("shuffle: true", ""))

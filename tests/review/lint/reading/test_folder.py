@@ -1,4 +1,4 @@
-"""A folder of somebody else's: which solvers it holds, and in which order they seem to be trained."""
+"""A folder of another author: which solvers it holds, and the order in which they are probably trained."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_solvers_are_a_chain_in_the_order_of_their_names(lint_folder: LintFolder
     assert found.what.endswith("by their names: solver_1.prototxt, solver_2.prototxt")
 
 
-def test_solvers_whose_order_cannot_be_determined_are_looked_at_alone(lint_folder: LintFolder) -> None:
+def test_solvers_of_unknown_order_are_checked_alone(lint_folder: LintFolder) -> None:
     (found,) = lint_folder({"adam_solver.prototxt": END, "sgd_solver.prototxt": HALF})
     assert (found.id, found.severity) == ("order-unknown", "note")
     assert "adam_solver.prototxt, sgd_solver.prototxt" in found.what
@@ -86,7 +86,7 @@ def test_a_script_in_the_folder_gives_the_order(lint_folder: LintFolder, name: s
     assert found[0].what.endswith("by the commands of a script: sgd_solver.prototxt, adam_solver.prototxt")
 
 
-def test_a_script_that_is_given_goes_before_names(lint_folder: LintFolder, tmp_path: Path) -> None:
+def test_a_given_script_takes_precedence_over_names(lint_folder: LintFolder, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "caffe train --solver=own/solver_2.prototxt\n"
@@ -128,7 +128,7 @@ def test_each_folder_below_is_a_chain_of_its_own(lint_folder: LintFolder) -> Non
     assert [one.id for one in found] == ["order-guessed"]
 
 
-def test_what_cannot_be_read_is_a_finding_and_the_rest_is_looked_at(lint_folder: LintFolder) -> None:
+def test_an_unreadable_file_is_a_finding_and_the_rest_is_checked(lint_folder: LintFolder) -> None:
     found = lint_folder({
         "solver.prototxt": {"solver_mode": None},
         "bad.prototxt": "layer {",
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_listed_is_named(
         lint_folder({})
 
 
-def test_nets_that_no_solver_uses_are_looked_at_too(lint_folder: LintFolder) -> None:
+def test_nets_that_no_solver_uses_are_checked_too(lint_folder: LintFolder) -> None:
     text = net_text("TRAIN", "TEST").replace("shuffle: true", "")
     assert [one.id for one in lint_folder({"other.prototxt": text})] == ["train-unshuffled"]
 

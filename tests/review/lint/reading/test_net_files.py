@@ -1,4 +1,4 @@
-"""Where a solver's net is sought, and what its path says."""
+"""Where a solver's net is looked up, and what its path implies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_net_that_is_not_under_the_caffe_root_is_an_error(
     assert f"no file models/own/train_val.prototxt under {tmp_path}" in found.what
 
 
-def test_a_net_beside_the_solver_is_looked_at_all_the_same(lint_solvers: LintSolvers, tmp_path: Path) -> None:
+def test_a_net_beside_the_solver_is_still_checked(lint_solvers: LintSolvers, tmp_path: Path) -> None:
     (tmp_path / "own" / "train_val.prototxt").write_text(net_text("TRAIN"))
     found = lint_solvers({"a": {"net": '"x/own/train_val.prototxt"'}}, caffe_root=tmp_path)
     assert ids(found) == ["net-missing", "last-net-without-test"]

@@ -56,7 +56,7 @@ def test_a_folder_that_it_is_of_is_understood_whole(tmp_path: Path) -> None:
         ("readonly PROTOTXT_DIR=", "PROTOTXT="),
     ],
 )
-def test_what_is_not_ours_has_no_steps(old: str, new: str) -> None:
+def test_a_script_that_is_not_ours_has_no_steps(old: str, new: str) -> None:
     assert parse_steps(script_of("digits-local").replace(old, new)) == ((), ())
 
 

@@ -42,7 +42,7 @@ def test_labels_are_given_once(tmp_path: Path) -> None:
     assert lint([str(path)], LintOptions()) == []
 
 
-def test_the_first_record_of_an_lmdb_is_looked_at_where_it_is_there(tmp_path: Path) -> None:
+def test_the_first_record_of_an_existing_lmdb_is_checked(tmp_path: Path) -> None:
     assert find_datum("lmdb", tmp_path) is None
     assert find_datum("a\0b", tmp_path) is None
     (tmp_path / "damaged").mkdir()

@@ -103,7 +103,7 @@ def test_an_accept_entry_that_matches_no_finding_is_a_warning_at_its_line(
     assert Path(path).read_text().splitlines()[int(line) - 1] == "- finding: join-jump"
 
 
-def test_a_title_is_held_against_the_phases(lint_recipe: LintRecipe) -> None:
+def test_a_title_is_compared_with_the_phases(lint_recipe: LintRecipe) -> None:
     found = lint_recipe("stampede2-64n-72ep", lambda raw: raw.update(title="ResNet-50 in 90 epochs"))
     (title,) = [one for one in found if one.id == "title-epochs"]
     assert title.where.endswith("changed.yaml:2")

@@ -1,4 +1,4 @@
-"""Scripts, READMEs and logs: what their commands say, slips and all."""
+"""Scripts, READMEs and logs: reading their commands, mistakes included."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ First set `OMP_NUM_THREADS` and `MLSL_SERVER_AFFINITY` as below.
 """
 
 
-def test_a_readme_with_slips_is_read_as_it_is_meant() -> None:
+def test_a_readme_with_mistakes_is_read_as_intended() -> None:
     script = parse_script(README, "README.md")
     assert [(one.solver, one.weights, one.where) for one in script.trainings] == [
         ("models/a/solver.prototxt", "", "README.md:8"),
@@ -65,7 +65,7 @@ def test_weights_belong_to_the_command_they_stand_in() -> None:
     assert [one.weights for one in script.trainings] == ["a.caffemodel", "", None, None]
 
 
-def test_what_only_looks_like_an_option_changes_nothing() -> None:
+def test_text_that_only_looks_like_an_option_changes_nothing() -> None:
     text = "mpirun -n 8 caffe train --solver=s.prototxt\necho -n done\nsed -n p\n# mpirun -n 9 caffe\n"
     assert parse_script(text).ranks == 8
 
@@ -126,7 +126,7 @@ def test_each_training_has_the_ranks_of_its_own_command() -> None:
     assert [training.ranks for training in slurm.trainings] == [64]
 
 
-def test_what_a_training_resumes_is_its_own() -> None:
+def test_each_training_has_its_own_snapshot_to_resume() -> None:
     script = parse_script(
         "caffe train --solver=1.prototxt\n"
         "caffe train --solver=2.prototxt --snapshot=a_iter_5.solverstate\n"

@@ -22,7 +22,7 @@ TRAIN = "mpirun -n 64 caffe train --solver="
         (f"for p in *; do\n echo $p\ndone | sort\n{TRAIN}$(ls)", 0, 4),
     ],
 )
-def test_what_only_a_shell_can_determine_is_reported_with_the_loop_or_function_around_it(
+def test_commands_that_only_a_shell_can_resolve_are_reported_with_their_loop_or_function(
     text: str, begins: int, line: int
 ) -> None:
     script = parse_script(text, "train.sh")
@@ -32,7 +32,7 @@ def test_what_only_a_shell_can_determine_is_reported_with_the_loop_or_function_a
     assert script.ranks == 64
 
 
-def test_a_plain_command_inside_a_function_is_named_too_since_nobody_knows_when_it_is_called() -> None:
+def test_a_plain_command_inside_a_function_is_reported_too() -> None:
     script = parse_script(
         f"last() {{\n {TRAIN}b.prototxt --weights=a_iter_5.caffemodel\n}}\n{TRAIN}a.prototxt\nlast"
     )
@@ -40,7 +40,7 @@ def test_a_plain_command_inside_a_function_is_named_too_since_nobody_knows_when_
     assert [(one.solver, one.begins) for one in script.unresolved] == [("b.prototxt", 1)]
 
 
-def test_prose_that_begins_as_a_loop_does_opens_none() -> None:
+def test_prose_that_starts_like_a_loop_opens_no_loop() -> None:
     text = f"for the first phase, call\nwhile it trains look at\nrun() and\n{TRAIN}a.prototxt\n"
     assert [one.solver for one in parse_script(text).trainings] == ["a.prototxt"]
 

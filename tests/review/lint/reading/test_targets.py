@@ -15,7 +15,7 @@ from caffe_recipes.review.lint.rules import finding
 from tests.review.conftest import LintSolvers
 
 
-def test_a_shipped_name_goes_before_a_folder_of_that_name(
+def test_a_shipped_name_takes_precedence_over_a_folder_of_that_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
