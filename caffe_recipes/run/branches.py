@@ -30,7 +30,7 @@ from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.recovery import with_retries
 from caffe_recipes.run.signals import Interrupted
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.steps import RunPlan, Training
+from caffe_recipes.run.trainer import RunPlan, Training
 
 
 def train_branch(run: Run, training: Training, setting: Setting) -> Setting:

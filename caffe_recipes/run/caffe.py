@@ -39,7 +39,7 @@ from caffe_recipes.render.scripts import lmdb_hint
 from caffe_recipes.render.solvers import build_solver
 from caffe_recipes.render.tree import generate, placed_paths
 from caffe_recipes.run.snapshots import as_failure, fetch_file, keep_parts, verify_digest
-from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Training, Trial
 from caffe_recipes.wording import shorten
 
 _SOLVER, _WEIGHTS, _SNAPSHOT = "--solver=", "--weights=", "--snapshot="

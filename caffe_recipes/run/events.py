@@ -21,9 +21,8 @@ from caffe_recipes.recipe.model import AnyRecipe
 from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.caffe import STATE_NAME
-from caffe_recipes.run.plan import find_step, plan_steps
-from caffe_recipes.run.steps import Checkpoint
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
+from caffe_recipes.run.trainer import Checkpoint
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names
 

@@ -29,7 +29,7 @@ from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.prepare import check_hosts_read, ensure_weights
 from caffe_recipes.run.process import AHEAD_BYTES, POLL_S, TrainerProcess
 from caffe_recipes.run.snapshots import drop_checkpoints, is_whole
-from caffe_recipes.run.steps import Training
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.run.trainer_log import (
     LogTail,
     Trouble,

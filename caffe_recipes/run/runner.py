@@ -47,7 +47,7 @@ from caffe_recipes.run.journal import (
 )
 from caffe_recipes.run.lock import RecipeLock
 from caffe_recipes.run.phase import evaluate, note_stop, train
-from caffe_recipes.run.plan import plan_chain, plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_chain, plan_steps
 from caffe_recipes.run.preflight.checks import run_preflight
 from caffe_recipes.run.prepare import ensure_snapshot, prepare, stage_data
 from caffe_recipes.run.process import TrainerProcess, describe_launch
@@ -55,8 +55,7 @@ from caffe_recipes.run.recovery import replace_hosts, with_retries
 from caffe_recipes.run.signals import Interrupted, Interrupts
 from caffe_recipes.run.slurm_job import AskJob, ask_slurm, check_over, this_job
 from caffe_recipes.run.snapshots import choose_interval, verify_kept
-from caffe_recipes.run.steps import RunPlan, Training
-from caffe_recipes.run.trainer import find_trainer
+from caffe_recipes.run.trainer import RunPlan, Training
 from caffe_recipes.wording import describe_count, describe_names
 
 

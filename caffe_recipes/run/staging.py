@@ -36,9 +36,9 @@ from caffe_recipes.run.context import (
     search_path,
 )
 from caffe_recipes.run.events import RunState
+from caffe_recipes.run.plan import find_trainer
 from caffe_recipes.run.preflight.nodes import ASK_S, ask_facts
 from caffe_recipes.run.process import describe_work
-from caffe_recipes.run.trainer import find_trainer
 
 T = TypeVar("T")
 

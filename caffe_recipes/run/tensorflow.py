@@ -46,7 +46,7 @@ from caffe_recipes.errors import ClusterError, DataError, InputError, WeightsErr
 from caffe_recipes.recipe.model import TensorFlowRecipe
 from caffe_recipes.render.horovod import render_horovod
 from caffe_recipes.run.snapshots import as_failure, verify_digest
-from caffe_recipes.run.steps import Attempt, Checkpoint, Testing, Training, Trial
+from caffe_recipes.run.trainer import Attempt, Checkpoint, Testing, Training, Trial
 from caffe_recipes.tensorflow.logs import parse_evaluations
 from caffe_recipes.tensorflow.records import deal_files
 from caffe_recipes.tensorflow.run import (

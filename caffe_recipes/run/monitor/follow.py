@@ -55,7 +55,7 @@ from caffe_recipes.run.monitor.files import (
     load_frozen,
     name_recipe,
 )
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.submit.submissions import (
     Ask,
     SubmittedJob,
@@ -64,7 +64,6 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     slurm_for,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, measure_step
 
 # At most this much is read from the end of a log; it holds several displays of 128 ranks.

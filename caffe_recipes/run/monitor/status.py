@@ -35,7 +35,7 @@ from caffe_recipes.run.monitor.follow import (
     ShownRun,
     open_runs,
 )
-from caffe_recipes.run.plan import find_step, plan_steps
+from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -48,7 +48,6 @@ from caffe_recipes.run.submit.submissions import (
     read_submissions,
     submitted_by_hand,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.run.trainer_log import Progress, next_display
 from caffe_recipes.units import write_clock
 from caffe_recipes.wording import printable, shorten

@@ -41,7 +41,7 @@ from caffe_recipes.run.preflight.storage import (
 )
 from caffe_recipes.run.preflight.trials import check_launcher, check_ranks, check_trainer
 from caffe_recipes.run.process import describe_work, find_running
-from caffe_recipes.run.steps import RunPlan
+from caffe_recipes.run.trainer import RunPlan
 
 CHECKS: Mapping[str, Callable[[NodeView], list[CheckResult]]] = {
     "hosts": check_hosts,

@@ -19,7 +19,7 @@ from caffe_recipes.errors import CaffeRecipesError
 from caffe_recipes.run.context import Setting
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.preflight.findings import CheckResult, Commands, fold_names
-from caffe_recipes.run.steps import RunPlan, Training
+from caffe_recipes.run.trainer import RunPlan, Training
 
 
 @dataclass(frozen=True)

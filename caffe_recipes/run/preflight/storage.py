@@ -38,8 +38,8 @@ from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_fi
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept
 from caffe_recipes.run.staging import STAGING_HINT, DataPart, ask_about_data, check_source, find_staging_env
-from caffe_recipes.run.steps import Training
 from caffe_recipes.run.tensorflow import load_records_manifest
+from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, plural

@@ -30,7 +30,7 @@ from caffe_recipes.run.preflight.findings import (
 )
 from caffe_recipes.run.preflight.nodes import ASK_S, NodeView
 from caffe_recipes.run.slurm_job import asks_slurm, this_job, wait_for_slurm
-from caffe_recipes.run.steps import Attempt, Trial
+from caffe_recipes.run.trainer import Attempt, Trial
 from caffe_recipes.wording import describe_count
 
 _START_S = 120.0

@@ -34,10 +34,9 @@ from caffe_recipes.render.scripts import STOP_GRACE_S, TRAINING_JOB, find_warnin
 from caffe_recipes.render.tree import find_differences, generate
 from caffe_recipes.review.inspect.estimates import SpeedInputs, estimate_shapes
 from caffe_recipes.run.context import find_profile, submitted_environment
-from caffe_recipes.run.plan import plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_steps
 from caffe_recipes.run.staging import find_rates
 from caffe_recipes.run.submit.submissions import name_job
-from caffe_recipes.run.trainer import find_trainer
 
 # The one-letter forms of sbatch options.
 _LETTERS = {"partition": "p", "account": "A", "qos": "q", "constraint": "C", "clusters": "M", "exclude": "x"}

@@ -53,7 +53,7 @@ from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
-from caffe_recipes.run.plan import plan_files, plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_files, plan_steps
 from caffe_recipes.run.submit.plan import (
     JobStep,
     PlannedJobs,
@@ -78,7 +78,6 @@ from caffe_recipes.run.submit.submissions import (
     load_submissions,
     submissions_path,
 )
-from caffe_recipes.run.trainer import find_trainer
 from caffe_recipes.wording import describe_count
 
 
