@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from caffe_recipes.caffe.logs import LogSummary
 from caffe_recipes.cluster.commands import Host
@@ -139,35 +139,25 @@ class Trainer(Protocol):
 
     A model is a file of trained weights. A snapshot is a model that the program writes in a phase, with a
     file of the solver's state. A checkpoint is a snapshot that is kept to resume the phase from.
+
+    Messages have the program's `title`, such as "Caffe", the `file_kind` of one of its `files`, such as
+    "prototxt", and its `initialization` of a phase that starts from no weights; they end with `failure_hint`
+    if the program does not work. `model_suffix` is that of model files, such as ".caffemodel". `checks` are
+    the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
+    checkpoints even if the user asks for none.
     """
 
-    @property
-    def title(self) -> str:
-        """The name of the program in messages, such as "Caffe"."""
+    title: ClassVar[str]
+    file_kind: ClassVar[str]
+    initialization: ClassVar[str]
+    failure_hint: ClassVar[str]
+    model_suffix: ClassVar[str]
+    checks: ClassVar[tuple[str, ...]]
+    always_checkpoints: ClassVar[bool]
 
     @property
     def is_ours(self) -> bool:
         """Whether the program ships with this package, as caffe-torch does."""
-
-    @property
-    def failure_hint(self) -> str:
-        """What to do if the program does not work, as the end of an error message."""
-
-    @property
-    def model_suffix(self) -> str:
-        """The suffix of model files, such as ".caffemodel"."""
-
-    @property
-    def file_kind(self) -> str:
-        """The noun for one of `files` in messages, such as "prototxt"."""
-
-    @property
-    def initialization(self) -> str:
-        """What initializes a phase that starts from no weights, for messages."""
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """The names of the preflight checks that this program needs besides those of every run."""
 
     @property
     def landmarks(self) -> tuple[str, ...]:
@@ -176,10 +166,6 @@ class Trainer(Protocol):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The files that the program runs or reads besides the data and what phases write."""
-
-    @property
-    def always_checkpoints(self) -> bool:
-        """Whether the program writes checkpoints even if the user asks for none."""
 
     @property
     def data_folder(self) -> str:
