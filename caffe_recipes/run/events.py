@@ -22,7 +22,7 @@ from caffe_recipes.recipe.shipped import RECIPE_SUFFIXES
 from caffe_recipes.review.naming import shipped_names
 from caffe_recipes.run.caffe import STATE_NAME
 from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
-from caffe_recipes.run.trainer import Checkpoint
+from caffe_recipes.run.trainer import Checkpoint, Training
 from caffe_recipes.units import describe_bytes, describe_duration
 from caffe_recipes.wording import describe_count, describe_names
 
@@ -626,12 +626,12 @@ def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") ->
     return f"`caffe-recipes {command}` with its recipe"
 
 
-def is_complete(state: RunState, recipe: AnyRecipe) -> bool:
-    """Return whether all phases are finished and all evaluations done."""
-    tested = (step.phase for step in plan_steps(recipe) if step.is_evaluated)
-    return is_trained(state, recipe) and all(phase in state.evaluations for phase in tested)
+def is_complete(state: RunState, steps: Sequence[Training]) -> bool:
+    """Return whether all steps of a recipe are finished and all evaluations done."""
+    tested = (step.phase for step in steps if step.is_evaluated)
+    return is_trained(state, steps) and all(phase in state.evaluations for phase in tested)
 
 
-def is_trained(state: RunState, recipe: AnyRecipe) -> bool:
-    """Return whether all phases are finished."""
-    return all(step.phase in state.finished for step in plan_steps(recipe))
+def is_trained(state: RunState, steps: Sequence[Training]) -> bool:
+    """Return whether these steps are finished."""
+    return all(step.phase in state.finished for step in steps)

@@ -34,7 +34,7 @@ from caffe_recipes.run.context import (
     check_submitted,
     find_setting,
 )
-from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete
+from caffe_recipes.run.events import Failed, RunStarted, RunState, describe_finished, is_complete, is_trained
 from caffe_recipes.run.folders import RUNS, create_run, describe_changes, next_folder, run_folders
 from caffe_recipes.run.journal import (
     JOURNAL,
@@ -62,8 +62,8 @@ from caffe_recipes.wording import describe_count, describe_names
 def is_finished(recipe: AnyRecipe, steps: tuple[Training, ...], state: RunState) -> bool:
     """Return whether the first steps of a run are finished, and, if these are all steps, also evaluated."""
     if len(steps) == len(plan_steps(recipe)):
-        return is_complete(state, recipe)
-    return all(step.phase in state.finished for step in steps)
+        return is_complete(state, steps)
+    return is_trained(state, steps)
 
 
 def read_finished(

@@ -112,6 +112,7 @@ class ShownRun:
         """
         self._given, self._with_branches, self._is_branch = given, with_branches, is_branch
         self.path, self.recipe, self.reporter = path, recipe, reporter or Reporter(Console(quiet=True))
+        self.steps = plan_steps(recipe)
         self.state = RunState()
         self.failure: RunFailed | None = None
         self.folder = "/".join(posixpath.normpath(path).split("/")[-2:])
@@ -145,12 +146,12 @@ class ShownRun:
     @property
     def is_complete(self) -> bool:
         """Whether all phases are finished and all evaluations done."""
-        return is_complete(self.state, self.recipe)
+        return is_complete(self.state, self.steps)
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models of a finished run, one per branch, as paths in the run's folder where that is now."""
-        ends = (step.phase for step in plan_steps(self.recipe) if step.is_end)
+        ends = (step.phase for step in self.steps if step.is_end)
         snapshots = (self.state.finished[phase].snapshot for phase in ends)
         return tuple(f"{self.path}/snapshots/{posixpath.basename(snapshot)}" for snapshot in snapshots)
 
@@ -159,7 +160,7 @@ class ShownRun:
 
         If branches are followed, the same files of each branch in progress come after these.
         """
-        phases = {step.phase for step in plan_steps(self.recipe)} if self._with_branches else ()
+        phases = {step.phase for step in self.steps} if self._with_branches else ()
         for phase in self.state.branches:
             if phase not in phases:  # the journal may name anything
                 continue
@@ -218,7 +219,7 @@ class ShownRun:
 
     def progress(self) -> Progress | None:
         """Return the progress of the current phase; None if there is no launch, or no loss in its log yet."""
-        launch, steps = self.state.launch, plan_steps(self.recipe)
+        launch, steps = self.state.launch, self.steps
         if launch is None or launch.log != self._log.name or not self._log.summary.losses:
             return None
         if all(step.phase != launch.phase for step in steps):

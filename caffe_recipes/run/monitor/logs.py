@@ -31,7 +31,6 @@ from caffe_recipes.run.monitor.follow import (
     open_runs,
     wait_for_run,
 )
-from caffe_recipes.run.plan import plan_steps
 from caffe_recipes.run.submit.submissions import (
     Submission,
     SubmittedJob,
@@ -94,7 +93,7 @@ def show_log(
 
 def _check_wanted(shown: ShownRun, options: LogOptions) -> None:
     """Raise InputError if the run does not have the requested rank or phase."""
-    ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in plan_steps(shown.recipe)]
+    ranks, phases = shown.recipe.cluster.ranks, [step.phase for step in shown.steps]
     if options.rank is not None and options.rank >= ranks:
         valid = "only rank 0" if ranks == 1 else f"{ranks} ranks, 0 to {ranks - 1}"
         raise InputError(shown.folder, f"has no rank {options.rank}", f"it has {valid}")

@@ -35,7 +35,7 @@ from caffe_recipes.run.monitor.follow import (
     ShownRun,
     open_runs,
 )
-from caffe_recipes.run.plan import find_step, find_trainer, plan_steps
+from caffe_recipes.run.plan import find_step, find_trainer
 from caffe_recipes.run.process import TrainerProcess
 from caffe_recipes.run.submit.submissions import (
     SUFFIX,
@@ -134,7 +134,7 @@ class RunStatus:
     @property
     def is_evaluating(self) -> bool:
         """Whether all phases are finished and only the evaluation remains."""
-        return self.run is not None and is_trained(self.run.state, self.run.recipe)
+        return self.run is not None and is_trained(self.run.state, self.run.steps)
 
 
 def find_statuses(options: StatusOptions, env: FollowEnv = FOLLOW_ENV) -> list[RunStatus]:
@@ -415,7 +415,7 @@ def _phase_of(run: ShownRun | None) -> str:
     """Return the number and name of the current phase, or of the next one; "" once all are finished."""
     if run is None or run.is_complete:
         return ""
-    names = [step.phase for step in plan_steps(run.recipe)]
+    names = [step.phase for step in run.steps]
     launched = run.state.launch.phase if run.state.launch else None
     left = [launched] if launched in names else [name for name in names if name not in run.state.finished]
     return f"{names.index(left[0]) + 1}/{len(names)} {left[0]}" if left and left[0] else "evaluation"
@@ -592,7 +592,7 @@ def _describe_phase(run: ShownRun, status: RunStatus) -> str:
     if run.state.launch is None:
         return "evaluating" if status.is_evaluating else "preparing"
     name = run.state.launch.phase
-    names = [step.phase for step in plan_steps(run.recipe)]
+    names = [step.phase for step in run.steps]
     place = f" ({names.index(name) + 1} of {len(names)})" if name in names else ""
     if progress is None:
         step = find_step(run.recipe, name) if name in names else None

@@ -16,7 +16,7 @@ from caffe_recipes.run.context import Connect, RunOptions, Setting, find_setting
 from caffe_recipes.run.events import RunState, is_trained
 from caffe_recipes.run.folders import RUNS, next_folder, root_words, run_folders
 from caffe_recipes.run.journal import JOURNAL, load_journal
-from caffe_recipes.run.plan import plan_chain
+from caffe_recipes.run.plan import plan_chain, plan_steps
 from caffe_recipes.run.preflight.findings import CheckResult
 from caffe_recipes.run.preflight.machine import (
     check_clocks,
@@ -116,7 +116,7 @@ def preflight_recipe(recipe: AnyRecipe, options: RunOptions, connect: Connect) -
     setting = find_setting(recipe, options, connect)
     folders = [] if options.new else run_folders(options.root, recipe.name)
     state = load_journal(folders[-1] / JOURNAL) if folders else RunState()
-    if is_trained(state, recipe):
+    if is_trained(state, plan_steps(recipe)):
         folders, state = [], RunState()
     folder = folders[-1] if folders else next_folder(options.root, recipe.name)
     under_way = describe_work(setting.root, recipe.name, state)

@@ -53,7 +53,7 @@ from caffe_recipes.run.context import check_own_root
 from caffe_recipes.run.folders import check_root, describe_changes, own_paths, typed_files
 from caffe_recipes.run.monitor.follow import FollowEnv
 from caffe_recipes.run.monitor.status import RunStatus, StatusOptions, find_status
-from caffe_recipes.run.plan import find_trainer, plan_files, plan_steps
+from caffe_recipes.run.plan import find_trainer, plan_files
 from caffe_recipes.run.submit.plan import (
     JobStep,
     PlannedJobs,
@@ -592,7 +592,7 @@ def _done(status: RunStatus | None) -> tuple[str, ...]:
     run = status.run if status is not None else None
     if run is None or run.is_complete:
         return ()
-    return tuple(step.phase for step in plan_steps(run.recipe)[:-1] if step.phase in run.state.finished)
+    return tuple(step.phase for step in run.steps[:-1] if step.phase in run.state.finished)
 
 
 def _jobs(status: RunStatus | None) -> tuple[SubmittedJob, ...]:
