@@ -233,12 +233,12 @@ def empty_journal_error(path: str | Path) -> JournalError:
     return JournalError(path, "is empty, but the run has snapshots", "restore it, or start over with --new")
 
 
-def branch_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
-    """Return the launches of branches whose outcome is unknown; raises JournalError."""
+def find_open_launches(root: Path, state: RunState) -> tuple[Launch, ...]:
+    """Return the launches of a run and of its branches whose outcome is unknown; raises JournalError."""
     paths = [
         root / folder / JOURNAL for phase, folder in state.branches.items() if phase not in state.finished
     ]
-    launches = [load_journal(path).launch for path in paths if path.exists()]
+    launches = [state.launch, *(load_journal(path).launch for path in paths if path.exists())]
     return tuple(launch for launch in launches if launch is not None)
 
 

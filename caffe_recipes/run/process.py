@@ -20,7 +20,7 @@ from caffe_recipes.errors import RunFailed
 from caffe_recipes.files import reserve
 from caffe_recipes.run.events import RunState
 from caffe_recipes.run.folders import run_folders
-from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, branch_launches, name_process
+from caffe_recipes.run.journal import FULL_DISK_WAIT_S, JOURNAL, find_open_launches, name_process
 from caffe_recipes.run.lock import RecipeLock, is_held
 
 POLL_S = 0.1
@@ -162,10 +162,7 @@ def find_running(root: Path, recipe_name: str) -> Path | None:
 
 def describe_launch(root: Path, state: RunState) -> str:
     """Return a message if a launch of this run is still running on this machine; else ""."""
-    own = (state.launch,) if state.launch else ()
-    lives = any(
-        TrainerProcess(root / each.log).is_running() for each in (*own, *branch_launches(root, state))
-    )
+    lives = any(TrainerProcess(root / each.log).is_running() for each in find_open_launches(root, state))
     return "a launch of this run is under way" if lives else ""
 
 

@@ -41,8 +41,8 @@ from caffe_recipes.run.journal import (
     Clock,
     Journal,
     JournalError,
-    branch_launches,
     empty_journal_error,
+    find_open_launches,
     load_journal,
 )
 from caffe_recipes.run.lock import RecipeLock
@@ -249,7 +249,7 @@ def _open_latest(
         journal = Journal(folder / JOURNAL, clock)
         stack.callback(journal.close)
         state = journal.state()
-        launches = (*([state.launch] if state.launch else []), *branch_launches(options.root, state))
+        launches = find_open_launches(options.root, state)
     except JournalError:
         if not options.new:
             raise
