@@ -71,7 +71,6 @@ class JournalFile:
         hint: str,
         after_room: str,
         create: bool = False,
-        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Open and lock the file; raises InputError, which `busy` creates if another process holds the lock.
 
@@ -79,7 +78,7 @@ class JournalFile:
         space.
         """
         self.path = path
-        self._clock, self._pause = clock, pause
+        self._clock, self._pause = clock, time.sleep
         self._after_room = after_room
         self._appending = threading.Lock()
         try:

@@ -62,12 +62,12 @@ class TrainerProcess:
         """Ask Caffe to stop after the current iteration, as Ctrl-C does: hydra passes SIGINT to all ranks."""
         self._signal(signal.SIGINT)
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask the launcher to end its ranks; kill it after `grace_s`. Returns when it has ended.
+    def stop(self) -> None:
+        """Ask the launcher to end its ranks; kill it after GRACE_S. Returns when it has ended.
 
         When the launcher is gone, hydra's proxies kill their ranks, even those that ignore signals.
         """
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + GRACE_S
         try:
             self._signal(signal.SIGTERM)
             while self.is_running() and time.monotonic() < deadline:
