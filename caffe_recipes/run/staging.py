@@ -63,7 +63,7 @@ def stage_recipe(
     trainer.check_source(root, given)
     sets = trainer.file_sets(root, names, given, is_whole=options.is_whole)
     for files in sets:
-        check_source(root, files.read_paths)
+        check_source_access(root, files.read_paths)
     if len(names) < recipe.cluster.nodes:
         few = f"names {len(names)} of the {recipe.cluster.nodes} hosts that a run needs"
         say(f"{found.where}: {few}; add the others before you start a run")
@@ -85,7 +85,7 @@ def stage_run(setting: Setting, ways: StagingEnv, say: Say) -> tuple[StagedHost,
     hosts = setting.lmdb_hosts if setting.recipe.reads_lmdb else setting.hosts
     sets = setting.trainer.file_sets(setting.root, [host.name for host in hosts], source)
     for files in sets:
-        check_source(setting.root, files.read_paths)
+        check_source_access(setting.root, files.read_paths)
     return _stage_sets(hosts, sets, ways, say)
 
 
@@ -262,7 +262,7 @@ _SOURCE_HINT = "ask its owner to remove it, or give the folder of your own copy 
 _CHECK_S_PER_FILE = 0.2
 
 
-def check_source(root: Path, paths: Sequence[str]) -> None:
+def check_source_access(root: Path, paths: Sequence[str]) -> None:
     """Raise NodeRefusal if another user could have put a source's folder, or files of it, on this machine."""
     folder, *rest = dict.fromkeys(paths)
     limit_s = COMMAND_S + len(rest) * _CHECK_S_PER_FILE

@@ -37,7 +37,13 @@ from caffe_recipes.run.plan import find_step
 from caffe_recipes.run.preflight.findings import CheckResult, HostProblem, as_findings, as_problem
 from caffe_recipes.run.preflight.nodes import Folder, NodeFacts, NodeView, Stray, lmdb_path, snapshot_prefixes
 from caffe_recipes.run.snapshots import verify_kept
-from caffe_recipes.run.staging import STAGING_HINT, DataPart, ask_about_data, check_source, find_staging_env
+from caffe_recipes.run.staging import (
+    STAGING_HINT,
+    DataPart,
+    ask_about_data,
+    check_source_access,
+    find_staging_env,
+)
 from caffe_recipes.run.tensorflow import load_records_manifest
 from caffe_recipes.run.trainer import Training
 from caffe_recipes.tensorflow.run import Records
@@ -200,7 +206,7 @@ def check_train_lmdb(view: NodeView) -> list[CheckResult]:
     """
     setting, source = view.setting, view.setting.lmdb_source
     if source is not None and (source / DATA).exists():
-        check_source(setting.root, [str(source)])
+        check_source_access(setting.root, [str(source)])
         records, warnings = _check_records(source, view, "train")
         return [*_plan_staging(view, source, f"{setting.show(source)}: {records}"), *warnings]
     if source in setting.built_data and not source.exists():
@@ -539,7 +545,7 @@ def check_train_records(view: NodeView) -> list[CheckResult]:
         return _compare_records(view, view.hosts, data, _TRAIN)
     sets = setting.trainer.file_sets(setting.root, [host.name for host in setting.hosts], source)
     for each in sets:
-        check_source(setting.root, each.read_paths)
+        check_source_access(setting.root, each.read_paths)
     files = sum(len(each) for each in sets[0].wanted.values())
     shown = f"{setting.show(source)}: {data.images:,} images in {data.files} files"
     hosts = describe_count(len(sets[0].wanted), "host")

@@ -106,7 +106,7 @@ def check_spares(arguments: Sequence[str], spares: int) -> None:
         raise InputError("--on-failure", "replace needs spare nodes", "give --spares N")
 
 
-def check_source(environment: Mapping[str, str]) -> None:
+def check_lmdb_source(environment: Mapping[str, str]) -> None:
     """Raise InputError if the LMDB to stage does not exist; its folder is shared with the nodes."""
     source = environment.get("LMDB_SOURCE")
     if source is not None and not Path(source, DATA).is_file():

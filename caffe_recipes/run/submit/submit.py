@@ -61,8 +61,8 @@ from caffe_recipes.run.submit.plan import (
     SubmitOptions,
     Verdict,
     build_request,
+    check_lmdb_source,
     check_slurm,
-    check_source,
     describe_extrapolated,
     describe_generate,
     find_output,
@@ -353,7 +353,7 @@ def submit_chain(recipe: AnyRecipe, options: SubmitOptions, say: Say, env: Submi
     """
     scripts = [step.script for step in plan_submission(recipe, options).steps]
     check_root(options.root)
-    check_source(options.environment)
+    check_lmdb_source(options.environment)
     check_placed(recipe, options)
     _check_commands(env.host)
     typed = typed_files(options.given, options.profile)
