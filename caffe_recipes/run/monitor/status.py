@@ -18,7 +18,7 @@ from typing import Any
 from caffe_recipes.errors import CaffeRecipesError, InputError
 from caffe_recipes.run.console import describe_results
 from caffe_recipes.run.events import is_trained
-from caffe_recipes.run.folders import parse_run_name
+from caffe_recipes.run.folders import parse_run_name, sort_runs
 from caffe_recipes.run.journal import JOURNAL, empty_journal_error
 from caffe_recipes.run.monitor.files import (
     HostFiles,
@@ -197,12 +197,9 @@ def _find_earlier(files: RunFiles, runs: str, status: RunStatus) -> tuple[str, f
     progress = status.progress
     if progress is None:
         return None
-    parsed = [found for name in files.names(runs) if (found := parse_run_name(name))]
-    earlier = [
-        number for recipe, number in parsed if recipe == status.recipe and number < _number(status.name)
-    ]
-    for number in sorted(earlier, reverse=True)[:_RECENT_RUNS]:
-        name = f"{status.recipe}-{number}"
+    names = sort_runs(files.names(runs), status.recipe)
+    earlier = [name for name in names if _number(name) < _number(status.name)]
+    for name in reversed(earlier[-_RECENT_RUNS:]):
         other = _read_run(files, f"{runs}/{name}").run
         finish = other.state.finished.get(progress.phase) if other else None
         if finish is not None and finish.images_per_s:
