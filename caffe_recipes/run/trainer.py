@@ -1,7 +1,7 @@
 """The interface between a run and the program that trains, and the types that both use: the steps of a run.
 
-No other module of `run` knows a program, except for those that implement this. Paths are relative to the
-Caffe root.
+No other module of `run` knows a program, except for those that implement this, and `plan`, which chooses
+one of them. Paths are relative to the Caffe root.
 """
 
 from __future__ import annotations
@@ -145,6 +145,8 @@ class Trainer(Protocol):
     if the program does not work. `model_suffix` is that of model files, such as ".caffemodel". `checks` are
     the preflight checks that it needs besides those of every run. A program that `always_checkpoints` writes
     checkpoints even if the user asks for none.
+
+    What has a body here is what a program does unless it says otherwise.
     """
 
     title: ClassVar[str]
@@ -158,6 +160,7 @@ class Trainer(Protocol):
     @property
     def is_ours(self) -> bool:
         """Whether the program ships with this package, as caffe-torch does."""
+        return False
 
     @property
     def landmarks(self) -> tuple[str, ...]:
@@ -182,10 +185,12 @@ class Trainer(Protocol):
     @property
     def tests_on_ranks(self) -> bool:
         """Whether each rank opens the test data during training, too."""
+        return False
 
     @property
     def staged_folders(self) -> tuple[str, ...]:
         """The folders on the nodes to which data are staged."""
+        return (self.data_folder,)
 
     def file_sets(
         self, root: Path, names: Sequence[str], source: Path | None, *, is_whole: bool = False
@@ -217,6 +222,7 @@ class Trainer(Protocol):
 
     def environment(self, root: Path) -> dict[str, str]:
         """Return the environment variables that each process of the program needs."""
+        return {}
 
     def steps(self, folder: str) -> tuple[Training, ...]:
         """Return the phases to train, in order, for a run whose folder is `folder`."""
@@ -229,6 +235,7 @@ class Trainer(Protocol):
 
         None if `check_model` is enough.
         """
+        return None
 
     def main_line(self) -> frozenset[str]:
         """Return the names of the main phases; all others are branches, which may be trained beside them."""
@@ -241,6 +248,7 @@ class Trainer(Protocol):
 
     def unknown_flags(self) -> tuple[Misspelt, ...]:
         """Return the flags of the recipe that the programs do not know: location, what is wrong, hint."""
+        return ()
 
     def folders(self) -> tuple[str, ...]:
         """Return the folders that hold `files`."""
@@ -267,23 +275,27 @@ class Trainer(Protocol):
     def set_aside(self, root: Path, training: Training, checkpoint: Checkpoint | None) -> Iterator[str]:
         """Move away any checkpoint that the program would resume instead of `checkpoint`.
 
-        Yields the names of those that were moved.
+        Yields the names of those that were moved; none if the program reads only the one that it is given.
         """
+        yield from ()
 
     def snapshot_argument(self, arguments: Sequence[str]) -> str | None:
         """Return the argument that identifies rank 0's process, which is then signalled to write a snapshot.
 
         None if the program cannot write a snapshot on request.
         """
+        return None
 
     def new_log_summary(self) -> LogSummary:
         """Return an empty log summary to feed lines into."""
+        return LogSummary()
 
     def find_omission(self, summary: LogSummary, training: Training, root: Path) -> str | None:
         """Return which of its initial weights the program ignored, as a message based on its log.
 
-        None if it loaded all of them.
+        None if it loaded all of them, or compares the names and shapes with its model itself.
         """
+        return None
 
     # Models and checkpoints.
 
@@ -328,6 +340,7 @@ class Trainer(Protocol):
 
     def world_arguments(self) -> tuple[str, ...]:
         """Return arguments that make each rank print `caffe-recipes: rank R of N`; empty if it cannot."""
+        return ()
 
     def outputs(self, summary: LogSummary, testing: Testing) -> dict[str, float]:
         """Return the results of an evaluation by name; empty if its log has none."""
