@@ -617,13 +617,12 @@ def describe_run_command(given: str, recipe: AnyRecipe, command: str = "run") ->
 
     If the recipe is not a shipped one and `given` is not its YAML file, that is looked for in this folder.
     """
-    beside = next((name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file()), given)
-    given = given if recipe.name in shipped_names() or given.endswith(RECIPE_SUFFIXES) else beside
-    is_file = given.endswith(RECIPE_SUFFIXES)
-    if is_file or recipe.name in shipped_names():
-        name = given if is_file else recipe.name
-        return f"`caffe-recipes {command} {shlex.quote(name)}`"
-    return f"`caffe-recipes {command}` with its recipe"
+    if not given.endswith(RECIPE_SUFFIXES):
+        beside = (name for end in RECIPE_SUFFIXES if Path(name := f"{recipe.name}{end}").is_file())
+        given = recipe.name if recipe.name in shipped_names() else next(beside, "")
+    if not given:
+        return f"`caffe-recipes {command}` with its recipe"
+    return f"`caffe-recipes {command} {shlex.quote(given)}`"
 
 
 def is_complete(state: RunState, steps: Sequence[Training]) -> bool:
