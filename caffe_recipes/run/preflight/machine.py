@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from caffe_recipes.cluster.commands import Host
+from caffe_recipes.cluster.hosts import opened
 from caffe_recipes.cluster.ranks import LAUNCH_VARIABLE
 from caffe_recipes.cluster.staging.relay import DATA
 from caffe_recipes.run.journal import name_branch
@@ -326,12 +327,8 @@ def check_spares(view: NodeView) -> list[CheckResult]:
     """
     if not view.setting.spares:
         return []
-    spares = tuple(view.setting.connect(name) for name in view.setting.spares)
-    try:
+    with opened(view.setting.spares, view.setting.connect) as spares:
         problems = _judge(view, spares)
-    finally:
-        for spare in spares:
-            spare.close()
     found = as_findings("spares", problems, f"{fold_names(view.setting.spares)}: no problems found")
     return [replace(one, error=None, warns=True, unfit=True) if one.error else one for one in found]
 
